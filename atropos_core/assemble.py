@@ -1,0 +1,320 @@
+"""RunConfig -> components that fit: first a Plan, which is free to make and may be refused; then the parts themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import os
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from atropos_core.config import Component, Placed, RewardComponent, RunConfig, explain
+from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
+from atropos_core.hosting import Child, HostedEngine, HostedReward, HostedTrainer, LocalEndpoint
+from atropos_core.interfaces import (
+    Bridge,
+    Curriculum,
+    Engine,
+    Environment,
+    Sink,
+    Teacher,
+    Trainer,
+    Transform,
+    Transport,
+)
+from atropos_core.plugins import Plugins
+from atropos_core.policy import within
+from atropos_core.registry import Offer, ResolvedModel, RunContext, check_requires
+from atropos_core.rollouts import WeightedReward
+
+T = TypeVar("T")
+
+CLOSE_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One component of the run: who offers it, and its validated options."""
+
+    label: str  # its path in the run file
+    offer: Offer
+    options: BaseModel
+    component: Component
+
+    @property
+    def transports(self) -> frozenset[Transport]:
+        return self.offer.provider.transports(self.options)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that can be: every name found, every option valid, the parts fit."""
+
+    config: RunConfig
+    model: ResolvedModel
+    single: Mapping[str, Chosen]  # engine, trainer, bridge, curriculum
+    named: Mapping[str, Mapping[str, Chosen]]  # environment, reward, transform, teacher, sink
+    transport: Transport
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration with every option of every component in it, defaults included."""
+        from atropos_core.config import dump
+
+        values = dump(self.config)
+        for section, chosen in self.single.items():
+            values[section] = {**values[section], **dump(chosen.options)}
+        for section, several in self.named.items():
+            values[section] = {
+                name: {**values[section][name], **dump(chosen.options)} for name, chosen in several.items()
+            }
+        return values
+
+
+def make_plan(config: RunConfig, model: ResolvedModel, plugins: Plugins) -> Plan:
+    """Raises ConfigError, UnknownComponent, PluginError or FitError; nothing is built, nothing heavy imported."""
+    if not config.environment:
+        raise ConfigError(
+            "there is no environment to train on.",
+            remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
+        )
+    single = {
+        kind: _choose(plugins, kind, kind, getattr(config, kind))
+        for kind in ("engine", "trainer", "bridge", "curriculum")
+    }
+    named = {
+        kind: {
+            name: _choose(plugins, kind, f"{kind}.{name}", component)
+            for name, component in getattr(config, kind).items()
+        }
+        for kind in ("environment", "reward", "transform", "teacher", "sink")
+    }
+    return Plan(config, model, single, named, _fit(config, single, plugins))
+
+
+def _choose(plugins: Plugins, kind: str, label: str, component: Component) -> Chosen:
+    offer = plugins.registry.find(kind, component.use)
+    check_requires(offer)
+    model = offer.provider.config
+    try:
+        options = model.model_validate(component.options)
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, {}, f"{label}.")) from error
+    return Chosen(label, offer, options, component)
+
+
+def _fit(config: RunConfig, single: Mapping[str, Chosen], plugins: Plugins) -> Transport:
+    bridge, engine, trainer = single["bridge"], single["engine"], single["trainer"]
+    possible = {transport for transport in get_args(Transport) if _carries(transport, config)}
+    shared = bridge.transports & engine.transports & trainer.transports & possible
+    if shared:
+        return next(transport for transport in get_args(Transport) if transport in shared)
+    between = engine.transports & trainer.transports & possible
+    fitting = [
+        offer.provider.name for offer in plugins.registry.offers("bridge") if between & _transports_by_default(offer)
+    ]
+    advice = (
+        f"Use --bridge {fitting[0]}."
+        if fitting
+        else f"No installed bridge joins engine {engine.component.use!r} and trainer {trainer.component.use!r}: "
+        "choose another engine or trainer."
+    )
+    raise FitError(
+        f"bridge {bridge.component.use!r} does not fit: it carries {_list(bridge.transports)}; engine {engine.component.use!r} takes "
+        f"{_list(engine.transports)} and trainer {trainer.component.use!r} gives {_list(trainer.transports)} "
+        f"(devices: engine {', '.join(config.engine.devices)}; trainer {', '.join(config.trainer.devices)}).",
+        remedy=advice,
+    )
+
+
+def _carries(transport: Transport, config: RunConfig) -> bool:
+    devices = {device.split(":")[0] for device in (*config.engine.devices, *config.trainer.devices)}
+    return {"posix_shm": devices == {"cpu"}, "cuda_ipc": devices == {"cuda"}}.get(transport, True)
+
+
+def _transports_by_default(offer: Offer) -> frozenset[Transport]:
+    try:
+        return offer.provider.transports(offer.provider.config())
+    except ValidationError:
+        return frozenset()  # it has options without defaults: no advice to give
+
+
+def _list(transports: frozenset[Transport]) -> str:
+    return ", ".join(sorted(transports)) or "nothing"
+
+
+@dataclass
+class Parts:
+    """The living components of a run. `close` ends all of them, whatever state they are in."""
+
+    environments: dict[str, Environment]
+    rewards: list[WeightedReward]
+    engines: list[Engine]
+    trainer: Trainer
+    bridge: Bridge
+    curriculum: Curriculum
+    transforms: list[Transform]
+    teachers: list[Teacher]
+    sinks: dict[str, Sink]
+    children: list[Child]
+
+    def stateful(self) -> dict[str, Any]:
+        """Whatever has state to save, by its path in the run file."""
+        from atropos_core.interfaces import Stateful
+
+        named: dict[str, Any] = {"curriculum": self.curriculum}
+        named |= {f"transform.{i}": transform for i, transform in enumerate(self.transforms)}
+        named |= {f"sink.{name}": sink for name, sink in self.sinks.items()}
+        return {label: part for label, part in named.items() if isinstance(part, Stateful)}
+
+    async def close(self) -> list[Exception]:
+        """Close sinks and environments, then the processes. All are tried; what they raised is returned."""
+        here: list[Sink | Environment | Bridge] = [*self.sinks.values(), *self.environments.values(), self.bridge]
+        hosted = [
+            self.trainer,
+            *self.engines,
+            *(of.reward for of in self.rewards if isinstance(of.reward, HostedReward)),
+        ]
+        errors = await _close_all(here)
+        return errors + await _close_all(hosted)
+
+
+async def _close_all(parts: Sequence[Sink | Environment | Bridge | Trainer | Engine | HostedReward]) -> list[Exception]:
+    closing = [within(part.close(), CLOSE_DEADLINE_S, f"{type(part).__name__}: close()") for part in parts]
+    ended = await asyncio.gather(*closing, return_exceptions=True)
+    return [error for error in ended if isinstance(error, Exception)]
+
+
+@dataclass
+class EvaluationParts:
+    """What an evaluation needs of a run: no trainer, no bridge."""
+
+    environments: dict[str, Environment]
+    rewards: list[WeightedReward]
+    engine: Engine
+    children: list[Child]
+
+    async def close(self) -> None:
+        for environment in self.environments.values():
+            await environment.close()
+        await asyncio.gather(*(child.close() for child in self.children))
+
+
+async def build(plan: Plan, directory: Path) -> Parts:
+    """Build every component, the processes side by side. On failure, what was started is ended."""
+    builder = _Builder(plan, directory)
+    return await _or_end(builder, builder.build())
+
+
+async def build_for_evaluation(plan: Plan, directory: Path) -> EvaluationParts:
+    builder = _Builder(plan, directory)
+    return await _or_end(builder, builder.build_for_evaluation())
+
+
+async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await building
+    except BaseException as error:
+        await asyncio.gather(*(child.close() for child in builder.children), return_exceptions=True)
+        if isinstance(error, BaseExceptionGroup):
+            raise error.exceptions[0] from None
+        raise
+
+
+class _Builder:
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self.plan = plan
+        self.children: list[Child] = []
+        self._context = RunContext(
+            directory=directory,
+            model=plan.model.directory,
+            steps=plan.config.training.steps,
+            seed=plan.config.seed,
+            deterministic=plan.config.deterministic,
+            transport=plan.transport,
+        )
+
+    async def build(self) -> Parts:
+        single, named = self.plan.single, self.plan.named
+        async with asyncio.TaskGroup() as group:  # the two slow ones first, while the rest is built here
+            engine = group.create_task(self._hosted_or_here("engine", single["engine"]))
+            trainer = group.create_task(self._hosted_or_here("trainer", single["trainer"]))
+            rewards = [group.create_task(self._reward(name, chosen)) for name, chosen in named["reward"].items()]
+            await asyncio.sleep(0)
+            bridge: Bridge = self._here(single["bridge"])
+            environments: dict[str, Environment] = {n: self._here(chosen) for n, chosen in named["environment"].items()}
+            sinks: dict[str, Sink] = {name: self._here(chosen) for name, chosen in named["sink"].items()}
+        return Parts(
+            environments=environments,
+            rewards=[reward.result() for reward in rewards],
+            engines=[engine.result()],
+            trainer=trainer.result(),
+            bridge=bridge,
+            curriculum=self._here(single["curriculum"]),
+            transforms=[self._here(chosen) for chosen in named["transform"].values()],
+            teachers=[self._here(chosen) for chosen in named["teacher"].values()],
+            sinks=sinks,
+            children=self.children,
+        )
+
+    async def build_for_evaluation(self) -> EvaluationParts:
+        named = self.plan.named
+        return EvaluationParts(
+            environments={name: self._here(chosen) for name, chosen in named["environment"].items()},
+            rewards=[await self._reward(name, chosen) for name, chosen in named["reward"].items()],
+            engine=await self._hosted_or_here("engine", self.plan.single["engine"]),
+            children=self.children,
+        )
+
+    def _context_of(self, chosen: Chosen) -> RunContext:
+        if not isinstance(chosen.component, Placed):
+            return self._context
+        threads = chosen.component.threads or len(os.sched_getaffinity(0))
+        return dataclasses.replace(self._context, devices=chosen.component.devices, threads=threads)
+
+    def _here(self, chosen: Chosen) -> Any:
+        try:
+            built = chosen.offer.provider.build(chosen.options, self._context_of(chosen))
+        except AtroposError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{chosen.label}: {chosen.component.use!r} of {chosen.offer.distribution} could not be built: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if inspect.isawaitable(built):
+            raise PluginError(f"{chosen.label}: build of {chosen.component.use!r} must not be a coroutine")
+        return built
+
+    async def _hosted_or_here(self, kind: str, chosen: Chosen) -> Any:
+        if chosen.offer.provider.runs_in == "here":
+            built = self._here(chosen)
+            built.endpoint = LocalEndpoint(built)
+            return built
+        child = await self._child(chosen, kind, cast(Placed, chosen.component).threads)
+        return HostedEngine(child) if kind == "engine" else HostedTrainer(child)
+
+    async def _reward(self, name: str, chosen: Chosen) -> WeightedReward:
+        component = cast(RewardComponent, chosen.component)
+        if (component.runs_in or chosen.offer.provider.runs_in) == "here":
+            reward = self._here(chosen)
+        else:
+            reward = HostedReward(await self._child(chosen, f"reward-{name}", 1), component.deadline_s)
+        return WeightedReward(name, reward, component.weight, component.deadline_s)
+
+    async def _child(self, chosen: Chosen, role: str, threads: int | None) -> Child:
+        context = dataclasses.asdict(self._context_of(chosen))
+        logs = self._context.directory / "logs"
+        wanted = {
+            "kind": chosen.offer.kind,
+            "name": chosen.component.use,
+            "options": chosen.options.model_dump(mode="json"),
+            "context": {**context, "directory": str(context["directory"]), "model": str(context["model"])},
+        }
+        child = await Child.start(role, wanted, logs / f"{role}.log", threads=threads or len(os.sched_getaffinity(0)))
+        self.children.append(child)
+        return child

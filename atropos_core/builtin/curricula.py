@@ -1,0 +1,91 @@
+"""Curricula: every task once an epoch, in order or shuffled; environments mixed by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.interfaces import Curriculum, Outcome, TaskSource
+from atropos_core.registry import Options
+from atropos_core.seeds import derive
+from atropos_core.types import Draw, ScoredGroup
+
+
+class OrderOptions(Options):
+    pass
+
+
+class OrderedCurriculum(Curriculum):
+    """Draw number i is the same in every run with one seed, whenever and wherever it is asked for.
+
+    A draw that was handed out and never settled (the run died meanwhile) is handed out again first.
+    """
+
+    def __init__(self, seed: int, *, shuffled: bool) -> None:
+        self._seed = seed
+        self._shuffled = shuffled
+        self._sources: dict[str, TaskSource] = {}
+        self._next = 0
+        self._drawn: dict[str, int] = {}  # draws so far, by environment
+        self._open: dict[int, Draw] = {}  # handed out, not settled
+        self._again: list[Draw] = []
+        self._orders: dict[str, tuple[int, np.ndarray[Any, np.dtype[np.int64]]]] = {}  # environment -> epoch, order
+
+    def open(self, sources: Mapping[str, TaskSource]) -> None:
+        for name, source in sources.items():
+            if source.size == 0:
+                raise DataError(
+                    f"environment {name!r} has no training tasks.", remedy="Look at its data source in the run file."
+                )
+        self._sources = {name: source for name, source in sources.items() if source.weight > 0}
+        if not self._sources:
+            raise ConfigError("no environment has a weight above 0: there is nothing to train on.")
+        self._drawn = {name: self._drawn.get(name, 0) for name in self._sources}
+
+    def draw(self, n: int) -> list[Draw]:
+        drawn = [self._again.pop(0) if self._again else self._new() for _ in range(n)]
+        self._open |= {draw.id: draw for draw in drawn}
+        return drawn
+
+    def settle(self, draw: Draw, outcome: Outcome, group: ScoredGroup | None) -> None:
+        del self._open[draw.id]
+
+    def state(self) -> Mapping[str, Any]:
+        unsettled = sorted([*self._open.values(), *self._again], key=lambda draw: draw.id)
+        return {
+            "next": self._next,
+            "drawn": self._drawn,
+            "unsettled": [[d.id, d.environment, d.split, d.index, d.seed] for d in unsettled],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._next = state["next"]
+        self._drawn = {**self._drawn, **state["drawn"]}
+        self._again = [Draw(*fields) for fields in state["unsettled"]]
+
+    def _new(self) -> Draw:
+        number = self._next
+        self._next += 1
+        name = self._pick(number)
+        count = self._drawn[name]
+        self._drawn[name] = count + 1
+        epoch, at = divmod(count, self._sources[name].size)
+        index = int(self._order(name, epoch)[at]) if self._shuffled else at
+        return Draw(number, name, "train", index, derive(self._seed, "draw", number))
+
+    def _pick(self, number: int) -> str:
+        names = list(self._sources)
+        if len(names) == 1:
+            return names[0]
+        weights = np.array([self._sources[name].weight for name in names], np.float64)
+        at = derive(self._seed, "environment", number) / 2**63 * weights.sum()
+        return names[min(int(np.searchsorted(np.cumsum(weights), at, side="right")), len(names) - 1)]
+
+    def _order(self, name: str, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if self._orders.get(name, (-1, None))[0] != epoch:
+            rng = np.random.Generator(np.random.Philox(key=derive(self._seed, "order", name, epoch)))
+            self._orders[name] = (epoch, rng.permutation(self._sources[name].size))
+        return self._orders[name][1]

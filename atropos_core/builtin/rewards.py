@@ -1,0 +1,114 @@
+"""Rewards of text: exact, numeric, format, length; and the environment's own score."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field
+
+from atropos_core.errors import DataError
+from atropos_core.interfaces import Reward
+from atropos_core.registry import Options
+from atropos_core.types import Episode, Floats, Task
+
+NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
+
+
+class EnvironmentReward(Reward):
+    """The score that the environment gave each episode."""
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+        return np.array([episode.score for episode in episodes], np.float32)
+
+
+class ExactOptions(Options):
+    strip: bool = True  # leading and trailing white space does not count
+    ignore_case: bool = False
+
+
+class ExactReward(Reward):
+    """1 where the last reply is the task's answer, to the letter; else 0."""
+
+    def __init__(self, options: ExactOptions) -> None:
+        self._options = options
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+        wanted = self._normal(_answer(task))
+        return np.array([self._normal(last_reply(episode)) == wanted for episode in episodes], np.float32)
+
+    def _normal(self, text: str) -> str:
+        text = text.strip() if self._options.strip else text
+        return text.casefold() if self._options.ignore_case else text
+
+
+class NumericOptions(Options):
+    tolerance: float = Field(1e-6, ge=0)  # relative to the answer, or absolute where that is below 1
+
+
+class NumericReward(Reward):
+    """1 where the last number of the last reply is the last number of the task's answer; else 0."""
+
+    def __init__(self, options: NumericOptions) -> None:
+        self._tolerance = options.tolerance
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+        wanted = last_number(_answer(task))
+        if wanted is None:
+            raise DataError(f"the answer of task {task.id!r} has no number in it: {_answer(task)!r}")
+        found = [last_number(last_reply(episode)) for episode in episodes]
+        slack = self._tolerance * max(1.0, abs(wanted))
+        return np.array([number is not None and abs(number - wanted) <= slack for number in found], np.float32)
+
+
+class FormatOptions(Options):
+    patterns: tuple[str, ...] = (r"\\boxed\{[^{}]+\}|####\s*\S",)  # regular expressions, searched in the last reply
+
+
+class FormatReward(Reward):
+    """The share of the patterns that the last reply has in it."""
+
+    def __init__(self, options: FormatOptions) -> None:
+        self._patterns = [re.compile(pattern, re.DOTALL) for pattern in options.patterns]
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+        replies = [last_reply(episode) for episode in episodes]
+        return np.array([np.mean([bool(of.search(reply)) for of in self._patterns]) for reply in replies], np.float32)
+
+
+class LengthOptions(Options):
+    free_tokens: int = Field(64, ge=0)  # up to here the reward is 0
+    limit_tokens: int = Field(256, ge=1)  # from here on it is -1, linear between
+
+
+class LengthReward(Reward):
+    """A penalty for long rollouts: 0 up to `free_tokens` sampled tokens, falling to -1 at `limit_tokens`
+    (the soft overlong penalty of DAPO, arXiv 2503.14476, eq. 13)."""
+
+    def __init__(self, options: LengthOptions) -> None:
+        self._free, self._limit = options.free_tokens, options.limit_tokens
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+        lengths = np.array([sum(int(rollout.sampled.sum()) for rollout in episode.rollouts) for episode in episodes])
+        over = (lengths - self._free) / max(self._limit - self._free, 1)
+        return np.asarray(-np.clip(over, 0.0, 1.0), np.float32)
+
+
+def last_reply(episode: Episode) -> str:
+    """The content of the last assistant message, empty where there is none."""
+    for message in reversed(episode.messages):
+        if message.get("role") == "assistant":
+            return str(message.get("content") or "")
+    return ""
+
+
+def last_number(text: str) -> float | None:
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "").replace("$", "")) if found else None
+
+
+def _answer(task: Task) -> str:
+    if task.answer is None:
+        raise DataError(f"task {task.id!r} has no answer to compare with")
+    return task.answer

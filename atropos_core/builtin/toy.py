@@ -1,0 +1,160 @@
+"""A policy of one small table, its engine and its trainer: everything that a run does, in numpy, in one process.
+
+For tests of environments, rewards and plugins, where a language model would only be slow. The table holds the logits of
+the next token given the last one; the trainer is plain REINFORCE on the batch's advantages (Williams 1992).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from atropos_core.errors import TrainingDiverged
+from atropos_core.hosting import LocalEndpoint
+from atropos_core.interfaces import Engine, ModelInfo, Trainer, Writing
+from atropos_core.registry import Options, RunContext
+from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens
+
+Table = NDArray[np.float64]
+
+
+class ToyEngineOptions(Options):
+    latency_s: float = Field(0.0, ge=0)  # what each call takes
+
+
+class ToyTrainerOptions(Options):
+    learning_rate: float = Field(1.0, gt=0)
+
+
+class ToyEngine(Engine):
+    """Samples from the table."""
+
+    def __init__(self, options: ToyEngineOptions, context: RunContext) -> None:
+        import asyncio
+
+        self._tokenizer = ChatTokenizer(context.model)
+        self._latency_s = options.latency_s
+        self._may_run = asyncio.Event()
+        self._may_run.set()
+        self._version = 0
+        self._end = int(self._tokenizer.encode(self._tokenizer.eos)[0])
+        self.weights = {"table": _table(self._tokenizer)}
+        self.endpoint = LocalEndpoint(self)
+
+    async def open(self) -> ModelInfo:
+        return _info(self._tokenizer)
+
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        import asyncio
+
+        await asyncio.sleep(self._latency_s)
+        await self._may_run.wait()
+        return [self._one(int(prompt[-1]), sampling, seed) for seed in seeds]
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        return [_score(self.weights["table"], ids, temperature) for ids in sequences]
+
+    async def pause(self) -> None:
+        self._may_run.clear()
+
+    async def resume(self, version: int) -> None:
+        self._version = version
+        self._may_run.set()
+
+    def _one(self, last: int, sampling: Sampling, seed: int) -> Completion:
+        uniforms = np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens)
+        ids: list[int] = []
+        logprobs: list[float] = []
+        for uniform in uniforms:
+            scaled = _log_softmax(self.weights["table"][last] / (sampling.temperature or 1.0))
+            greedy = sampling.temperature == 0
+            cumulative = np.cumsum(np.exp(scaled))
+            last = int(
+                scaled.argmax() if greedy else np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+            )
+            ids.append(last)
+            logprobs.append(float(scaled[last]))
+            if last == self._end:
+                break
+        return Completion(
+            np.array(ids, np.int32),
+            np.array(logprobs, np.float32),
+            np.full(len(ids), self._version, np.int32),
+            "stop" if last == self._end else "length",
+            sampling.temperature,
+        )
+
+
+class ToyTrainer(Trainer):
+    """Ascends the advantage-weighted logprob of the sampled tokens."""
+
+    def __init__(self, options: ToyTrainerOptions, context: RunContext) -> None:
+        self._tokenizer = ChatTokenizer(context.model)
+        self._rate = options.learning_rate
+        self.weights = {"table": _table(self._tokenizer)}
+        self.endpoint = LocalEndpoint(self)
+
+    async def open(self) -> ModelInfo:
+        return _info(self._tokenizer)
+
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        table = self.weights["table"]
+        starts = np.zeros(len(batch.tokens), bool)
+        starts[batch.offsets[:-1]] = True
+        at = np.flatnonzero(batch.sampled & ~starts)
+        temperature = np.repeat(np.where(batch.temperature > 0, batch.temperature, 1), batch.lengths)[at]
+        before, after = batch.tokens[at - 1], batch.tokens[at]
+        logprobs = _log_softmax(table[before] / temperature[:, None])  # [n, vocabulary]
+        chosen = logprobs[np.arange(len(at)), after]
+        fresh = batch.policy_version[at] == batch.version - 1
+        drift = np.abs(chosen - batch.logprobs[at])[fresh]
+        weight = (batch.advantages * batch.trained)[at] / max(int(batch.trained.sum()), 1)
+        gradient = np.zeros_like(table)
+        np.add.at(gradient, (before, after), weight)
+        np.add.at(gradient, before, -weight[:, None] * np.exp(logprobs))
+        if not np.isfinite(gradient).all():
+            raise TrainingDiverged("the gradient is not finite; the weights were not touched.")
+        async with writing():
+            table += self._rate * gradient
+        return {
+            "loss": float(-(weight * chosen).sum()),
+            "grad_norm": float(np.linalg.norm(gradient)),
+            "alignment/max_abs_logprob_diff": float(drift.max(initial=0.0)),
+            "alignment/fresh_tokens": float(fresh.sum()),
+        }
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        return [_score(self.weights["table"], ids, temperature) for ids in sequences]
+
+    async def save(self, directory: Path) -> None:
+        np.save(directory / "table.npy", self.weights["table"])
+
+    async def restore(self, directory: Path) -> None:
+        self.weights["table"][:] = np.load(directory / "table.npy")
+
+
+def _table(tokenizer: ChatTokenizer) -> Table:
+    return np.zeros((tokenizer.vocabulary, tokenizer.vocabulary))
+
+
+def _info(tokenizer: ChatTokenizer) -> ModelInfo:
+    size = tokenizer.vocabulary
+    return ModelInfo("ToyTable", size * size, size, "float64", "cpu", tokenizer.fingerprint, 1)
+
+
+def _log_softmax(logits: Any) -> Table:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def _score(table: Table, ids: Tokens, temperature: float) -> Floats:
+    scores = _log_softmax(table[ids[:-1]] / temperature)[np.arange(len(ids) - 1), ids[1:]]
+    return np.concatenate([[0.0], scores]).astype(np.float32)

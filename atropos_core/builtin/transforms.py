@@ -1,0 +1,31 @@
+"""Transforms: group advantages, and leaving flat groups out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atropos_core.advantages import group_advantages, is_flat
+from atropos_core.interfaces import Transform
+from atropos_core.registry import Options
+from atropos_core.types import ScoredGroup
+
+
+class GroupAdvantageOptions(Options):
+    divide_by_std: bool = True  # False: Dr.GRPO
+
+
+class GroupAdvantage(Transform):
+    """Each episode's reward against the other episodes of its task."""
+
+    def __init__(self, options: GroupAdvantageOptions) -> None:
+        self._divide = options.divide_by_std
+
+    async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        return [group.with_advantages(group_advantages(group.rewards, divide_by_std=self._divide)) for group in groups]
+
+
+class DropFlat(Transform):
+    """Leaves out groups whose rewards are all equal: they teach the policy nothing and cost a training pass."""
+
+    async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        return [group for group in groups if not is_flat(group.rewards)]

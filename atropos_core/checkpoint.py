@@ -1,0 +1,122 @@
+"""Durable checkpoints: a directory that appears whole, by one rename, or not at all.
+
+`checkpoints/step-000050/` holds `policy/` (what the trainer saved; a Hugging Face directory for a Hugging Face model)
+and `manifest.json`: the run's state, and size and SHA-256 of every file. A checkpoint whose files do not match its
+manifest is passed over, aloud, for the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import CheckpointError
+
+FORMAT = 1
+POLICY = "policy"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that was verified."""
+
+    directory: Path
+    step: int
+    state: Mapping[str, Any]
+
+    @property
+    def policy(self) -> Path:
+        return self.directory / POLICY
+
+
+class Checkpoints:
+    """The checkpoints of one run, of which the last `keep` stay."""
+
+    def __init__(self, directory: Path, keep: int = 2) -> None:
+        self.directory = directory
+        self._keep = keep
+
+    async def save(self, step: int, state: Mapping[str, Any], write: Callable[[Path], Awaitable[None]]) -> Checkpoint:
+        """Have `write` fill the policy's directory, then make the whole durable. Raises CheckpointError; what was
+        saved before stays as it was."""
+        final = self.directory / f"step-{step:06d}"
+        partial = self.directory / f".{final.name}.partial"
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            (partial / POLICY).mkdir(parents=True)
+            await write(partial / POLICY)
+            files = {}
+            for path in sorted(path for path in partial.rglob("*") if path.is_file()):
+                files[str(path.relative_to(partial))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+                _sync(path)
+            manifest = {"format": FORMAT, "step": step, "state": state, "files": files}
+            (partial / "manifest.json").write_text(json.dumps(manifest))
+            for path in (partial / "manifest.json", partial / POLICY, partial):
+                _sync(path)
+            if final.exists():  # the same step again, after a resume: identical in a deterministic run
+                shutil.rmtree(final)
+            partial.rename(final)
+            _sync(self.directory)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(
+                f"checkpoint {final} cannot be written: {error.strerror or error}.",
+                remedy="Free some space and `atropos resume` this run: the checkpoint before is intact.",
+            ) from error
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        for old in self._found()[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return Checkpoint(final, step, state)
+
+    def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest that is whole. Broken ones are named through `warn`. Raises CheckpointError where there are
+        some, and all are broken."""
+        found = self._found()
+        for directory in reversed(found):
+            try:
+                return _verified(directory)
+            except CheckpointError as error:
+                warn(f"{error} Using the one before it.")
+        if found:
+            raise CheckpointError(f"none of the {len(found)} checkpoints in {self.directory} is whole.")
+        return None
+
+    def _found(self) -> list[Path]:
+        return sorted(self.directory.glob("step-*"))
+
+
+def _verified(directory: Path) -> Checkpoint:
+    try:
+        manifest = json.loads((directory / "manifest.json").read_text())
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {directory} has format {manifest['format']}; this program reads {FORMAT}."
+            )
+        for name, wanted in manifest["files"].items():
+            path = directory / name
+            if path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
+                raise CheckpointError(f"checkpoint {directory} is corrupt: {name} is not what the manifest says.")
+        return Checkpoint(directory, int(manifest["step"]), manifest["state"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {directory} cannot be read: {type(error).__name__}: {error}.") from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

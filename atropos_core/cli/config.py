@@ -1,0 +1,51 @@
+"""`atropos config`."""
+
+from __future__ import annotations
+
+import typer
+
+from atropos_core.cli.options import (
+    BridgeOption,
+    EngineOption,
+    EnvOption,
+    FileArgument,
+    ModelOption,
+    RewardOption,
+    SetOption,
+    TrainerOption,
+    configure,
+)
+
+
+def add(app: typer.Typer) -> None:
+    group = typer.Typer(help="Look at configurations.", no_args_is_help=True)
+    group.command("show")(show)
+    app.add_typer(group, name="config")
+
+
+def show(
+    file: FileArgument = None,
+    env: EnvOption = None,
+    model: ModelOption = None,
+    bridge: BridgeOption = None,
+    engine: EngineOption = None,
+    trainer: TrainerOption = None,
+    reward: RewardOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Print every value of a run and where it comes from, as `atropos run` with the same arguments would take it.
+
+    [bold]Example[/]
+
+      atropos config show --env gsm8k --set training.steps=50
+    """
+    from atropos_core import console
+    from atropos_core.assemble import make_plan
+    from atropos_core.config import flatten
+
+    loaded, resolved, plugins = configure(
+        file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, changes=changes
+    )
+    plan = make_plan(loaded.config, resolved, plugins)
+    rows = [(path, value, loaded.origins.get(path, "default")) for path, value in flatten(plan.resolved())]
+    console.table(("path", "value", "from"), rows)

@@ -1,0 +1,9 @@
+"""`atropos doctor`."""
+
+from __future__ import annotations
+
+import typer
+
+
+def add(app: typer.Typer) -> None:
+    pass

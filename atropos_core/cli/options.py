@@ -1,0 +1,116 @@
+"""Flags that several commands share, and how they become a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from atropos_core.config import Layer, Loaded
+    from atropos_core.plugins import Plugins
+    from atropos_core.registry import ResolvedModel
+
+FileArgument = Annotated[Path | None, typer.Argument(help="A run file (TOML). Flags go over it.", show_default=False)]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", help="Environment: a name, pkg.mod:Class or ./file.py:Class. May be repeated."),
+]
+ModelOption = Annotated[
+    str | None, typer.Option(help='Model: "tiny", a directory, or a Hugging Face id. [default: tiny]')
+]
+BridgeOption = Annotated[str | None, typer.Option(help="How weights reach the engine. [default: ipc]")]
+EngineOption = Annotated[str | None, typer.Option(help="What samples. [default: hf]")]
+TrainerOption = Annotated[str | None, typer.Option(help="What trains. [default: grpo]")]
+RewardOption = Annotated[
+    list[str] | None, typer.Option("--reward", help="Reward; several are summed. [default: environment]")
+]
+StepsOption = Annotated[int | None, typer.Option(help="Training steps.")]
+SeedOption = Annotated[int | None, typer.Option(help="Every random number of the run derives from it.")]
+DeterministicOption = Annotated[
+    bool, typer.Option("--deterministic", help="Same seed, same weights, also across a resume.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Any value of the run file: --set trainer.learning_rate=1e-6"),
+]
+
+
+def configure(
+    file: Path | None = None,
+    *,
+    env: Sequence[str] | None = None,
+    model: str | None = None,
+    bridge: str | None = None,
+    engine: str | None = None,
+    trainer: str | None = None,
+    reward: Sequence[str] | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    deterministic: bool = False,
+    changes: Sequence[str] | None = None,
+) -> tuple[Loaded, ResolvedModel, Plugins]:
+    """Flags over file over the model's preset over defaults."""
+    from atropos_core import config
+    from atropos_core.plugins import load_plugins
+
+    pairs: list[tuple[str, Any]] = []
+    single = {
+        "model": model,
+        "training.steps": steps,
+        "seed": seed,
+        "bridge.use": bridge,
+        "engine.use": engine,
+        "trainer.use": trainer,
+    }
+    pairs += [(path, value) for path, value in single.items() if value is not None]
+    pairs += [("deterministic", True)] if deterministic else []
+    flags = config.nest(pairs)
+    for section, chosen in (("environment", env), ("reward", reward)):
+        if chosen:
+            flags[section] = {_short(name): {"use": _absolute(name)} for name in chosen}
+    _overlay(flags, config.nest(config.parse_flag(change) for change in changes or ()))
+    layers = [config.read_file(file)] if file is not None else []
+    layers = [_only(layer, "environment", flags if env else None) for layer in layers]
+    layers = [_only(layer, "reward", flags if reward else None) for layer in layers]
+    if reward:
+        layers.insert(0, config.Layer("flag --reward", {"reward": {}}))
+    plugins = load_plugins()
+    reference = next(
+        (layer["model"] for layer in (flags, *(entry.values for entry in layers)) if "model" in layer), None
+    )
+    resolved = plugins.resolve_model(str(reference or config.RunConfig().model))
+    layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
+    return config.load([*layers, config.Layer(config.FLAG, flags)]), resolved, plugins
+
+
+def _short(reference: str) -> str:
+    """What a component is called in metrics and file names."""
+    where, _, name = reference.rpartition(":")
+    return (name if where else Path(reference).stem if reference.endswith(".py") else reference).lower()
+
+
+def _absolute(reference: str) -> str:
+    """A file reference that still holds when the run is resumed from another folder."""
+    where, colon, name = reference.partition(".py")
+    return f"{Path(where + colon).resolve()}{name}" if colon else reference
+
+
+def _only(layer: Layer, section: str, flags: Mapping[str, Any] | None) -> Layer:
+    """The layer without the components of `section` that flags do not name."""
+    from atropos_core.config import Layer
+
+    if flags is None or section not in layer.values:
+        return layer
+    kept = {name: value for name, value in layer.values[section].items() if name in flags[section]}
+    return Layer(layer.origin, {**layer.values, section: kept})
+
+
+def _overlay(under: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(under.get(key), dict):
+            _overlay(under[key], value)
+        else:
+            under[key] = value

@@ -1,0 +1,122 @@
+"""`atropos run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atropos_core.cli.options import (
+    BridgeOption,
+    DeterministicOption,
+    EngineOption,
+    EnvOption,
+    FileArgument,
+    ModelOption,
+    RewardOption,
+    SeedOption,
+    SetOption,
+    StepsOption,
+    TrainerOption,
+    configure,
+)
+
+if TYPE_CHECKING:
+    from atropos_core.run import Summary
+
+
+def add(app: typer.Typer) -> None:
+    app.command("run")(run)
+
+
+def run(
+    file: FileArgument = None,
+    env: EnvOption = None,
+    model: ModelOption = None,
+    bridge: BridgeOption = None,
+    engine: EngineOption = None,
+    trainer: TrainerOption = None,
+    reward: RewardOption = None,
+    steps: StepsOption = None,
+    seed: SeedOption = None,
+    deterministic: DeterministicOption = False,
+    changes: SetOption = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="The run's own directory, new or empty. [default: runs/ENV-TIME]")
+    ] = None,
+) -> None:
+    """Train a policy: start engine, trainer, bridge and environment, and watch it learn.
+
+    [bold]Examples[/]
+
+      atropos run --bridge ipc --env gsm8k
+
+      atropos run --env ./mine.py:MyEnvironment --steps 50
+
+      atropos run my-run.toml --set trainer.learning_rate=1e-6
+    """
+    from atropos_core import console
+    from atropos_core.assemble import make_plan
+    from atropos_core.errors import Interrupted
+    from atropos_core.run import execute, make_directory, new_directory
+
+    loaded, resolved, plugins = configure(
+        file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
+        deterministic=deterministic, changes=changes,
+    )  # fmt: skip
+    plan = make_plan(loaded.config, resolved, plugins)
+    for broken in plugins.broken():
+        console.warn(f"plugin {broken.name!r} does not load and is left out; `atropos plugins` says why.")
+    directory = make_directory(directory) if directory else new_directory("-".join(loaded.config.environment))
+    try:
+        summary = execute(plan, directory)
+    except Interrupted as error:
+        say_resume(directory, error)
+        raise typer.Exit(error.exit_code) from None
+    except BaseException:
+        offer_resume(directory)
+        raise
+    close(summary)
+
+
+def close(summary: Summary) -> None:
+    """What a finished run says: accuracy before and after, where the time went, where things lie."""
+    from atropos_core import console
+
+    console.say()
+    before, after = summary.before.get("eval/accuracy"), summary.after.get("eval/accuracy")
+    if before is not None and after is not None:
+        problems = summary.after["eval/problems"]
+        console.say(
+            f"held-out accuracy {before:.1%} -> {after:.1%} ({100 * (after - before):+.1f} points, {problems:.0f} problems)"
+        )
+        names = [name for name in summary.after if name.startswith("eval/accuracy_") and name in summary.before]
+        for name in names:
+            console.say(
+                f"  {name.removeprefix('eval/accuracy_')}: {summary.before[name]:.1%} -> {summary.after[name]:.1%}"
+            )
+    console.say(f"where the time went, {sum(summary.seconds.values()):.0f} s in all:")
+    console.seconds_table(summary.seconds)
+    directory = summary.directory
+    console.facts(
+        [
+            ("policy", f"{directory}/checkpoints/step-{summary.steps:06d}/policy"),
+            ("metrics", f"{directory}/metrics.jsonl"),
+            ("rollouts", f"{directory}/rollouts/"),
+        ]
+    )
+
+
+def say_resume(directory: Path, error: Exception) -> None:
+    from atropos_core import console
+
+    console.say(f"{error}. Go on with: atropos resume {directory}")
+
+
+def offer_resume(directory: Path) -> None:
+    """After a failure: whether there is something to go on with."""
+    from atropos_core import console
+
+    if any((directory / "checkpoints").glob("step-*")):
+        console.say(f"what was saved is in {directory}; once the cause is gone: atropos resume {directory}")

@@ -1,0 +1,304 @@
+"""A run file (TOML), flags and presets -> one validated RunConfig, with the origin of every value.
+
+Layers, the later over the earlier: defaults, the model's preset, the run file, flags. A component's section is
+`use = "name"` and that component's own options, which its provider validates.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from atropos_core.errors import ConfigError
+from atropos_core.types import Sampling
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Component(BaseModel):
+    """`use` names the component; every key that is not listed here is one of its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    use: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Weighted(Component):
+    weight: float = Field(1.0, ge=0, allow_inf_nan=False)
+
+
+class RewardComponent(Weighted):
+    deadline_s: float = Field(60.0, gt=0)
+    runs_in: Literal["here", "process"] | None = None  # None: as its provider says
+
+
+class Placed(Component):
+    devices: tuple[str, ...] = ("cpu",)
+    threads: int | None = Field(None, ge=1)  # CPU threads; None: every core, since sampling and training take turns
+
+
+class SamplingSection(Section):
+    max_tokens: int = Field(256, ge=1)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+
+    def record(self) -> Sampling:
+        return Sampling(**self.model_dump())
+
+
+class TrainingSection(Section):
+    """The shape of a run."""
+
+    steps: int = Field(100, ge=0)
+    groups_per_step: int = Field(16, ge=1)  # tasks whose rollouts make one batch
+    group_size: int = Field(8, ge=1)  # rollouts of one task
+    min_group: int = Field(1, ge=1)  # a group with fewer rollouts that ended is dropped
+    max_staleness: int = Field(0, ge=0)  # policy versions that a trained token may be behind; 0 is strictly on-policy
+    refill_rounds: int = Field(0, ge=0)  # how often a step plays more tasks in place of groups that a transform dropped
+    rollout_deadline_s: float = Field(300.0, gt=0)
+    max_logprob_diff: float | None = Field(None, gt=0)  # engine against trainer, nats; beyond it the run stops;
+    # None: 1e-4 for float32 weights, 0.5 for 16-bit ones
+
+
+class EvaluationSection(Section):
+    problems: int = Field(512, ge=0)  # of the held-out split; 0: never evaluate
+    every: int = Field(0, ge=0)  # steps between evaluations; 0: before the first step and after the last
+    temperature: float = Field(0.0, ge=0)
+
+
+class CheckpointSection(Section):
+    every: int = Field(50, ge=0)  # steps; 0: only at the end
+    keep: int = Field(2, ge=1)
+
+
+class HubSection(Section):
+    size_mb: float = Field(256.0, gt=0)
+
+
+class RunConfig(Section):
+    """Everything that a run is."""
+
+    model: str = "tiny"
+    seed: int = Field(0, ge=0)
+    deterministic: bool = False
+    training: TrainingSection = TrainingSection()
+    sampling: SamplingSection = SamplingSection()
+    environment: dict[str, Weighted] = Field(default_factory=dict)
+    reward: dict[str, RewardComponent] = Field(
+        default_factory=lambda: {"environment": RewardComponent(use="environment")}
+    )
+    engine: Placed = Placed(use="hf")
+    trainer: Placed = Placed(use="grpo")
+    bridge: Component = Component(use="ipc")
+    curriculum: Component = Component(use="shuffled")
+    transform: dict[str, Component] = Field(
+        default_factory=lambda: {name: Component(use=name) for name in ("group_advantage", "drop_flat")}
+    )
+    teacher: dict[str, Component] = Field(default_factory=dict)
+    sink: dict[str, Component] = Field(
+        default_factory=lambda: {name: Component(use=name) for name in ("console", "jsonl")}
+    )
+    evaluation: EvaluationSection = EvaluationSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    hub: HubSection = HubSection()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> RunConfig:
+        if self.training.min_group > self.training.group_size:
+            raise ValueError(
+                f"training.min_group {self.training.min_group} is more than training.group_size {self.training.group_size}"
+            )
+        if self.deterministic and self.training.max_staleness:
+            raise ValueError("deterministic = true needs training.max_staleness = 0: overlap depends on timing")
+        return self
+
+
+NAMED = ("environment", "reward", "transform", "teacher", "sink")  # sections of several components, by name
+FLAG = "flag"
+SINGLE = ("engine", "trainer", "bridge", "curriculum")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration, and where each of its values came from."""
+
+    config: RunConfig
+    origins: Mapping[str, str] = field(default_factory=dict)  # dotted path -> "flag", a file's name, "preset of ..."
+
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """Every value: path, value, origin."""
+        for path, value in flatten(dump(self.config)):
+            yield path, value, self.origins.get(path, "default")
+
+
+@dataclass(frozen=True)
+class Layer:
+    origin: str
+    values: Mapping[str, Any]
+
+
+def load(layers: Iterable[Layer]) -> Loaded:
+    """Merge, later over earlier, and validate. Raises ConfigError that names the key, its origin and the near miss."""
+    defaults = RunConfig()
+    merged: dict[str, Any] = {section: {"use": getattr(defaults, section).use} for section in SINGLE}
+    merged |= {section: {name: {} for name in getattr(defaults, section)} for section in NAMED}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        for section in NAMED:
+            if section in layer.values and layer.origin != FLAG:
+                merged[section] = {}  # a file that lists transforms means these and no others
+        _merge(merged, layer.values, origins, layer.origin)
+    for section in NAMED:
+        merged[section] = _named(merged[section])
+    try:
+        return Loaded(RunConfig.model_validate(merged), origins)
+    except ValidationError as error:
+        raise ConfigError(explain(error, RunConfig, origins)) from error
+
+
+def read_file(path: Path) -> Layer:
+    try:
+        return Layer(str(path), tomllib.loads(path.read_text()))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no run file {path}.") from None
+    except OSError as error:
+        raise ConfigError(f"the run file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the run file {path} is not TOML: {error}") from error
+
+
+def parse_flag(text: str) -> tuple[str, Any]:
+    """`trainer.learning_rate=1e-6` -> path and value; the value is read as TOML, and as plain text where it is none."""
+    path, equals, raw = text.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set wants PATH=VALUE, as in --set trainer.learning_rate=1e-6; it got {text!r}.")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    return path.strip(), value
+
+
+def nest(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Dotted paths to nested tables."""
+    nested: dict[str, Any] = {}
+    for path, value in pairs:
+        *parents, last = path.split(".")
+        table = nested
+        for name in parents:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{path!r}: {name!r} is a value, not a section.")
+        table[last] = value
+    return nested
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def dump(config: BaseModel) -> dict[str, Any]:
+    """As TOML can hold it: no None."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: clean(entry) for key, entry in value.items() if entry is not None}
+        return list(value) if isinstance(value, tuple) else value
+
+    cleaned: dict[str, Any] = clean(config.model_dump())
+    return cleaned
+
+
+def to_toml(values: Mapping[str, Any], prefix: str = "") -> str:
+    """Tables of TOML. Strings are JSON strings, which TOML's basic strings are a superset of."""
+    import json
+
+    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    lines = [f"{_key(key)} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items()]
+    for key, table in values.items():
+        if isinstance(table, Mapping):
+            path = f"{prefix}{_key(key)}"
+            body = to_toml(table, f"{path}.")
+            lines.append(f"\n[{path}]\n{body}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str], prefix: str = "") -> str:
+    """pydantic's complaints in one line each: the key, what was given and by whom, what is wanted, the near miss."""
+    lines = []
+    for problem in error.errors():
+        path = prefix + ".".join(str(part) for part in problem["loc"])
+        origin = next((f" (from {origins[key]})" for key in origins if key == path or key.startswith(path + ".")), "")
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(problem["loc"][-1]), _names_at(model, problem["loc"][:-1]), n=1)
+            hint = (
+                f" Did you mean {near[0]!r}?"
+                if near
+                else f" There is: {', '.join(_names_at(model, problem['loc'][:-1]))}."
+            )
+            lines.append(f"unknown key {path!r}{origin}.{hint}")
+        elif problem["type"] == "missing":
+            lines.append(f"{path!r} is missing{origin}.")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            given = f", not {problem['input']!r}" if problem["loc"] else ""
+            lines.append(f"{path + ': ' if path else ''}{message[0].lower() + message[1:]}{given}{origin}.")
+    return "\n".join(lines)
+
+
+def _named(value: Any) -> Any:
+    """In `[environment.gsm8k]` the name is the default of `use`."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: {"use": name, **entry} if isinstance(entry, Mapping) else entry for name, entry in value.items()}
+
+
+def _merge(
+    into: dict[str, Any], values: Mapping[str, Any], origins: dict[str, str], origin: str, prefix: str = ""
+) -> None:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            if prefix == "" and key in SINGLE and value.get("use", into[key].get("use")) != into[key].get("use"):
+                into[key] = {}  # another component: the former one's options mean nothing to it
+            _merge(into[key], value, origins, origin, f"{path}.")
+        elif isinstance(value, Mapping):
+            into[key] = {}
+            _merge(into[key], value, origins, origin, f"{path}.")
+        else:
+            into[key] = value
+            origins[path] = origin
+
+
+def _names_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
+    at: type[BaseModel] = model
+    for part in path:
+        annotation = at.model_fields[part].annotation if part in at.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        at = annotation
+    return list(at.model_fields)
+
+
+def _key(key: str) -> str:
+    import json
+
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)

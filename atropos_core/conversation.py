@@ -1,0 +1,98 @@
+"""One conversation with the policy, kept as token histories: what an environment's `play` is written with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from atropos_core.errors import DataError
+from atropos_core.interfaces import Policy, Score
+from atropos_core.seeds import derive
+from atropos_core.types import Completion, Episode, Message, Rollout, Sampling, Tokens
+
+
+class Conversation:
+    """Says messages, samples replies, and keeps every id as it was sampled.
+
+    async def play(self, task, policy, *, seed):
+        talk = Conversation(policy, seed=seed)
+        guess = await talk.reply(*task.messages)
+        guess = await talk.reply({"role": "user", "content": "Are you sure?"})
+        return talk.episode(Score(...))
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        seed: int,
+        sampling: Sampling | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.messages: list[Message] = []
+        self._policy = policy
+        self._seed = seed
+        self._sampling = sampling
+        self._tools = tools
+        self._turns = 0
+        self._finished: list[Rollout] = []
+        self._ids: list[Tokens] = []
+        self._sampled: list[Completion | None] = []  # beside `_ids`: None where the environment spoke
+        self.finish = "stop"
+
+    async def reply(self, *messages: Message) -> Message:
+        """Say `messages`, and return what the policy answers. A reply that was cut off at the token limit sets
+        `finish` to "length"."""
+        history = np.concatenate(self._ids) if self._ids else None
+        said = await self._policy.render(messages, tools=self._tools, after=history)
+        prompt = said if history is None else np.concatenate([history, said])
+        [completion] = await self._policy.sample(prompt, sampling=self._sampling, seed=derive(self._seed, self._turns))
+        self._turns += 1
+        self._ids += [said, completion.tokens]
+        self._sampled += [None, completion]
+        self.finish = completion.finish
+        answer = await self._policy.parse(completion.tokens)
+        self.messages += [*messages, answer]
+        return answer
+
+    def start_over(self) -> None:
+        """End this token history; the next `reply` starts a new rollout of the same episode from its own messages."""
+        if self._ids:
+            self._finished.append(self._rollout())
+            self._ids, self._sampled = [], []
+
+    def episode(self, score: Score) -> Episode:
+        """The finished episode."""
+        self.start_over()
+        if not self._finished:
+            raise DataError("an episode needs at least one reply of the policy")
+        return Episode(
+            rollouts=tuple(self._finished),
+            score=float(score.value),
+            correct=score.correct,
+            parts=dict(score.parts),
+            metrics=dict(score.metrics),
+            messages=tuple(self.messages),
+            finish=self.finish,
+        )
+
+    def _rollout(self) -> Rollout:
+        completions = [completion for completion in self._sampled if completion is not None]
+        sampled = np.concatenate(
+            [np.full(len(ids), of is not None) for ids, of in zip(self._ids, self._sampled, strict=True)]
+        )
+        logprobs = np.zeros(len(sampled), np.float32)
+        versions = np.zeros(len(sampled), np.int32)
+        logprobs[sampled] = np.concatenate([completion.logprobs for completion in completions])
+        versions[sampled] = np.concatenate([completion.policy_version for completion in completions])
+        return Rollout(
+            tokens=np.concatenate(self._ids).astype(np.int32),
+            sampled=sampled,
+            trained=sampled,
+            logprobs=logprobs,
+            policy_version=versions,
+            temperature=completions[-1].temperature,
+            truncated=any(completion.truncated for completion in completions),
+        )

@@ -1,0 +1,100 @@
+"""Every error that we raise on purpose.
+
+The command line prints an `AtroposError` in a few lines, and any other exception with its traceback.
+To add one: derive it from the nearest class here, and let its message say what was asked, what is wrong and
+what to do instead. `remedy` is the last part where it can stand by itself.
+"""
+
+from __future__ import annotations
+
+
+class AtroposError(Exception):
+    """The root. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}\n  {self.remedy}" if self.remedy else text
+
+
+class ConfigError(AtroposError):
+    """The run file or a flag asks for something that cannot be: unknown key, wrong type, impossible value."""
+
+    exit_code = 2
+
+
+class UnknownComponent(ConfigError):
+    """No installed plugin offers a component of that kind and name."""
+
+
+class PluginError(AtroposError):
+    """A plugin that the run needs could not be loaded, or broke its contract while being built."""
+
+    exit_code = 2
+
+
+class FitError(ConfigError):
+    """Components that were chosen cannot work together, or not on this machine."""
+
+
+class DataError(AtroposError):
+    """A data set, task or rollout is missing, empty or malformed."""
+
+
+class TokenizerMismatch(AtroposError):
+    """Two parts of a run that must agree on the tokenizer do not."""
+
+
+class DeadlineExceeded(AtroposError):
+    """A wait ended without an answer."""
+
+
+class ProcessDied(AtroposError):
+    """A child process that the run needs has ended."""
+
+
+class RemoteError(AtroposError):
+    """Code in a child process raised. The message carries the child's own traceback."""
+
+
+class EventLoopBlocked(AtroposError):
+    """Code on the run's event loop did not yield: nothing else could proceed."""
+
+
+class WeightsMismatch(AtroposError):
+    """A tensor at one end of a bridge is not what the other end says it is."""
+
+
+class Misaligned(AtroposError):
+    """The engine does not sample from the weights that were published."""
+
+
+class TrainingDiverged(AtroposError):
+    """A loss, gradient or weight is no longer a finite number."""
+
+
+class CheckpointError(AtroposError):
+    """A checkpoint cannot be written, or what is there cannot be trusted."""
+
+
+class RunDirectoryError(AtroposError):
+    """The run directory cannot be made, written or locked."""
+
+
+class HubClosed(AtroposError):
+    """The hub no longer takes or gives groups: the run is ending."""
+
+
+class NoProgress(AtroposError):
+    """The run goes on without anything to train on."""
+
+
+class Interrupted(AtroposError):
+    """The user asked the run to stop."""
+
+    exit_code = 130

@@ -1,0 +1,97 @@
+"""What a plugin may add to Atropos.
+
+Every hook is asked once, at start-up, and answers with descriptions (`Provider`), never with instances: nothing heavy
+is imported until a run names the component. Installing a package never changes a run.
+
+    from atropos_core import hookimpl
+    from atropos_core.registry import Provider
+
+    @hookimpl
+    def atropos_environments():
+        yield Provider(name="hello", summary="...", config=HelloOptions, build=build_hello)
+"""
+
+# Annotations are evaluated by nobody: typer and the interfaces are imported for type checkers alone.
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookspec
+
+if TYPE_CHECKING:
+    import typer
+
+    from atropos_core.interfaces import (
+        Adapter,
+        Bridge,
+        Curriculum,
+        Engine,
+        Environment,
+        Reward,
+        Sink,
+        Teacher,
+        Trainer,
+        Transform,
+    )
+    from atropos_core.registry import Provider, ResolvedModel
+
+
+@hookspec
+def atropos_environments() -> Iterable[Provider[Environment]]:  # type: ignore[empty-body]
+    """Offer sources of tasks and the way they are played. Chosen by `--env NAME` or `[environment.NAME]`."""
+
+
+@hookspec
+def atropos_rewards() -> Iterable[Provider[Reward]]:  # type: ignore[empty-body]
+    """Offer scores of a group's episodes. Chosen by `--reward NAME` or `[reward.NAME]`; several are summed by weight."""
+
+
+@hookspec
+def atropos_engines() -> Iterable[Provider[Engine]]:  # type: ignore[empty-body]
+    """Offer ways to sample from the policy. Chosen by `--engine NAME` or `[engine]`."""
+
+
+@hookspec
+def atropos_trainers() -> Iterable[Provider[Trainer]]:  # type: ignore[empty-body]
+    """Offer ways to turn batches into updates. Chosen by `--trainer NAME` or `[trainer]`."""
+
+
+@hookspec
+def atropos_bridges() -> Iterable[Provider[Bridge]]:  # type: ignore[empty-body]
+    """Offer ways to move trained weights into running engines. Chosen by `--bridge NAME` or `[bridge]`."""
+
+
+@hookspec
+def atropos_curricula() -> Iterable[Provider[Curriculum]]:  # type: ignore[empty-body]
+    """Offer orders in which tasks are drawn. Chosen by `--curriculum NAME` or `[curriculum]`."""
+
+
+@hookspec
+def atropos_transforms() -> Iterable[Provider[Transform]]:  # type: ignore[empty-body]
+    """Offer steps from scored groups to groups with advantages. Named, in order, by `[transform.NAME]`."""
+
+
+@hookspec
+def atropos_teachers() -> Iterable[Provider[Teacher]]:  # type: ignore[empty-body]
+    """Offer annotators of groups, asked before any transform. Named by `[teacher.NAME]`."""
+
+
+@hookspec
+def atropos_sinks() -> Iterable[Provider[Sink]]:  # type: ignore[empty-body]
+    """Offer places where metrics and rollouts are recorded. Named by `[sink.NAME]`."""
+
+
+@hookspec
+def atropos_adapters() -> Iterable[Provider[Adapter]]:  # type: ignore[empty-body]
+    """Offer other frameworks in which our environments can run."""
+
+
+@hookspec
+def atropos_commands(app: typer.Typer) -> None:
+    """Add commands to the command line. Called when `atropos` starts: import what a command needs inside it."""
+
+
+@hookspec(firstresult=True)
+def atropos_resolve_model(reference: str) -> ResolvedModel | None:
+    """Turn a name such as "tiny" into a model directory. Return None for a reference that is not yours."""

@@ -1,0 +1,129 @@
+"""The child's half of hosting: `python -m atropos_core.hosted DESCRIPTOR ROLE`, started by `atropos_core.hosting` alone.
+
+It builds one component through the same plugin loading as the supervisor's and answers calls on it until the supervisor
+hangs up or dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Engine, Trainer
+from atropos_core.rpc import Handler, Peer
+from atropos_core.types import Batch, Metrics
+
+WRITING_DEADLINE_S = 120.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Host:
+    """One component, and the calls that reach it."""
+
+    def __init__(self) -> None:
+        self.peer: Peer
+        self.component: Any = None
+        self._agent: Any = None
+        self.ended = asyncio.Event()
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"build": self.build, "close": self.close, "load_agent": self.load_agent, "ask": self.ask}
+
+    async def build(self, wanted: dict[str, Any]) -> None:
+        """`wanted`: kind, name, options, and the fields of a RunContext as `context`; or kind "function" and a name."""
+        from atropos_core.plugins import load_plugins
+        from atropos_core.registry import RunContext, load_reference
+
+        if wanted["kind"] == "function":
+            function = load_reference(wanted["name"])
+
+            async def call(*arguments: Any) -> Any:
+                return function(*arguments)  # in this process's only thread: the caller's deadline ends the process
+
+            self.peer.handlers["call"] = call
+            return
+
+        offer = load_plugins().registry.find(wanted["kind"], wanted["name"])
+        options = offer.provider.config.model_validate(wanted["options"])
+        fields = wanted["context"]
+        context = RunContext(**{**fields, "directory": Path(fields["directory"]), "model": Path(fields["model"])})
+        self.component = component = offer.provider.build(options, context)
+        if isinstance(component, Engine):
+            names = ("open", "sample", "logprobs", "pause", "resume")
+            self.peer.handlers.update({name: getattr(component, name) for name in names})
+        elif isinstance(component, Trainer):
+            self.peer.handlers.update({"open": component.open, "logprobs": component.logprobs, "step": self.step})
+            self.peer.handlers.update({"save": self.save, "restore": self.restore})
+        elif wanted["kind"] == "reward":
+            self.peer.handlers["reward"] = component
+        else:
+            raise ConfigError(f"a {wanted['kind']} cannot be hosted in a process of its own")
+
+    async def step(self, batch: Batch) -> Metrics:
+        @asynccontextmanager
+        async def writing() -> AsyncIterator[None]:
+            await self.peer.call("enter_writing", deadline_s=WRITING_DEADLINE_S)
+            try:
+                yield
+            except BaseException as error:
+                await self.peer.call("leave_writing", f"{type(error).__name__}: {error}", deadline_s=WRITING_DEADLINE_S)
+                raise
+            await self.peer.call("leave_writing", None, deadline_s=WRITING_DEADLINE_S)
+
+        metrics: Metrics = await self.component.step(batch, writing)
+        return metrics
+
+    async def save(self, directory: str) -> None:
+        await self.component.save(Path(directory))
+
+    async def restore(self, directory: str) -> None:
+        await self.component.restore(Path(directory))
+
+    async def load_agent(self, reference: str) -> None:
+        from atropos_core.registry import load_reference
+
+        self._agent = load_reference(reference)(self.component)
+
+    async def ask(self, method: str, *arguments: Any, descriptors: Sequence[int]) -> Any:
+        keywords = {"descriptors": list(descriptors)} if descriptors else {}
+        return await getattr(self._agent, method)(*arguments, **keywords)
+
+    async def close(self) -> None:
+        if hasattr(self.component, "close"):
+            await self.component.close()
+        self.ended.set()
+
+
+async def serve(descriptor: int, role: str) -> None:
+    host = Host()
+    host.peer = Peer(
+        socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"ask"})
+    )
+    waits = [asyncio.ensure_future(host.ended.wait()), asyncio.ensure_future(host.peer.lost.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0.05)  # the answer to `close` leaves first
+
+
+def main() -> None:
+    descriptor, role = int(sys.argv[1]), sys.argv[2]
+    supervisor = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:  # it died before the line above
+            os._exit(3)
+    os.set_inheritable(descriptor, False)
+    asyncio.run(serve(descriptor, role))
+    os._exit(0)  # threads that still compute for a supervisor that is gone have no one to hand it to
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""A component in a process of its own, behind the interface that it has in process.
+
+The supervisor's half: `Child` starts, watches and ends one process; `HostedEngine`, `HostedTrainer` and `HostedReward`
+forward their interface to it. The child's half is `atropos_core.hosted`.
+
+A child leads a process group of its own (a Ctrl-C in the terminal reaches the supervisor alone), writes to a log file,
+and ends when its supervisor does: by the closed socket, and by PR_SET_PDEATHSIG where the kernel has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import AtroposError, ProcessDied, RemoteError
+from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Reward, Trainer, Writing
+from atropos_core.rpc import Peer
+from atropos_core.types import Batch, Completion, Episode, Floats, Metrics, Sampling, Task, Tokens
+
+START_DEADLINE_S = 300.0  # imports and model loading; a 7B model from a cold disk takes two minutes
+CLOSE_DEADLINE_S = 5.0
+STEP_DEADLINE_S = 3600.0
+CALL_DEADLINE_S = 60.0
+LOG_LINES = 12  # of a dead child's log, in the error
+
+
+class Child:
+    """One child process that hosts one component. Only this object ends it."""
+
+    def __init__(self, role: str, process: subprocess.Popen[bytes], peer: Peer, log: Path) -> None:
+        self.role = role
+        self.process = process
+        self.peer = peer
+        self.log = log
+
+    @classmethod
+    async def start(
+        cls,
+        role: str,
+        build: Mapping[str, Any],
+        log: Path,
+        *,
+        threads: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Start the process and have it build its component (`atropos_core.hosted` says what `build` holds)."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs, log.open("ab") as output:
+            process = subprocess.Popen(  # noqa: ASYNC220 - a fork takes a millisecond; asyncio's own would wait for its pipes
+                [sys.executable, "-m", "atropos_core.hosted", str(theirs.fileno()), role],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": str(threads),
+                    "OMP_WAIT_POLICY": "PASSIVE",  # a waiting role leaves its core to the working one
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "PYTHONUNBUFFERED": "1",
+                    **(environment or {}),
+                },
+            )
+        child = cls(role, process, None, log)  # type: ignore[arg-type] # the peer needs the child to explain its end
+        child.peer = Peer(ours, role, {}, on_lost=child._explain)
+        try:
+            await child.peer.call("build", dict(build), deadline_s=START_DEADLINE_S)
+        except BaseException:
+            await child.close()
+            raise
+        return child
+
+    def _explain(self) -> AtroposError:
+        """Called when the socket has closed: the process has ended or is about to."""
+        try:
+            code = self.process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            return ProcessDied(
+                f"{self.role} (pid {self.process.pid}) closed its connection but still runs; it will be ended"
+            )
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        memory = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
+        return ProcessDied(
+            f"{self.role} (pid {self.process.pid}) {how}{memory}.\n{_tail(self.log)}".rstrip(),
+            remedy=f"Its log is {self.log}",
+        )
+
+    async def close(self) -> None:
+        """End the process: asked first, then by SIGTERM, then by SIGKILL to the group that it leads."""
+        if self.process.returncode is None and not self.peer.lost.is_set():
+            try:
+                await self.peer.call("close", deadline_s=CLOSE_DEADLINE_S)
+            except AtroposError:
+                pass  # it is ended below, however it answered
+        self.peer.close()
+        if not await self._ended(1.0):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        if not await self._ended(1.0):
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the process group at once."""
+        self.peer.close()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        await self._ended(CLOSE_DEADLINE_S)
+
+    async def _ended(self, within_s: float) -> bool:
+        until = asyncio.get_running_loop().time() + within_s
+        while self.process.poll() is None:
+            if asyncio.get_running_loop().time() > until:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+
+class PeerEndpoint(Endpoint):
+    """The bridge's way into a child."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def load_agent(self, reference: str) -> None:
+        await self._peer.call("load_agent", reference, deadline_s=CALL_DEADLINE_S)
+
+    async def ask(
+        self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
+    ) -> tuple[Any, list[int]]:
+        return await self._peer.call_with_descriptors(
+            "ask", method, *arguments, descriptors=descriptors, deadline_s=deadline_s
+        )
+
+
+class LocalEndpoint(Endpoint):
+    """The bridge's way to a component in its own process."""
+
+    def __init__(self, component: Any) -> None:
+        self.component = component
+        self._agent: Any = None
+
+    async def load_agent(self, reference: str) -> None:
+        from atropos_core.registry import load_reference
+
+        self._agent = load_reference(reference)(self.component)
+
+    async def ask(
+        self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
+    ) -> tuple[Any, list[int]]:
+        from atropos_core.rpc import Reply
+
+        keywords = {"descriptors": list(descriptors)} if descriptors else {}
+        async with asyncio.timeout(deadline_s):
+            answer = await getattr(self._agent, method)(*arguments, **keywords)
+        return (answer.value, answer.descriptors) if isinstance(answer, Reply) else (answer, [])
+
+
+class HostedEngine(Engine):
+    """An engine in a child process."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.endpoint = PeerEndpoint(child.peer)
+
+    async def open(self) -> ModelInfo:
+        info: ModelInfo = await self.child.peer.call("open", deadline_s=START_DEADLINE_S)
+        return info
+
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        made: list[Completion] = await self.child.peer.call(
+            "sample", prompt, n, sampling, list(seeds), deadline_s, deadline_s=deadline_s
+        )
+        return made
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        scored: list[Floats] = await self.child.peer.call(
+            "logprobs", list(sequences), temperature, deadline_s=STEP_DEADLINE_S
+        )
+        return scored
+
+    async def pause(self) -> None:
+        await self.child.peer.call("pause", deadline_s=CALL_DEADLINE_S)
+
+    async def resume(self, version: int) -> None:
+        await self.child.peer.call("resume", version, deadline_s=CALL_DEADLINE_S)
+
+    async def close(self) -> None:
+        await self.child.close()
+
+
+class HostedTrainer(Trainer):
+    """A trainer in a child process. Its `writing` calls back into this one."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.endpoint = PeerEndpoint(child.peer)
+        self._writing: Writing | None = None
+        self._entered: AbstractAsyncContextManager[None] | None = None
+        child.peer.handlers.update({"enter_writing": self._enter, "leave_writing": self._leave})
+
+    async def open(self) -> ModelInfo:
+        info: ModelInfo = await self.child.peer.call("open", deadline_s=START_DEADLINE_S)
+        return info
+
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        self._writing = writing
+        metrics: Metrics = await self.child.peer.call("step", batch, deadline_s=STEP_DEADLINE_S)
+        return metrics
+
+    async def _enter(self) -> None:
+        assert self._writing is not None, "a trainer writes only during its step"
+        self._entered = self._writing()
+        await self._entered.__aenter__()
+
+    async def _leave(self, failure: str | None) -> None:
+        entered, self._entered = self._entered, None
+        assert entered is not None, "a trainer leaves only what it entered"
+        if failure is None:
+            await entered.__aexit__(None, None, None)
+        else:
+            error = RemoteError(f"{self.child.role} failed while it was writing weights: {failure}")
+            await entered.__aexit__(type(error), error, None)
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        scored: list[Floats] = await self.child.peer.call(
+            "logprobs", list(sequences), temperature, deadline_s=STEP_DEADLINE_S
+        )
+        return scored
+
+    async def save(self, directory: Path) -> None:
+        await self.child.peer.call("save", directory, deadline_s=STEP_DEADLINE_S)
+
+    async def restore(self, directory: Path) -> None:
+        await self.child.peer.call("restore", directory, deadline_s=STEP_DEADLINE_S)
+
+    async def close(self) -> None:
+        await self.child.close()
+
+
+class HostedReward(Reward):
+    """A reward in a child process: for grading that is heavy on the CPU or may hang."""
+
+    def __init__(self, child: Child, deadline_s: float) -> None:
+        self.child = child
+        self._deadline_s = deadline_s
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+        rewards: Floats = await self.child.peer.call("reward", task, list(episodes), deadline_s=self._deadline_s)
+        return rewards
+
+    async def close(self) -> None:
+        await self.child.close()
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return ""
+    return "".join(f"  | {line}\n" for line in lines)

@@ -1,0 +1,326 @@
+"""What each kind of component must do.
+
+An ABC where core gives a default or owns a lifetime, a Protocol where it is one call. Everything that can wait is a
+coroutine, and whoever calls it sets the deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from atropos_core.types import (
+    Batch,
+    Completion,
+    Draw,
+    Episode,
+    Failed,
+    Floats,
+    Message,
+    Metrics,
+    Sampling,
+    ScoredGroup,
+    Split,
+    Task,
+    Tokens,
+)
+
+Transport = Literal["in_process", "posix_shm", "cuda_ipc", "checkpoint", "adapter", "copy"]
+Outcome = Literal["trained", "flat", "stale", "failed", "dropped"]
+
+
+class Policy(Protocol):
+    """All that an environment sees of the model."""
+
+    sampling: Sampling
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        after: Tokens | None = None,
+    ) -> Tokens:
+        """Prompt ids for a reply. With `after` (a history that ends in what was sampled), only the ids that extend
+        it by `messages`: what was sampled is never encoded again. Raises DataError where the template rewrites
+        history, so that there is nothing to extend."""
+
+    async def sample(
+        self,
+        prompt: Tokens,
+        *,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        seed: int,
+        deadline_s: float | None = None,
+    ) -> list[Completion]:
+        """`n` continuations; with no `sampling`, the run's own."""
+
+    async def parse(self, tokens: Tokens) -> Message:
+        """The assistant message that these sampled ids are: content, reasoning, tool calls."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an environment says of one reply."""
+
+    value: float
+    correct: bool | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Environment(ABC):
+    """Poses tasks and plays them out. It sees neither trainer nor engine.
+
+    One turn is the default: give `tasks` and `score`, and `play` does the rest. For more turns override `play`
+    (`atropos_core.conversation.Conversation` keeps the token history).
+    """
+
+    @abstractmethod
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """The problems of a split, in a fixed order. May be lazy: only `len` and indexing are used."""
+
+    async def score(self, task: Task, reply: Message) -> float | Score:
+        """How good the assistant's `reply` is. Any finite range will do."""
+        raise NotImplementedError(f"{type(self).__name__} must override either score() or play()")
+
+    async def open(self) -> None:
+        """Called once before the first play; load data and start helpers here."""
+
+    async def close(self) -> None:
+        """Called once at the end, also after a failure; may be called twice."""
+
+    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        """One play of `task`. Whatever is random in it derives from `seed`."""
+        from atropos_core.conversation import Conversation
+
+        talk = Conversation(policy, seed=seed)
+        reply = await talk.reply(*task.messages)
+        scored = await self.score(task, reply)
+        return talk.episode(scored if isinstance(scored, Score) else Score(float(scored)))
+
+    async def play_group(
+        self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
+    ) -> Sequence[Episode | Failed | BaseException]:
+        """`n` plays, concurrently. An exception is that play's failure, not the group's."""
+        return await asyncio.gather(*(self.play(task, policy, seed=seed) for seed in seeds[:n]), return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What an engine or trainer says of the model that it opened. The run compares these."""
+
+    architecture: str
+    parameters: int
+    vocabulary: int
+    dtype: str
+    device: str
+    tokenizer: str  # fingerprint, see atropos_core.tokenizer
+    threads: int = 0
+
+
+class Endpoint(Protocol):
+    """Where a bridge meets an engine or a trainer, in whatever process that one lives."""
+
+    async def load_agent(self, reference: str) -> None:
+        """Import `"pkg.mod:Class"` over there and keep `Class(component)`."""
+
+    async def ask(
+        self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = 60.0
+    ) -> tuple[Any, list[int]]:
+        """Call the agent's coroutine `method(*arguments, descriptors=[...])`, which returns (value, descriptors to
+        send back). The caller owns, and closes, the descriptors that come back."""
+
+
+class WeightHolder(Protocol):
+    """What an engine or a trainer shows, inside its own process, to a bridge's agent."""
+
+    model: Any  # a torch.nn.Module with Hugging Face parameter names; on the meta device until weights are adopted
+
+    def weights_moved(self) -> None:
+        """The storage behind `model`'s parameters was replaced: rebuild whatever pointed at it."""
+
+
+class Engine(ABC):
+    """Samples from the current policy: prompt ids in; sampled ids, their logprobs and each token's version out."""
+
+    endpoint: Endpoint
+
+    @abstractmethod
+    async def open(self) -> ModelInfo:
+        """Load the model. Called once, before anything else."""
+
+    @abstractmethod
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        """`n` continuations, the i-th drawn with `seeds[i]`; concurrent calls share batches. Raises DeadlineExceeded."""
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        """Per sequence f32[T]: entry t is log p(token t | tokens before it), entry 0 is 0."""
+        raise NotImplementedError(f"{type(self).__name__} cannot score given tokens")
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Return once no token is being computed. What is in flight is kept; what was computed under the old
+        weights (KV) is dropped and computed again after `resume`."""
+
+    @abstractmethod
+    async def resume(self, version: int) -> None:
+        """Go on, and mark every token sampled from here on with `version`."""
+
+    @asynccontextmanager
+    async def paused(self, version: int) -> AsyncIterator[None]:
+        """Paused inside, at `version` afterwards. An exception inside leaves the engine paused."""
+        await self.pause()
+        yield
+        await self.resume(version)
+
+    async def close(self) -> None:
+        """Release everything; may be called twice."""
+
+
+Writing = Callable[[], AbstractAsyncContextManager[None]]
+
+
+class Trainer(ABC):
+    """Turns batches into updates. However many ranks there are, they are behind this."""
+
+    endpoint: Endpoint
+
+    @abstractmethod
+    async def open(self) -> ModelInfo:
+        """Build the model. With a transport that shares memory, its parameters come from the bridge afterwards."""
+
+    @abstractmethod
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        """Epochs and minibatches over one batch. Parameters change only inside `async with writing()`, which is
+        entered once. Raises TrainingDiverged, in which case no parameter has changed since `writing` was entered."""
+
+    @abstractmethod
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        """As Engine.logprobs, by the trainer's own forward pass."""
+
+    @abstractmethod
+    async def save(self, directory: Path) -> None:
+        """Write everything that the next step depends on into this existing, empty directory."""
+
+    @abstractmethod
+    async def restore(self, directory: Path) -> None:
+        """Take up exactly where `save` left off. Called inside a bridge's `writing`."""
+
+    async def close(self) -> None:
+        """Release everything; may be called twice."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One publishing of weights. `seconds` is pause, version and resume; what happened inside is not in it."""
+
+    version: int
+    seconds: float
+    bytes_copied: int
+
+
+class Bridge(ABC):
+    """Makes the engines sample from the weights that the trainer writes."""
+
+    published: Publication | None = None  # the last one
+
+    def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
+        """The bridge's code that runs inside the engine's and the trainer's process, as "pkg.mod:Class"."""
+        return {}
+
+    @abstractmethod
+    async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
+        """Lay the way. Called once, after both ends are open and their agents loaded. Raises WeightsMismatch."""
+
+    @abstractmethod
+    def writing(self, version: int) -> AbstractAsyncContextManager[None]:
+        """Parameters may change inside; afterwards the engines are at `version`. An exception inside leaves the
+        engines paused, and the run must stop."""
+
+    async def close(self) -> None:
+        """Release every handle that this bridge opened; may be called twice."""
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """One environment as a curriculum sees it."""
+
+    size: int
+    weight: float
+
+
+class Curriculum(Protocol):
+    """Decides which task comes next, and learns how each draw was settled."""
+
+    def open(self, sources: Mapping[str, TaskSource]) -> None: ...
+    def draw(self, n: int) -> list[Draw]: ...
+    def settle(self, draw: Draw, outcome: Outcome, group: ScoredGroup | None) -> None: ...
+    def state(self) -> Mapping[str, Any]: ...
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Reward(Protocol):
+    """Scores the G episodes of one task, beside the scores that the environment gave itself."""
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats: ...  # [G]
+
+
+class Transform(Protocol):
+    """Turns the leased groups of a step into groups with advantages: normalise, filter, shape."""
+
+    async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]: ...
+
+
+class Teacher(Protocol):
+    """Annotates groups before any filter sees them."""
+
+    async def annotate(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]: ...
+
+
+class Sink(ABC):
+    """Records a run. Called in step order."""
+
+    async def open(self) -> None:
+        """Called once, after `load` where a run is resumed."""
+
+    @abstractmethod
+    async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
+        """One finished step. Step 0 carries the evaluation before training."""
+
+    async def close(self) -> None:
+        """Flush and release; may be called twice."""
+
+
+class Adapter(Protocol):
+    """Shows our environments to another framework, in that framework's own types."""
+
+    def export(self, run: Any, out: Path) -> list[Path]: ...  # run: atropos_core.config.RunConfig
+    def versions(self) -> Mapping[str, str]: ...
+    def doctor(self) -> Sequence[Finding]: ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a doctor's report."""
+
+    subject: str
+    ok: bool | None  # None: worth knowing, neither good nor bad
+    detail: str
+    remedy: str = ""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What a resumed run must restore: curricula, transforms, hub, sinks. State is JSON-able."""
+
+    def state(self) -> Mapping[str, Any]: ...
+    def load(self, state: Mapping[str, Any]) -> None: ...

@@ -1,0 +1,309 @@
+"""THE loop: draw, roll out, score, transform, step, publish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+from atropos_core.assemble import Parts
+from atropos_core.batching import pack
+from atropos_core.checkpoint import Checkpoint, Checkpoints
+from atropos_core.config import RunConfig
+from atropos_core.errors import Interrupted, Misaligned, NoProgress
+from atropos_core.evaluation import Evaluation, evaluate, greedy
+from atropos_core.hub import Hub, Lease
+from atropos_core.interfaces import ModelInfo, Outcome, TaskSource
+from atropos_core.metrics import group_metrics, rescoring_difference
+from atropos_core.probe import Probe
+from atropos_core.producer import Producer
+from atropos_core.rollouts import Player
+from atropos_core.types import Metrics, Sampling, ScoredGroup
+
+T = TypeVar("T")
+
+EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn from
+MAX_LOGPROB_DIFF = {"float32": 1e-4, "float64": 1e-4}  # nats, engine against trainer
+MAX_LOGPROB_DIFF_16_BIT = 0.5
+
+
+@dataclass
+class Progress:
+    """What a run has done so far: saved with it."""
+
+    step: int = 0
+    version: int = 0
+    empty_steps: int = 0  # in a row
+    first: Metrics = field(default_factory=dict)  # the evaluation before the first step
+    last: Metrics = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # where the time went
+
+
+class Loop:
+    """Runs to `config.training.steps`. `directory` is the run's own."""
+
+    def __init__(
+        self, config: RunConfig, parts: Parts, player: Player, model: ModelInfo, directory: Path, stop: asyncio.Event
+    ) -> None:
+        self.progress = Progress()
+        self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
+        self._config = config
+        self._parts = parts
+        self._player = player
+        self._directory = directory
+        self._stop = stop
+        self._probe: Probe | None = None
+        self._saved_step = -1
+        bound = config.training.max_logprob_diff
+        self._max_diff = bound or MAX_LOGPROB_DIFF.get(model.dtype, MAX_LOGPROB_DIFF_16_BIT)
+        self._sampling = config.sampling.record()
+        self._dropped: dict[str, int] = {}
+        self._hub = Hub(int(config.hub.size_mb * 1e6), config.training.max_staleness, self._settle_as("stale"))
+        self._producer = Producer(
+            player,
+            parts.curriculum,
+            self._hub,
+            group_size=config.training.group_size,
+            min_group=config.training.min_group,
+            sampling=self._sampling,
+            on_failed=lambda group: self._count("failed"),
+        )
+
+    def open_curriculum(self) -> None:
+        sources = {
+            name: TaskSource(len(environment.tasks("train")), self._config.environment[name].weight)
+            for name, environment in self._parts.environments.items()
+        }
+        self._parts.curriculum.open(sources)
+
+    async def run(self) -> None:
+        """To the last step. Raises Interrupted, once everything is saved, where `stop` was set."""
+        steps = self._config.training.steps
+        try:
+            if self.progress.step == 0 and not self.progress.first:
+                await self._first_evaluation()
+            while self.progress.step < steps:
+                if self._stop.is_set():
+                    raise Interrupted("stopped")
+                await self._step()
+                self._check_progress()
+                every = self._config.checkpoint.every
+                if every and self.progress.step % every == 0 and self.progress.step < steps:
+                    await self.save()
+        except Interrupted:
+            await self._producer.stop()
+            await self.save()
+            raise
+        finally:
+            await self._producer.stop()
+            await self._hub.close()
+        await self.save()
+
+    async def save(self) -> None:
+        """One durable checkpoint of everything; what it holds is then settled for good."""
+        if self._saved_step == self.progress.step:
+            return
+        state = {
+            "progress": vars(self.progress),
+            "hub": self._hub.state(),
+            "probe": self._probe.state() if self._probe else None,
+            "parts": {label: part.state() for label, part in self._parts.stateful().items()},
+        }
+        await self.checkpoints.save(self.progress.step, state, self._parts.trainer.save)
+        self._saved_step = self.progress.step
+        self._hub.commit()
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Take up where `checkpoint` left off. Called before `run`, after everything is connected."""
+        state: Mapping[str, Any] = checkpoint.state
+        self.progress = Progress(**state["progress"])
+        self._saved_step = self.progress.step
+        self._hub.load(state["hub"])
+        self._probe = Probe.from_state(state["probe"]) if state["probe"] else None
+        for label, part in self._parts.stateful().items():
+            if label in state["parts"]:
+                part.load(state["parts"][label])
+        async with self._parts.bridge.writing(self.progress.version):
+            await self._parts.trainer.restore(checkpoint.policy)
+
+    # -- one step
+
+    async def _step(self) -> None:
+        start = perf_counter()
+        version = self.progress.version + 1
+        self._dropped = {}
+        leases, groups = await self._gather(version - 1)
+        gathered = perf_counter()
+        raw = [lease.group for lease in leases]
+        metrics = group_metrics(raw)
+        if groups:
+            metrics |= await self._train(groups, version)
+        else:
+            metrics["step/skipped"] = 1.0
+        self.progress.empty_steps = 0 if groups else self.progress.empty_steps + 1
+        trained = perf_counter()
+        kept = {group.draw.id for group in groups}
+        for group in raw:
+            outcome: Outcome = "trained" if group.draw.id in kept else "dropped"
+            self._parts.curriculum.settle(group.draw, outcome, group)
+        await self._hub.trained(leases)
+        step = self.progress.step = self.progress.step + 1
+        config = self._config.evaluation
+        if config.problems and (step == self._config.training.steps or (config.every and step % config.every == 0)):
+            evaluation = await self._evaluate()
+            metrics |= evaluation.metrics
+            self.progress.last = evaluation.metrics
+            self._spend("evaluation", evaluation.seconds)
+        seconds = trained - start
+        self._spend("rollouts", gathered - start)
+        self._spend("training", trained - gathered)
+        metrics |= {
+            "groups/trained": float(len(groups)),
+            **{f"groups/{cause}": float(count) for cause, count in self._dropped.items()},
+            "time/step_s": seconds,
+            "time/rollouts_s": gathered - start,
+            "time/training_s": trained - gathered,
+            "tokens/s": metrics["tokens/sampled"] / seconds,
+            "trajectories/s": metrics["rollouts/count"] / seconds,
+            "policy/version": float(self.progress.version),
+        }
+        by_draw = {group.draw.id: group for group in groups}
+        await self._record(step, metrics, [by_draw.get(group.draw.id, group) for group in raw])
+        self._check_alignment(metrics)
+
+    async def _gather(self, version: int) -> tuple[list[Lease], list[ScoredGroup]]:
+        """The raw groups of a step, and those with advantages that the transforms kept."""
+        training = self._config.training
+        leases: list[Lease] = []
+        groups: list[ScoredGroup] = []
+        for _ in range(1 + training.refill_rounds):
+            missing = training.groups_per_step - len(groups)
+            if missing <= 0:
+                break
+            self._producer.want(missing + training.max_staleness * training.groups_per_step)
+            new = await self._unless_stopped(self._hub.lease(missing, version, 2 * training.rollout_deadline_s + 60))
+            new.sort(key=lambda lease: lease.group.draw.id)
+            leases += new
+            groups += await self._transform([lease.group for lease in new])
+        return leases, groups
+
+    async def _transform(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        for teacher in self._parts.teachers:
+            groups = await teacher.annotate(groups)
+        for transform in self._parts.transforms:
+            groups = await transform(groups)
+        return groups
+
+    async def _train(self, groups: Sequence[ScoredGroup], version: int) -> Metrics:
+        batch = pack(groups, version)
+        trainer, bridge = self._parts.trainer, self._parts.bridge
+        if self._probe is None:
+            self._probe = await Probe.of(batch, trainer)
+
+        def writing() -> AbstractAsyncContextManager[None]:
+            return bridge.writing(version)
+
+        metrics = await self._unless_broken(trainer.step(batch, writing))
+        self.progress.version = version
+        published = bridge.published
+        return metrics | {
+            "policy/probe_shift_nats": await self._probe.shift(trainer),
+            "bridge/publish_s": published.seconds if published else 0.0,
+            "bridge/bytes_copied": float(published.bytes_copied if published else 0),
+        }
+
+    # -- evaluation
+
+    async def _first_evaluation(self) -> None:
+        if not self._config.evaluation.problems:
+            return
+        evaluation = await self._evaluate()
+        self.progress.first = evaluation.metrics
+        self._spend("evaluation", evaluation.seconds)
+        difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
+        metrics = evaluation.metrics | {
+            "reward/mean": evaluation.metrics.get("eval/reward", 0.0),
+            "alignment/max_abs_logprob_diff": difference,
+            "policy/probe_shift_nats": 0.0,
+            "bridge/publish_s": 0.0,
+            "bridge/bytes_copied": 0.0,
+            "time/step_s": evaluation.seconds,
+            "tokens/s": evaluation.tokens / evaluation.seconds,
+        }
+        await self._record(0, metrics, [])
+        self._check_alignment(metrics)
+
+    async def _evaluate(self) -> Evaluation:
+        config = self._config.evaluation
+        sampling: Sampling = greedy(self._sampling, config.temperature)
+        evaluation = await self._unless_stopped(
+            evaluate(self._player, self._parts.environments, config.problems, sampling, seed=self._config.seed)
+        )
+        evaluation.write(self._directory / "rollouts" / f"eval-{self.progress.step:06d}.jsonl")
+        return evaluation
+
+    # -- what must hold
+
+    def _check_alignment(self, metrics: Metrics) -> None:
+        difference = metrics.get("alignment/max_abs_logprob_diff")
+        if difference is not None and not difference <= self._max_diff:
+            raise Misaligned(
+                f"step {self.progress.step}: the engine does not sample from the weights that the trainer published. Their "
+                f"logprobs of the same tokens differ by up to {difference:.3g} nats; the bound is {self._max_diff:g}.",
+                remedy="Look at the bridge first. If the difference is rounding (16-bit weights), raise training.max_logprob_diff.",
+            )
+
+    def _check_progress(self) -> None:
+        if self.progress.empty_steps >= EMPTY_STEPS:
+            raise NoProgress(
+                f"no group of the last {EMPTY_STEPS} steps was left to train on: the transforms dropped all of them. "
+                "Most often every rollout of a task gets the same reward.",
+                remedy="Look at rollouts/ in the run directory: easier or harder tasks, a larger group_size or a finer reward help.",
+            )
+
+    async def _unless_broken(self, work: Awaitable[T]) -> T:
+        return await _first(work, self._producer.broken)
+
+    async def _unless_stopped(self, work: Awaitable[T]) -> T:
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            return await _first(work, self._producer.broken, stopping)
+        finally:
+            stopping.cancel()
+
+    # -- keeping count
+
+    def _settle_as(self, outcome: Outcome) -> Callable[[ScoredGroup], None]:
+        def settle(group: ScoredGroup) -> None:
+            self._count(outcome)
+            self._parts.curriculum.settle(group.draw, outcome, group)
+
+        return settle
+
+    def _count(self, cause: str) -> None:
+        self._dropped[cause] = self._dropped.get(cause, 0) + 1
+
+    def _spend(self, stage: str, seconds: float) -> None:
+        self.progress.seconds[stage] = self.progress.seconds.get(stage, 0.0) + seconds
+
+    async def _record(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
+        for sink in self._parts.sinks.values():
+            await sink.step(step, metrics, groups)
+
+
+async def _first(work: Awaitable[T], *breaks: asyncio.Future[Any]) -> T:
+    """The result of `work`, unless one of `breaks` comes first: an error there is raised, a result means stop."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task, *breaks}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    for future in breaks:
+        if future.done():
+            future.result()
+    raise Interrupted("stopped")

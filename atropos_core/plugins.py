@@ -1,0 +1,144 @@
+"""Find, load, isolate and report plugins.
+
+pluggy's own entry-point loader lets one broken plugin stop the program. This one loads them one by one: a plugin that
+raises is unregistered, remembered, and fails only the run that names it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from atropos_core import __version__, hooks
+from atropos_core.errors import ConfigError, PluginError
+from atropos_core.registry import KINDS, Offer, Provider, Registry, ResolvedModel, check_core_api
+
+GROUP = "atropos"
+DISABLE = "ATROPOS_DISABLE_PLUGINS"
+
+
+@dataclass
+class PluginReport:
+    """One plugin as `atropos plugins` shows it."""
+
+    name: str
+    distribution: str
+    version: str
+    error: Exception | None = None
+    blocked: bool = False
+    offers: list[Offer] = field(default_factory=list)
+    refused: list[tuple[Offer, Exception]] = field(default_factory=list)  # offers for another core
+
+
+@dataclass
+class Plugins:
+    """Everything that is installed, working or not."""
+
+    manager: pluggy.PluginManager
+    registry: Registry
+    reports: list[PluginReport]
+
+    def broken(self) -> list[PluginReport]:
+        return [report for report in self.reports if report.error is not None]
+
+    def resolve_model(self, reference: str) -> ResolvedModel:
+        """A name that a plugin knows, a directory, or a Hugging Face id (fetched by huggingface_hub)."""
+        found = self.manager.hook.atropos_resolve_model(reference=reference)
+        if found is not None:
+            resolved: ResolvedModel = found
+            return resolved
+        directory = Path(reference).expanduser()
+        if (directory / "config.json").is_file():
+            return ResolvedModel(directory.resolve(), f"the directory {directory}")
+        if directory.is_dir() or reference.startswith((".", "/", "~")):
+            raise ConfigError(f"model {reference!r}: there is no config.json in {directory}.")
+        return ResolvedModel(_download(reference), f"{reference} from the Hugging Face hub")
+
+
+def load_plugins(entries: Iterable[EntryPoint] | None = None) -> Plugins:
+    """Load core's built-ins, then every entry point of the group `atropos` (or `entries` in its place)."""
+    from atropos_core.builtin import plugin as builtin
+
+    manager = pluggy.PluginManager("atropos")
+    manager.add_hookspecs(hooks)
+    plugins = Plugins(manager, Registry(), [])
+    _add(plugins, PluginReport("builtin", "atropos-core", __version__), lambda: builtin)
+    blocked = {name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()}
+    found = sorted(entry_points(group=GROUP) if entries is None else entries, key=lambda entry: entry.name)
+    for entry in found:
+        distribution = entry.dist
+        report = PluginReport(
+            entry.name, distribution.name if distribution else "?", distribution.version if distribution else "?"
+        )
+        if entry.name in blocked:
+            report.blocked = True
+            plugins.reports.append(report)
+        elif any(report.name == other.name and report.distribution == other.distribution for other in plugins.reports):
+            continue  # one distribution found twice on the path, as an editable install may be
+        else:
+            _add(plugins, report, entry.load)
+    return plugins
+
+
+def _add(plugins: Plugins, report: PluginReport, load: Callable[[], Any]) -> None:
+    plugins.reports.append(report)
+    name = f"{report.distribution}:{report.name}"
+    try:
+        plugins.manager.register(load(), name=name)
+        plugins.manager.check_pending()  # a misspelt hook is an error, not a hook that is never called
+        report.offers = list(_offers(plugins.manager, name, report))
+    except Exception as error:  # noqa: BLE001 - the plugin boundary: whatever a stranger's code raises is theirs
+        if plugins.manager.has_plugin(name):
+            plugins.manager.unregister(name=name)
+        report.error = error
+        plugins.registry.add_broken(report.name, error)
+        return
+    for offer in report.offers:
+        plugins.registry.add(offer)
+        try:
+            check_core_api(offer)
+        except PluginError as error:
+            report.refused.append((offer, error))
+
+
+def _offers(manager: pluggy.PluginManager, plugin: str, report: PluginReport) -> Iterable[Offer]:
+    for kind, hook in KINDS.items():
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            if implementation.plugin_name != plugin:
+                continue
+            answer = implementation.function()
+            if isinstance(answer, Provider) or not isinstance(answer, Iterable):
+                raise PluginError(
+                    f"{hook}() must return a list of Providers (or yield them), not {type(answer).__name__}"
+                )
+            for provider in answer:
+                if not isinstance(provider, Provider):
+                    raise PluginError(f"{hook}() gave {provider!r}, which is not a Provider")
+                if inspect.iscoroutinefunction(provider.build):
+                    raise PluginError(f"{hook}(): build of {provider.name!r} must be an ordinary function")
+                yield Offer(kind, provider, report.name, report.distribution)
+
+
+def _download(reference: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"model {reference!r} is neither a name that a plugin knows nor a directory, and huggingface_hub is not installed.",
+            remedy="Give a directory that holds config.json, or pip install huggingface_hub.",
+        ) from error
+    try:
+        return Path(snapshot_download(reference, ignore_patterns=["*.bin", "*.pth", "*.gguf", "original/*"]))
+    except (OSError, ValueError) as error:  # the library's errors derive from these
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"model {reference!r} is neither a name that a plugin knows nor a directory, and the hub did not give it: {first}",
+            remedy="Use `--model tiny`, a directory that holds config.json, or a Hugging Face id that this machine can reach.",
+        ) from error

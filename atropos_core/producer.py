@@ -1,0 +1,86 @@
+"""Keeps rollouts going: draws tasks, plays them, and puts the scored groups into the hub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from atropos_core.errors import NoProgress
+from atropos_core.hub import Hub
+from atropos_core.interfaces import Curriculum
+from atropos_core.rollouts import Player
+from atropos_core.types import Draw, Sampling, ScoredGroup
+
+PATIENCE = 4  # times the number of wanted groups that may fail in a row before the run gives up
+
+
+class Producer:
+    """Plays as many draws at once as `want` asks for. A group that failed is settled and another task drawn."""
+
+    def __init__(
+        self,
+        player: Player,
+        curriculum: Curriculum,
+        hub: Hub,
+        *,
+        group_size: int,
+        min_group: int,
+        sampling: Sampling,
+        on_failed: Callable[[ScoredGroup], None],
+    ) -> None:
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ended it
+        self._player = player
+        self._curriculum = curriculum
+        self._hub = hub
+        self._group_size = group_size
+        self._min_group = min_group
+        self._sampling = sampling
+        self._on_failed = on_failed
+        self._playing: set[asyncio.Task[None]] = set()
+        self._target = 0
+        self._failed_in_a_row = 0
+
+    def want(self, groups: int) -> None:
+        """See to it that `groups` groups wait in the hub or are being played."""
+        self._target = groups
+        missing = groups - len(self._hub) - len(self._playing)
+        if missing > 0:
+            self._start(missing)
+
+    async def stop(self) -> None:
+        """Cancel what is being played. Its draws stay unsettled, and a resumed run draws them again."""
+        for task in self._playing:
+            task.cancel()
+        await asyncio.gather(*self._playing, return_exceptions=True)
+        if self.broken.done() and not self.broken.cancelled():
+            self.broken.exception()
+
+    def _start(self, n: int) -> None:
+        draws = self._curriculum.draw(n)
+        places = [self._player.places(draw, self._group_size) for draw in draws]  # all, before any of them plays
+        for draw, place in zip(draws, places, strict=True):
+            task = asyncio.create_task(self._play(draw, place))
+            self._playing.add(task)
+            task.add_done_callback(self._ended)
+
+    async def _play(self, draw: Draw, places: list[tuple[int, ...]]) -> None:
+        group = await self._player.play(draw, places, self._group_size, self._sampling)
+        if len(group.episodes) >= self._min_group:
+            self._failed_in_a_row = 0
+            await self._hub.put(group)
+            return
+        self._curriculum.settle(draw, "failed", group)
+        self._on_failed(group)
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= PATIENCE * max(self._target, 1):
+            cause = group.failed[0]
+            raise NoProgress(
+                f"the last {self._failed_in_a_row} groups all failed; the last of them in {cause.where}: {cause.cause}\n"
+                + cause.trace.rstrip()
+            )
+        self._start(1)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._playing.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.broken.done():
+            self.broken.set_exception(error)

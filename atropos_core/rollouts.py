@@ -1,0 +1,170 @@
+"""From a draw to a scored group: play, then reward. A play that fails is data; a part of the run that fails is not."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
+from atropos_core.interfaces import Engine, Environment, Reward
+from atropos_core.policy import EnginePolicy, Place, Turnstile, within
+from atropos_core.seeds import derive
+from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.types import Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Task
+
+FATAL = (ProcessDied,)  # no play can go on after these: they end the run, under their own name
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    name: str
+    reward: Reward
+    weight: float
+    deadline_s: float
+
+
+class Player:
+    """Plays draws of several environments with one engine and scores them."""
+
+    def __init__(
+        self,
+        environments: Mapping[str, Environment],
+        rewards: Sequence[WeightedReward],
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        *,
+        deadline_s: float,
+        deterministic: bool,
+    ) -> None:
+        self.environments = environments
+        self._rewards = rewards
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._deadline_s = deadline_s
+        self._turnstile = Turnstile() if deterministic else None
+
+    def places(self, draw: Draw, n: int) -> list[Place]:
+        """Where the plays of this draw stand. Call before any of them starts, for all draws of a round."""
+        own = type(self.environments[draw.environment]).play_group is not Environment.play_group
+        places: list[Place] = [(draw.id, member) for member in range(1 if own else n)]
+        if self._turnstile is not None:
+            for place in places:
+                self._turnstile.enter(place)
+        return places
+
+    async def play(self, draw: Draw, places: Sequence[Place], n: int, sampling: Sampling) -> ScoredGroup:
+        """`n` episodes of the draw's task, scored. Failed ones are in `failed`; there may be no other."""
+        environment = self.environments[draw.environment]
+        task = environment.tasks(draw.split)[draw.index]
+        seeds = [derive(draw.seed, member) for member in range(n)]
+        if len(places) == n:
+            one = [
+                self._play_one(environment, task, place, seed, sampling)
+                for place, seed in zip(places, seeds, strict=True)
+            ]
+            played: Sequence[Episode | Failed] = await asyncio.gather(*one)
+        else:
+            played = await self._play_group(environment, task, places[0], seeds, sampling)
+        return await self._score(draw, task, played)
+
+    async def _play_one(
+        self, environment: Environment, task: Task, place: Place, seed: int, sampling: Sampling
+    ) -> Episode | Failed:
+        policy = self._policy(place, sampling)
+        try:
+            return _checked(await within(environment.play(task, policy, seed=seed), self._deadline_s, "play()"))
+        except FATAL:
+            raise
+        except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+            return _failed(error, "play")
+        finally:
+            self._leave(place)
+
+    async def _play_group(
+        self, environment: Environment, task: Task, place: Place, seeds: Sequence[int], sampling: Sampling
+    ) -> Sequence[Episode | Failed]:
+        policy = self._policy(place, sampling)
+        try:
+            played = await within(
+                environment.play_group(task, policy, len(seeds), seeds=seeds), self._deadline_s, "play_group()"
+            )
+            for one in played:
+                if isinstance(one, FATAL):
+                    raise one
+            return [_failed(one, "play") if isinstance(one, BaseException) else _checked(one) for one in played]
+        except FATAL:
+            raise
+        except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+            return [_failed(error, "play_group")] * len(seeds)
+        finally:
+            self._leave(place)
+
+    async def _score(self, draw: Draw, task: Task, played: Sequence[Episode | Failed]) -> ScoredGroup:
+        episodes = tuple(one for one in played if isinstance(one, Episode))
+        failed = tuple(one for one in played if isinstance(one, Failed))
+        if not episodes:
+            return ScoredGroup(draw, task, (), np.zeros(0, np.float32), {}, failed)
+        total = np.zeros(len(episodes), np.float64)
+        parts: dict[str, Floats] = {}
+        try:
+            answers = await asyncio.gather(*(self._ask(of, task, episodes) for of in self._rewards))
+        except FATAL:
+            raise
+        except AtroposError as error:
+            return ScoredGroup(
+                draw, task, (), np.zeros(0, np.float32), {}, (*failed, *[_failed(error, "reward")] * len(episodes))
+            )
+        for of, rewards in zip(self._rewards, answers, strict=True):
+            parts[of.name] = rewards
+            total += of.weight * rewards.astype(np.float64)
+        return ScoredGroup(draw, task, episodes, total.astype(np.float32), parts, failed)
+
+    async def _ask(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
+        """One reward's answer [G]. Raises DataError or DeadlineExceeded that names it."""
+        try:
+            answer = np.asarray(
+                await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}"), np.float32
+            )
+        except FATAL:
+            raise
+        except DeadlineExceeded:
+            raise
+        except (Exception, EventLoopBlocked) as error:
+            raise DataError(f"reward {of.name!r} raised {type(error).__name__}: {error}") from error
+        if answer.shape != (len(episodes),):
+            raise DataError(f"reward {of.name!r} gave shape {answer.shape} for {len(episodes)} episodes")
+        if not np.isfinite(answer).all():
+            raise DataError(f"reward {of.name!r} gave {answer.tolist()} for task {task.id!r}: not all finite")
+        return answer
+
+    def _policy(self, place: Place, sampling: Sampling) -> EnginePolicy:
+        return EnginePolicy(
+            self._engine,
+            self._tokenizer,
+            sampling,
+            deadline_s=self._deadline_s,
+            turnstile=self._turnstile,
+            place=place,
+        )
+
+    def _leave(self, place: Place) -> None:
+        if self._turnstile is not None:
+            self._turnstile.leave(place)
+
+
+def _checked(episode: Episode | Failed) -> Episode | Failed:
+    if not isinstance(episode, (Episode, Failed)):
+        raise DataError(f"play() must return an Episode, not {type(episode).__name__}")
+    if isinstance(episode, Episode) and not np.isfinite(episode.score):
+        raise DataError(f"the environment's score is {episode.score}, which is not a finite number")
+    return episode
+
+
+def _failed(error: BaseException, where: str) -> Failed:
+    trace = "" if isinstance(error, AtroposError) else "".join(traceback.format_exception(error))
+    text = str(error).splitlines()[0] if str(error) else ""
+    return Failed(f"{type(error).__name__}: {text}", where, trace)

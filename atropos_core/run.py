@@ -1,0 +1,227 @@
+"""One run from its plan to its end: the directory, the processes, the loop, signals, and what is said about it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import IO
+
+from atropos_core import console
+from atropos_core.assemble import Parts, Plan, build
+from atropos_core.checkpoint import Checkpoint, Checkpoints
+from atropos_core.config import to_toml
+from atropos_core.errors import (
+    FitError,
+    Interrupted,
+    RunDirectoryError,
+    TokenizerMismatch,
+)
+from atropos_core.guards import blocked_loop_alarm, interruptible, signals, watched
+from atropos_core.interfaces import ModelInfo
+from atropos_core.loop import Loop, Progress
+from atropos_core.policy import within
+from atropos_core.rollouts import Player
+from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.types import Metrics
+
+ENVIRONMENT_DEADLINE_S = 600.0  # to open: a data set may have to be fetched
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended."""
+
+    directory: Path
+    steps: int
+    seconds: dict[str, float]  # where the time went
+    before: Metrics  # the evaluation before the first step, empty where there was none
+    after: Metrics
+
+
+def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
+    """Run `plan` in `directory`, to the end. Raises AtroposError; Interrupted once everything is saved."""
+    with locked(directory):
+        checkpoint = Checkpoints(directory / "checkpoints").latest(console.warn) if resume else None
+        if not resume:
+            _write(directory / "config.toml", to_toml(plan.resolved()))
+        try:
+            return asyncio.run(_execute(plan, directory, checkpoint))
+        except asyncio.CancelledError:
+            raise Interrupted("ended at once; what came after the last checkpoint is lost") from None
+
+
+def new_directory(name: str, parent: Path = Path("runs")) -> Path:
+    """`runs/NAME-20260131-235959`, made."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{n}" for n in range(2, 100))):
+        directory = parent / f"{name}-{stamp}{suffix}"
+        if not directory.exists():
+            return make_directory(directory)
+    raise RunDirectoryError(f"{parent} has a hundred runs of this second.")
+
+
+def make_directory(directory: Path) -> Path:
+    """An empty directory for a new run."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise RunDirectoryError(
+                f"{directory} is not empty.",
+                remedy=f"Choose another, or go on with what is there: atropos resume {directory}",
+            )
+        for name in ("checkpoints", "logs", "rollouts"):
+            (directory / name).mkdir()
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {directory} cannot be made: {error.strerror}.", remedy="Choose another with --dir."
+        ) from error
+    return directory
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run directory, so that nobody resumes a run that still runs."""
+    try:
+        file: IO[bytes] = (directory / "lock").open("ab")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {directory} cannot be written: {error.strerror}.", remedy="Choose another with --dir."
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunDirectoryError(f"{directory} is in use: that run is still going.") from None
+        yield
+
+
+async def _execute(plan: Plan, directory: Path, checkpoint: Checkpoint | None) -> Summary:
+    started = perf_counter()
+    stop = asyncio.Event()
+    with signals(stop), blocked_loop_alarm():
+        tokenizer = ChatTokenizer(plan.model.directory)
+        parts = await build(plan, directory)
+        try:
+            loop = await interruptible(stop, _prepare(plan, parts, tokenizer, directory, checkpoint, stop))
+            loop.progress.seconds["start-up"] = loop.progress.seconds.get("start-up", 0.0) + perf_counter() - started
+            await watched(loop.run(), parts.children)
+        except BaseException:
+            for error in await parts.close():
+                console.warn(f"while ending the run: {error}")
+            raise
+        for error in await parts.close():
+            raise error
+        return _summary(loop.progress, directory)
+
+
+async def _prepare(
+    plan: Plan,
+    parts: Parts,
+    tokenizer: ChatTokenizer,
+    directory: Path,
+    checkpoint: Checkpoint | None,
+    stop: asyncio.Event,
+) -> Loop:
+    """Open everything, lay the bridge, and load the checkpoint."""
+    config = plan.config
+    environments = [
+        within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {name!r}: open()")
+        for name, environment in parts.environments.items()
+    ]
+    model, engines, _ = await asyncio.gather(
+        parts.trainer.open(),
+        asyncio.gather(*(engine.open() for engine in parts.engines)),
+        asyncio.gather(*environments),
+    )
+    for info in engines:
+        _check_model(tokenizer, model, info)
+    agents = parts.bridge.agents()
+    if "trainer" in agents:
+        await parts.trainer.endpoint.load_agent(agents["trainer"])
+    if "engine" in agents:
+        await asyncio.gather(*(engine.endpoint.load_agent(agents["engine"]) for engine in parts.engines))
+    await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
+    player = Player(
+        parts.environments,
+        parts.rewards,
+        parts.engines[0],
+        tokenizer,
+        deadline_s=config.training.rollout_deadline_s,
+        deterministic=config.deterministic,
+    )
+    loop = Loop(config, parts, player, model, directory, stop)
+    loop.open_curriculum()
+    if checkpoint is not None:
+        await loop.restore(checkpoint)
+    for sink in parts.sinks.values():
+        await sink.open()
+    console.facts(_opening(plan, parts, model, directory, checkpoint))
+    return loop
+
+
+def _check_model(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo) -> None:
+    for role, info in (("engine", engine), ("trainer", trainer)):
+        if info.tokenizer != tokenizer.fingerprint:
+            raise TokenizerMismatch(
+                f"the {role}'s tokenizer ({info.tokenizer}) is not the policy's ({tokenizer.fingerprint}): its ids mean other text.",
+                remedy="Serve and train one model directory.",
+            )
+        if tokenizer.vocabulary > info.vocabulary:
+            raise TokenizerMismatch(
+                f"the tokenizer has {tokenizer.vocabulary} ids, and the {role}'s model only {info.vocabulary} embeddings."
+            )
+    if (engine.architecture, engine.parameters) != (trainer.architecture, trainer.parameters):
+        raise FitError(
+            f"the engine opened {engine.architecture} with {engine.parameters:,} parameters, "
+            f"the trainer {trainer.architecture} with {trainer.parameters:,}."
+        )
+
+
+def _opening(
+    plan: Plan, parts: Parts, model: ModelInfo, directory: Path, checkpoint: Checkpoint | None
+) -> list[tuple[str, str]]:
+    config = plan.config
+    data = []
+    for name, environment in parts.environments.items():
+        data.append(
+            f"{name}: {len(environment.tasks('train')):,} training tasks, {len(environment.tasks('test')):,} held out"
+        )
+    shared = {
+        "posix_shm": "one copy of the weights, in shared memory",
+        "cuda_ipc": "one copy of the weights, by CUDA IPC",
+    }
+    rows = [
+        ("model", f"{plan.model.summary}; {model.architecture}, {model.parameters:,} parameters, {model.dtype}"),
+        ("data", "; ".join(data)),
+        ("engine", f"{config.engine.use} on {', '.join(config.engine.devices)}, {model.threads} threads"),
+        ("trainer", f"{config.trainer.use} on {', '.join(config.trainer.devices)}"),
+        ("bridge", f"{config.bridge.use}: {shared.get(plan.transport, plan.transport.replace('_', ' '))}"),
+        (
+            "steps",
+            f"{config.training.steps} of {config.training.groups_per_step} tasks x {config.training.group_size} rollouts; "
+            f"seed {config.seed}{', deterministic' if config.deterministic else ''}",
+        ),
+        ("directory", str(directory)),
+    ]
+    if checkpoint is not None:
+        rows.append(("resumes", f"after step {checkpoint.step}"))
+    return rows
+
+
+def _summary(progress: Progress, directory: Path) -> Summary:
+    return Summary(directory, progress.step, dict(progress.seconds), dict(progress.first), dict(progress.last))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror}.", remedy="Choose another directory with --dir."
+        ) from error

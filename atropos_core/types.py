@@ -1,0 +1,231 @@
+"""The vocabulary, in the order in which a run produces it: Draw, Task, Completion, Rollout, Episode, ScoredGroup, Batch.
+
+Records are frozen dataclasses with numpy columns. Axes in trailing comments: T tokens of one rollout, G rollouts of
+one task, S sequences of a batch, N tokens of a batch. Masks are the only truth about which tokens count: where a mask
+is False the value beside it is 0 and means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.errors import DataError
+
+Tokens = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+Versions = NDArray[np.int32]
+Message = Mapping[str, Any]  # OpenAI chat form: role, content, and whatever the template knows
+Metrics = dict[str, float]
+
+Split = Literal["train", "test"]
+Finish = Literal["stop", "length"]
+
+
+def tokens(values: Sequence[int] | Tokens) -> Tokens:
+    return np.asarray(values, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. `temperature` 0 is greedy."""
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the distribution was cut, so that a rollout's logprobs are renormalised over what was kept."""
+        return self.top_p < 1.0 or self.top_k > 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem of an environment. `id` is unique within its split."""
+
+    id: str
+    messages: tuple[Message, ...]  # the opening of the conversation
+    answer: str | None = None  # what an oracle would reply; None where there is no such thing
+    data: Mapping[str, Any] = field(default_factory=dict)  # whatever the environment wants to keep
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The curriculum's decision to play one task. Every seed of its rollouts derives from `seed`."""
+
+    id: int
+    environment: str
+    split: Split
+    index: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled continuation of a prompt."""
+
+    tokens: Tokens  # [T]
+    logprobs: Floats  # [T] of the sampled token, under the distribution that was sampled from
+    policy_version: Versions  # [T]
+    finish: Finish
+    temperature: float
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One token history. Entry t of every column speaks of `tokens[t]`."""
+
+    tokens: Tokens  # [T]
+    sampled: Bools  # [T] the policy chose it
+    trained: Bools  # [T] the loss counts it
+    logprobs: Floats | None  # [T], None from a client that sent none
+    policy_version: Versions  # [T]
+    temperature: float
+    truncated: bool = False
+    advantages: Floats | None = None  # [T] the environment's own, over any that a transform computes
+
+    def __post_init__(self) -> None:
+        length = len(self.tokens)
+        for name in ("sampled", "trained", "logprobs", "policy_version", "advantages"):
+            column = getattr(self, name)
+            if column is not None and column.shape != (length,):
+                raise DataError(f"rollout column {name!r} has shape {column.shape}, but there are {length} tokens")
+        if self.logprobs is not None and not np.isfinite(self.logprobs).all():
+            raise DataError("a rollout has a logprob that is not a finite number")
+
+    @property
+    def size_bytes(self) -> int:
+        columns = (self.tokens, self.sampled, self.trained, self.logprobs, self.policy_version, self.advantages)
+        return sum(column.nbytes for column in columns if column is not None)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One play of a task: one to k rollouts (an environment that rewrites its history starts a new one), scored."""
+
+    rollouts: tuple[Rollout, ...]
+    score: float  # the environment's own
+    correct: bool | None = None  # what accuracy counts; None where right and wrong mean nothing
+    parts: Mapping[str, float] = field(default_factory=dict)  # named parts of the score
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()  # the whole conversation, for rewards and for people
+    finish: str = "stop"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A play that did not end in an episode. It is data: it keeps its place in the group."""
+
+    cause: str  # one line
+    where: str = ""  # e.g. "play", "reward"
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class ScoredGroup:
+    """G plays of one task, with rewards; advantages are there once a transform has given them."""
+
+    draw: Draw
+    task: Task
+    episodes: tuple[Episode, ...]  # [G] those that ended
+    rewards: Floats  # [G]
+    parts: Mapping[str, Floats] = field(default_factory=dict)  # [G] each
+    failed: tuple[Failed, ...] = ()
+    advantages: Floats | None = None  # [G]
+
+    def __post_init__(self) -> None:
+        if self.rewards.shape != (len(self.episodes),):
+            raise DataError(
+                f"group of task {self.task.id!r}: {len(self.episodes)} episodes but rewards of shape {self.rewards.shape}"
+            )
+        if not np.isfinite(self.rewards).all():
+            raise DataError(f"group of task {self.task.id!r}: rewards {self.rewards.tolist()} are not all finite")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the token columns, plus an allowance of one kilobyte a message for what Python keeps beside them."""
+        held = sum(rollout.size_bytes for episode in self.episodes for rollout in episode.rollouts)
+        return held + 1024 * (1 + sum(len(episode.messages) for episode in self.episodes))
+
+    @property
+    def oldest_version(self) -> int:
+        """The lowest policy version that any sampled token of the group carries."""
+        versions = [
+            int(rollout.policy_version[rollout.sampled].min())
+            for episode in self.episodes
+            for rollout in episode.rollouts
+            if rollout.sampled.any()
+        ]
+        return min(versions, default=0)
+
+    def with_advantages(self, advantages: Floats) -> ScoredGroup:
+        return replace(self, advantages=np.asarray(advantages, dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A further column of a batch: what later losses need without the batch knowing of them."""
+
+    axis: Literal["token", "sequence", "group"]
+    values: NDArray[Any]
+    present: Bools
+
+
+@dataclass(frozen=True)
+class Batch:
+    """S sequences one after another, packed: sequence s is `[offsets[s], offsets[s + 1])` of every token column."""
+
+    tokens: Tokens  # [N]
+    offsets: NDArray[np.int64]  # [S + 1]
+    sampled: Bools  # [N]
+    trained: Bools  # [N]
+    logprobs: Floats  # [N] 0 where not sampled
+    has_logprobs: Bools  # [S]
+    policy_version: Versions  # [N]
+    advantages: Floats  # [N] 0 where not trained
+    temperature: Floats  # [S]
+    truncated: Bools  # [S]
+    group: NDArray[np.int32]  # [S] sequences of one task share a number
+    version: int  # the policy version that this batch updates
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+    @property
+    def sequences(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def select(self, chosen: Sequence[int] | NDArray[np.int64]) -> Batch:
+        """The batch of these sequences alone, in this order; token, sequence and group columns follow."""
+        rows = np.asarray(chosen, dtype=np.int64)
+        spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
+        at = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+        picked = {"token": at, "sequence": rows}
+        return replace(
+            self,
+            **{name: getattr(self, name)[at] for name in TOKEN_COLUMNS},
+            **{name: getattr(self, name)[rows] for name in SEQUENCE_COLUMNS},
+            offsets=np.concatenate([[0], np.cumsum(self.lengths[rows])]).astype(np.int64),
+            columns={
+                name: column
+                if column.axis == "group"
+                else replace(
+                    column, values=column.values[picked[column.axis]], present=column.present[picked[column.axis]]
+                )
+                for name, column in self.columns.items()
+            },
+        )
+
+
+TOKEN_COLUMNS = ("tokens", "sampled", "trained", "logprobs", "policy_version", "advantages")
+SEQUENCE_COLUMNS = ("has_logprobs", "temperature", "truncated", "group")
