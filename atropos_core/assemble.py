@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from atropos_core.config import Component, Placed, RewardComponent, RunConfig, explain
+from atropos_core.config import NAMED, SINGLE, Component, Placed, RewardComponent, RunConfig, explain
 from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.hosting import Child, HostedEngine, HostedReward, HostedTrainer, LocalEndpoint
 from atropos_core.interfaces import (
@@ -59,7 +59,7 @@ class Plan:
     model: ResolvedModel
     single: Mapping[str, Chosen]  # engine, trainer, bridge, curriculum
     named: Mapping[str, Mapping[str, Chosen]]  # environment, reward, transform, teacher, sink
-    transport: Transport
+    transport: Transport | None  # None: nothing is trained
 
     def resolved(self) -> dict[str, Any]:
         """The configuration with every option of every component in it, defaults included."""
@@ -75,25 +75,25 @@ class Plan:
         return values
 
 
-def make_plan(config: RunConfig, model: ResolvedModel, plugins: Plugins) -> Plan:
-    """Raises ConfigError, UnknownComponent, PluginError or FitError; nothing is built, nothing heavy imported."""
+def make_plan(config: RunConfig, model: ResolvedModel, plugins: Plugins, *, training: bool = True) -> Plan:
+    """Raises ConfigError, UnknownComponent, PluginError or FitError; nothing is built, nothing heavy imported.
+    Without `training`, only what samples and scores is chosen."""
     if not config.environment:
         raise ConfigError(
             "there is no environment to train on.",
             remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
         )
     single = {
-        kind: _choose(plugins, kind, kind, getattr(config, kind))
-        for kind in ("engine", "trainer", "bridge", "curriculum")
+        kind: _choose(plugins, kind, kind, getattr(config, kind)) for kind in (SINGLE if training else ("engine",))
     }
     named = {
         kind: {
             name: _choose(plugins, kind, f"{kind}.{name}", component)
             for name, component in getattr(config, kind).items()
         }
-        for kind in ("environment", "reward", "transform", "teacher", "sink")
+        for kind in (NAMED if training else ("environment", "reward"))
     }
-    return Plan(config, model, single, named, _fit(config, single, plugins))
+    return Plan(config, model, single, named, _fit(config, single, plugins) if training else None)
 
 
 def _choose(plugins: Plugins, kind: str, label: str, component: Component) -> Chosen:
@@ -174,7 +174,7 @@ class Parts:
     async def close(self) -> list[Exception]:
         """Close sinks and environments, then the processes. All are tried; what they raised is returned."""
         here: list[Sink | Environment | Bridge] = [*self.sinks.values(), *self.environments.values(), self.bridge]
-        hosted = [
+        hosted: list[Trainer | Engine | HostedReward] = [
             self.trainer,
             *self.engines,
             *(of.reward for of in self.rewards if isinstance(of.reward, HostedReward)),

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atropos_core.errors import CheckpointError
+from atropos_core.errors import CheckpointError, RemoteError
 
 FORMAT = 1
 POLICY = "policy"
+FULL_BYTES = 1 << 20  # free on the disk: less than this is called full
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,11 @@ class Checkpoints:
                 shutil.rmtree(final)
             partial.rename(final)
             _sync(self.directory)
-        except OSError as error:
+        except (OSError, RemoteError) as error:
+            full = " (the disk is full)" if shutil.disk_usage(self.directory).free < FULL_BYTES else ""
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
-                f"checkpoint {final} cannot be written: {error.strerror or error}.",
+                f"checkpoint {final} cannot be written{full}: {error}",
                 remedy="Free some space and `atropos resume` this run: the checkpoint before is intact.",
             ) from error
         except BaseException:

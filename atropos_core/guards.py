@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from atropos_core.hosting import Child
 
 T = TypeVar("T")
 
-BLOCKED_AFTER_S = 30.0  # of the event loop
+BLOCKED_AFTER_S = float(os.environ.get("ATROPOS_BLOCKED_AFTER_S", "30"))  # of the event loop
 
 
 async def interruptible(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:

@@ -62,6 +62,7 @@ class Loop:
         self._max_diff = bound or MAX_LOGPROB_DIFF.get(model.dtype, MAX_LOGPROB_DIFF_16_BIT)
         self._sampling = config.sampling.record()
         self._dropped: dict[str, int] = {}
+        self._failed: list[ScoredGroup] = []  # groups of this step that failed whole
         self._hub = Hub(int(config.hub.size_mb * 1e6), config.training.max_staleness, self._settle_as("stale"))
         self._producer = Producer(
             player,
@@ -70,7 +71,7 @@ class Loop:
             group_size=config.training.group_size,
             min_group=config.training.min_group,
             sampling=self._sampling,
-            on_failed=lambda group: self._count("failed"),
+            on_failed=self._failed.append,
         )
 
     def open_curriculum(self) -> None:
@@ -139,7 +140,8 @@ class Loop:
         leases, groups = await self._gather(version - 1)
         gathered = perf_counter()
         raw = [lease.group for lease in leases]
-        metrics = group_metrics(raw)
+        failed, self._failed[:] = list(self._failed), []
+        metrics = group_metrics(raw, failed)
         if groups:
             metrics |= await self._train(groups, version)
         else:
@@ -163,6 +165,7 @@ class Loop:
         self._spend("training", trained - gathered)
         metrics |= {
             "groups/trained": float(len(groups)),
+            "groups/failed": float(len(failed)),
             **{f"groups/{cause}": float(count) for cause, count in self._dropped.items()},
             "time/step_s": seconds,
             "time/rollouts_s": gathered - start,
@@ -172,7 +175,7 @@ class Loop:
             "policy/version": float(self.progress.version),
         }
         by_draw = {group.draw.id: group for group in groups}
-        await self._record(step, metrics, [by_draw.get(group.draw.id, group) for group in raw])
+        await self._record(step, metrics, [*(by_draw.get(group.draw.id, group) for group in raw), *failed])
         self._check_alignment(metrics)
 
     async def _gather(self, version: int) -> tuple[list[Lease], list[ScoredGroup]]:

@@ -28,7 +28,8 @@ async def rescoring_difference(groups: Sequence[ScoredGroup], trainer: Trainer) 
     return float(np.concatenate(differences).max(initial=0.0))
 
 
-def group_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
+def group_metrics(groups: Sequence[ScoredGroup], failed: Sequence[ScoredGroup] = ()) -> Metrics:
+    """`groups` have at least one episode each; `failed` are those that have not enough."""
     rewards = np.concatenate([group.rewards for group in groups])
     episodes = [episode for group in groups for episode in group.episodes]
     correct = [episode.correct for episode in episodes if episode.correct is not None]
@@ -37,7 +38,7 @@ def group_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
         "rollouts/count": float(len(episodes)),
-        "rollouts/failed": float(sum(len(group.failed) for group in groups)),
+        "rollouts/failed": float(sum(len(group.failed) for group in [*groups, *failed])),
         "rollouts/cut_off": float(np.mean([episode.finish == "length" for episode in episodes])),
         "tokens/sampled": float(sampled),
         "tokens/mean": sampled / len(episodes),

@@ -201,7 +201,7 @@ def _opening(
         ("data", "; ".join(data)),
         ("engine", f"{config.engine.use} on {', '.join(config.engine.devices)}, {model.threads} threads"),
         ("trainer", f"{config.trainer.use} on {', '.join(config.trainer.devices)}"),
-        ("bridge", f"{config.bridge.use}: {shared.get(plan.transport, plan.transport.replace('_', ' '))}"),
+        ("bridge", f"{config.bridge.use}: {shared.get(str(plan.transport), str(plan.transport).replace('_', ' '))}"),
         (
             "steps",
             f"{config.training.steps} of {config.training.groups_per_step} tasks x {config.training.group_size} rollouts; "

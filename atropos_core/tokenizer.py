@@ -90,27 +90,8 @@ class ChatTokenizer:
         return self.encode(tail)
 
     def parse(self, ids: Tokens) -> Message:
-        """The assistant message that these sampled ids are. `<think>` and `<tool_call>` blocks become
-        `reasoning_content` and `tool_calls`; a call that is not JSON stays in the content."""
-        text = self.decode(ids)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if found := _THINK.match(text):
-            message["reasoning_content"] = found[1].strip()
-            text = text[found.end() :]
-        calls = []
-        for found in _TOOL_CALL.finditer(text):
-            try:
-                call = json.loads(found[1])
-                calls.append(
-                    {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
-                )
-            except (ValueError, KeyError, TypeError):
-                continue
-        if calls:
-            message["tool_calls"] = calls
-            text = _TOOL_CALL.sub("", text)
-        message["content"] = text.strip() if calls or "reasoning_content" in message else text
-        return message
+        """The assistant message that these sampled ids are."""
+        return message_of(self.decode(ids))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool) -> str:
         if self._compiled is None:
@@ -128,6 +109,29 @@ class ChatTokenizer:
             )
         except TemplateError as error:
             raise DataError(f"the chat template of {self.directory.name} refuses these messages: {error}") from error
+
+
+def message_of(text: str) -> Message:
+    """The assistant message that a sampled text is. `<think>` and `<tool_call>` blocks become `reasoning_content` and
+    `tool_calls`; a call that is not JSON stays in the content."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if found := _THINK.match(text):
+        message["reasoning_content"] = found[1].strip()
+        text = text[found.end() :]
+    calls = []
+    for found in _TOOL_CALL.finditer(text):
+        try:
+            call = json.loads(found[1])
+            calls.append(
+                {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    if calls:
+        message["tool_calls"] = calls
+        text = _TOOL_CALL.sub("", text)
+    message["content"] = text.strip() if calls or "reasoning_content" in message else text
+    return message
 
 
 def _compile(source: str | None, directory: Path) -> Any:

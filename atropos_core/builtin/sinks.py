@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -120,7 +121,8 @@ def _rows(group: ScoredGroup) -> list[dict[str, Any]]:
 
 
 def _unwritable(path: Path, error: OSError) -> RunDirectoryError:
+    full = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
     return RunDirectoryError(
-        f"{path} cannot be written: {error.strerror or error}.",
-        remedy="Free some space or choose another --dir; the last checkpoint is intact, and `atropos resume` goes on from it.",
+        f"{path} cannot be written: {full}.",
+        remedy="Free some space; the last checkpoint is intact, and `atropos resume` goes on from it.",
     )

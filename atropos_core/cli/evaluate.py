@@ -54,7 +54,7 @@ def evaluate(
     loaded, resolved, plugins = configure(
         run / "config.toml" if run else None, env=env, model=model, engine=engine, seed=seed, changes=changes
     )
-    plan = make_plan(loaded.config, resolved, plugins)
+    plan = make_plan(loaded.config, resolved, plugins, training=False)
     evaluation = asyncio.run(_evaluate(plan))
     rows = [(name.removeprefix("eval/"), f"{value:.4g}") for name, value in sorted(evaluation.metrics.items())]
     console.table(("metric", "value"), rows)

@@ -1,0 +1,121 @@
+"""Runs a contract check on an event loop of its own, and catches code that holds it.
+
+A signal, and not a thread, interrupts blocking code: a regular expression that backtracks for ever keeps Python's lock
+from every other thread, but does look for signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+import sysconfig
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any, TypeVar
+
+from atropos_core.errors import ConfigError
+
+T = TypeVar("T")
+
+BLOCKED_AFTER_S = 2.0  # a play that holds the loop this long is interrupted, and fails
+NOTED_AFTER_S = 0.5
+_BEAT_S = 0.1
+_END_S = 2.0
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+
+
+class Blocked(BaseException):
+    """Raised inside code that held the event loop. Not an Exception, so that a play cannot catch it by accident."""
+
+
+class Watch:
+    """How long the event loop was held, and by whom."""
+
+    def __init__(self) -> None:
+        self.blocked: list[str] = []  # where it was interrupted
+        self.longest_s = 0.0
+        self.active = False  # False off the main thread, where no signal arrives
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """The result of `main`, on a new loop. What it leaves behind is cancelled, with little patience."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        main.close()
+        raise ConfigError(
+            "a contract check runs an event loop of its own and cannot start inside another.",
+            remedy="Call it from an ordinary test function (def, not async def).",
+        )
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # errors of abandoned plays: each has its finding
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_END_S))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+@contextmanager
+def watched() -> Iterator[Watch]:
+    """Interrupt whatever holds the running loop for BLOCKED_AFTER_S, by `Blocked` raised inside it. A timer that was
+    set before (pytest-timeout's) is set again afterwards."""
+    loop = asyncio.get_running_loop()
+    watch = Watch()
+    watch.active = threading.current_thread() is threading.main_thread()
+    last = perf_counter()
+    handle: asyncio.TimerHandle
+
+    def on_alarm(number: int, frame: FrameType | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
+        if asyncio.current_task(loop) is not None and perf_counter() - last >= BLOCKED_AFTER_S / 2:
+            where = _where(frame)
+            watch.blocked.append(where)
+            raise Blocked(f"{where} held the event loop for {BLOCKED_AFTER_S:g} s")
+
+    def beat() -> None:
+        nonlocal last, handle
+        now = perf_counter()
+        watch.longest_s = max(watch.longest_s, now - last - _BEAT_S)
+        last = now
+        if watch.active:
+            signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
+        handle = loop.call_later(_BEAT_S, beat)
+
+    started = perf_counter()
+    if watch.active:
+        handler = signal.signal(signal.SIGALRM, on_alarm)
+        remaining, interval = signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
+    handle = loop.call_later(_BEAT_S, beat)
+    try:
+        yield watch
+    finally:
+        handle.cancel()
+        if watch.active:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+            if remaining:
+                signal.setitimer(signal.ITIMER_REAL, max(remaining - (perf_counter() - started), 0.01), interval)
+
+
+def _where(frame: FrameType | None) -> str:
+    """The innermost line outside the standard library."""
+    chosen = frame
+    while chosen is not None and chosen.f_code.co_filename.startswith((_LIBRARY, "<frozen")):
+        chosen = chosen.f_back
+    chosen = chosen or frame
+    if chosen is None:
+        return "something"
+    return f"{Path(inspect.getfile(chosen)).name}:{chosen.f_lineno} in {chosen.f_code.co_name}()"

@@ -1,0 +1,77 @@
+"""What a contract check says: findings by name, and the error that a test fails with."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Finding
+
+SHOWN = 3  # problems of one check that are spelt out
+
+
+class ContractBroken(AssertionError):
+    """A component does not keep its contract. The message lists every broken check with what to do."""
+
+
+class Report:
+    """Findings as they are made, in order. `names` are all the checks there are; those in `skip` become notes."""
+
+    def __init__(self, names: Sequence[str], skip: Iterable[str] = ()) -> None:
+        self.findings: list[Finding] = []
+        self.skip = frozenset(skip)
+        for name in sorted(self.skip - set(names)):
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names)}."
+            raise ConfigError(f"there is no check named {name!r} to skip. {hint}")
+
+    def check(self, name: str, problems: Sequence[str], *, good: str, remedy: str) -> bool:
+        """One finding: fine as `good` says, or broken with the first of `problems`. Returns whether it is fine."""
+        if name in self.skip:
+            self.findings.append(Finding(name, None, f"skipped; {_few(problems) if problems else good}"))
+            return True
+        if problems:
+            self.findings.append(Finding(name, False, _few(problems), remedy))
+        else:
+            self.findings.append(Finding(name, True, good))
+        return not problems
+
+    def note(self, name: str, detail: str, remedy: str = "") -> None:
+        self.findings.append(Finding(name, None, detail, remedy))
+
+
+def expect_all_ok(label: str, findings: Sequence[Finding]) -> None:
+    """Raise ContractBroken where one of the findings is not ok."""
+    broken = [finding for finding in findings if finding.ok is False]
+    if broken:
+        lines = [f"{label} breaks {len(broken)} of {len(findings)} checks:"]
+        for finding in broken:
+            lines.append(f"  {finding.subject}: {finding.detail}")
+            if finding.remedy:
+                lines.append(f"      what to do: {finding.remedy}")
+        raise ContractBroken("\n".join(lines))
+
+
+def brief(text: str, most: int = 80) -> str:
+    """`text` on one line, cut in the middle where it is long, control characters escaped."""
+    plain = repr(text)
+    return plain if len(plain) <= most else f"{plain[: most // 2]} ... {plain[-most // 4 :]} ({len(text)} characters)"
+
+
+def of_error(error: BaseException) -> str:
+    """Class, first line of the message, and the line of code that raised it."""
+    message = (str(error).splitlines() or [""])[0]
+    trace = error.__traceback__
+    where = ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "/atropos_core/testing/" not in file and "/asyncio/" not in file:
+            where = f" ({file.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {message[:200]}{where}"
+
+
+def _few(problems: Sequence[str]) -> str:
+    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    return "; ".join(problems[:SHOWN]) + more

@@ -1,0 +1,146 @@
+"""Policies that follow a script: environments are played with them, and no model is needed.
+
+Their ids are Unicode code points, so that any text at all, however hostile, goes through `sample` and `parse` unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atropos_core.errors import DataError, DeadlineExceeded
+from atropos_core.interfaces import Policy
+from atropos_core.seeds import derive
+from atropos_core.tokenizer import message_of
+from atropos_core.types import Completion, Finish, Message, Sampling, Task, Tokens
+
+END = 0x110000  # one past the last code point: the end of every turn
+_LOGPROB = -0.5
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a policy says: `reply(task, seed)`, on every turn."""
+
+    name: str
+    reply: Callable[[Task, int], str]
+    finish: Finish = "stop"
+
+
+class ScriptedPolicy(Policy):
+    """One play's policy. `given` holds every reply's ids. With `spread_s` each reply takes a while of its own, up to
+    that long, so that plays at once overtake one another."""
+
+    def __init__(self, script: Script, task: Task, *, spread_s: float = 0.0) -> None:
+        self.sampling = Sampling()
+        self.given: list[Tokens] = []
+        self._script = script
+        self._task = task
+        self._spread_s = spread_s
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        after: Tokens | None = None,
+    ) -> Tokens:
+        if not messages and after is None:
+            raise DataError("render() was given no messages")
+        said = [f"tools {json.dumps(list(tools), default=str)}"] if tools and after is None else []
+        said += [f"{message['role']} {render_content(message)}" for message in messages]
+        return np.concatenate([*(np.append(to_ids(text), END) for text in said), to_ids("assistant ")]).astype(np.int32)
+
+    async def sample(
+        self,
+        prompt: Tokens,
+        *,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        seed: int,
+        deadline_s: float | None = None,
+    ) -> list[Completion]:
+        if np.asarray(prompt).ndim != 1 or not len(prompt):
+            raise DataError(f"sample() wants one row of prompt ids, not shape {np.asarray(prompt).shape}")
+        await asyncio.sleep(self._spread_s * (derive(seed, "spread") % 1024) / 1024)
+        seeds = [seed] if n == 1 else [derive(seed, i) for i in range(n)]
+        return [self._completion(self._script.reply(self._task, one), sampling or self.sampling) for one in seeds]
+
+    async def parse(self, tokens: Tokens) -> Message:
+        return message_of(to_text(tokens))
+
+    def _completion(self, text: str, sampling: Sampling) -> Completion:
+        ids = to_ids(text) if self._script.finish == "length" else np.append(to_ids(text), END).astype(np.int32)
+        self.given.append(ids)
+        return Completion(
+            tokens=ids,
+            logprobs=np.full(len(ids), _LOGPROB, np.float32),
+            policy_version=np.zeros(len(ids), np.int32),
+            finish=self._script.finish,
+            temperature=sampling.temperature,
+            truncated=sampling.truncated,
+        )
+
+
+class SilentPolicy(ScriptedPolicy):
+    """Never answers, until it is released: then it says nothing, so that even a stubborn play comes to its end."""
+
+    def __init__(self, script: Script, task: Task) -> None:
+        super().__init__(script, task)
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def sample(
+        self,
+        prompt: Tokens,
+        *,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        seed: int,
+        deadline_s: float | None = None,
+    ) -> list[Completion]:
+        self.asked.set()
+        await self.released.wait()
+        return await super().sample(prompt, n=n, sampling=sampling, seed=seed)
+
+
+class FailingPolicy(ScriptedPolicy):
+    """Fails as the run's own policy does when the engine is late."""
+
+    async def sample(
+        self,
+        prompt: Tokens,
+        *,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        seed: int,
+        deadline_s: float | None = None,
+    ) -> list[Completion]:
+        await asyncio.sleep(0)
+        raise DeadlineExceeded("the engine: sample() gave no answer within 0 s (a contract check plays a late engine)")
+
+
+def to_ids(text: str) -> Tokens:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.int32)
+
+
+def to_text(ids: Tokens) -> str:
+    kept = np.asarray(ids)[np.asarray(ids) < END].astype(np.int32)
+    return kept.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+def render_content(message: Message) -> str:
+    """A message as plain text. Raises DataError for what no chat template could show."""
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = json.dumps(message["tool_calls"], default=str)
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence) and all(isinstance(part, Mapping) and "type" in part for part in content):
+        return "\n".join(str(part.get("text", f"[{part['type']}]")) for part in content)
+    raise DataError(f"the content of a {message['role']} message must be text, not {content!r}")

@@ -1,0 +1,197 @@
+"""What a user gets wrong, and what an environment does wrong: one clear error or a stated behaviour each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import metrics_of
+
+TOY = ("run", "--model", "toy", "--dir", "run", "--steps", "2", "--set", "evaluation.problems=2")
+
+ENVIRONMENT = """
+import asyncio, time
+from atropos_core.interfaces import Environment, Score
+from atropos_core.types import Task
+
+class Mine(Environment):
+    def tasks(self, split):
+        return [Task(f"{split}-{n}", ({"role": "user", "content": str(n)},)) for n in range(8)]
+
+    async def score(self, task, reply):
+SCORE
+"""
+
+
+def environment(folder: Path, score: str) -> str:
+    body = "\n".join(f"        {line}" for line in score.splitlines())
+    (folder / "mine.py").write_text(ENVIRONMENT.replace("SCORE", body))
+    return "./mine.py:Mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("--env", "gsm9k"), ["no environment named 'gsm9k'", "atropos plugins"]),
+        (("--env", "sevens.py:Seven"), ["no 'Seven' in it", "Did you mean 'Sevens'?"]),
+        (("--env", "./missing.py:X"), ["there is no file"]),
+        (("--env", "nowhere.at_all:X"), ["no module named 'nowhere'"]),
+        (("--env", "./sevens.py", "--bridge", "ipx"), ["no bridge named 'ipx'", "Did you mean 'ipc'?"]),
+        (("--env", "./sevens.py", "--set", "trainer.learning_rat=1"), ["unknown key 'trainer.learning_rat'", "Did you mean 'learning_rate'?"]),
+        (("--env", "./sevens.py", "--set", "training.stepz=1"), ["unknown key 'training.stepz'", "Did you mean 'steps'?"]),
+        (("--env", "./sevens.py", "--set", "training.group_size=many"), ["training.group_size", "valid integer", "'many'", "flag"]),
+        (("--env", "./sevens.py", "--set", "training.min_group=9"), ["min_group 9 is more than training.group_size 8"]),
+        (("--env", "./sevens.py", "--set", "novalue"), ["PATH=VALUE"]),
+        (("missing.toml",), ["no run file missing.toml"]),
+        ((), ["no environment to train on", "--env gsm8k"]),
+        (("--env", "./sevens.py", "--bridge", "ipc"), ["bridge 'ipc' does not fit", "in_process", "Use --bridge local."]),
+        (("--env", "./sevens.py", "--model", "./nowhere"), ["no config.json in nowhere"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_gets_one_clear_error(atropos, sevens, tmp_path, arguments, wanted):
+    ended = atropos(*TOY, *arguments)
+    assert ended.code == 2
+    assert "Traceback" not in ended.err
+    for text in wanted:
+        assert text in ended.err
+    assert not (tmp_path / "run").exists(), "nothing is made for a run that cannot be"
+
+
+def test_a_run_file_that_is_not_toml_names_the_line(atropos, tmp_path):
+    (tmp_path / "run.toml").write_text("model = \n")
+    ended = atropos("run", "run.toml")
+    assert ended.code == 2
+    assert "not TOML" in ended.err
+    assert "line 1" in ended.err
+
+
+def test_an_empty_data_set_is_named(atropos, tmp_path):
+    (tmp_path / "empty.py").write_text(
+        "from atropos_core.interfaces import Environment\n"
+        "class Empty(Environment):\n    def tasks(self, split):\n        return []\n"
+    )
+    ended = atropos(*TOY, "--env", "./empty.py:Empty")
+    assert ended.code == 1
+    assert "environment 'empty' has no training tasks" in ended.err
+
+
+def test_a_group_of_one_has_no_advantage_and_the_run_says_so(atropos, sevens):
+    ended = atropos(*TOY, "--env", sevens, "--set", "training.group_size=1", "--steps", "30")
+    assert ended.code == 1
+    assert "no group of the last 10 steps was left to train on" in ended.err
+
+
+def test_equal_rewards_everywhere_end_the_run_with_a_reason(atropos, tmp_path):
+    ended = atropos(*TOY, "--env", environment(tmp_path, "return 1.0"), "--steps", "30")
+    assert ended.code == 1
+    assert "every rollout of a task gets the same reward" in ended.err
+    assert len(metrics_of(tmp_path / "run")) == 11, "ten steps and the evaluation before them"
+
+
+def test_equal_rewards_leave_the_weights_alone_when_flat_groups_are_kept(atropos, tmp_path):
+    (tmp_path / "run.toml").write_text('[transform.group_advantage]\n[environment.mine]\nuse = "./mine.py:Mine"\n')
+    environment(tmp_path, "return 1.0")
+    ended = atropos(
+        "run", "run.toml", "--model", "toy", "--dir", "run", "--steps", "3", "--set", "evaluation.problems=2"
+    )
+    assert ended.code == 0, ended.err
+    assert [line["policy/probe_shift_nats"] for line in metrics_of(tmp_path / "run")] == [0.0] * 4
+
+
+def test_a_nan_reward_is_named_with_its_environment(atropos, tmp_path):
+    ended = atropos(*TOY, "--env", environment(tmp_path, "return float('nan')"), "--set", "evaluation.problems=0")
+    assert ended.code == 1
+    assert "the environment's score is nan, which is not a finite number" in ended.err
+
+
+def test_a_reward_that_gives_nan_is_named(atropos, sevens, tmp_path):
+    ended = atropos(*TOY, "--env", sevens, "--reward", "exact", "--reward", "numeric")
+    assert ended.code == 0, ended.err  # answers are "7": both rewards can be computed
+
+
+def test_an_episode_that_raises_is_data_and_the_run_goes_on(atropos, tmp_path):
+    score = "if hash(reply['content']) % 4 == 0:\n    raise KeyError('lost')\nreturn reply['content'].count('7') / 8"
+    ended = atropos(*TOY, "--env", environment(tmp_path, score), "--set", "evaluation.problems=0", PYTHONHASHSEED="0")
+    assert ended.code == 0, ended.err
+    last = metrics_of(tmp_path / "run")[-1]
+    assert last["rollouts/failed"] > 0
+    assert last["rollouts/failed"] + last["rollouts/count"] == 128
+    rows = [json.loads(line) for line in (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()]
+    assert any(row.get("failed") == "KeyError: 'lost'" for row in rows)
+
+
+def test_episodes_that_all_raise_end_the_run_from_the_original_error(atropos, tmp_path):
+    ended = atropos(*TOY, "--env", environment(tmp_path, "return {}['no such key']"))
+    assert ended.code == 1
+    assert "KeyError: 'no such key'" in ended.err
+    assert "mine.py" in ended.err, "with the line of the user's own code"
+
+
+def test_an_episode_that_never_ends_is_cancelled_at_its_deadline(atropos, tmp_path):
+    score = (
+        "if hash(reply['content']) % 8 == 0:\n    await asyncio.Event().wait()\nreturn reply['content'].count('7') / 8"
+    )
+    ended = atropos(
+        *TOY,
+        "--env",
+        environment(tmp_path, score),
+        "--set",
+        "training.rollout_deadline_s=1.0",
+        "--set",
+        "evaluation.problems=0",
+        PYTHONHASHSEED="0",
+    )
+    assert ended.code == 0, ended.err
+    rows = [json.loads(line) for line in (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()]
+    assert any("play() gave no answer within 1 s" in row.get("failed", "") for row in rows)
+
+
+def test_an_episode_that_blocks_the_event_loop_is_interrupted_where_it_blocks(atropos, tmp_path):
+    score = "if task.id == 'train-3':\n    while True:\n        pass\nreturn reply['content'].count('7') / 8"
+    ended = atropos(
+        *TOY, "--env", environment(tmp_path, score), "--steps", "1", "--set", "evaluation.problems=0",
+        "--set", "training.group_size=2", ATROPOS_BLOCKED_AFTER_S="0.5",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    rows = [json.loads(line) for line in (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()]
+    assert any("mine.py" in row.get("failed", "") and "held the event loop" in row["failed"] for row in rows)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "disk"
+    where.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small tmpfs, so a full disk cannot be made")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_full_disk_is_named_and_the_checkpoint_before_is_whole(atropos, sevens, small_disk):
+    (small_disk / "ballast").write_bytes(b"x" * 200_000)
+    ended = atropos(
+        "run", "--model", "toy", "--env", sevens, "--dir", str(small_disk / "run"), "--steps", "400",
+        "--set", "checkpoint.every=1", "--set", "evaluation.problems=2",
+    )  # fmt: skip
+    assert ended.code == 1
+    assert "the disk is full" in ended.err
+    assert "atropos resume" in ended.out + ended.err
+    os.remove(small_disk / "ballast")
+    done = len(metrics_of(small_disk / "run"))
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    resumed = atropos("resume", str(small_disk / "run"), "--steps", str(done + 3))
+    assert resumed.code == 0, resumed.err
+    assert [line["step"] for line in metrics_of(small_disk / "run")] == list(range(done + 4))
+
+
+def test_a_read_only_run_directory_is_named(atropos, sevens, small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    ended = atropos(*TOY, "--env", sevens, "--dir", str(small_disk / "run"))
+    assert ended.code == 1
+    assert "Read-only file system" in ended.err
+    assert "--dir" in ended.err

@@ -1,0 +1,124 @@
+"""The whole loop through the command line, on the toy policy: no torch, a second each."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+from tests.conftest import metrics_of
+
+TOY = ("run", "--model", "toy", "--dir", "run", "--set", "evaluation.problems=4")
+
+
+def test_reward_rises_and_everything_lies_where_the_summary_says(atropos, sevens, tmp_path):
+    ended = atropos(*TOY, "--env", sevens, "--steps", "40", "--set", "trainer.learning_rate=20.0")
+    assert ended.code == 0, ended.err
+    lines = metrics_of(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(41))
+    assert lines[-1]["reward/mean"] > lines[1]["reward/mean"] + 0.3
+    for line in lines:
+        for key in ("reward/mean", "alignment/max_abs_logprob_diff", "policy/probe_shift_nats", "bridge/publish_s",
+                    "bridge/bytes_copied", "time/step_s", "tokens/s"):  # fmt: skip
+            assert isinstance(line[key], float), (line["step"], key)
+    assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 40]
+    for path in re.findall(r"run/\S+", ended.out):
+        assert (tmp_path / path.rstrip("/")).exists(), path
+    assert tomllib.loads((tmp_path / "run/config.toml").read_text())["trainer"]["learning_rate"] == 20.0
+    rollouts = [json.loads(line) for line in (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 16 * 8
+    assert rollouts[0]["messages"][-1]["role"] == "assistant"
+
+
+def test_zero_steps_evaluate_and_save(atropos, sevens, tmp_path):
+    ended = atropos(*TOY, "--env", sevens, "--steps", "0")
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "run/checkpoints/step-000000/policy/table.npy").is_file()
+
+
+def test_two_environments_share_a_run_by_weight(atropos, sevens, tmp_path):
+    (tmp_path / "run.toml").write_text(
+        f"""
+        model = "toy"
+        [training]
+        steps = 20
+        [evaluation]
+        problems = 4
+        [environment.often]
+        use = "{tmp_path}/sevens.py:Sevens"
+        weight = 3
+        [environment.seldom]
+        use = "{tmp_path}/sevens.py:Sevens"
+        """
+    )
+    ended = atropos("run", "run.toml", "--dir", "run")
+    assert ended.code == 0, ended.err
+    drawn = {"often": set(), "seldom": set()}
+    for path in sorted((tmp_path / "run/rollouts").glob("step-*.jsonl")):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            drawn[row["environment"]].add(row["draw"])
+    share = len(drawn["often"]) / (len(drawn["often"]) + len(drawn["seldom"]))
+    assert 0.65 < share < 0.85, "320 draws at weights 3 and 1"
+    assert "eval/often/accuracy" in metrics_of(tmp_path / "run")[-1]
+
+
+def test_a_deterministic_run_is_the_same_twice_and_across_a_resume(atropos, sevens, tmp_path):
+    arguments = ("run", "--model", "toy", "--env", sevens, "--deterministic", "--set", "evaluation.problems=4")
+    assert atropos(*arguments, "--dir", "a", "--steps", "12").code == 0
+    assert atropos(*arguments, "--dir", "b", "--steps", "5").code == 0
+    resumed = atropos("resume", "b", "--steps", "12")
+    assert resumed.code == 0, resumed.err
+    assert "changed: training.steps is 12; the run had 5" in resumed.out
+    table = "checkpoints/step-000012/policy/table.npy"
+    assert (tmp_path / "a" / table).read_bytes() == (tmp_path / "b" / table).read_bytes()
+    assert [line["step"] for line in metrics_of(tmp_path / "b")] == list(range(13))
+
+
+def test_a_finished_run_says_that_nothing_is_left(atropos, sevens):
+    assert atropos(*TOY, "--env", sevens, "--steps", "2").code == 0
+    ended = atropos("resume", "run")
+    assert ended.code == 0
+    assert "nothing left to do" in ended.out
+
+
+def test_a_corrupt_checkpoint_is_named_and_the_one_before_used(atropos, sevens, tmp_path):
+    assert atropos(*TOY, "--env", sevens, "--steps", "4", "--set", "checkpoint.every=2").code == 0
+    table = tmp_path / "run/checkpoints/step-000004/policy/table.npy"
+    damaged = bytearray(table.read_bytes())
+    damaged[-1] ^= 1
+    table.write_bytes(bytes(damaged))
+    ended = atropos("resume", "run", "--steps", "6")
+    assert ended.code == 0, ended.err
+    assert "step-000004 is corrupt" in ended.err
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == list(range(7))
+
+
+def test_staleness_of_one_trains_every_draw_and_keeps_the_bound(atropos, sevens, tmp_path):
+    ended = atropos(
+        *TOY, "--env", sevens, "--steps", "20", "--set", "training.max_staleness=1", "--set", "engine.latency_s=0.005"
+    )
+    assert ended.code == 0, ended.err
+    assert len(metrics_of(tmp_path / "run")) == 21
+
+
+def test_the_supervisor_of_a_toy_run_imports_no_torch(atropos, sevens, tmp_path):
+    script = (
+        "import sys; from atropos_core.cli import run_app; "
+        f"code = run_app(['run', '--model', 'toy', '--env', {sevens!r}, '--steps', '1', '--dir', 'run']); "
+        "sys.exit(code or ('torch' in sys.modules) or ('transformers' in sys.modules))"
+    )
+    import subprocess
+
+    assert subprocess.run([sys.executable, "-c", script], cwd=tmp_path, timeout=60).returncode == 0
+
+
+def test_every_run_needs_its_own_directory(atropos, sevens, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/something").write_text("precious")
+    ended = atropos(*TOY, "--env", sevens)
+    assert ended.code == 1
+    assert "not empty" in ended.err
+    assert Path(tmp_path / "run/something").read_text() == "precious"
