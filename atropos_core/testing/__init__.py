@@ -1,0 +1,126 @@
+"""The contract of each kind of component, as tests that a plugin author calls from two lines:
+
+    from atropos_core.testing import environment_contract
+
+    test_contract = environment_contract("hello")
+
+The component is named as for `--env` and `--reward`, or given as a Provider, a class, or a function that makes one.
+`atropos check NAME` prints the same findings as a table. Scripted policies play environments; no model is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Finding
+from atropos_core.testing.report import ContractBroken, expect_all_ok
+from atropos_core.testing.subject import Target, find
+
+__all__ = [
+    "KINDS",
+    "ContractBroken",
+    "bridge_contract",
+    "check",
+    "curriculum_contract",
+    "environment_contract",
+    "reward_contract",
+    "transform_contract",
+]
+
+KINDS = ("environment", "reward", "transform", "curriculum", "bridge")
+
+
+def check(
+    kind: str,
+    target: Target,
+    options: Mapping[str, Any] | None = None,
+    *,
+    skip: Sequence[str] = (),
+    **settings: Any,  # of the kind's own contract class
+) -> list[Finding]:
+    """All findings on one component. Raises only what finding or configuring it raises."""
+    if kind not in KINDS:
+        raise ConfigError(f"there is no contract for {kind!r}. There is one for: {', '.join(KINDS)}.")
+    subject = find(kind, target, options)
+    if kind == "environment":
+        from atropos_core.testing.environments import EnvironmentContract
+
+        return EnvironmentContract(subject, skip=skip, **settings).findings()
+    if kind == "reward":
+        from atropos_core.testing.rewards import RewardContract
+
+        return RewardContract(subject, skip=skip, **settings).findings()
+    if kind == "transform":
+        from atropos_core.testing.transforms import TransformContract
+
+        return TransformContract(subject, skip=skip, **settings).findings()
+    if kind == "curriculum":
+        from atropos_core.testing.curricula import CurriculumContract
+
+        return CurriculumContract(subject, skip=skip, **settings).findings()
+    from atropos_core.testing.bridges import BridgeContract
+
+    return BridgeContract(subject, skip=skip, **settings).findings()
+
+
+def environment_contract(
+    target: Target,
+    *,
+    options: Mapping[str, Any] | None = None,
+    skip: Sequence[str] = (),
+    tasks: int = 6,
+    deadline_s: float = 30.0,
+) -> Callable[[], None]:
+    """A test function. `tasks` of the environment's tasks are played, each play within `deadline_s`."""
+    return _test("environment", target, options, skip, tasks=tasks, deadline_s=deadline_s)
+
+
+def reward_contract(
+    target: Target,
+    *,
+    options: Mapping[str, Any] | None = None,
+    skip: Sequence[str] = (),
+    answer: str = "42",
+    data: Mapping[str, Any] | None = None,
+    deadline_s: float = 60.0,
+) -> Callable[[], None]:
+    """A test function. `answer` and `data` are of the task whose episodes are scored."""
+    return _test("reward", target, options, skip, answer=answer, data=data or {}, deadline_s=deadline_s)
+
+
+def transform_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    return _test("transform", target, options, skip)
+
+
+def curriculum_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    return _test("curriculum", target, options, skip)
+
+
+def bridge_contract(
+    target: Target,
+    *,
+    options: Mapping[str, Any] | None = None,
+    skip: Sequence[str] = (),
+    model: str | None = None,
+    engine: str | None = None,
+    trainer: str | None = None,
+) -> Callable[[], None]:
+    """A test function. With no `engine` and `trainer`, the first installed pair that the bridge fits."""
+    return _test("bridge", target, options, skip, model=model, engine=engine, trainer=trainer)
+
+
+def _test(
+    kind: str, target: Target, options: Mapping[str, Any] | None, skip: Sequence[str], **settings: Any
+) -> Callable[[], None]:
+    def test() -> None:
+        label = target if isinstance(target, str) else getattr(target, "name", getattr(target, "__name__", ""))
+        expect_all_ok(f"{kind} {label!r}", check(kind, target, options, skip=skip, **settings))
+
+    test.__doc__ = f"The contract of a {kind}."
+    return test

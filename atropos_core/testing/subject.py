@@ -1,0 +1,66 @@
+"""What is to be checked: an installed component by name, a Provider, a class, or a function that makes one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from pydantic import ValidationError
+
+from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.config import explain
+from atropos_core.errors import ConfigError
+from atropos_core.registry import NoOptions, Provider, RunContext, check_core_api, check_requires
+
+Target = Any  # str | Provider[Any] | type | Callable[[], Any]: told apart below
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A component that can be made any number of times."""
+
+    kind: str
+    label: str
+    provider: Provider[Any]
+    options: Any
+    context: RunContext
+
+    def make(self) -> Any:
+        return self.provider.build(self.options, self.context)
+
+
+def find(kind: str, target: Target, options: Mapping[str, Any] | None = None) -> Subject:
+    """Raises what a run that names the component would raise."""
+    provider = _provider(kind, target)
+    try:
+        values = provider.config.model_validate(dict(options or {}))
+    except ValidationError as error:
+        raise ConfigError(explain(error, provider.config, {}, f"{kind} {provider.name}: ")) from error
+    context = RunContext(directory=Path(mkdtemp(prefix="atropos-check-")), model=TOY_MODEL, steps=10, seed=0)
+    return Subject(kind, f"{kind} {provider.name!r}", provider, values, context)
+
+
+def _provider(kind: str, target: Target) -> Provider[Any]:
+    if isinstance(target, str):
+        from atropos_core.plugins import load_plugins
+
+        offer = load_plugins().registry.find(kind, target)
+        check_core_api(offer)
+        check_requires(offer)
+        return offer.provider
+    if isinstance(target, Provider):
+        return target
+    if not callable(target):
+        raise ConfigError(f"a contract wants a name, a Provider, a class or a function that makes one, not {target!r}.")
+    make: Callable[..., Any] = target
+    config = getattr(target, "Options", NoOptions) if inspect.isclass(target) else NoOptions
+    return Provider(
+        name=getattr(target, "__name__", repr(target)),
+        summary="",
+        config=config,
+        build=lambda values, context: make() if isinstance(values, NoOptions) else make(values),
+    )

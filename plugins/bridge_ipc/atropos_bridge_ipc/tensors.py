@@ -1,0 +1,78 @@
+"""A torch model as manifest entries, and manifest entries as views of a segment."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from atropos_bridge_ipc.manifest import Tensor
+from atropos_core.errors import WeightsMismatch
+
+
+def saved(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and persistent buffer under every name that it has."""
+    transient = {name for name, _ in _buffers(model, persistent=False)}
+    found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    found |= {name: buffer for name, buffer in _buffers(model, persistent=True) if name not in transient}
+    return found
+
+
+def transient(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that are not saved: each model makes them from its config."""
+    return dict(_buffers(model, persistent=False))
+
+
+def describe(model: nn.Module) -> tuple[list[Tensor], list[torch.Tensor]]:
+    """Each distinct tensor of the model once, in order, and the tensor itself. Two parameters at one place in memory
+    count as tied. Raises WeightsMismatch for what cannot be shared."""
+    names: dict[Any, list[str]] = {}
+    first: dict[Any, torch.Tensor] = {}
+    for name, tensor in saved(model).items():
+        # On the meta device everything is at address 0, so there only the object tells.
+        key = id(tensor) if tensor.is_meta or not tensor.numel() else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        names.setdefault(key, []).append(name)
+        first.setdefault(key, tensor)
+    described = [_entry(names[key], tensor) for key, tensor in first.items()]
+    for entry in described:
+        if entry.span_bytes != entry.itemsize * torch.Size(entry.shape).numel():
+            raise WeightsMismatch(f"{entry.name!r} ({entry}) has gaps in memory, and cannot be shared as it is.")
+    return described, list(first.values())
+
+
+def view(flat: torch.Tensor, entry: Tensor) -> torch.Tensor:
+    """The entry's tensor, in the segment's own memory."""
+    stretch = flat[entry.offset : entry.offset + entry.nbytes]
+    return stretch.view(getattr(torch, entry.dtype)).as_strided(entry.shape, entry.stride)
+
+
+def owners(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that holds a tensor, and the tensor's name there."""
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path), leaf
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Dtype, shape and bytes in a few letters."""
+    raw = tensor.detach().cpu().contiguous().view(torch.uint8) if tensor.ndim else tensor.detach().cpu().reshape(1).view(torch.uint8)
+    return f"{_dtype(tensor)} {list(tensor.shape)} {hashlib.sha256(raw.numpy().tobytes()).hexdigest()[:16]}"
+
+
+def _entry(names: list[str], tensor: torch.Tensor) -> Tensor:
+    return Tensor(
+        names[0], tuple(names[1:]), _dtype(tensor), tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
+    )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _buffers(model: nn.Module, *, persistent: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, module in model.named_modules(remove_duplicate=False):
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None and (leaf not in module._non_persistent_buffers_set) is persistent:
+                yield f"{path}.{leaf}" if path else leaf, buffer

@@ -1,0 +1,208 @@
+"""The rows that are being decoded together, as arrays over slots: a step costs the same Python for 1 row and for 500.
+
+Row r of every array is slot r of the decoder's cache. Rows stand without gaps: when some end, the last ones move into
+their slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.errors import TrainingDiverged
+from atropos_core.types import Completion, Sampling, Tokens
+from atropos_engine_hf.decoder import Decoder, Logits, chunks
+from atropos_engine_hf.sampler import BLOCK, choose, uniforms
+
+
+@dataclass(eq=False)
+class Row:
+    """One continuation of one call, wherever it is: `tokens` is current only while it is not in the batch."""
+
+    owner: Any
+    index: int  # among the continuations of its call
+    prompt: Tokens
+    seed: int
+    sampling: Sampling
+    tokens: Tokens  # prompt and what was sampled
+    logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # of what was sampled
+    versions: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    @property
+    def end(self) -> int:
+        """The number of tokens at which it ends."""
+        return len(self.prompt) + self.sampling.max_tokens
+
+    def completion(self, stopped: bool) -> Completion:
+        return Completion(
+            tokens=self.tokens[len(self.prompt) :],
+            logprobs=self.logprobs,
+            policy_version=self.versions,
+            finish="stop" if stopped else "length",
+            temperature=self.sampling.temperature,
+            truncated=self.sampling.truncated,
+        )
+
+
+Finished = tuple[Row, Completion]
+
+
+class RunningBatch:
+    """Rows enter by `admit` and leave by ending, by `remove` or by `evict`."""
+
+    def __init__(
+        self, decoder: Decoder, stop_ids: Collection[int], max_rows: int, max_bytes: float, prefill_tokens: int
+    ) -> None:
+        self.rows: list[Row] = []
+        self._decoder = decoder
+        self._stops = np.array(sorted(stop_ids), dtype=np.int64)
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._prefill_tokens = prefill_tokens
+        self._columns: dict[str, NDArray[Any]] = {
+            "length": np.zeros(max_rows, np.int64),  # tokens, of which the cache holds all but the last
+            "start": np.zeros(max_rows, np.int64),  # tokens of the prompt
+            "end": np.zeros(max_rows, np.int64),
+            "temperature": np.zeros(max_rows),
+            "top_p": np.zeros(max_rows),
+            "top_k": np.zeros(max_rows, np.int64),
+            "uniform": np.zeros((max_rows, BLOCK)),
+            "tokens": np.zeros((max_rows, 0), np.int64),
+            "logprobs": np.zeros((max_rows, 0), np.float32),
+            "versions": np.zeros((max_rows, 0), np.int32),
+        }
+
+    def fits(self, row: Row) -> bool:
+        """Whether it could run, were it alone."""
+        return self._decoder.bytes_per_token * row.end <= self._max_bytes
+
+    def take(self, waiting: Sequence[Row]) -> int:
+        """How many of these, from the first on, have room now."""
+        end = max((row.end for row in self.rows), default=0)
+        for count, row in enumerate(waiting):
+            rows, end = len(self.rows) + count + 1, max(end, row.end)
+            if rows > self._max_rows or (rows > 1 and self._decoder.bytes_for(rows, end) > self._max_bytes):
+                return count
+        return len(waiting)
+
+    def admit(self, rows: Sequence[Row], version: int) -> list[Finished]:
+        """Prefill each distinct history once and sample one token of every row."""
+        self._reserve(len(self.rows) + len(rows), max(row.end for row in rows))
+        sharing: dict[bytes, list[Row]] = {}
+        for row in rows:
+            sharing.setdefault(row.tokens.tobytes(), []).append(row)
+        groups = list(sharing.values())
+        for chunk in chunks([len(group[0].tokens) for group in groups], self._prefill_tokens):
+            chosen = [groups[index] for index in chunk]
+            first = len(self.rows)
+            logits = self._decoder.prefill([group[0].tokens for group in chosen], [len(group) for group in chosen], first)
+            for row in (row for group in chosen for row in group):
+                self._load(len(self.rows), row)
+                self.rows.append(row)
+            self._sample(logits, slice(first, len(self.rows)), version)
+        return self._finish()
+
+    def step(self, version: int) -> list[Finished]:
+        """One more token of every row."""
+        count = len(self.rows)
+        last = self._columns["length"][:count] - 1
+        logits = self._decoder.decode(self._columns["tokens"][np.arange(count), last], last)
+        self._sample(logits, slice(0, count), version)
+        return self._finish()
+
+    def remove(self, owner: Any) -> None:
+        """Drop the rows of this owner."""
+        self._close([slot for slot, row in enumerate(self.rows) if row.owner is owner])
+
+    def evict(self) -> list[Row]:
+        """Take every row out, with what it has; admitted again, it goes on where it was."""
+        for slot in range(len(self.rows)):
+            self._store(slot)
+        rows, self.rows = self.rows, []
+        return rows
+
+    def clear(self) -> None:
+        """Forget everything, and give the memory back."""
+        self.rows = []
+        self._decoder.release()
+
+    # -- inside
+
+    def _reserve(self, rows: int, columns: int) -> None:
+        if not self.rows and self._decoder.bytes_for(rows, columns) > self._max_bytes:
+            self._decoder.release()  # an earlier batch was of another shape
+        self._decoder.reserve(rows, columns)
+        for name in ("tokens", "logprobs", "versions"):
+            old = self._columns[name]
+            if old.shape[1] < columns:
+                self._columns[name] = np.zeros((len(old), columns), old.dtype)
+                self._columns[name][:, : old.shape[1]] = old
+
+    def _load(self, slot: int, row: Row) -> None:
+        columns, start, length = self._columns, len(row.prompt), len(row.tokens)
+        columns["start"][slot], columns["length"][slot], columns["end"][slot] = start, length, row.end
+        columns["temperature"][slot] = row.sampling.temperature
+        columns["top_p"][slot], columns["top_k"][slot] = row.sampling.top_p, row.sampling.top_k
+        columns["uniform"][slot] = uniforms(row.seed, (length - start) // BLOCK)
+        columns["tokens"][slot, :length] = row.tokens
+        columns["logprobs"][slot, start:length] = row.logprobs
+        columns["versions"][slot, start:length] = row.versions
+
+    def _store(self, slot: int) -> None:
+        row, columns = self.rows[slot], self._columns
+        start, length = len(row.prompt), int(columns["length"][slot])
+        row.tokens = columns["tokens"][slot, :length].astype(np.int32)
+        row.logprobs = columns["logprobs"][slot, start:length].copy()
+        row.versions = columns["versions"][slot, start:length].copy()
+
+    def _sample(self, logits: Logits, slots: slice, version: int) -> None:
+        columns = self._columns
+        length = columns["length"][slots]  # a view: advanced in place below
+        at = np.arange(slots.start, slots.stop)
+        sampled = length - columns["start"][slots]
+        if (fresh := (sampled % BLOCK == 0) & (sampled > 0)).any():
+            for slot in at[fresh]:
+                columns["uniform"][slot] = uniforms(self.rows[slot].seed, int(sampled[slot - slots.start]) // BLOCK)
+        uniform = columns["uniform"][at, sampled % BLOCK]
+        tokens, logprobs = choose(logits, uniform, *(columns[name][slots] for name in ("temperature", "top_p", "top_k")))
+        if not np.isfinite(logprobs).all():
+            raise TrainingDiverged(
+                f"the model of policy version {version} gives logits that are not finite numbers.",
+                remedy="Lower the learning rate, or go back to an earlier checkpoint.",
+            )
+        columns["tokens"][at, length] = tokens
+        columns["logprobs"][at, length] = logprobs
+        columns["versions"][at, length] = version
+        length += 1
+
+    def _finish(self) -> list[Finished]:
+        count, columns = len(self.rows), self._columns
+        length = columns["length"][:count]
+        stopped = np.isin(columns["tokens"][np.arange(count), length - 1], self._stops)
+        ended = np.flatnonzero(stopped | (length >= columns["end"][:count]))
+        done = []
+        for slot in ended:
+            self._store(slot)
+            done.append((self.rows[slot], self.rows[slot].completion(bool(stopped[slot]))))
+        self._close(ended.tolist())
+        return done
+
+    def _close(self, slots: Sequence[int]) -> None:
+        """Let these go, and move the last rows into the gaps."""
+        if not slots:
+            return
+        left = len(self.rows) - len(slots)
+        gone = set(slots)
+        target = np.array([slot for slot in slots if slot < left], dtype=np.int64)
+        source = np.array([slot for slot in range(left, len(self.rows)) if slot not in gone], dtype=np.int64)
+        if len(source):
+            self._decoder.move(source, target, int(self._columns["length"][source].max()))
+            for column in self._columns.values():
+                column[target] = column[source]
+            for moved, to in zip(source, target, strict=True):
+                self.rows[to] = self.rows[moved]
+        del self.rows[left:]

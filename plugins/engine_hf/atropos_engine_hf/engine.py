@@ -1,0 +1,226 @@
+"""The engine: calls wait in arrival order, one task decodes, and whatever else the event loop has to do comes between steps.
+
+Forward passes run on the event loop itself, so between two awaits nothing computes: `pause` has only to see to it that
+no pass begins. What is in flight then leaves the batch with the tokens that it has, and after `resume` is admitted again
+like a newcomer, by a prefill of prompt and tokens under the new weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied
+from atropos_core.interfaces import Engine, ModelInfo
+from atropos_core.registry import RunContext
+from atropos_core.tokenizer import fingerprint
+from atropos_core.types import Completion, Floats, Sampling, Tokens
+from atropos_engine_hf.batch import Finished, Row, RunningBatch
+from atropos_engine_hf.config import HFOptions
+from atropos_engine_hf.decoder import Decoder, chunks
+from atropos_engine_hf.loading import load_model, stop_ids
+from atropos_engine_hf.scoring import score
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of `sample` that waits for its rows."""
+
+    done: list[Completion | None]
+    missing: int
+    future: asyncio.Future[None]
+
+
+class HFEngine(Engine):
+    """Samples from a Hugging Face causal language model. A bridge's agent finds `model` and `weights_moved` here."""
+
+    def __init__(self, options: HFOptions, context: RunContext) -> None:
+        self.model: Any = None  # transformers.PreTrainedModel, which has no useful type
+        self.version = 0
+        self._options = options
+        self._context = context
+        self._waiting: deque[Row] = deque()
+        self._calls: set[Call] = set()
+        self._paused = False
+        self._weights = asyncio.Lock()  # held while paused, and by a rescoring
+        self._work = asyncio.Event()
+        self._scheduler: asyncio.Task[None] | None = None
+        self._batch: RunningBatch
+
+    async def open(self) -> ModelInfo:
+        """Raises ConfigError or FitError where the model cannot be loaded or decoded here."""
+        options, directory = self._options, self._context.model
+        if self._context.threads:
+            torch.set_num_threads(self._context.threads)
+        self.model = load_model(directory, options.dtype, options.device or self._context.devices[0])
+        decoder = Decoder(self.model)
+        decoder.check()
+        self._batch = RunningBatch(
+            decoder,
+            stop_ids(directory, self.model),
+            max_rows=options.max_batch,
+            max_bytes=options.kv_cache_gb * 1e9,
+            prefill_tokens=options.prefill_tokens,
+        )
+        config = self.model.config.get_text_config(decoder=True)
+        self._vocabulary: int = self.model.get_input_embeddings().weight.shape[0]
+        self._longest: int | None = getattr(config, "max_position_embeddings", None)
+        self._scheduler = asyncio.create_task(self._schedule(), name="hf engine")
+        return ModelInfo(
+            architecture=type(self.model).__name__,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            vocabulary=config.vocab_size,
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            device=str(self.model.device),
+            tokenizer=fingerprint(directory),
+            threads=torch.get_num_threads(),
+        )
+
+    def weights_moved(self) -> None:
+        """Nothing here points at a parameter's storage, and `pause` has dropped what was computed from it."""
+
+    # -- sampling
+
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        prompt = np.ascontiguousarray(prompt, dtype=np.int32)
+        self._check(prompt, n, sampling, seeds)
+        call = Call([None] * n, n, asyncio.get_running_loop().create_future())
+        rows = [Row(call, index, prompt, int(seed), sampling, prompt) for index, seed in enumerate(seeds[:n])]
+        if n and not self._batch.fits(rows[0]):
+            raise DataError(
+                f"keys and values of {rows[0].end} tokens need more than kv_cache_gb = {self._options.kv_cache_gb:g}.",
+                remedy="Raise engine.kv_cache_gb, or lower max_tokens.",
+            )
+        self._waiting.extend(rows)
+        self._calls.add(call)
+        self._wake()
+        try:
+            async with asyncio.timeout(deadline_s):
+                if n:
+                    await call.future
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"engine 'hf' has sampled {n - call.missing} of {n} continuations within {deadline_s:g} s"
+                f" ({len(self._batch.rows)} rows in the batch, {len(self._waiting)} waiting, {'' if self._paused else 'not '}paused)"
+            ) from None
+        finally:
+            self._drop(call)
+        return [completion for completion in call.done if completion is not None]
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        """All under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling."""
+        scored = [np.zeros(len(sequence), np.float32) for sequence in sequences]
+        lengths = [len(sequence) for sequence in sequences]
+        for sequence in sequences:
+            self._check_ids(sequence)
+        async with self._weights:
+            for chunk in chunks(lengths, self._options.prefill_tokens):
+                for index, row in zip(chunk, score(self.model, [sequences[i] for i in chunk], temperature), strict=True):
+                    scored[index] = row
+                await asyncio.sleep(0)
+        return scored
+
+    # -- weights
+
+    async def pause(self) -> None:
+        if self._paused:
+            return
+        await self._weights.acquire()
+        self._paused = True
+        self._waiting.extendleft(reversed(self._batch.evict()))
+        self._wake()
+
+    async def resume(self, version: int) -> None:
+        self.version = version
+        if self._paused:
+            self._paused = False
+            self._weights.release()
+            self._wake()
+
+    async def close(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.cancel()
+            await asyncio.gather(self._scheduler, return_exceptions=True)
+            self._scheduler = None
+            self._fail(ProcessDied(f"engine 'hf' was closed while {len(self._calls)} calls waited for it"))
+            self.model = None
+
+    # -- the scheduler
+
+    def _wake(self) -> None:
+        if (self._waiting or self._batch.rows) and not self._paused:
+            self._work.set()
+        else:
+            self._work.clear()
+
+    async def _schedule(self) -> None:
+        while True:
+            # Between a call's arrival and this task's turn the loop has started every call of the same frame: they are
+            # admitted together, and the same frame makes the same batch every time.
+            await self._work.wait()
+            try:
+                if room := self._batch.take(self._waiting):
+                    self._settle(self._batch.admit([self._waiting.popleft() for _ in range(room)], self.version))
+                if self._batch.rows:
+                    self._settle(self._batch.step(self.version))
+            except Exception as error:  # noqa: BLE001 - whatever it is (often out of memory), the callers must hear of it
+                self._fail(error)
+            self._wake()
+            await asyncio.sleep(0)
+
+    def _settle(self, finished: Sequence[Finished]) -> None:
+        for row, completion in finished:
+            call: Call = row.owner
+            call.done[row.index] = completion
+            call.missing -= 1
+            if not call.missing and not call.future.done():
+                call.future.set_result(None)
+
+    def _drop(self, call: Call) -> None:
+        """Let go of a call that is answered, failed, late or cancelled."""
+        self._calls.discard(call)
+        if call.missing:
+            self._waiting = deque(row for row in self._waiting if row.owner is not call)
+            self._batch.remove(call)
+            self._wake()
+
+    def _fail(self, error: Exception) -> None:
+        self._waiting.clear()
+        self._batch.clear()
+        for call in self._calls:
+            if not call.future.done():
+                call.future.set_exception(error)
+
+    # -- checks
+
+    def _check(self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int]) -> None:
+        if self._scheduler is None:
+            raise AtroposError("engine 'hf' is not open: call open() first")
+        if not len(prompt):
+            raise DataError("a prompt has no tokens: there is nothing to continue")
+        self._check_ids(prompt)
+        if len(seeds) < n:
+            raise DataError(f"{n} continuations were asked for with {len(seeds)} seeds: each needs its own")
+        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+            raise DataError(f"{sampling} is impossible: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0")
+        if self._longest is not None and len(prompt) + sampling.max_tokens > self._longest:
+            raise DataError(
+                f"a prompt of {len(prompt)} tokens and max_tokens = {sampling.max_tokens} make"
+                f" {len(prompt) + sampling.max_tokens}, and the model has {self._longest} positions.",
+                remedy=f"Set max_tokens to at most {max(0, self._longest - len(prompt))}, or shorten the prompt.",
+            )
+
+    def _check_ids(self, tokens: Tokens) -> None:
+        if len(tokens) and not (int(np.min(tokens)) >= 0 and int(np.max(tokens)) < self._vocabulary):
+            raise DataError(
+                f"token ids from {int(np.min(tokens))} to {int(np.max(tokens))} are not all in the model's vocabulary"
+                f" of {self._vocabulary}: they come from another tokenizer."
+            )

@@ -1,0 +1,63 @@
+"""From a model directory to a model on its device, or a reason why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from atropos_core.errors import ConfigError, FitError
+
+
+def load_model(directory: Path, dtype: str, device: str) -> Any:
+    """The model in eval mode. Raises FitError for what the decode loop does not do, ConfigError for a bad directory."""
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"engine 'hf' cannot read a model from {directory}: {error}") from error
+    refuse_unsupported(config)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise FitError(f"engine 'hf' is to run on {device!r}, and torch finds no CUDA device.", remedy='Set engine.device = "cpu".')
+    chosen = "float32" if dtype == "auto" and device == "cpu" else dtype
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=chosen, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"engine 'hf' cannot load the model in {directory}: {error}") from error
+    return model.to(device).eval().requires_grad_(False)
+
+
+def refuse_unsupported(config: Any) -> None:
+    what = f"engine 'hf' does not run {config.model_type!r} models"
+    remedy = "Use `--engine vllm` for this model."
+    if getattr(config, "is_encoder_decoder", False):
+        raise FitError(f"{what}: it is an encoder and a decoder, and the engine decodes causal models only.", remedy=remedy)
+    try:
+        layers = DynamicCache(config=config).layers
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise FitError(f"{what}: transformers knows no cache for it ({error}).", remedy=remedy) from error
+    other = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
+    if other:
+        raise FitError(
+            f"{what}: not every layer is full attention (it has {', '.join(other)}), and the engine's cache holds"
+            " all keys and values of a sequence.",
+            remedy=remedy,
+        )
+
+
+def stop_ids(directory: Path, model: Any) -> set[int]:
+    """What ends a continuation: the eos ids of the generation config, and the tokenizer's eos token."""
+    given = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
+    found = {given} if isinstance(given, int) else set(given or ())
+    settings = directory / "tokenizer_config.json"
+    if settings.is_file() and (directory / "tokenizer.json").is_file():
+        eos = json.loads(settings.read_text(encoding="utf-8")).get("eos_token")
+        text = eos["content"] if isinstance(eos, dict) else eos
+        number = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id(text) if text else None
+        if number is not None:
+            found.add(number)
+    return found

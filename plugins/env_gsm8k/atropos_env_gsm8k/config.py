@@ -1,0 +1,32 @@
+"""Options of the environment `gsm8k`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from atropos_core.registry import Options
+
+INSTRUCTION = (
+    "Solve the problem step by step. End with the final number on a line of its own, after ####, or inside \\boxed{}."
+)
+
+
+class Gsm8kOptions(Options):
+    source: Literal["generated", "path", "hub"] = "generated"
+    path: str | None = None  # source = "path": a folder with train.jsonl and test.jsonl in GSM8K's schema
+    dataset: str = "openai/gsm8k"  # source = "hub"
+    revision: str | None = None  # source = "hub": a commit of that data set
+    problems: int = Field(1_000_000, ge=1)  # source = "generated": size of the training split
+    held_out: int = Field(10_000, ge=1)  # source = "generated": size of the test split
+    seed: int = Field(0, ge=0)  # source = "generated"
+    instruction: str = INSTRUCTION  # the system message; empty for none
+    grading: Literal["strict", "lenient"] = "strict"  # which of the two is the score; both are reported
+    grading_deadline_s: float = Field(5.0, gt=0)  # for comparing one pair of expressions
+
+    @model_validator(mode="after")
+    def _path_belongs_to_path(self) -> Gsm8kOptions:
+        if (self.path is not None) != (self.source == "path"):
+            raise ValueError('path and source = "path" go together')
+        return self

@@ -1,0 +1,98 @@
+"""Where problems come from. A source that cannot be had is an error that names the others: there is no fallback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from atropos_core.errors import DataError
+from atropos_core.types import Message, Split, Task
+from atropos_env_gsm8k.config import Gsm8kOptions
+from atropos_env_gsm8k.generate import problem
+from atropos_env_gsm8k.grading import gold_number
+
+OTHERS = 'The other sources are source = "path" (JSONL files) and source = "generated" (no data needed).'
+
+
+def load(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
+    """The tasks of a split. Raises DataError. The first load from the hub may take minutes."""
+    if options.source == "generated":
+        return GeneratedTasks(options, split)
+    if options.source == "path":
+        assert options.path is not None, "checked by the options"
+        rows = _read(Path(options.path).expanduser() / f"{split}.jsonl")
+    else:
+        rows = _fetch(options, split)
+    tasks = [as_task(row, f"{split}-{number}", options.instruction) for number, row in enumerate(rows)]
+    if not tasks:
+        raise DataError(f"gsm8k: the {split} split of {options.path or options.dataset} is empty.")
+    return tasks
+
+
+def as_task(row: dict[str, Any], name: str, instruction: str) -> Task:
+    """One problem in GSM8K's schema: question, and an answer that ends in `#### number`."""
+    try:
+        question, answer = str(row["question"]), str(row["answer"])
+    except (KeyError, TypeError):
+        raise DataError(f"gsm8k: problem {name} needs the keys 'question' and 'answer'; it is {str(row)[:100]}") from None
+    system: list[Message] = [{"role": "system", "content": instruction}] if instruction else []
+    return Task(name, (*system, {"role": "user", "content": question}), answer, {"number": gold_number(answer, name)})
+
+
+class GeneratedTasks(Sequence[Task]):
+    """Problems made when they are asked for."""
+
+    def __init__(self, options: Gsm8kOptions, split: Split) -> None:
+        self._options = options
+        self._split: Split = split
+        self._size = options.problems if split == "train" else options.held_out
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(self._size))]
+        if not -self._size <= index < self._size:
+            raise IndexError(index)
+        row = problem(self._split, index % self._size, self._options.seed)
+        return as_task(row, f"{self._split}-{index % self._size}", self._options.instruction)
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise DataError(
+            f'gsm8k: there is no file {path}. source = "path" wants a folder with train.jsonl and test.jsonl.',
+            remedy='The other sources are source = "generated" (no data needed) and source = "hub".',
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"gsm8k: {path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise DataError(f"gsm8k: {path}, line {number} is not JSON: {error}") from error
+
+
+def _fetch(options: Gsm8kOptions, split: Split) -> Iterator[dict[str, Any]]:
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise DataError(
+            'gsm8k: source = "hub" needs the library `datasets`, which is not installed. ' + OTHERS,
+            remedy='pip install "atropos-plugin-env-gsm8k[hub]"',
+        ) from error
+    try:
+        return iter(load_dataset(options.dataset, "main", split=split, revision=options.revision))
+    except (OSError, ValueError, ImportError) as error:  # the library's errors derive from these
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"gsm8k: the hub did not give {options.dataset}: {first}", remedy=OTHERS) from error

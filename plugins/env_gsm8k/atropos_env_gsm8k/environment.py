@@ -1,0 +1,46 @@
+"""The environment `gsm8k`: one question, one reply, right or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from atropos_core.interfaces import Environment, Score
+from atropos_core.types import Message, Split, Task
+from atropos_env_gsm8k.config import Gsm8kOptions
+from atropos_env_gsm8k.data import load
+from atropos_env_gsm8k.grading import Grader, lenient_answer, strict_answer
+
+
+class Gsm8k(Environment):
+    """Scores 1 for the right number and 0 for any other reply."""
+
+    def __init__(self, options: Gsm8kOptions) -> None:
+        self._options = options
+        self._tasks: dict[Split, Sequence[Task]] = {}
+        self._grader = Grader(options.grading_deadline_s)
+
+    async def open(self) -> None:
+        splits: tuple[Split, ...] = ("train", "test")
+        for split in splits:
+            self._tasks[split] = await asyncio.to_thread(load, self._options, split)
+
+    async def close(self) -> None:
+        await self._grader.close()
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        if split not in self._tasks:
+            self._tasks[split] = load(self._options, split)
+        return self._tasks[split]
+
+    async def score(self, task: Task, reply: Message) -> Score:
+        text = str(reply.get("content") or "")
+        gold = task.data["number"]
+        strict = await self._grader.equals(strict_answer(text), gold)
+        lenient = strict or await self._grader.equals(lenient_answer(text), gold)
+        correct = strict if self._options.grading == "strict" else lenient
+        return Score(
+            float(correct),
+            correct=correct,
+            metrics={"accuracy_strict": float(strict), "accuracy_lenient": float(lenient)},
+        )

@@ -1,0 +1,33 @@
+"""What this package offers: the environment `gsm8k` and the model `tiny`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from atropos_core import hookimpl
+from atropos_core.interfaces import Environment
+from atropos_core.registry import Provider, ResolvedModel, RunContext
+from atropos_env_gsm8k.config import Gsm8kOptions
+
+HERE = Path(__file__).parent
+
+
+def build(options: Gsm8kOptions, context: RunContext) -> Environment:
+    from atropos_env_gsm8k.environment import Gsm8k
+
+    return Gsm8k(options)
+
+
+@hookimpl
+def atropos_environments() -> Iterable[Provider[Environment]]:
+    return [Provider("gsm8k", "grade-school word problems, right or wrong", Gsm8kOptions, build)]
+
+
+@hookimpl
+def atropos_resolve_model(reference: str) -> ResolvedModel | None:
+    if reference != "tiny":
+        return None
+    preset = tomllib.loads((HERE / "tiny_preset.toml").read_text())
+    return ResolvedModel(HERE / "tiny", "tiny, the policy that comes with env_gsm8k", preset)

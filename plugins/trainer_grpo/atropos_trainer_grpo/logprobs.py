@@ -1,0 +1,80 @@
+"""Logprobs of given tokens, without ever holding logits for all of them.
+
+The backward pass computes the logits of a chunk again rather than keep them: memory is one chunk of [rows, vocabulary],
+however long the batch. When everything fits in one chunk its probabilities are kept, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Scored(NamedTuple):
+    """Per row [R]. Only `logprobs` has a gradient."""
+
+    logprobs: Tensor
+    entropy: Tensor  # of the whole distribution, in nats
+
+
+def token_logprobs(
+    hidden: Tensor,  # [R, C] what the language-model head sees, at the positions before `targets`
+    head: torch.nn.Linear,
+    targets: Tensor,  # i64[R]
+    temperature: Tensor,  # f32[R]
+    chunk: int,
+) -> Scored:
+    """log softmax(head(hidden) / temperature)[targets], in fp32 (fp64 for a float64 model)."""
+    if not len(targets):
+        empty = hidden.sum(dim=1)  # keeps the graph: backward() on a loss of nothing gives zeros
+        return Scored(empty, empty.detach())
+    return Scored(*_TokenLogprobs.apply(hidden, head.weight, head.bias, targets, temperature, chunk))
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropies = [], []
+        kept: Tensor | None = None
+        for begin in range(0, len(targets), chunk):
+            part = slice(begin, begin + chunk)
+            logs = _log_softmax(hidden[part], weight, bias, temperature[part])  # [r, V]
+            logprobs.append(logs.gather(1, targets[part, None])[:, 0])
+            probabilities = logs.exp()
+            entropies.append(-torch.linalg.vecdot(probabilities, logs.clamp_min_(-1e4)))  # 0 * -inf where masked
+            kept = probabilities if len(targets) <= chunk else None
+        ctx.chunk = chunk
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept)
+        entropy = torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy)
+        return torch.cat(logprobs), entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperature, kept = ctx.saved_tensors
+        into_hidden = torch.empty_like(hidden)
+        into_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for begin in range(0, len(targets), ctx.chunk):
+            part = slice(begin, begin + ctx.chunk)
+            at = targets[part, None]
+            p = _log_softmax(hidden[part], weight, bias, temperature[part]).exp_() if kept is None else kept
+            scale = (grad[part] / temperature[part].to(grad.dtype))[:, None]
+            logits = (p * -scale).scatter_add_(1, at, scale).to(hidden.dtype)  # d loss / d logits = (1[target] - p) scale
+            torch.mm(logits, weight, out=into_hidden[part])
+            if into_weight is not None:
+                into_weight.addmm_(logits.t(), hidden[part])
+            if into_bias is not None:
+                into_bias += logits.sum(dim=0)
+        return into_hidden, into_weight, into_bias, None, None, None
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    return torch.log_softmax(logits.div_(temperature[:, None].to(logits.dtype)), dim=-1)

@@ -1,0 +1,97 @@
+"""Opening a causal language model for packed training: with its weights, or as a skeleton that a bridge fills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from atropos_core.errors import FitError, WeightsMismatch
+from atropos_trainer_grpo import attention
+from atropos_trainer_grpo.logprobs import Scored, token_logprobs
+from atropos_trainer_grpo.packing import Packing
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # Gemma 2, Cohere, Granite
+
+
+def open_model(directory: Path, *, dtype: str, device: str, with_weights: bool) -> PreTrainedModel:
+    """The model in evaluation mode (no dropout). Without weights its parameters are on the meta device and its buffers
+    (rotary frequencies) on `device`. Raises FitError for a model that cannot be trained packed."""
+    attention.register()
+    logging.disable_progress_bar()
+    config = AutoConfig.from_pretrained(directory)
+    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        if hasattr(config, name):
+            setattr(config, name, 0.0)  # a policy gradient of a policy that is not the one that sampled
+    _check(config, directory)
+    wanted: Any = config.dtype if dtype == "auto" else getattr(torch, dtype)
+    model: Any  # transformers' own classes are typed in part
+    if with_weights:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, config=config, dtype=wanted, attn_implementation=attention.NAME
+        )
+        model = model.to(device)
+    else:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=attention.NAME)
+        _fill_buffers(model, device)
+    if not getattr(model, "_supports_attention_backend", False):
+        raise FitError(f"{type(model).__name__} has attention of its own, which this trainer cannot pack: use another model.")
+    if type(model.get_output_embeddings()) is not nn.Linear:
+        raise FitError(f"{type(model).__name__} has no plain linear language-model head, which this trainer needs.")
+    model.eval()
+    made: PreTrainedModel = model
+    return made
+
+
+def complete(model: nn.Module) -> None:
+    """Tie what the architecture ties, and raise WeightsMismatch where a parameter has not arrived."""
+    language_model(model).tie_weights()
+    missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if missing:
+        raise WeightsMismatch(
+            f"the bridge gave the trainer no weights for {len(missing)} parameters, {missing[0]!r} among them.",
+            remedy="Engine and trainer must open the same model directory.",
+        )
+
+
+def score(model: nn.Module, packing: Packing, predicts: Tensor, targets: Tensor, temperature: Tensor, chunk: int) -> Scored:
+    """One forward pass over a packing: logprobs of `targets` [R] at the packed places `predicts` [R] before them."""
+    whole = language_model(model)
+    hidden = whole.base_model(
+        input_ids=packing.tokens, position_ids=packing.positions, use_cache=False, packing=packing
+    ).last_hidden_state[0]
+    return token_logprobs(hidden.index_select(0, predicts), whole.get_output_embeddings(), targets, temperature, chunk)
+
+
+def language_model(model: Any) -> Any:
+    """The transformers model itself, where an adapter library has wrapped it. (Neither is typed throughout.)"""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _check(config: Any, directory: Path) -> None:
+    other = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
+    if other:
+        raise FitError(f"{directory}: layers of kind {sorted(other)} would mix packed sequences; this trainer takes attention only.")
+    for name in CHANGED_LOGITS:
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise FitError(f"{directory}: {name} = {getattr(config, name)} changes logits after the head, which this trainer cannot do.")
+
+
+def _fill_buffers(model: PreTrainedModel, device: str) -> None:
+    """Buffers are no weights: they follow from the configuration, and each module knows how to compute its own."""
+    with torch.no_grad():
+        for module in model.modules():
+            waiting = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
+            if not waiting:
+                continue
+            for name, buffer in waiting.items():
+                setattr(module, name, torch.full_like(buffer, float("nan"), device=device))
+            model._init_weights(module)
+            if any(torch.isnan(getattr(module, name)).any() for name in waiting):
+                raise FitError(f"{type(model).__name__}: {type(module).__name__} does not compute its buffers {sorted(waiting)}.")

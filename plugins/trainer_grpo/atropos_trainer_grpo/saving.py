@@ -1,0 +1,87 @@
+"""The trainer's checkpoint: a model directory that anyone can load, and beside it what only this trainer needs."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from atropos_core.errors import CheckpointError
+from atropos_trainer_grpo.model import language_model
+from atropos_trainer_grpo.optimizer import Optimizer
+
+WEIGHTS = "model.safetensors"
+STATE = "trainer_state.pt"
+TOKENIZER_FILES = (
+    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "additional_chat_templates", "generation_config.json", "spiece.model",
+)  # fmt: skip
+
+
+def save(model: nn.Module, optimizer: Optimizer, origin: Path, directory: Path) -> None:
+    """Fill an existing, empty directory: weights and config in Hugging Face form, the tokenizer of `origin`, the state."""
+    whole = language_model(model)
+    implementation = whole.config._attn_implementation
+    whole.save_pretrained(directory, max_shard_size="100TB")  # one file, whatever its size
+    whole.config._attn_implementation = implementation
+    for pattern in TOKENIZER_FILES:
+        for path in origin.glob(pattern):
+            copy = shutil.copytree if path.is_dir() else shutil.copy2
+            copy(path, directory / path.name)
+    torch.save({"optimizer": optimizer.state(), "random": _random_states()}, directory / STATE)
+
+
+@torch.no_grad()
+def restore(model: nn.Module, optimizer: Optimizer, directory: Path) -> None:
+    """Copy a saved state into the parameters where they lie, and into the optimiser. Raises CheckpointError before
+    anything has changed."""
+    try:
+        weights = load_file(directory / WEIGHTS)
+        state = torch.load(directory / STATE, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
+    parameters = dict(language_model(model).named_parameters())
+    _check_fit(weights, parameters, directory)
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])
+    optimizer.adopt()
+    optimizer.load(state["optimizer"])
+    _set_random_states(state["random"])
+
+
+def _check_fit(weights: Mapping[str, torch.Tensor], parameters: Mapping[str, nn.Parameter], directory: Path) -> None:
+    for name, parameter in parameters.items():
+        saved = weights.get(name)
+        found = None if saved is None else (tuple(saved.shape), saved.dtype)
+        if found != (tuple(parameter.shape), parameter.dtype):
+            raise CheckpointError(
+                f"{directory / WEIGHTS}: parameter {name!r} is {found or 'missing'} there, "
+                f"and {(tuple(parameter.shape), parameter.dtype)} in the model that is to take it up."
+            )
+
+
+def _random_states() -> dict[str, Any]:
+    name, keys, place, has_gauss, gauss = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), float(gauss)],
+        "python": [random.getstate()[0], list(random.getstate()[1]), random.getstate()[2]],
+    }
+
+
+def _set_random_states(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    name, keys, place, has_gauss, gauss = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), place, has_gauss, gauss))
+    version, numbers, gauss_next = states["python"]
+    random.setstate((version, tuple(numbers), gauss_next))

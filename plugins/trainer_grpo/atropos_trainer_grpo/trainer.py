@@ -1,0 +1,154 @@
+"""The trainer `grpo`: holds model and optimiser, and runs all work on one thread of its own.
+
+The thread keeps the process's event loop free to answer while a step computes, and is a single one because every
+further thread would bring a further OpenMP pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from atropos_core.errors import WeightsMismatch
+from atropos_core.interfaces import ModelInfo, Trainer, Writing
+from atropos_core.registry import RunContext
+from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_trainer_grpo import saving
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.model import complete, open_model, score
+from atropos_trainer_grpo.optimizer import Optimizer
+from atropos_trainer_grpo.packing import microbatches, pack
+from atropos_trainer_grpo.update import Update
+
+Made = TypeVar("Made")
+
+SHARED = frozenset({"posix_shm", "cuda_ipc"})  # the engine owns the weights; ours come from the bridge
+
+
+class GrpoTrainer(Trainer):
+    """GRPO, Dr.GRPO and DAPO on one device. `model` and `weights_moved` are a bridge's way in."""
+
+    model: PreTrainedModel
+
+    def __init__(self, options: GrpoOptions, context: RunContext) -> None:
+        self._options = options
+        self._context = context
+        self._device = context.devices[0]
+        self._optimizer: Optimizer | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+
+    async def open(self) -> ModelInfo:
+        return await self._run(self._open)
+
+    def weights_moved(self) -> None:
+        """Take up the parameters as they are now; what the optimiser has learned so far is kept."""
+        complete(self.model)
+        before = self._optimizer
+        self._optimizer = Optimizer(self.model.parameters(), self._options)
+        if before is not None:
+            before.close()
+            self._optimizer.take_over(before)
+
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        update = Update(self.model, self._ready(), self._options, batch, self._device, self._context.seed)
+        async with AsyncExitStack() as stack:
+            for number, chosen in enumerate(update.minibatches()):
+                await self._run(partial(update.backward, chosen))
+                if number == 0:
+                    await stack.enter_async_context(writing())
+                await self._run(update.write)
+        return update.metrics()
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        self._ready()
+        return await self._run(lambda: self._logprobs(sequences, temperature or 1.0))
+
+    async def save(self, directory: Path) -> None:
+        optimizer = self._ready()
+        await self._run(lambda: saving.save(self.model, optimizer, self._context.model, directory))
+
+    async def restore(self, directory: Path) -> None:
+        optimizer = self._ready()
+        await self._run(lambda: saving.restore(self.model, optimizer, directory))
+
+    async def close(self) -> None:
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _open(self) -> ModelInfo:
+        from atropos_core.tokenizer import fingerprint
+
+        if self._context.threads:
+            torch.set_num_threads(self._context.threads)
+        if self._context.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+            torch.use_deterministic_algorithms(True)
+        torch.manual_seed(self._context.seed)
+        shared = self._context.transport in SHARED
+        self.model = open_model(
+            self._context.model, dtype=self._options.dtype, device=self._device, with_weights=not shared
+        )
+        if self._options.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()  # transformers checkpoints only then; dropout was set to zero
+        if not shared:
+            self.weights_moved()
+        parameters = list(self.model.parameters())
+        return ModelInfo(
+            architecture=type(self.model).__name__,
+            parameters=sum(parameter.numel() for parameter in parameters),
+            vocabulary=int(self.model.config.vocab_size),
+            dtype=str(parameters[0].dtype).removeprefix("torch."),
+            device=self._device,
+            tokenizer=fingerprint(self._context.model),
+            threads=torch.get_num_threads(),
+        )
+
+    @torch.no_grad()
+    def _logprobs(self, sequences: Sequence[Tokens], temperature: float) -> list[Floats]:
+        made = [np.zeros(len(sequence), dtype=np.float32) for sequence in sequences]
+        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+        longer = np.flatnonzero(lengths > 1)
+        for part in microbatches(lengths, longer, self._options.tokens_per_microbatch):
+            tokens = np.concatenate([sequences[i] for i in part])
+            packing = pack(tokens, lengths[part], self._device)
+            follows = np.ones(len(tokens), dtype=np.bool_)
+            follows[np.cumsum(lengths[part]) - lengths[part]] = False
+            rows = np.flatnonzero(follows)
+            scored = score(
+                self.model,
+                packing,
+                packing.at(rows - 1),
+                torch.from_numpy(tokens[rows].astype(np.int64)).to(self._device),
+                torch.full((len(rows),), temperature, device=self._device),
+                self._options.logprob_chunk,
+            )
+            split = np.split(scored.logprobs.float().cpu().numpy(), np.cumsum(lengths[part] - 1)[:-1])
+            for i, values in zip(part, split, strict=True):
+                made[i][1:] = values
+        return made
+
+    def _ready(self) -> Optimizer:
+        if self._optimizer is None:
+            raise WeightsMismatch(
+                f"the trainer has no weights yet: open() comes first, and the bridge over {self._context.transport} after it."
+            )
+        return self._optimizer
+
+    async def _run(self, work: Callable[[], Made]) -> Made:
+        """`work` on the worker thread. A cancelled caller leaves only once it has ended: it may be writing weights."""
+        future = asyncio.get_running_loop().run_in_executor(self._worker, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise

@@ -1,0 +1,137 @@
+"""Tiny random models, and batches for them."""
+
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.trainer import GrpoTrainer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from atropos_core.registry import RunContext
+from atropos_core.types import Batch
+
+VOCABULARY = 37
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "initializer_range": 0.3,  # distributions that are far from flat
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_threads():
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory) -> Callable[..., Path]:
+    """A model directory: `model_of("qwen3", tied=True, dtype=torch.float32)`, made once."""
+    made: dict[tuple, Path] = {}
+
+    def make(kind: str = "qwen3", tied: bool = True, dtype: torch.dtype = torch.float32) -> Path:
+        if (kind, tied, dtype) not in made:
+            directory = tmp_path_factory.mktemp(kind)
+            torch.manual_seed(7)
+            if kind == "qwen3":
+                model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=tied))
+            else:
+                model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied))
+            model.to(dtype).save_pretrained(directory)
+            words = {"<pad>": 0, "<end>": 1} | {f"w{i}": i for i in range(2, VOCABULARY)}
+            tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+            tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+            fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>")
+            fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+            fast.save_pretrained(directory)
+            made[kind, tied, dtype] = directory
+        return made[kind, tied, dtype]
+
+    return make
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., Batch]:
+    """Groups of sequences with a common prompt; advantages are random, one per sequence."""
+
+    def make(seed: int = 0, groups: int = 3, size: int = 4, version: int = 1) -> Batch:
+        random = np.random.default_rng(seed)
+        tokens, sampled, advantages = [], [], []
+        for _ in range(groups):
+            prompt = random.integers(2, VOCABULARY, random.integers(2, 9))
+            for _ in range(size):
+                reply = random.integers(2, VOCABULARY, random.integers(1, 30))
+                tokens.append(np.concatenate([prompt, reply]))
+                sampled.append(np.arange(len(tokens[-1])) >= len(prompt))
+                advantages.append(np.where(sampled[-1], random.normal(), 0.0))
+        mask = np.concatenate(sampled)
+        sequences = groups * size
+        return Batch(
+            tokens=np.concatenate(tokens).astype(np.int32),
+            offsets=np.cumsum([0, *map(len, tokens)]).astype(np.int64),
+            sampled=mask,
+            trained=mask.copy(),
+            logprobs=np.where(mask, random.normal(-3.0, 0.5, len(mask)), 0).astype(np.float32),
+            has_logprobs=np.ones(sequences, np.bool_),
+            policy_version=np.full(len(mask), version - 1, np.int32),
+            advantages=np.concatenate(advantages).astype(np.float32),
+            temperature=np.ones(sequences, np.float32),
+            truncated=np.zeros(sequences, np.bool_),
+            group=np.repeat(np.arange(groups, dtype=np.int32), size),
+            version=version,
+        )
+
+    return make
+
+
+class Gate:
+    """Stands for a bridge: counts how often `writing` was entered, and what left it."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.failed: list[type[BaseException]] = []
+
+    @asynccontextmanager
+    async def __call__(self):
+        self.entered += 1
+        try:
+            yield
+        except BaseException as error:
+            self.failed.append(type(error))
+            raise
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+async def open_trainer(model_of, tmp_path):
+    """`await open_trainer(model, learning_rate=...)`: an open trainer in this process, closed at the end."""
+    opened: list[GrpoTrainer] = []
+
+    async def make(model: Path | None = None, *, seed: int = 0, transport: str | None = "checkpoint", **options):
+        options = {"learning_rate": 1e-2, **options}
+        context = RunContext(tmp_path, model or model_of(), seed=seed, transport=transport, threads=2)
+        trainer = GrpoTrainer(GrpoOptions(**options), context)
+        opened.append(trainer)
+        await trainer.open()
+        return trainer
+
+    yield make
+    for trainer in opened:
+        await trainer.close()

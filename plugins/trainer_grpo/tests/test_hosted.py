@@ -1,0 +1,66 @@
+"""The trainer in a real child process, behind core's hosting."""
+
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from atropos_core.errors import ConfigError, TrainingDiverged
+from atropos_core.hosting import Child, HostedTrainer
+
+
+@asynccontextmanager
+async def hosted(model, directory, **options):
+    directory.mkdir(exist_ok=True)
+    build = {
+        "kind": "trainer",
+        "name": "grpo",
+        "options": {"learning_rate": 1e-2, **options},
+        "context": {
+            "directory": str(directory), "model": str(model), "seed": 0, "deterministic": True,
+            "transport": "checkpoint", "devices": ["cpu"], "threads": 2,
+        },
+    }  # fmt: skip
+    child = await Child.start("trainer", build, directory / "log", threads=2)
+    try:
+        yield HostedTrainer(child)
+    finally:
+        await child.close()
+
+
+async def test_a_hosted_trainer_does_what_one_in_this_process_does(open_trainer, make_batch, model_of, gate, tmp_path):
+    here = await open_trainer()
+    async with hosted(model_of(), tmp_path / "child") as there:
+        info = await there.open()
+        assert (info.architecture, info.threads) == ("Qwen3ForCausalLM", 2)
+        for seed in range(2):
+            batch = make_batch(seed)
+            mine, theirs = await here.step(batch, gate), await there.step(batch, gate)
+            assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-6)
+            assert theirs["grad_norm"] == pytest.approx(mine["grad_norm"], rel=1e-4)
+        assert gate.entered == 4
+        sequence = np.arange(2, 20, dtype=np.int32)
+        assert (await there.logprobs([sequence]))[0] == pytest.approx((await here.logprobs([sequence]))[0], abs=1e-4)
+        (tmp_path / "saved").mkdir()
+        await there.save(tmp_path / "saved")
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+        for one, other in zip(here.model.parameters(), saved.parameters(), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)  # Adam divides tiny gradients by themselves
+        await there.restore(tmp_path / "saved")
+        await there.step(make_batch(3), gate)
+    assert there.child.process.returncode is not None
+
+
+async def test_errors_keep_their_class_across_the_process_boundary(make_batch, model_of, gate, tmp_path):
+    from dataclasses import replace
+
+    batch = make_batch()
+    async with hosted(model_of(), tmp_path / "child") as trainer:
+        await trainer.open()
+        with pytest.raises(TrainingDiverged):
+            await trainer.step(replace(batch, logprobs=np.where(batch.sampled, -1e3, 0).astype(np.float32)), gate)
+        with pytest.raises(ConfigError, match="top_p"):
+            await trainer.step(replace(batch, truncated=np.ones(12, np.bool_)), gate)
+        assert gate.entered == 0

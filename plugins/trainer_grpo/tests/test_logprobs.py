@@ -1,0 +1,51 @@
+"""The chunked log-softmax against torch's own."""
+
+import pytest
+import torch
+from atropos_trainer_grpo.logprobs import token_logprobs
+
+
+def case(dtype, bias=True, rows=13):
+    torch.manual_seed(0)
+    head = torch.nn.Linear(6, 11, bias=bias, dtype=dtype)
+    hidden = torch.randn(rows, 6, dtype=dtype, requires_grad=True)
+    return head, hidden, torch.randint(0, 11, (rows,)), torch.linspace(0.5, 1.5, rows)
+
+
+@pytest.mark.parametrize("chunk", [100, 13, 4])
+def test_gradients_pass_gradcheck_in_float64(chunk):
+    head, hidden, targets, temperature = case(torch.float64)
+
+    def compute(hidden, weight, bias):
+        module = torch.nn.Linear(6, 11, dtype=torch.float64)
+        del module.weight, module.bias
+        module.weight, module.bias = weight, bias
+        return token_logprobs(hidden, module, targets, temperature, chunk).logprobs
+
+    weight, bias = head.weight.detach().requires_grad_(), head.bias.detach().requires_grad_()
+    assert torch.autograd.gradcheck(compute, (hidden, weight, bias))
+
+
+def test_logprobs_and_entropy_are_those_of_the_tempered_softmax():
+    head, hidden, targets, temperature = case(torch.float64, bias=False)
+    scored = token_logprobs(hidden, head, targets, temperature, 5)
+    distribution = torch.distributions.Categorical(logits=head(hidden) / temperature[:, None])
+    torch.testing.assert_close(scored.logprobs, distribution.log_prob(targets))
+    torch.testing.assert_close(scored.entropy, distribution.entropy())
+
+
+def test_sixteen_bit_models_get_their_log_softmax_in_fp32():
+    head, hidden, targets, temperature = case(torch.bfloat16, bias=False)
+    scored = token_logprobs(hidden, head, targets, temperature, 100)
+    assert scored.logprobs.dtype == torch.float32
+    expected = torch.log_softmax(head(hidden).float() / temperature[:, None], -1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(scored.logprobs, expected)
+    scored.logprobs.sum().backward()
+    assert hidden.grad.dtype == torch.bfloat16
+
+
+def test_no_rows_are_a_loss_of_nothing_that_can_be_differentiated():
+    head, hidden, *_ = case(torch.float32, rows=0)
+    scored = token_logprobs(hidden, head, torch.zeros(0, dtype=torch.long), torch.zeros(0), 4)
+    scored.logprobs.sum().backward()
+    assert scored.logprobs.shape == (0,)

@@ -1,0 +1,80 @@
+"""AdamW in place, and fp32 masters behind 16-bit parameters."""
+
+import copy
+
+import pytest
+import torch
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.optimizer import Optimizer
+
+
+def parameters(dtype=torch.float32):
+    torch.manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((4, 5), (7,))]
+
+
+def give_gradients(targets, seed, scale=1.0):
+    torch.manual_seed(seed)
+    loss = sum((target.float() * torch.randn(target.shape) * scale).sum() for target in targets)
+    loss.backward()
+
+
+def test_steps_equal_those_of_torch_with_its_own_clipping():
+    ours, theirs = parameters(), parameters()
+    options = GrpoOptions(learning_rate=0.1, weight_decay=0.1, betas=(0.8, 0.9), max_grad_norm=0.5)
+    optimizer = Optimizer(ours, options)
+    adam = torch.optim.AdamW(theirs, lr=0.1, betas=(0.8, 0.9), weight_decay=0.1)
+    for seed in range(4):
+        give_gradients(ours, seed)
+        give_gradients(theirs, seed)
+        norm = torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+        assert float(optimizer.gradient_norm()) == pytest.approx(float(norm))
+        optimizer.step(optimizer.gradient_norm())
+        adam.step()
+        adam.zero_grad()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_sixteen_bit_parameters_follow_fp32_masters_that_see_small_updates():
+    rough, fine = parameters(torch.bfloat16), [torch.nn.Parameter(p.detach().float()) for p in parameters(torch.bfloat16)]
+    options = GrpoOptions(learning_rate=1e-4, max_grad_norm=1e9)  # below half a unit in the last place of bfloat16 at 1
+    start = copy.deepcopy(rough)
+    addresses = [parameter.data_ptr() for parameter in rough]
+    optimizers = [Optimizer(rough, options), Optimizer(fine, options)]
+    for seed in range(30):
+        for optimizer, held in zip(optimizers, (rough, fine), strict=True):
+            for micro in range(3):  # micro-batches add up in fp32
+                torch.manual_seed(seed * 10 + micro)
+                noise = [torch.randint(1, 9, p.shape) / 8 for p in held]  # exact in bfloat16
+                sum((p.float() * n).sum() for p, n in zip(held, noise, strict=True)).backward()
+            optimizer.step(optimizer.gradient_norm())
+    assert [parameter.data_ptr() for parameter in rough] == addresses
+    for low, high, begun in zip(rough, fine, start, strict=True):
+        assert torch.equal(low, high.detach().to(torch.bfloat16))
+        assert not torch.equal(low, begun)
+
+
+def test_moving_to_other_storage_keeps_moments_and_masters():
+    held = parameters(torch.bfloat16)
+    options = GrpoOptions(learning_rate=1e-3)
+    before = Optimizer(held, options)
+    moved = [torch.nn.Parameter(p.detach().clone()) for p in held]
+    stayed = [torch.nn.Parameter(p.detach().clone()) for p in held]
+    reference = Optimizer(stayed, options)
+    for optimizer, targets in ((before, held), (reference, stayed)):
+        give_gradients(targets, 0)
+        optimizer.step(optimizer.gradient_norm())
+    with torch.no_grad():
+        for new, old in zip(moved, held, strict=True):
+            new.copy_(old)
+    after = Optimizer(moved, options)
+    before.close()
+    after.take_over(before)
+    for optimizer, targets in ((after, moved), (reference, stayed)):
+        for seed in range(1, 6):
+            give_gradients(targets, seed)
+            optimizer.step(optimizer.gradient_norm())
+    assert all(torch.equal(one, other) for one, other in zip(moved, stayed, strict=True))
+    give_gradients(held, 0)
+    assert all(parameter.grad is not None for parameter in held)  # the old one has let go

@@ -1,0 +1,106 @@
+"""A checkpoint resumes to the same bits, and is a model directory that anyone can load."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from atropos_core.codec import encode_bytes
+from atropos_core.errors import CheckpointError
+
+RESUME = """
+import asyncio, json, sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+import torch
+from atropos_core.codec import decode
+from atropos_core.registry import RunContext
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.trainer import GrpoTrainer
+
+model, checkpoint, batches, options, out = sys.argv[1:]
+
+@asynccontextmanager
+async def writing():
+    yield
+
+async def main():
+    trainer = GrpoTrainer(GrpoOptions(**json.loads(options)), RunContext(Path(out), Path(model), threads=2))
+    await trainer.open()
+    await trainer.restore(Path(checkpoint))
+    for batch in decode(Path(batches).read_bytes()):
+        await trainer.step(batch, writing)
+    torch.save([p.detach() for p in trainer.model.parameters()], out + "/resumed.pt")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch, model_of, gate, tmp_path, dtype):
+    options = {"learning_rate": 1e-3, "minibatches": 2, "warmup_steps": 5, "weight_decay": 0.01}
+    directory = model_of(dtype=dtype)
+    trainer = await open_trainer(directory, **options)
+    for seed in range(3):
+        await trainer.step(make_batch(seed, version=seed + 1), gate)
+    (tmp_path / "saved").mkdir()
+    await trainer.save(tmp_path / "saved")
+    later = [make_batch(seed, version=seed + 1) for seed in range(3, 6)]
+    for batch in later:
+        await trainer.step(batch, gate)
+
+    (tmp_path / "batches").write_bytes(encode_bytes(later))
+    arguments = [directory, tmp_path / "saved", tmp_path / "batches", json.dumps(options), tmp_path]
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", RESUME, *map(str, arguments)], check=True)
+    resumed = torch.load(tmp_path / "resumed.pt")
+    for here, there in zip(trainer.model.parameters(), resumed, strict=True):
+        assert torch.equal(here, there)
+
+    addresses = [parameter.data_ptr() for parameter in trainer.model.parameters()]
+    await trainer.restore(tmp_path / "saved")  # and back, in the same process, in place
+    for batch in later:
+        await trainer.step(batch, gate)
+    for here, there in zip(trainer.model.parameters(), resumed, strict=True):
+        assert torch.equal(here, there)
+    assert [parameter.data_ptr() for parameter in trainer.model.parameters()] == addresses
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+async def test_what_is_saved_loads_as_a_model_with_its_tokenizer(open_trainer, make_batch, model_of, gate, tmp_path, kind, tied):
+    trainer = await open_trainer(model_of(kind, tied))
+    await trainer.step(make_batch(), gate)
+    (tmp_path / "saved").mkdir()
+    await trainer.save(tmp_path / "saved")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    for (name, mine), (other, theirs) in zip(trainer.model.named_parameters(), model.named_parameters(), strict=True):
+        assert name == other
+        assert torch.equal(mine, theirs)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert tokenizer("w5 w9").input_ids[-2:] == [5, 9]
+    assert tokenizer.chat_template
+    tokens = np.arange(2, 12, dtype=np.int32)
+    logs = torch.log_softmax(model(torch.from_numpy(tokens).long()[None]).logits[0, :-1], -1)
+    expected = logs.gather(1, torch.from_numpy(tokens[1:]).long()[:, None])[:, 0].detach().numpy()
+    assert (await trainer.logprobs([tokens]))[0][1:] == pytest.approx(expected, abs=1e-5)
+    await trainer.step(make_batch(1), gate)  # saving has left the trainer as it was
+
+
+async def test_a_checkpoint_of_another_model_or_none_is_refused_before_anything_changes(
+    open_trainer, model_of, tmp_path
+):
+    trainer = await open_trainer()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        await trainer.restore(tmp_path)
+    other = await open_trainer(model_of("llama"))
+    (tmp_path / "saved").mkdir()
+    await other.save(tmp_path / "saved")
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    with pytest.raises(CheckpointError, match="missing"):
+        await trainer.restore(tmp_path / "saved")
+    assert all(torch.equal(one, old) for one, old in zip(trainer.model.parameters(), before, strict=True))
