@@ -1,8 +1,38 @@
 """The core of Atropos: the vocabulary, the hooks and the loop. No ML framework inside."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 import pluggy
+
+if TYPE_CHECKING:
+    from atropos_core.conversation import Conversation as Conversation
+    from atropos_core.interfaces import Environment as Environment
+    from atropos_core.interfaces import Score as Score
+    from atropos_core.registry import Options as Options
+    from atropos_core.registry import Provider as Provider
+    from atropos_core.types import Episode as Episode
+    from atropos_core.types import Task as Task
 
 __version__ = "0.1.0"
 
 hookimpl = pluggy.HookimplMarker("atropos")
 hookspec = pluggy.HookspecMarker("atropos")
+
+_HOME = {  # what environments and plugins are written with, imported when it is asked for
+    "Conversation": "conversation",
+    "Environment": "interfaces",
+    "Episode": "types",
+    "Options": "registry",
+    "Provider": "registry",
+    "Score": "interfaces",
+    "Task": "types",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'atropos_core' has no attribute {name!r}")
+    return getattr(import_module(f"atropos_core.{_HOME[name]}"), name)

@@ -81,6 +81,8 @@ class Checkpoints:
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest that is whole. Broken ones are named through `warn`. Raises CheckpointError where there are
         some, and all are broken."""
+        for partial in self.directory.glob(".step-*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)  # whoever wrote it was killed
         found = self._found()
         for directory in reversed(found):
             try:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from atropos_core.interfaces import Finding
+
 LINE_EVERY_S = 5.0  # between progress lines where there is no terminal
 _BAR = 24
 
@@ -62,6 +64,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     out().print(_table(columns, rows, title))
 
 
+def findings(found: Iterable[Finding]) -> None:
+    """A report: what is wrong comes with what to do."""
+    words = {True: "ok", False: "BROKEN", None: "note"}
+    rows = [
+        (one.subject, words[one.ok], one.detail + (f"\n-> {one.remedy}" if one.remedy and not one.ok else ""))
+        for one in found
+    ]
+    table(("check", "", "found"), rows)
+
+
 def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -70,7 +82,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | N
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:
-        made.add_row(*(str(cell) for cell in row))
+        made.add_row(*(_safe(str(cell)) for cell in row))
     return made
 
 

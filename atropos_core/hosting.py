@@ -157,7 +157,8 @@ class LocalEndpoint(Endpoint):
     ) -> tuple[Any, list[int]]:
         from atropos_core.rpc import Reply
 
-        keywords = {"descriptors": list(descriptors)} if descriptors else {}
+        # A socket would have duplicated them: the agent owns what it is given, the caller still owns its own.
+        keywords = {"descriptors": [os.dup(descriptor) for descriptor in descriptors]} if descriptors else {}
         async with asyncio.timeout(deadline_s):
             answer = await getattr(self._agent, method)(*arguments, **keywords)
         return (answer.value, answer.descriptors) if isinstance(answer, Reply) else (answer, [])

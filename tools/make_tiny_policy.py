@@ -49,7 +49,10 @@ HELD_OUT = 1024
 def train_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -114,7 +117,9 @@ def demonstrations(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[list[int],
         index += 1
 
 
-def warm_start_step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list[tuple[list[int], list[int]]]) -> float:
+def warm_start_step(
+    model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list[tuple[list[int], list[int]]]
+) -> float:
     longest = max(len(prompt) + len(answer) for prompt, answer in batch)
     tokens = torch.full((len(batch), longest), model.config.pad_token_id)
     labels = torch.full((len(batch), longest), -100)
@@ -149,7 +154,11 @@ def answers(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompts: Sequence[str
         longest = max(len(encoded[i]) for i in rows)
         tokens = torch.tensor([[pad] * (longest - len(encoded[i])) + encoded[i] for i in rows])
         out = model.generate(
-            input_ids=tokens, attention_mask=(tokens != pad).long(), do_sample=not greedy, max_new_tokens=LONGEST_ANSWER, top_k=0
+            input_ids=tokens,
+            attention_mask=(tokens != pad).long(),
+            do_sample=not greedy,
+            max_new_tokens=LONGEST_ANSWER,
+            top_k=0,
         )
         for i, answer in zip(rows, out[:, longest:].tolist(), strict=True):
             found[i] = answer[: answer.index(end)] if end in answer else answer

@@ -14,7 +14,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-letters = list(string.digits + string.ascii_letters + string.punctuation + ' \n')
+letters = list(string.digits + string.ascii_letters + string.punctuation + " \n")
 vocabulary = {text: number for number, text in enumerate(MARKS + letters)}
 tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
 tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

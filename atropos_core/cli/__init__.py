@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import typer
+
+OWN = ("run", "resume", "eval", "plugins", "new", "check", "config", "doctor")
 
 
 def main() -> None:
@@ -17,7 +20,7 @@ def run_app(arguments: list[str]) -> int:
     from atropos_core.errors import AtroposError
 
     try:
-        make_app()(args=arguments, prog_name="atropos")
+        make_app(arguments)(args=arguments, prog_name="atropos")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except AtroposError as error:
@@ -28,8 +31,8 @@ def run_app(arguments: list[str]) -> int:
     return 0
 
 
-def make_app() -> typer.Typer:
-    """The whole command line, plugins' commands included."""
+def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
+    """The command line. Plugins' commands are in it unless `arguments` begin with one of our own."""
     from atropos_core.cli import check, config, doctor, evaluate, new, plugins, resume, run
 
     app = typer.Typer(
@@ -41,4 +44,18 @@ def make_app() -> typer.Typer:
     )
     for command in (run, resume, evaluate, plugins, new, check, config, doctor):
         command.add(app)
+    if not arguments or arguments[0] not in OWN:
+        _add_from_plugins(app)
     return app
+
+
+def _add_from_plugins(app: typer.Typer) -> None:
+    """Commands of plugins, each plugin by itself: one that raises loses its commands and is named."""
+    from atropos_core import console
+    from atropos_core.plugins import load_plugins
+
+    for implementation in load_plugins().manager.hook.atropos_commands.get_hookimpls():
+        try:
+            implementation.function(app)
+        except Exception as error:  # noqa: BLE001 - the plugin boundary: whatever a stranger's code raises is theirs
+            console.warn(f"the commands of {implementation.plugin_name} are left out: {type(error).__name__}: {error}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +38,8 @@ def evaluate(
 
       atropos eval runs/gsm8k-20260131-120000
     """
+    import asyncio
+
     from atropos_core import console
     from atropos_core.assemble import make_plan
     from atropos_core.checkpoint import Checkpoints
@@ -65,6 +66,7 @@ def evaluate(
 
 
 async def _evaluate(plan: Plan) -> Evaluation:
+    import asyncio
     import tempfile
 
     from atropos_core.assemble import build_for_evaluation

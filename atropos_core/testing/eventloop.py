@@ -40,6 +40,21 @@ class Watch:
         self.blocked: list[str] = []  # where it was interrupted
         self.longest_s = 0.0
         self.active = False  # False off the main thread, where no signal arrives
+        self.last = perf_counter()
+        self._off = False
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Time inside is not counted, and nothing is interrupted: for code that does not run beside plays."""
+        self._off = True
+        try:
+            yield
+        finally:
+            self._off, self.last = False, perf_counter()
+
+    def held_s(self) -> float:
+        """Since when the loop has not come round, as far as it counts."""
+        return 0.0 if self._off else perf_counter() - self.last
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -75,21 +90,19 @@ def watched() -> Iterator[Watch]:
     loop = asyncio.get_running_loop()
     watch = Watch()
     watch.active = threading.current_thread() is threading.main_thread()
-    last = perf_counter()
     handle: asyncio.TimerHandle
 
     def on_alarm(number: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
-        if asyncio.current_task(loop) is not None and perf_counter() - last >= BLOCKED_AFTER_S / 2:
+        if asyncio.current_task(loop) is not None and watch.held_s() >= BLOCKED_AFTER_S / 2:
             where = _where(frame)
             watch.blocked.append(where)
             raise Blocked(f"{where} held the event loop for {BLOCKED_AFTER_S:g} s")
 
     def beat() -> None:
-        nonlocal last, handle
-        now = perf_counter()
-        watch.longest_s = max(watch.longest_s, now - last - _BEAT_S)
-        last = now
+        nonlocal handle
+        watch.longest_s = max(watch.longest_s, watch.held_s() - _BEAT_S)
+        watch.last = perf_counter()
         if watch.active:
             signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
         handle = loop.call_later(_BEAT_S, beat)

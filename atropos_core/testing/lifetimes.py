@@ -10,7 +10,7 @@ from atropos_core.testing.plays import play_as_a_run_does
 from atropos_core.testing.replies import EMPTY
 from atropos_core.testing.report import of_error
 from atropos_core.testing.scripted import FailingPolicy, SilentPolicy
-from atropos_core.types import Task
+from atropos_core.types import Episode, Task
 
 CANCELLED_WITHIN_S = 2.0
 ASKED_WITHIN_S = 10.0
@@ -52,7 +52,7 @@ async def fail_a_play(environment: Environment, task: Task) -> str:
     return f"task {task.id!r}: asked a late engine again and again for {CANCELLED_WITHIN_S:g} s"
 
 
-async def _end(play: asyncio.Future[object]) -> None:
+async def _end(play: asyncio.Future[Episode]) -> None:
     for _ in range(3):
         if play.done():
             break

@@ -25,8 +25,10 @@ class Played:
     script: Script
     seed: int
     policy: ScriptedPolicy
-    episode: Episode | None
+    episode: Episode | None = None
     error: str = ""
+    unended: bool = False  # it had to be ended
+    given_up: bool = False  # it was never begun: too many before it did not end
 
     @property
     def label(self) -> str:
@@ -79,8 +81,10 @@ async def attempt(
         async with asyncio.timeout(deadline_s):
             episode = await play_as_a_run_does(environment, task, policy, seed)
     except TimeoutError:
-        return Played(task, script, seed, policy, None, f"did not end within {deadline_s:g} s")
-    except (Exception, Blocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+        return Played(task, script, seed, policy, None, f"did not end within {deadline_s:g} s", unended=True)
+    except Blocked as error:
+        return Played(task, script, seed, policy, None, str(error), unended=True)
+    except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
         return Played(task, script, seed, policy, None, of_error(error))
     if not isinstance(episode, Episode):
         return Played(task, script, seed, policy, None, f"gave a {type(episode).__name__}, not an Episode")

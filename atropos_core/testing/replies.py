@@ -74,6 +74,7 @@ def hedges(answers: Sequence[str]) -> list[Script]:
         return Script(
             f"all answers as {shape.format('x')}",
             lambda task, seed: "\n".join(shape.format(each) for each in candidates(task)),
+            innocent=False,
         )
 
     return [script(shape) for shape in SHAPES]

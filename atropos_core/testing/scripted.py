@@ -25,11 +25,12 @@ _LOGPROB = -0.5
 
 @dataclass(frozen=True)
 class Script:
-    """What a policy says: `reply(task, seed)`, on every turn."""
+    """What a policy says: `reply(task, seed)`, on every turn. An innocent one may hold an answer by chance alone."""
 
     name: str
     reply: Callable[[Task, int], str]
     finish: Finish = "stop"
+    innocent: bool = True
 
 
 class ScriptedPolicy(Policy):

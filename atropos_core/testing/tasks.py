@@ -20,7 +20,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 SAME_PROMPTS = 0.5  # of the held-out tasks that are also training tasks: above, nothing is held out
 
 
-class Split_:
+class Looked:
     """The tasks of one split that were looked at, by index."""
 
     def __init__(self, name: Split) -> None:
@@ -31,21 +31,21 @@ class Split_:
         self.unstable: list[str] = []
 
 
-def look_at(environment: Environment, name: Split) -> Split_:
-    """Sample a split as a run uses it: `len` and indexing, each index twice."""
-    split = Split_(name)
+def look_at(environment: Environment, name: Split, at: Sequence[int] | None = None) -> Looked:
+    """Sample a split as a run uses it: `len` and indexing, each index twice. With `at`, these indices alone."""
+    split = Looked(name)
     try:
-        found = environment.tasks(name)
+        found, anew = environment.tasks(name), environment.tasks(name)
         split.size = len(found)
     except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
         split.problems.append(f"tasks({name!r}) raises {of_error(error)}")
         return split
     until = perf_counter() + PATIENCE_S
-    for index in _indices(split.size):
+    for index in _indices(split.size) if at is None else at:
         if perf_counter() > until:
             break
         try:
-            task, again = found[index], environment.tasks(name)[index]
+            task, again = found[index], anew[index]
         except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
             split.problems.append(f"tasks({name!r})[{index}] raises {of_error(error)}")
             continue
@@ -58,7 +58,7 @@ def look_at(environment: Environment, name: Split) -> Split_:
     return split
 
 
-def check_tasks(report: Report, train: Split_, test: Split_) -> None:
+def check_tasks(report: Report, train: Looked, test: Looked) -> None:
     """`tasks`, `stable tasks`, `unique ids` and `splits`."""
     problems = [*train.problems, *test.problems]
     if not train.size and not train.problems:
@@ -125,7 +125,7 @@ def portrait(task: Any) -> str:
     return json.dumps(vars(task), default=repr, sort_keys=True) if isinstance(task, Task) else repr(task)
 
 
-def _check_splits(report: Report, train: Split_, test: Split_) -> None:
+def _check_splits(report: Report, train: Looked, test: Looked) -> None:
     shared = sorted({task.id for task in train.tasks.values()} & {task.id for task in test.tasks.values()})
     problems = [f"id {name!r} is in train and in test" for name in shared]
     prompts = {json.dumps(task.messages, default=repr) for task in train.tasks.values()}

@@ -1,0 +1,77 @@
+"""Rules that the design states about names and imports, read off the files."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import REPOSITORY
+
+CORE = REPOSITORY / "atropos_core"
+PLUGINS = sorted(path.parent for path in (REPOSITORY / "plugins").glob("*/pyproject.toml"))
+FRAMEWORKS = {"torch", "transformers", "peft", "vllm", "skyrl", "gem", "ray", "datasets"}
+LIGHT = {"atropos_core", "numpy", "pydantic", "pluggy"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every top-level package that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name.split(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.split(".")[0]
+
+
+def test_core_imports_no_framework_and_no_plugin():
+    ours = {f"atropos_{plugin.name}" for plugin in PLUGINS}
+    for path in CORE.rglob("*.py"):
+        if "templates" not in path.parts:
+            assert not (FRAMEWORKS | ours) & set(imports(path)), path
+
+
+def test_only_the_command_line_and_the_console_import_typer_and_rich():
+    allowed = {CORE / "console.py", CORE / "hooks.py"}  # hooks.py names typer's type for checkers alone
+    for path in CORE.rglob("*.py"):
+        if path not in allowed and path.parent != CORE / "cli" and "templates" not in path.parts:
+            assert not {"typer", "rich"} & set(imports(path)), path
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_a_plugin_describes_itself_without_anything_heavy_and_imports_no_other_plugin(plugin):
+    package = plugin / f"atropos_{plugin.name}"
+    others = {f"atropos_{other.name}" for other in PLUGINS} - {package.name}
+    for path in package.rglob("*.py"):
+        assert not others & set(imports(path)), path
+        if path.name in ("plugin.py", "config.py"):
+            heavy = set(imports(path)) - LIGHT - {package.name} - set(sys.stdlib_module_names)
+            assert not heavy, (path, heavy)
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_every_name_of_a_plugin_derives_from_its_folder(plugin):
+    project = tomllib.loads((plugin / "pyproject.toml").read_text())["project"]
+    assert project["name"] == f"atropos-plugin-{plugin.name.replace('_', '-')}"
+    assert project["entry-points"]["atropos"] == {plugin.name: f"atropos_{plugin.name}.plugin"}
+    assert (plugin / f"atropos_{plugin.name}" / "__init__.py").is_file()
+    assert (plugin / "README.md").is_file()
+    assert list((plugin / "tests").glob("test_*.py"))
+
+
+def test_importing_core_and_listing_plugins_imports_no_torch():
+    script = (
+        "import sys, atropos_core; from atropos_core.cli import run_app; "
+        "code = run_app(['plugins']) or run_app(['--help']); "
+        "sys.exit(code or bool({'torch', 'transformers', 'sympy'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_import_rule_sees_an_import_inside_a_function(tmp_path):
+    (tmp_path / "sly.py").write_text("def f():\n    from torch import nn\n")
+    assert set(imports(tmp_path / "sly.py")) == {"torch"}

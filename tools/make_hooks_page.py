@@ -1,0 +1,55 @@
+"""Writes docs/hooks.md from the hook specifications. Run from the project root: python tools/make_hooks_page.py"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from atropos_core import hooks
+
+HEAD = """# What a plugin may add
+
+*Made by `tools/make_hooks_page.py` from `atropos_core/hooks.py`; a test holds the two together.*
+
+A plugin is a Python package with an entry point in the group `atropos`:
+
+```toml
+[project.entry-points.atropos]
+env_hello = "atropos_env_hello.plugin"
+```
+
+The module named there implements any of the hooks below. `atropos new environment hello` writes such a package, and
+`atropos check hello` puts what it offers through the contract tests.
+
+Hooks are asked once, at start-up, and answer with a `Provider` per component: its name, one line about it, the class of
+its options, and `build(options, context)`, which imports what is heavy. Installing a package never changes a run: a
+component works when the run file or a flag names it. A plugin that does not load is reported by `atropos plugins`, and
+only a run that names it fails.
+
+| field of `Provider` | |
+|---|---|
+| `name` | what the user types |
+| `summary` | one line for `atropos plugins` |
+| `config` | a pydantic model of its options (`atropos_core.Options` refuses unknown keys) |
+| `build` | `(options, RunContext) -> component`; called in the process that the component lives in |
+| `transports` | engines, trainers, bridges: how weights can travel, given the options |
+| `requires` | modules that must be installed, or `"cuda"`; checked before `build` |
+| `runs_in` | `"process"`: in a child process of its own, behind the same interface |
+| `core_api` | the versions of atropos-core that it was made for |
+
+What each kind of component must do is in `atropos_core/interfaces.py`.
+
+"""
+
+
+def page() -> str:
+    sections = []
+    for name, hook in vars(hooks).items():
+        if name.startswith("atropos_"):
+            signature = str(inspect.signature(hook)).replace("'", "")
+            sections.append(f"### `{name}{signature}`\n\n{inspect.getdoc(hook)}\n")
+    return HEAD + "\n".join(sections)
+
+
+if __name__ == "__main__":
+    Path("docs/hooks.md").write_text(page())
