@@ -10,14 +10,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, ConfigDict
 
 from atropos_core import __version__
 from atropos_core.errors import ConfigError, FitError, PluginError, UnknownComponent
-from atropos_core.interfaces import Environment, Transport
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Environment, Transport
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -179,6 +181,8 @@ def check_requires(offer: Offer, devices: Iterable[str] = ()) -> None:
 
 
 def _provider_of_class(reference: str) -> Provider[Environment]:
+    from atropos_core.interfaces import Environment
+
     made = load_reference(reference)
     if not (inspect.isclass(made) and issubclass(made, Environment)):
         raise ConfigError(f"{reference!r} is not a class derived from atropos_core.Environment, but {made!r}.")
@@ -195,6 +199,8 @@ def _provider_of_class(reference: str) -> Provider[Environment]:
 
 def load_reference(reference: str) -> Any:
     """Import `pkg.mod:Name` or `./file.py:Name`. A file with a single environment needs no `:Name`."""
+    from atropos_core.interfaces import Environment
+
     where, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
     try:
         module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)

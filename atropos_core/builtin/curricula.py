@@ -9,13 +9,8 @@ import numpy as np
 
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Curriculum, Outcome, TaskSource
-from atropos_core.registry import Options
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, ScoredGroup
-
-
-class OrderOptions(Options):
-    pass
 
 
 class OrderedCurriculum(Curriculum):

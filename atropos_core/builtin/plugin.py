@@ -1,15 +1,25 @@
-"""The built-in components."""
+"""The built-in components. What they are made of is imported when a run names them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.interfaces import Bridge, Curriculum, Engine, Reward, Sink, Trainer, Transform, Transport
+from atropos_core.builtin import config
 from atropos_core.registry import NoOptions, Provider, ResolvedModel, RunContext
 
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Bridge, Curriculum, Engine, Reward, Sink, Trainer, Transform, Transport
+
 TOY_MODEL = Path(__file__).parent / "toy_model"
+
+
+def _of(module: str, make: Callable[[Any, Any, RunContext], Any]) -> Callable[[Any, RunContext], Any]:
+    """`build` that imports `atropos_core.builtin.MODULE` first: make(module, options, context)."""
+    return lambda options, context: make(import_module(f"atropos_core.builtin.{module}"), options, context)
 
 
 def _in_process(options: object) -> frozenset[Transport]:
@@ -18,114 +28,63 @@ def _in_process(options: object) -> frozenset[Transport]:
 
 @hookimpl
 def atropos_rewards() -> Iterable[Provider[Reward]]:
-    from atropos_core.builtin import rewards as r
+    def made(name: str, summary: str, options: Any, make: Callable[[Any, Any, RunContext], Any]) -> Provider[Reward]:
+        return Provider(name, summary, options, _of("rewards", make))
 
-    return [
-        Provider("environment", "the score that the environment gave", NoOptions, lambda o, c: r.EnvironmentReward()),
-        Provider(
-            "exact", "1 where the reply is the answer, to the letter", r.ExactOptions, lambda o, c: r.ExactReward(o)
-        ),
-        Provider(
-            "numeric",
-            "1 where the last number of the reply is the answer's",
-            r.NumericOptions,
-            lambda o, c: r.NumericReward(o),
-        ),
-        Provider(
-            "format", "the share of wanted patterns in the reply", r.FormatOptions, lambda o, c: r.FormatReward(o)
-        ),
-        Provider(
-            "length", "0 for short rollouts, down to -1 for long ones", r.LengthOptions, lambda o, c: r.LengthReward(o)
-        ),
-    ]
+    yield made("environment", "the score that the environment gave", NoOptions, lambda m, o, c: m.EnvironmentReward())
+    yield made("exact", "1 where the reply is the answer", config.ExactOptions, lambda m, o, c: m.ExactReward(o))
+    yield made("numeric", "1 where its last number is right", config.NumericOptions, lambda m, o, c: m.NumericReward(o))
+    yield made("format", "the share of patterns it has", config.FormatOptions, lambda m, o, c: m.FormatReward(o))
+    yield made("length", "0 for short, down to -1 for long", config.LengthOptions, lambda m, o, c: m.LengthReward(o))
 
 
 @hookimpl
 def atropos_transforms() -> Iterable[Provider[Transform]]:
-    from atropos_core.builtin import transforms as t
-
-    return [
-        Provider(
-            "group_advantage",
-            "reward against the group's mean, by its deviation (GRPO)",
-            t.GroupAdvantageOptions,
-            lambda o, c: t.GroupAdvantage(o),
-        ),
-        Provider("drop_flat", "leave out groups whose rewards are all equal", NoOptions, lambda o, c: t.DropFlat()),
-    ]
+    advantage = _of("transforms", lambda m, o, c: m.GroupAdvantage(o))
+    summary = "reward against the group's mean, by its deviation (GRPO)"
+    yield Provider("group_advantage", summary, config.GroupAdvantageOptions, advantage)
+    flat = _of("transforms", lambda m, o, c: m.DropFlat())
+    yield Provider("drop_flat", "leave out groups whose rewards are all equal", NoOptions, flat)
 
 
 @hookimpl
 def atropos_curricula() -> Iterable[Provider[Curriculum]]:
-    from atropos_core.builtin import curricula as c
+    def ordered(*, shuffled: bool) -> Callable[[Any, RunContext], Any]:
+        return _of("curricula", lambda m, o, c: m.OrderedCurriculum(c.seed, shuffled=shuffled))
 
-    return [
-        Provider(
-            "shuffled",
-            "every task once an epoch, in an order of its own each time",
-            c.OrderOptions,
-            lambda o, x: c.OrderedCurriculum(x.seed, shuffled=True),
-        ),
-        Provider(
-            "sequential",
-            "every task once an epoch, in the data's order",
-            c.OrderOptions,
-            lambda o, x: c.OrderedCurriculum(x.seed, shuffled=False),
-        ),
-    ]
+    yield Provider("shuffled", "every task once an epoch, in a new order each time", NoOptions, ordered(shuffled=True))
+    yield Provider("sequential", "every task once an epoch, in the data's order", NoOptions, ordered(shuffled=False))
 
 
 @hookimpl
 def atropos_sinks() -> Iterable[Provider[Sink]]:
-    from atropos_core.builtin import sinks as s
-
-    return [
-        Provider("console", "progress on the terminal", NoOptions, lambda o, c: s.ConsoleSink(c.steps)),
-        Provider(
-            "jsonl",
-            "metrics.jsonl and rollouts/ in the run directory",
-            s.JsonlOptions,
-            lambda o, c: s.JsonlSink(o, c.directory),
-        ),
-    ]
+    console = _of("sinks", lambda m, o, c: m.ConsoleSink(c.steps))
+    yield Provider("console", "progress on the terminal", NoOptions, console)
+    jsonl = _of("sinks", lambda m, o, c: m.JsonlSink(o, c.directory))
+    yield Provider("jsonl", "metrics.jsonl and rollouts/ in the run directory", config.JsonlOptions, jsonl)
 
 
 @hookimpl
 def atropos_bridges() -> Iterable[Provider[Bridge]]:
-    def build(options: NoOptions, context: RunContext) -> Bridge:
-        from atropos_core.builtin.local import LocalBridge
-
-        return LocalBridge()
-
-    return [Provider("local", "for an engine and a trainer in one process", NoOptions, build, _in_process)]
+    local = _of("local", lambda m, o, c: m.LocalBridge())
+    yield Provider("local", "for an engine and a trainer in one process", NoOptions, local, _in_process)
 
 
 @hookimpl
 def atropos_engines() -> Iterable[Provider[Engine]]:
-    from atropos_core.builtin import toy
-
-    return [
-        Provider("toy", "a table of next-token logits, for tests", toy.ToyEngineOptions, toy.ToyEngine, _in_process)
-    ]
+    toy = _of("toy", lambda m, o, c: m.ToyEngine(o, c))
+    yield Provider("toy", "a table of next-token logits, for tests", config.ToyEngineOptions, toy, _in_process)
 
 
 @hookimpl
 def atropos_trainers() -> Iterable[Provider[Trainer]]:
-    from atropos_core.builtin import toy
-
-    return [
-        Provider("toy", "REINFORCE on the toy table, for tests", toy.ToyTrainerOptions, toy.ToyTrainer, _in_process)
-    ]
+    toy = _of("toy", lambda m, o, c: m.ToyTrainer(o, c))
+    yield Provider("toy", "REINFORCE on the toy table, for tests", config.ToyTrainerOptions, toy, _in_process)
 
 
 @hookimpl
 def atropos_resolve_model(reference: str) -> ResolvedModel | None:
     if reference != "toy":
         return None
-    preset = {
-        "engine": {"use": "toy"},
-        "trainer": {"use": "toy"},
-        "bridge": {"use": "local"},
-        "sampling": {"max_tokens": 8},
-    }
-    return ResolvedModel(TOY_MODEL, "a table of next-token logits, for tests", preset)
+    parts = {"engine": {"use": "toy"}, "trainer": {"use": "toy"}, "bridge": {"use": "local"}}
+    return ResolvedModel(TOY_MODEL, "a table of next-token logits, for tests", {**parts, "sampling": {"max_tokens": 8}})

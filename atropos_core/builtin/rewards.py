@@ -6,11 +6,10 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import Field
 
+from atropos_core.builtin.config import ExactOptions, FormatOptions, LengthOptions, NumericOptions
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Reward
-from atropos_core.registry import Options
 from atropos_core.types import Episode, Floats, Task
 
 NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
@@ -21,11 +20,6 @@ class EnvironmentReward(Reward):
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
         return np.array([episode.score for episode in episodes], np.float32)
-
-
-class ExactOptions(Options):
-    strip: bool = True  # leading and trailing white space does not count
-    ignore_case: bool = False
 
 
 class ExactReward(Reward):
@@ -43,10 +37,6 @@ class ExactReward(Reward):
         return text.casefold() if self._options.ignore_case else text
 
 
-class NumericOptions(Options):
-    tolerance: float = Field(1e-6, ge=0)  # relative to the answer, or absolute where that is below 1
-
-
 class NumericReward(Reward):
     """1 where the last number of the last reply is the last number of the task's answer; else 0."""
 
@@ -62,10 +52,6 @@ class NumericReward(Reward):
         return np.array([number is not None and abs(number - wanted) <= slack for number in found], np.float32)
 
 
-class FormatOptions(Options):
-    patterns: tuple[str, ...] = (r"\\boxed\{[^{}]+\}|####\s*\S",)  # regular expressions, searched in the last reply
-
-
 class FormatReward(Reward):
     """The share of the patterns that the last reply has in it."""
 
@@ -75,11 +61,6 @@ class FormatReward(Reward):
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
         replies = [last_reply(episode) for episode in episodes]
         return np.array([np.mean([bool(of.search(reply)) for of in self._patterns]) for reply in replies], np.float32)
-
-
-class LengthOptions(Options):
-    free_tokens: int = Field(64, ge=0)  # up to here the reward is 0
-    limit_tokens: int = Field(256, ge=1)  # from here on it is -1, linear between
 
 
 class LengthReward(Reward):

@@ -11,17 +11,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from pydantic import Field
 
+from atropos_core.builtin.config import JsonlOptions
 from atropos_core.console import StepProgress
 from atropos_core.errors import RunDirectoryError
 from atropos_core.interfaces import Sink
-from atropos_core.registry import Options
 from atropos_core.types import Metrics, ScoredGroup
-
-
-class JsonlOptions(Options):
-    rollouts_every: int = Field(1, ge=0)  # steps; 0: never write rollouts
 
 
 class JsonlSink(Sink):

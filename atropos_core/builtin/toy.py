@@ -12,24 +12,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
+from atropos_core.builtin.config import ToyEngineOptions, ToyTrainerOptions
 from atropos_core.errors import TrainingDiverged
 from atropos_core.hosting import LocalEndpoint
 from atropos_core.interfaces import Engine, ModelInfo, Trainer, Writing
-from atropos_core.registry import Options, RunContext
+from atropos_core.registry import RunContext
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens
 
 Table = NDArray[np.float64]
-
-
-class ToyEngineOptions(Options):
-    latency_s: float = Field(0.0, ge=0)  # what each call takes
-
-
-class ToyTrainerOptions(Options):
-    learning_rate: float = Field(1.0, gt=0)
 
 
 class ToyEngine(Engine):

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atropos_core.advantages import group_advantages, is_flat
+from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.interfaces import Transform
-from atropos_core.registry import Options
 from atropos_core.types import ScoredGroup
-
-
-class GroupAdvantageOptions(Options):
-    divide_by_std: bool = True  # False: Dr.GRPO
 
 
 class GroupAdvantage(Transform):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from atropos_bridge_ipc.bridge import IpcBridge
 from atropos_bridge_ipc.config import IpcOptions
 from atropos_core import hookimpl
-from atropos_core.interfaces import Bridge, Transport
 from atropos_core.registry import Provider, RunContext
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Bridge, Transport
 
 
 def build(options: IpcOptions, context: RunContext) -> Bridge:
+    from atropos_bridge_ipc.bridge import IpcBridge
+
     return IpcBridge(options, context)
 
 

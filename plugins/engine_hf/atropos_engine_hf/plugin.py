@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.interfaces import Engine, Transport
 from atropos_core.registry import Provider, RunContext
 from atropos_engine_hf.config import HFOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Engine, Transport
 
 
 def build(options: HFOptions, context: RunContext) -> Engine:
@@ -17,10 +20,8 @@ def build(options: HFOptions, context: RunContext) -> Engine:
 
 
 def transports(options: HFOptions) -> frozenset[Transport]:
-    """By the device in the options; where the run chooses the device, either way of sharing memory is open."""
-    if options.device is None:
-        return frozenset({"posix_shm", "cuda_ipc", "checkpoint"})
-    return frozenset({"cuda_ipc" if options.device.startswith("cuda") else "posix_shm", "checkpoint"})
+    """Which way of sharing memory it is, the run's devices decide."""
+    return frozenset({"posix_shm", "cuda_ipc", "checkpoint"})
 
 
 @hookimpl

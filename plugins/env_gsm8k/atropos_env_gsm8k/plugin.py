@@ -5,11 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.interfaces import Environment
 from atropos_core.registry import Provider, ResolvedModel, RunContext
 from atropos_env_gsm8k.config import Gsm8kOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Environment
 
 HERE = Path(__file__).parent
 

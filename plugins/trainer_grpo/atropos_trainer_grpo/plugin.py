@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.interfaces import Trainer, Transport
 from atropos_core.registry import Provider, RunContext
 from atropos_trainer_grpo.config import GrpoOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Trainer, Transport
 
 
 def build(options: GrpoOptions, context: RunContext) -> Trainer:

@@ -1,0 +1,41 @@
+"""Options of the built-in components."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from atropos_core.registry import Options
+
+
+class ExactOptions(Options):
+    strip: bool = True  # leading and trailing white space does not count
+    ignore_case: bool = False
+
+
+class NumericOptions(Options):
+    tolerance: float = Field(1e-6, ge=0)  # relative to the answer, or absolute where that is below 1
+
+
+class FormatOptions(Options):
+    patterns: tuple[str, ...] = (r"\\boxed\{[^{}]+\}|####\s*\S",)  # regular expressions, searched in the last reply
+
+
+class LengthOptions(Options):
+    free_tokens: int = Field(64, ge=0)  # up to here the reward is 0
+    limit_tokens: int = Field(256, ge=1)  # from here on it is -1, linear between
+
+
+class GroupAdvantageOptions(Options):
+    divide_by_std: bool = True  # False: Dr.GRPO
+
+
+class JsonlOptions(Options):
+    rollouts_every: int = Field(1, ge=0)  # steps; 0: never write rollouts
+
+
+class ToyEngineOptions(Options):
+    latency_s: float = Field(0.0, ge=0)  # what each call takes
+
+
+class ToyTrainerOptions(Options):
+    learning_rate: float = Field(1.0, gt=0)
