@@ -46,7 +46,9 @@ def model_without_stops(source: Path, out: Path) -> str:
         )), "a random model of the tiny policy's shape"  # fmt: skip
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     model.save_pretrained(out)
-    (out / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}')
+    (out / "tokenizer.json").write_text(
+        '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
+    )
     return name
 
 
@@ -116,8 +118,11 @@ async def main() -> None:
         build = {"kind": "engine", "name": "hf", "options": {"max_batch": 512}, "context": context}
         hosted = HostedEngine(await Child.start("engine", build, directory / "engine.log", threads=options.threads))
         await hosted.open()
-        print(f"{name}: {info.parameters:,} parameters, {info.dtype}, {options.threads} threads, torch {torch.__version__};")
-        print(f"prompts of about {options.prompt} tokens, {options.group} continuations of {options.new} tokens each; load {os.getloadavg()[0]:.1f}\n")
+        print(
+            f"{name}: {info.parameters:,} parameters, {info.dtype}, {options.threads} threads, torch {torch.__version__};"
+        )
+        shape = f"{options.group} continuations of {options.new} tokens each"
+        print(f"prompts of about {options.prompt} tokens, {shape}; load {os.getloadavg()[0]:.1f}\n")
         print("rows   generate  in process (ratio)     hosted (ratio)   [tokens/s]")
         try:
             for rows in options.rows:

@@ -83,7 +83,9 @@ class TrainerAgent(_Agent):
         described, found = tensors.describe(model)
         check(manifest, described, len(flat))
         rebuild_transient(model, flat.device)
-        check_rebuilt(manifest.rebuilt, {name: tensors.digest(buffer) for name, buffer in tensors.transient(model).items()})
+        check_rebuilt(
+            manifest.rebuilt, {name: tensors.digest(buffer) for name, buffer in tensors.transient(model).items()}
+        )
         theirs = {name: entry for entry in manifest.tensors for name in entry.names}
         for entry, old in zip(described, found, strict=True):
             shared = tensors.view(flat, theirs[entry.name])
@@ -92,8 +94,12 @@ class TrainerAgent(_Agent):
             for name in entry.names:
                 module, leaf = tensors.owners(model, name)
                 (module._parameters if isinstance(old, nn.Parameter) else module._buffers)[leaf] = new  # type: ignore[assignment]
-        if left := [name for name, tensor in {**tensors.saved(model), **tensors.transient(model)}.items() if tensor.is_meta]:
-            raise WeightsMismatch(f"the trainer's model still has {left[0]!r} on the meta device: it would compute nothing.")
+        if left := [
+            name for name, tensor in {**tensors.saved(model), **tensors.transient(model)}.items() if tensor.is_meta
+        ]:
+            raise WeightsMismatch(
+                f"the trainer's model still has {left[0]!r} on the meta device: it would compute nothing."
+            )
         self._flat = flat
         self.holder.weights_moved()
         return {"segment": identity}
@@ -103,7 +109,11 @@ def rebuild_transient(model: nn.Module, device: torch.device) -> None:
     """Make the buffers that a skeleton has on the meta device, and that no weights file holds, as the model itself does.
     The parameters must still be on the meta device, or the model would initialise them as well."""
     for module in list(model.modules()):
-        lost = [leaf for leaf in module._non_persistent_buffers_set if (buffer := module._buffers[leaf]) is not None and buffer.is_meta]
+        lost = [
+            leaf
+            for leaf in module._non_persistent_buffers_set
+            if (buffer := module._buffers[leaf]) is not None and buffer.is_meta
+        ]
         if not lost:
             continue
         # Not a number: what the model then fails to set cannot pass for a value.

@@ -38,7 +38,7 @@ class IpcBridge(Bridge):
         if len(engines) != 1:
             raise FitError(
                 f"bridge 'ipc' shares one copy of the weights between the trainer and one engine; this run has {len(engines)} engines.",
-                remedy="Set engine.count = 1, or use `--bridge checkpoint`.",
+                remedy="Run one engine, or use `--bridge checkpoint`.",
             )
         self._trainer, self._engine = trainer, engines[0]
         offer, descriptors = await self._ask(self._engine.endpoint, "export", self._transport)
@@ -48,7 +48,9 @@ class IpcBridge(Bridge):
             for descriptor in descriptors:
                 os.close(descriptor)
         if receipt["segment"] != offer["segment"]:
-            raise WeightsMismatch(f"the trainer has mapped segment {receipt['segment']}, and the engine exported {offer['segment']}.")
+            raise WeightsMismatch(
+                f"the trainer has mapped segment {receipt['segment']}, and the engine exported {offer['segment']}."
+            )
         await self._agree(self._engine.endpoint, trainer, "the engine", "the trainer", slot=0)
         await self._agree(trainer, self._engine.endpoint, "the trainer", "the engine", slot=1)
 

@@ -11,5 +11,7 @@ class IpcOptions(Options):
     """Options of the bridge "ipc"."""
 
     connect_deadline_s: float = Field(
-        300.0, gt=0, description="seconds for the one move of the weights into the shared segment, at start (about 1 s a gigabyte)"
+        300.0,
+        gt=0,
+        description="seconds for the one move of the weights into the shared segment, at start (about 1 s a gigabyte)",
     )

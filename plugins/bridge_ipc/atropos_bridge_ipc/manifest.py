@@ -60,7 +60,8 @@ class Manifest:
     @classmethod
     def decoded(cls, value: Mapping[str, Any]) -> Manifest:
         tensors = (
-            Tensor(**{**entry, **{key: tuple(entry[key]) for key in ("aliases", "shape", "stride")}}) for entry in value["tensors"]
+            Tensor(**{**entry, **{key: tuple(entry[key]) for key in ("aliases", "shape", "stride")}})
+            for entry in value["tensors"]
         )
         return cls(value["size"], tuple(tensors), dict(value["rebuilt"]))
 
@@ -88,11 +89,13 @@ def check(offered: Manifest, wanted: Sequence[Tensor], mapped_bytes: int) -> Non
     ours = {name: tensor for tensor in wanted for name in tensor.names}
     if missing := sorted(ours.keys() - theirs.keys()):
         raise WeightsMismatch(
-            f"the trainer's model has {_some(missing)} ({ours[missing[0]]}), and the engine's has no such tensor.", remedy=SAME_MODEL
+            f"the trainer's model has {_some(missing)} ({ours[missing[0]]}), and the engine's has no such tensor.",
+            remedy=SAME_MODEL,
         )
     if extra := sorted(theirs.keys() - ours.keys()):
         raise WeightsMismatch(
-            f"the engine's model has {_some(extra)} ({theirs[extra[0]]}), and the trainer's has no such tensor.", remedy=SAME_MODEL
+            f"the engine's model has {_some(extra)} ({theirs[extra[0]]}), and the trainer's has no such tensor.",
+            remedy=SAME_MODEL,
         )
     for tensor in wanted:
         other = theirs[tensor.name]
@@ -103,19 +106,25 @@ def check(offered: Manifest, wanted: Sequence[Tensor], mapped_bytes: int) -> Non
             )
         for what in ("dtype", "shape", "stride"):
             if getattr(tensor, what) != getattr(other, what):
-                raise WeightsMismatch(f"{tensor.name!r}: {what} differs.\n  trainer: {tensor}\n  engine:  {other}", remedy=SAME_MODEL)
+                raise WeightsMismatch(
+                    f"{tensor.name!r}: {what} differs.\n  trainer: {tensor}\n  engine:  {other}", remedy=SAME_MODEL
+                )
 
 
 def _check_segment(offered: Manifest, mapped_bytes: int) -> None:
     if offered.size != mapped_bytes:
-        raise WeightsMismatch(f"the manifest speaks of {offered.size} bytes, and the segment has {mapped_bytes}.", remedy=CORRUPT)
+        raise WeightsMismatch(
+            f"the manifest speaks of {offered.size} bytes, and the segment has {mapped_bytes}.", remedy=CORRUPT
+        )
     free, before = PAGE, "the sentinel page"
     for tensor in sorted(offered.tensors, key=lambda tensor: tensor.offset):
         stretch = f"{tensor.name!r} at bytes {tensor.offset} to {tensor.offset + tensor.nbytes}"
         if len(tensor.shape) != len(tensor.stride) or min((*tensor.shape, *tensor.stride, 0)) < 0:
             raise WeightsMismatch(f"{tensor.name!r}: shape and stride do not belong together: {tensor}", remedy=CORRUPT)
         if tensor.nbytes != tensor.span_bytes or tensor.span_bytes != math.prod(tensor.shape) * tensor.itemsize:
-            raise WeightsMismatch(f"{tensor.name!r}: {tensor} does not fill {tensor.nbytes} bytes without gaps.", remedy=CORRUPT)
+            raise WeightsMismatch(
+                f"{tensor.name!r}: {tensor} does not fill {tensor.nbytes} bytes without gaps.", remedy=CORRUPT
+            )
         if tensor.offset % tensor.itemsize:
             raise WeightsMismatch(f"{stretch} is not aligned to {tensor.itemsize} bytes.", remedy=CORRUPT)
         if tensor.offset < free:

@@ -43,7 +43,9 @@ def export(transport: Transport, size: int, device: torch.device) -> Exported:
     return _export_posix(size) if transport == "posix_shm" else _export_cuda(size, device)
 
 
-def attach(transport: Transport, handle: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[torch.Tensor, list[Any]]:
+def attach(
+    transport: Transport, handle: Mapping[str, Any], descriptors: Sequence[int]
+) -> tuple[torch.Tensor, list[Any]]:
     """The flat segment and its identity. Closes the descriptors."""
     if transport == "cuda_ipc":
         return _attach_cuda(handle)
@@ -85,7 +87,7 @@ def _export_cuda(size: int, device: torch.device) -> Exported:
     flat = torch.zeros(size, dtype=torch.uint8, device=device)
     torch.cuda.synchronize(device)
     try:
-        number, memory, length, offset, counter, counter_offset, event, sync = flat.untyped_storage()._share_cuda_()
+        number, memory, length, offset, counter, counter_offset, event, sync = flat.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise FitError(
             f"bridge 'ipc' cannot export memory of {device}: {error}",
@@ -114,7 +116,7 @@ def _attach_cuda(handle: Mapping[str, Any]) -> tuple[torch.Tensor, list[Any]]:
             "the engine shares weights on a GPU, and the trainer's process sees none.",
             remedy="Place both on the same GPU.",
         )
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     storage = torch.UntypedStorage._new_shared_cuda(
         handle["device"],
         handle["memory"],

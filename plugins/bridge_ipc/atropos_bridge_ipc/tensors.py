@@ -33,7 +33,11 @@ def describe(model: nn.Module) -> tuple[list[Tensor], list[torch.Tensor]]:
     first: dict[Any, torch.Tensor] = {}
     for name, tensor in saved(model).items():
         # On the meta device everything is at address 0, so there only the object tells.
-        key = id(tensor) if tensor.is_meta or not tensor.numel() else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        key = (
+            id(tensor)
+            if tensor.is_meta or not tensor.numel()
+            else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        )
         names.setdefault(key, []).append(name)
         first.setdefault(key, tensor)
     described = [_entry(names[key], tensor) for key, tensor in first.items()]
@@ -57,7 +61,11 @@ def owners(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 def digest(tensor: torch.Tensor) -> str:
     """Dtype, shape and bytes in a few letters."""
-    raw = tensor.detach().cpu().contiguous().view(torch.uint8) if tensor.ndim else tensor.detach().cpu().reshape(1).view(torch.uint8)
+    raw = (
+        tensor.detach().cpu().contiguous().view(torch.uint8)
+        if tensor.ndim
+        else tensor.detach().cpu().reshape(1).view(torch.uint8)
+    )
     return f"{_dtype(tensor)} {list(tensor.shape)} {hashlib.sha256(raw.numpy().tobytes()).hexdigest()[:16]}"
 
 

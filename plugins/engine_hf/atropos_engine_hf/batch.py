@@ -18,6 +18,8 @@ from atropos_core.types import Completion, Sampling, Tokens
 from atropos_engine_hf.decoder import Decoder, Logits, chunks
 from atropos_engine_hf.sampler import BLOCK, choose, uniforms
 
+_ROWS = 16  # slots are made in steps of so many, where there is memory
+
 
 @dataclass(eq=False)
 class Row:
@@ -78,14 +80,14 @@ class RunningBatch:
 
     def fits(self, row: Row) -> bool:
         """Whether it could run, were it alone."""
-        return self._decoder.bytes_per_token * row.end <= self._max_bytes
+        return self._decoder.bytes_for(1, row.end, kept=False) <= self._max_bytes
 
     def take(self, waiting: Sequence[Row]) -> int:
         """How many of these, from the first on, have room now."""
         end = max((row.end for row in self.rows), default=0)
         for count, row in enumerate(waiting):
             rows, end = len(self.rows) + count + 1, max(end, row.end)
-            if rows > self._max_rows or (rows > 1 and self._decoder.bytes_for(rows, end) > self._max_bytes):
+            if rows > self._max_rows or self._bytes(rows, end) > self._max_bytes:
                 return count
         return len(waiting)
 
@@ -99,7 +101,9 @@ class RunningBatch:
         for chunk in chunks([len(group[0].tokens) for group in groups], self._prefill_tokens):
             chosen = [groups[index] for index in chunk]
             first = len(self.rows)
-            logits = self._decoder.prefill([group[0].tokens for group in chosen], [len(group) for group in chosen], first)
+            logits = self._decoder.prefill(
+                [group[0].tokens for group in chosen], [len(group) for group in chosen], first
+            )
             for row in (row for group in chosen for row in group):
                 self._load(len(self.rows), row)
                 self.rows.append(row)
@@ -130,17 +134,26 @@ class RunningBatch:
         self.rows = []
         self._decoder.release()
 
+    def close(self) -> None:
+        """Let go of the model as well."""
+        self.clear()
+        self._decoder.model = None
+
     # -- inside
 
     def _reserve(self, rows: int, columns: int) -> None:
-        if not self.rows and self._decoder.bytes_for(rows, columns) > self._max_bytes:
+        if not self.rows and self._decoder.bytes_for(rows, columns, kept=True) > self._max_bytes:
             self._decoder.release()  # an earlier batch was of another shape
-        self._decoder.reserve(rows, columns)
+        more = min(-(-rows // _ROWS) * _ROWS, self._max_rows)  # or every newcomer would have the others copied
+        self._decoder.reserve(more if self._bytes(more, columns) <= self._max_bytes else rows, columns)
         for name in ("tokens", "logprobs", "versions"):
             old = self._columns[name]
             if old.shape[1] < columns:
                 self._columns[name] = np.zeros((len(old), columns), old.dtype)
                 self._columns[name][:, : old.shape[1]] = old
+
+    def _bytes(self, rows: int, columns: int) -> int:
+        return self._decoder.bytes_for(rows, columns, kept=bool(self.rows))
 
     def _load(self, slot: int, row: Row) -> None:
         columns, start, length = self._columns, len(row.prompt), len(row.tokens)
@@ -168,7 +181,9 @@ class RunningBatch:
             for slot in at[fresh]:
                 columns["uniform"][slot] = uniforms(self.rows[slot].seed, int(sampled[slot - slots.start]) // BLOCK)
         uniform = columns["uniform"][at, sampled % BLOCK]
-        tokens, logprobs = choose(logits, uniform, *(columns[name][slots] for name in ("temperature", "top_p", "top_k")))
+        tokens, logprobs = choose(
+            logits, uniform, *(columns[name][slots] for name in ("temperature", "top_p", "top_k"))
+        )
         if not np.isfinite(logprobs).all():
             raise TrainingDiverged(
                 f"the model of policy version {version} gives logits that are not finite numbers.",
@@ -185,7 +200,7 @@ class RunningBatch:
         stopped = np.isin(columns["tokens"][np.arange(count), length - 1], self._stops)
         ended = np.flatnonzero(stopped | (length >= columns["end"][:count]))
         done = []
-        for slot in ended:
+        for slot in ended.tolist():
             self._store(slot)
             done.append((self.rows[slot], self.rows[slot].completion(bool(stopped[slot]))))
         self._close(ended.tolist())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-_SLOTS, _COLUMNS = 16, 64  # capacity grows in steps of these
+_COLUMNS = 64  # capacity grows in steps of so many tokens
 
 
 class Place:
@@ -21,17 +21,20 @@ class Place:
     def __init__(self) -> None:
         self.slots = 0  # capacity
         self.columns = 0
+        self.prefills = False  # whether the coming pass fills whole slots, or adds one column to each
         self.first = 0  # prefill: the first slot to fill
-        self.source: torch.Tensor | None = None  # prefill: for each slot from `first` on, its row of the pass
-        self.at: torch.Tensor | None = None  # decode: [rows] slot * columns + column of the new token
+        self.source: torch.Tensor  # prefill: for each slot from `first` on, its row of the pass
+        self.at: torch.Tensor  # decode: [rows] slot * columns + column of the new token
         self.seen = 0  # decode: columns in use, the new one included
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its base is not typed
     """One layer: keys and values `[slots, columns, heads, width]`."""
 
     def __init__(self, place: Place) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys: torch.Tensor
+        self.values: torch.Tensor
         self.place = place
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -47,7 +50,7 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         place = self.place
-        if place.source is not None:
+        if place.prefills:
             slots = slice(place.first, place.first + len(place.source))
             for stored, new in ((self.keys, key_states), (self.values, value_states)):
                 stored[slots, : new.shape[2]] = new.transpose(1, 2).index_select(0, place.source)
@@ -59,10 +62,10 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:rows, : place.seen].transpose(1, 2), self.values[:rows, : place.seen].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (query_length if self.place.source is not None else self.place.seen), 0
+        return (query_length if self.place.prefills else self.place.seen), 0
 
     def get_seq_length(self) -> int:
-        return 0 if self.place.source is not None else self.place.seen - 1
+        return 0 if self.place.prefills else self.place.seen - 1
 
     def get_max_length(self) -> int:
         return -1
@@ -81,28 +84,28 @@ class SlotCache(Cache):
     @property
     def bytes_per_token(self) -> int:
         """Of one row's one token, over all layers; 0 before the first pass."""
-        tensors = (tensor for layer in self.slot_layers for tensor in (layer.keys, layer.values) if tensor is not None)
-        return sum(tensor.shape[2] * tensor.shape[3] * tensor.element_size() for tensor in tensors)
+        tensors = (stored for layer in self._initialized() for stored in (layer.keys, layer.values))
+        return sum(stored.shape[2] * stored.shape[3] * stored.element_size() for stored in tensors)
 
-    def capacity(self, slots: int, columns: int) -> tuple[int, int]:
-        """What `reserve` would hold for this many."""
-        return max(-(-slots // _SLOTS) * _SLOTS, self.place.slots), max(-(-columns // _COLUMNS) * _COLUMNS, self.place.columns)
+    def capacity(self, slots: int, columns: int, *, kept: bool) -> tuple[int, int]:
+        """Slots and columns of a cache for so many; `kept`: beside what it has now."""
+        columns = -(-columns // _COLUMNS) * _COLUMNS
+        return (max(slots, self.place.slots), max(columns, self.place.columns)) if kept else (slots, columns)
 
     def reserve(self, slots: int, columns: int) -> None:
         """Have room for so many; what is stored stays."""
         place = self.place
         if slots <= place.slots and columns <= place.columns:
             return
-        place.slots, place.columns = self.capacity(slots, columns)
+        place.slots, place.columns = self.capacity(slots, columns, kept=True)
         self.mask = _grown(self.mask, place.slots, place.columns, self._hidden)
-        for layer in self.slot_layers:
-            if layer.is_initialized:
-                layer.keys = _grown(layer.keys, place.slots, place.columns, 0)
-                layer.values = _grown(layer.values, place.slots, place.columns, 0)
+        for layer in self._initialized():
+            layer.keys = _grown(layer.keys, place.slots, place.columns, 0)
+            layer.values = _grown(layer.values, place.slots, place.columns, 0)
 
     def enter(self, first: int, source: torch.Tensor, lengths: torch.Tensor) -> None:
         """The coming pass prefills slots `first` onwards: slot i from row `source[i]` of it, with `lengths[i]` tokens."""
-        self.place.first, self.place.source, self.place.at = first, source, None
+        self.place.prefills, self.place.first, self.place.source = True, first, source
         columns = torch.arange(self.place.columns, device=self.mask.device)
         rows = self.mask[first : first + len(source)]
         rows.fill_(self._hidden)
@@ -111,7 +114,7 @@ class SlotCache(Cache):
     def advance(self, lengths: torch.Tensor, seen: int) -> torch.Tensor:
         """The coming pass adds column `lengths[r]` to each slot r. Returns the mask `[rows, 1, 1, seen]`."""
         rows = len(lengths)
-        self.place.source, self.place.seen = None, seen
+        self.place.prefills, self.place.seen = False, seen
         slots = torch.arange(rows, device=self.mask.device)
         self.place.at = slots * self.place.columns + lengths
         self.mask.view(-1).index_fill_(0, self.place.at, 0)
@@ -120,16 +123,19 @@ class SlotCache(Cache):
     def move(self, source: torch.Tensor, target: torch.Tensor, columns: int) -> None:
         """Copy slots `source`, of which so many columns are in use, over slots `target`."""
         self.mask[target] = self.mask[source]
-        for layer in self.slot_layers:
+        for layer in self._initialized():
             for stored in (layer.keys, layer.values):
-                if stored is not None:
-                    stored[target, :columns] = stored[source, :columns]
+                stored[target, :columns] = stored[source, :columns]
+
+    def _initialized(self) -> list[SlotLayer]:
+        return [layer for layer in self.slot_layers if layer.is_initialized]
 
     def release(self) -> None:
+        """Give the memory back."""
         self.place.slots = self.place.columns = 0
         self.mask = self.mask.new_empty(0, 0)
         for layer in self.slot_layers:
-            layer.keys = layer.values = None
+            layer.keys = layer.values = torch.empty(0)
             layer.is_initialized = False
 
 

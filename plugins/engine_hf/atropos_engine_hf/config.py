@@ -10,12 +10,13 @@ from atropos_core.registry import Options
 
 
 class HFOptions(Options):
-    """Options of the engine "hf"."""
+    """Options of the engine "hf". Devices and threads are the run's: `engine.devices`, `engine.threads`."""
 
-    device: str | None = Field(None, description='"cpu", "cuda" or "cuda:1"; by default the device that the run places the engine on')
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description='precision of the weights; "auto" is float32 on a CPU and the checkpoint\'s own elsewhere'
     )
     max_batch: int = Field(256, ge=1, description="rows that are decoded together; more wait in arrival order")
-    prefill_tokens: int = Field(4096, ge=1, description="padded prompt tokens in one forward pass of prefill or rescoring")
+    prefill_tokens: int = Field(
+        4096, ge=1, description="padded prompt tokens in one forward pass of prefill or rescoring"
+    )
     kv_cache_gb: float = Field(8.0, gt=0, description="bound on the memory of keys and values; more rows wait")

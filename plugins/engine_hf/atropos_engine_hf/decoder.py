@@ -69,9 +69,10 @@ class Decoder:
     def reserve(self, slots: int, columns: int) -> None:
         self.cache.reserve(slots, columns)
 
-    def bytes_for(self, slots: int, columns: int) -> int:
-        capacity_slots, capacity_columns = self.cache.capacity(slots, columns)
-        return capacity_slots * capacity_columns * self.bytes_per_token
+    def bytes_for(self, slots: int, columns: int, *, kept: bool) -> int:
+        """Of keys and values, for so many; `kept`: with what is stored now."""
+        slots, columns = self.cache.capacity(slots, columns, kept=kept)
+        return slots * columns * self.bytes_per_token
 
     def release(self) -> None:
         """Give the memory of keys and values back."""
@@ -93,23 +94,32 @@ class Decoder:
             raise FitError(f"{_NO_CACHE.format(self.model.config.model_type)}: {error}", remedy=_REMEDY) from error
         self.bytes_per_token = self.cache.bytes_per_token
         if any(not layer.is_initialized for layer in self.cache.slot_layers):
-            raise FitError(f"{_NO_CACHE.format(self.model.config.model_type)}: not every layer stored any.", remedy=_REMEDY)
+            raise FitError(
+                f"{_NO_CACHE.format(self.model.config.model_type)}: not every layer stored any.", remedy=_REMEDY
+            )
         whole = self.model(input_ids=self._put(known), use_cache=False).logits.float()
         for step, logits in enumerate(ours):
             expected = whole[[0, 1], lengths + step - 1]
-            error = float((logits.float() - expected).norm() / (expected - expected.mean(-1, keepdim=True)).norm().clamp_min(1e-12))
-            if not error < (1e-3 if self.model.dtype == torch.float32 else 0.1):
+            off = float(
+                (logits.float() - expected).norm()
+                / (expected - expected.mean(-1, keepdim=True)).norm().clamp_min(1e-12)
+            )
+            if not off < (1e-3 if self.model.dtype == torch.float32 else 0.1):
                 raise FitError(
                     f"{_NO_CACHE.format(self.model.config.model_type)}: logits of a decode step differ from a plain"
-                    f" forward pass by {error:.2%} of their spread.",
+                    f" forward pass by {off:.2%} of their spread.",
                     remedy=_REMEDY,
                 )
         self.release()
 
-    def _forward(self, input_ids: torch.Tensor, *, logits_to_keep: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+    def _forward(
+        self, input_ids: torch.Tensor, *, logits_to_keep: torch.Tensor | None = None, **arguments: Any
+    ) -> torch.Tensor:
         if logits_to_keep is not None and self._some_logits:
             arguments["logits_to_keep"] = logits_to_keep
-        logits: torch.Tensor = self.model(input_ids=input_ids, past_key_values=self.cache, use_cache=True, **arguments).logits
+        logits: torch.Tensor = self.model(
+            input_ids=input_ids, past_key_values=self.cache, use_cache=True, **arguments
+        ).logits
         return logits
 
     def _put(self, values: NDArray[Any]) -> torch.Tensor:

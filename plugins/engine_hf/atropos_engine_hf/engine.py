@@ -58,7 +58,7 @@ class HFEngine(Engine):
         options, directory = self._options, self._context.model
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
-        self.model = load_model(directory, options.dtype, options.device or self._context.devices[0])
+        self.model = load_model(directory, options.dtype, self._context.devices[0])
         decoder = Decoder(self.model)
         decoder.check()
         self._batch = RunningBatch(
@@ -123,7 +123,9 @@ class HFEngine(Engine):
             self._check_ids(sequence)
         async with self._weights:
             for chunk in chunks(lengths, self._options.prefill_tokens):
-                for index, row in zip(chunk, score(self.model, [sequences[i] for i in chunk], temperature), strict=True):
+                for index, row in zip(
+                    chunk, score(self.model, [sequences[i] for i in chunk], temperature), strict=True
+                ):
                     scored[index] = row
                 await asyncio.sleep(0)
         return scored
@@ -151,6 +153,7 @@ class HFEngine(Engine):
             await asyncio.gather(self._scheduler, return_exceptions=True)
             self._scheduler = None
             self._fail(ProcessDied(f"engine 'hf' was closed while {len(self._calls)} calls waited for it"))
+            self._batch.close()
             self.model = None
 
     # -- the scheduler
@@ -166,6 +169,8 @@ class HFEngine(Engine):
             # Between a call's arrival and this task's turn the loop has started every call of the same frame: they are
             # admitted together, and the same frame makes the same batch every time.
             await self._work.wait()
+            if self._paused:  # since this task was woken
+                continue
             try:
                 if room := self._batch.take(self._waiting):
                     self._settle(self._batch.admit([self._waiting.popleft() for _ in range(room)], self.version))

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.utils import logging
 
 from atropos_core.errors import ConfigError, FitError
 
@@ -22,10 +23,14 @@ def load_model(directory: Path, dtype: str, device: str) -> Any:
         raise ConfigError(f"engine 'hf' cannot read a model from {directory}: {error}") from error
     refuse_unsupported(config)
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise FitError(f"engine 'hf' is to run on {device!r}, and torch finds no CUDA device.", remedy='Set engine.device = "cpu".')
+        raise FitError(
+            f"engine 'hf' is to run on {device!r}, and torch finds no CUDA device.",
+            remedy='Set engine.devices = ["cpu"].',
+        )
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     chosen = "float32" if dtype == "auto" and device == "cpu" else dtype
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=chosen, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=chosen, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"engine 'hf' cannot load the model in {directory}: {error}") from error
     return model.to(device).eval().requires_grad_(False)
@@ -35,7 +40,9 @@ def refuse_unsupported(config: Any) -> None:
     what = f"engine 'hf' does not run {config.model_type!r} models"
     remedy = "Use `--engine vllm` for this model."
     if getattr(config, "is_encoder_decoder", False):
-        raise FitError(f"{what}: it is an encoder and a decoder, and the engine decodes causal models only.", remedy=remedy)
+        raise FitError(
+            f"{what}: it is an encoder and a decoder, and the engine decodes causal models only.", remedy=remedy
+        )
     try:
         layers = DynamicCache(config=config).layers
     except (KeyError, AttributeError, TypeError, ValueError) as error:

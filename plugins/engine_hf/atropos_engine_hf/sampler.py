@@ -33,8 +33,8 @@ def choose(
     renormalised where top-p or top-k cut it. A greedy row's is of the model's own distribution (temperature 1)."""
     rows = max(1, _ELEMENTS // logits.shape[-1])
     parts = [
-        _choose(logits[at : at + rows], *(column[at : at + rows] for column in (uniform, temperature, top_p, top_k)))
-        for at in range(0, len(logits), rows)
+        _choose(logits[part], uniform[part], temperature[part], top_p[part], top_k[part])
+        for part in (slice(at, at + rows) for at in range(0, len(logits), rows))
     ]
     both = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).cpu().numpy()  # the one wait for the device
     return both[0].astype(np.int64), np.log(both[1])

@@ -28,7 +28,9 @@ def score(model: Any, sequences: Sequence[Tokens], temperature: float) -> list[F
     cache = DynamicCache(config=model.config) if segment < longest - 1 else None
     for start in range(0, longest - 1, segment):
         end = min(start + segment, longest - 1)
-        logits = model(input_ids=tokens[:, start:end], past_key_values=cache, use_cache=cache is not None).logits.float()
+        logits = model(
+            input_ids=tokens[:, start:end], past_key_values=cache, use_cache=cache is not None
+        ).logits.float()
         if temperature not in (0.0, 1.0):
             logits = logits / temperature
         chosen = logits.gather(-1, tokens[:, start + 1 : end + 1, None])[..., 0]

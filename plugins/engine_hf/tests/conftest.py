@@ -36,7 +36,11 @@ def make_model(directory: Path, kind: str = "qwen3", *, seed: int = 0, scale: fl
         num_key_value_heads=2, max_position_embeddings=128, eos_token_id=EOS, pad_token_id=0, bos_token_id=None,
         tie_word_embeddings=True,
     ) | changes  # fmt: skip
-    model = Qwen3ForCausalLM(Qwen3Config(head_dim=8, **shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
+    model = (
+        Qwen3ForCausalLM(Qwen3Config(head_dim=8, **shape))
+        if kind == "qwen3"
+        else LlamaForCausalLM(LlamaConfig(**shape))
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
@@ -62,8 +66,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def open_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     opened: list[HFEngine] = []
 
-    async def start(model: Path, **options: Any) -> HFEngine:
-        engine = HFEngine(HFOptions(**options), RunContext(directory=tmp_path, model=model, threads=1))
+    async def start(model: Path, device: str = "cpu", **options: Any) -> HFEngine:
+        engine = HFEngine(
+            HFOptions(**options), RunContext(directory=tmp_path, model=model, devices=(device,), threads=1)
+        )
         opened.append(engine)
         await engine.open()
         return engine

@@ -22,7 +22,9 @@ def build(model: Path, directory: Path) -> dict[str, Any]:
     return {"kind": "engine", "name": "hf", "options": {}, "context": context}
 
 
-async def test_a_hosted_engine_gives_bit_for_bit_what_it_gives_in_process(engine: Any, tiny: Path, tmp_path: Path) -> None:
+async def test_a_hosted_engine_gives_bit_for_bit_what_it_gives_in_process(
+    engine: Any, tiny: Path, tmp_path: Path
+) -> None:
     child = await Child.start("engine", build(tiny, tmp_path), tmp_path / "engine.log", threads=1)
     hosted = HostedEngine(child)
     try:

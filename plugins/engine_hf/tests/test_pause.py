@@ -66,7 +66,9 @@ async def test_without_new_weights_a_pause_changes_no_token(engine: Any) -> None
     assert [completion.tokens.tolist() for completion in await task] == undisturbed
 
 
-async def test_a_pause_in_a_second_block_of_uniforms_changes_no_token(open_engine: Any, make_model: Any, tmp_path: Any) -> None:
+async def test_a_pause_in_a_second_block_of_uniforms_changes_no_token(
+    open_engine: Any, make_model: Any, tmp_path: Any
+) -> None:
     model = make_model(tmp_path / "long", max_position_embeddings=1024, eos_token_id=None)
     engine = await open_engine(model)
     engine._batch._stops = np.array([-1])
@@ -100,6 +102,18 @@ async def test_nothing_is_computed_while_paused_and_calls_wait(engine: Any) -> N
     await engine.resume(9)
     assert len(await task) == 4 and len(await scored) == 2
     assert (await late)[0].policy_version.tolist() == [9] * len((await late)[0].tokens)
+    handle.remove()
+
+
+async def test_a_call_and_a_pause_in_one_turn_of_the_loop_compute_nothing(engine: Any) -> None:
+    passes: list[int] = []
+    handle = engine.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    call = asyncio.ensure_future(engine.sample(PROMPTS[0], 1, Sampling(2), [0], 30))
+    pause = asyncio.ensure_future(engine.pause())  # runs after the call has woken the scheduler, before the scheduler
+    await asyncio.sleep(0.05)
+    assert pause.done() and not passes and not call.done()
+    await engine.resume(1)
+    assert (await call)[0].policy_version.tolist() == [1] * len((await call)[0].tokens)
     handle.remove()
 
 

@@ -10,7 +10,6 @@ import torch
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.decoder import Decoder
 from atropos_engine_hf.loading import load_model
-from atropos_engine_hf.plugin import transports
 from transformers import AutoConfig, MambaConfig, MistralConfig, T5Config
 
 from atropos_core.errors import ConfigError, FitError
@@ -25,13 +24,17 @@ from atropos_core.registry import RunContext
         (AutoConfig.for_model("qwen3_next", num_hidden_layers=4), "'qwen3_next' models: not every layer"),
     ],
 )
-async def test_models_without_a_plain_cache_are_refused_before_loading(open_engine: Any, tmp_path: Path, config: Any, why: str) -> None:
+async def test_models_without_a_plain_cache_are_refused_before_loading(
+    open_engine: Any, tmp_path: Path, config: Any, why: str
+) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(FitError, match=why):
         await open_engine(tmp_path)
 
 
-async def test_a_model_that_ignores_the_cache_is_found_out_by_decoding(open_engine: Any, make_model: Any, tmp_path: Path) -> None:
+async def test_a_model_that_ignores_the_cache_is_found_out_by_decoding(
+    open_engine: Any, make_model: Any, tmp_path: Path
+) -> None:
     from transformers import MambaForCausalLM
 
     directory = make_model(tmp_path / "mamba")
@@ -58,7 +61,7 @@ async def test_a_folder_without_a_model_is_a_config_error(open_engine: Any, tmp_
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 async def test_a_missing_cuda_device_is_a_fit_error(open_engine: Any, tiny: Path) -> None:
     with pytest.raises(FitError, match="finds no CUDA device"):
-        await open_engine(tiny, device="cuda:0")
+        await open_engine(tiny, "cuda:0")
 
 
 async def test_the_model_info_says_what_was_loaded(tiny: Path, tmp_path: Path) -> None:
@@ -72,9 +75,3 @@ async def test_the_model_info_says_what_was_loaded(tiny: Path, tmp_path: Path) -
     assert (info.architecture, info.vocabulary, info.dtype, info.device) == ("Qwen3ForCausalLM", 64, "bfloat16", "cpu")
     assert info.tokenizer == fingerprint(tiny) and info.threads == 1
     assert info.parameters == sum(parameter.numel() for parameter in load_model(tiny, "auto", "cpu").parameters())
-
-
-def test_transports_follow_the_device() -> None:
-    assert transports(HFOptions(device="cpu")) == {"posix_shm", "checkpoint"}
-    assert transports(HFOptions(device="cuda:1")) == {"cuda_ipc", "checkpoint"}
-    assert transports(HFOptions()) == {"posix_shm", "cuda_ipc", "checkpoint"}

@@ -1,0 +1,30 @@
+"""On what, and at which commit, a figure was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def described() -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True).stdout.strip()
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "?",
+    )
+    return {
+        "commit": commit + ("+changes" if changed else ""),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_at_start": round(os.getloadavg()[0], 1),
+    }

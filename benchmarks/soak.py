@@ -1,0 +1,120 @@
+"""Long runs that `make test` has no time for: five random seeds of the default run, and thirty kills.
+
+    make soak                      about half an hour on two cores
+    python -m benchmarks.soak --kills 2 --seeds 1
+
+Writes benchmarks/results/soak.json with the commit that it ran on; ends with 1 where something did not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import secrets
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from benchmarks.machine import RESULTS, described
+from benchmarks.memory import pss
+from tests.e2e.runs import QUICK, RunningRun, finish, weights
+
+STEPS = 9  # of QUICK
+ROLES = ("engine", "trainer", "supervisor")
+MEMORY_BYTES = 4e9
+RUN_S = 180
+
+
+def learns(seed: int, folder: Path) -> dict[str, Any]:
+    """The default run under one seed: how much it gains, and what the bridge did at every step."""
+    started = time.monotonic()
+    run = RunningRun(folder, "run", "--bridge", "ipc", "--env", "gsm8k", "--seed", str(seed), "--dir", str(folder))
+    highest = 0
+    while run.process.poll() is None and time.monotonic() - started < 3 * RUN_S:
+        children = run.supervisor.children(recursive=True) if run.process.poll() is None else []
+        highest = max(highest, sum(pss(one) for one in [run.supervisor, *children]))
+        time.sleep(0.25)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    before, after = lines[0]["eval/accuracy"], lines[-1]["eval/accuracy"]
+    publish = sorted(line["bridge/publish_s"] for line in lines[1:])
+    return {
+        "seed": seed,
+        "exit": run.process.wait(30),
+        "seconds": time.monotonic() - started,
+        "pss_bytes": highest,
+        "before": before,
+        "after": after,
+        "gain_points": 100 * (after - before),
+        "problems": lines[-1]["eval/problems"],
+        "max_abs_logprob_diff": max(line["alignment/max_abs_logprob_diff"] for line in lines),
+        "probe_shift_nats": max(line["policy/probe_shift_nats"] for line in lines),
+        "publish_s_median": statistics.median(publish),
+        "publish_s_max": publish[-1],
+        "bytes_copied": sum(line["bridge/bytes_copied"] for line in lines),
+    }
+
+
+def survives(role: str, reference: bytes, folder: Path) -> dict[str, Any]:
+    """Kill `role` at a random moment between the first step and the last; resume; compare the weights."""
+    segments = {path.name for path in Path("/dev/shm").iterdir()}
+    run = RunningRun(folder, "run", "--dir", str(folder), *QUICK)
+    step = random.randrange(1, STEPS - 1)
+    run.wait_for_step(step)
+    time.sleep(random.uniform(0, 0.3))
+    if run.process.poll() is not None:
+        return {"role": role, "step": step, "held": True, "note": "the run was faster than the kill"}
+    killed = time.monotonic()
+    run.kill(role)
+    code = run.ended_within(10)
+    seconds = time.monotonic() - killed
+    named = role == "supervisor" or f"ProcessDied {role}" in run.text
+    left = {path.name for path in Path("/dev/shm").iterdir()} - segments
+    finish(folder, "resume", str(folder))
+    same = weights(folder, STEPS) == reference
+    return {"role": role, "step": step, "exit": code, "ended_in_s": seconds, "named": named, "left": sorted(left),
+            "same_bits": same, "held": named and not left and same}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--kills", type=int, default=10, help="of each role")
+    wanted = parser.parse_args()
+    result: dict[str, Any] = {"machine": described(), "seeds": [], "kills": []}
+    with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
+        folder = Path(scratch)
+        for number in range(wanted.seeds):
+            result["seeds"].append(learns(secrets.randbelow(2**31), folder / f"seed-{number}"))
+            console.say(f"seed {number + 1}/{wanted.seeds}: {result['seeds'][-1]}")
+        reference = b""
+        if wanted.kills:
+            finish(folder / "whole", "run", "--dir", str(folder / "whole"), *QUICK)
+            reference = weights(folder / "whole", STEPS)
+        for number in range(wanted.kills):
+            for role in ROLES:
+                result["kills"].append(survives(role, reference, folder / f"kill-{number}-{role}"))
+                console.say(f"kill {number + 1}/{wanted.kills}: {result['kills'][-1]}")
+    gains = [entry["gain_points"] for entry in result["seeds"]]
+    result["holds"] = {
+        "every run ends with 0": all(entry["exit"] == 0 for entry in result["seeds"]),
+        "median gain >= 20 points": not gains or statistics.median(gains) >= 20,
+        "each gain >= 12 points": all(gain >= 12 for gain in gains),
+        f"each run within {RUN_S} s": all(entry["seconds"] <= RUN_S for entry in result["seeds"]),
+        "each run within 4 GB": all(entry["pss_bytes"] <= MEMORY_BYTES for entry in result["seeds"]),
+        "alignment <= 1e-4 at every step": all(entry["max_abs_logprob_diff"] <= 1e-4 for entry in result["seeds"]),
+        "the policy moves by more than 0.5 nats": all(entry["probe_shift_nats"] > 0.5 for entry in result["seeds"]),
+        "every publish under 0.1 s": all(entry["publish_s_max"] < 0.1 for entry in result["seeds"]),
+        "every kill ends cleanly and resumes to the same bits": all(entry["held"] for entry in result["kills"]),
+    }
+    console.table(("", "holds"), [(name, "yes" if held else "NO") for name, held in result["holds"].items()])
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "soak.json").write_text(json.dumps(result, indent=1) + "\n")
+    raise SystemExit(0 if all(result["holds"].values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

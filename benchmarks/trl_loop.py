@@ -1,0 +1,74 @@
+"""TRL's GRPOTrainer on the tiny policy. Runs in .venv-trl; benchmarks/quickstart.py starts it.
+
+Arguments: a JSON object with model, problems (question, number), steps, skip, batch, prompts, group, max_tokens, threads.
+Prints one line: JSON with trajectories_per_s and mean_tokens over the steps after the first `skip`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+
+given = json.loads(sys.argv[1])
+os.environ["OMP_NUM_THREADS"] = str(given["threads"])
+
+import torch  # noqa: E402 - the number of threads is set first
+from datasets import Dataset  # noqa: E402
+from transformers import TrainerCallback  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+torch.set_num_threads(given["threads"])
+lengths: list[int] = []
+
+
+def reward(completions, number, completion_ids, **_):
+    lengths.extend(len(ids) for ids in completion_ids)
+    said = [completion[-1]["content"].rpartition("####")[2].strip() for completion in completions]
+    return [float(answer == gold) for answer, gold in zip(said, number, strict=True)]
+
+
+class Clock(TrainerCallback):
+    def __init__(self):
+        self.at = []
+
+    def on_step_end(self, *_, **__):
+        self.at.append(time.perf_counter())
+
+
+rows = [{"prompt": [{"role": "user", "content": q}], "number": number} for q, number in given["problems"]]
+clock = Clock()
+rollouts = given["prompts"] * given["group"]
+with tempfile.TemporaryDirectory() as directory:
+    config = GRPOConfig(
+        output_dir=directory,
+        use_cpu=True,
+        bf16=False,
+        max_steps=given["steps"],
+        per_device_train_batch_size=given["batch"],
+        gradient_accumulation_steps=rollouts // given["batch"],
+        num_generations=given["group"],
+        max_completion_length=given["max_tokens"],
+        temperature=1.0,
+        learning_rate=given["learning_rate"],
+        beta=0.0,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1000,
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        dataloader_pin_memory=False,
+        model_init_kwargs={"dtype": "float32"},
+    )
+    trainer = GRPOTrainer(
+        given["model"], reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows), callbacks=[clock]
+    )
+    trainer.train()
+skip = given["skip"]
+counted = len(clock.at) - skip
+print(json.dumps({
+    "trajectories_per_s": counted * rollouts / (clock.at[-1] - clock.at[skip - 1]),
+    "mean_tokens": sum(lengths[skip * rollouts :]) / max(len(lengths[skip * rollouts :]), 1),
+}))  # fmt: skip

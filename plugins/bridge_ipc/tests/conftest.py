@@ -1,0 +1,120 @@
+"""A tiny model directory, holders of a model, and both ends of a bridge in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from atropos_bridge_ipc.bridge import IpcBridge
+from atropos_bridge_ipc.config import IpcOptions
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+from atropos_core.hosting import Child, HostedEngine, PeerEndpoint
+from atropos_core.registry import RunContext
+
+HOLDER = Path(__file__).parent / "holder_process.py"
+
+
+def make_model(directory: Path, *, dtype: str = "float32", **changes: Any) -> Path:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = dict(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=128, eos_token_id=2, pad_token_id=0,
+        bos_token_id=None, tie_word_embeddings=True,
+    ) | changes  # fmt: skip
+    model = Qwen3ForCausalLM(Qwen3Config(**shape)).to(getattr(torch, dtype))
+    model.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=0)
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory)
+    words = {"<unk>": 1} | {f"w{i}": i for i in range(2, 64)}
+    Tokenizer(models.WordLevel(words, unk_token="<unk>")).save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "w2"}))
+    return directory
+
+
+class Holder:
+    """What an engine or a trainer shows to an agent."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.moved = 0
+
+    def weights_moved(self) -> None:
+        self.moved += 1
+
+
+def loaded(directory: Path) -> Holder:
+    return Holder(AutoModelForCausalLM.from_pretrained(directory))
+
+
+def skeleton(directory: Path, **changes: Any) -> Holder:
+    config = AutoConfig.from_pretrained(directory)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    with torch.device("meta"):
+        return Holder(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.fixture(scope="session", name="make_model")
+def make_model_fixture() -> Callable[..., Path]:
+    return make_model
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def holders() -> SimpleNamespace:
+    return SimpleNamespace(loaded=loaded, skeleton=skeleton, of=Holder)
+
+
+@pytest.fixture
+async def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
+    """Start engine "hf" and a fake trainer in two processes, and lay the bridge between them."""
+    children: list[Child] = []
+
+    async def connect(model: Path) -> SimpleNamespace:
+        context = {
+            "directory": tmp_path, "model": model, "seed": 0, "deterministic": True, "transport": "posix_shm",
+            "devices": ("cpu",), "threads": 1,
+        }  # fmt: skip
+        build = {"kind": "engine", "name": "hf", "options": {}, "context": context}
+        children.append(await Child.start("engine", build, tmp_path / "engine.log", threads=1))
+        engine = HostedEngine(children[-1])
+        with _as_hosted(HOLDER, monkeypatch):
+            children.append(await Child.start("trainer", {"model": str(model)}, tmp_path / "trainer.log", threads=1))
+        trainer = PeerEndpoint(children[-1].peer)
+        await engine.open()
+        bridge = IpcBridge(IpcOptions(), RunContext(tmp_path, model, transport="posix_shm"))
+        agents = bridge.agents()
+        await engine.endpoint.load_agent(agents["engine"])
+        await trainer.load_agent(agents["trainer"])
+        await bridge.connect(trainer, [engine])
+        return SimpleNamespace(engine=engine, trainer=trainer, bridge=bridge, children=children[-2:])
+
+    yield connect
+    for child in children:
+        await child.close()
+
+
+@contextlib.contextmanager
+def _as_hosted(program: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have Child.start run this program in place of `-m atropos_core.hosted`: it takes the same arguments."""
+    wrapper = f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{program}" "$@"\n'
+    with tempfile.TemporaryDirectory() as folder, monkeypatch.context() as patch:
+        script = Path(folder) / "python"
+        script.write_text(wrapper)
+        script.chmod(0o755)
+        patch.setattr(sys, "executable", str(script))
+        yield

@@ -1,0 +1,146 @@
+"""The bridge between two real processes: engine "hf" in one, a stand-in for a trainer in the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from atropos_bridge_ipc.bridge import IpcBridge
+from atropos_bridge_ipc.config import IpcOptions
+
+from atropos_core.errors import FitError, ProcessDied
+from atropos_core.registry import RunContext
+from atropos_core.types import Sampling, tokens
+
+PROMPT = tokens([5, 9, 33, 12, 40])
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def segments() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def rollup(pid: int) -> dict[str, int]:
+    """Kilobytes of a process, by kind."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) for line in lines}
+
+
+def mapping(pid: int) -> tuple[str, int]:
+    """Device and inode, and the kilobytes, of the one shared segment that a process maps."""
+    found = [
+        line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:atropos-weights" in line
+    ]
+    assert len(found) == 1
+    start, end = (int(part, 16) for part in found[0][0].split("-"))
+    return f"{found[0][3]} {found[0][4]}", (end - start) // 1024
+
+
+async def test_what_the_trainer_writes_the_engine_samples_from(connected: Any, tiny: Path) -> None:
+    held, named = descriptors(), segments()
+    run = await connected(tiny)
+    assert descriptors() == held + 2  # the two sockets
+    engine_pid, trainer_pid = (child.process.pid for child in run.children)
+    assert mapping(engine_pid) == mapping(trainer_pid)
+
+    (before,) = await run.engine.logprobs([PROMPT])
+    async with run.bridge.writing(1):
+        await run.children[1].peer.call("scale", 1.5)
+    assert (run.bridge.published.version, run.bridge.published.bytes_copied) == (1, 0)
+    assert 0 < run.bridge.published.seconds < 1
+    (after,) = await run.engine.logprobs([PROMPT])
+    assert np.abs(after - before).max() > 1e-2
+    async with run.bridge.writing(2):
+        await run.children[1].peer.call("scale", 1 / 1.5)
+    (again,) = await run.engine.logprobs([PROMPT])
+    np.testing.assert_allclose(again, before, atol=1e-5)
+    (completion,) = await run.engine.sample(PROMPT, 1, Sampling(4), [0], 30)
+    assert set(completion.policy_version.tolist()) == {2}
+    assert segments() == named
+
+
+async def test_the_time_of_a_publication_leaves_out_what_happens_inside(connected: Any, tiny: Path) -> None:
+    run = await connected(tiny)
+    async with run.bridge.writing(1):
+        await asyncio.sleep(0.5)
+    assert run.bridge.published.seconds < 0.4
+
+
+async def test_an_exception_while_writing_leaves_the_engine_paused_and_propagates(connected: Any, tiny: Path) -> None:
+    run = await connected(tiny)
+    with pytest.raises(ZeroDivisionError):
+        async with run.bridge.writing(1):
+            raise ZeroDivisionError
+    assert run.bridge.published is None
+    waiting = asyncio.ensure_future(run.engine.sample(PROMPT, 1, Sampling(2), [0], 30))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_killed_end_leaves_no_segment_and_the_other_goes_on(connected: Any, tiny: Path, victim: int) -> None:
+    named = segments()
+    run = await connected(tiny)
+    dead, alive = run.children[victim], run.children[1 - victim]
+    dead.process.send_signal(signal.SIGKILL)
+    with pytest.raises(ProcessDied, match="SIGKILL"):
+        await dead.peer.call("ask", "read_sentinel", 0, deadline_s=10)
+    value = await alive.peer.call("ask", "read_sentinel", victim, deadline_s=10)
+    assert value > 0  # the weights and sentinels are still there
+    for child in run.children:
+        await child.close()
+    assert segments() == named
+    assert all(child.process.poll() is not None for child in run.children)
+    for child in run.children:
+        assert not Path(f"/proc/{child.process.pid}").exists()
+
+
+async def test_both_processes_together_hold_one_copy(
+    connected: Any, make_model: Any, tiny: Path, tmp_path: Path
+) -> None:
+    async def measured(model: Path) -> tuple[int, list[dict[str, int]]]:
+        run = await connected(model)
+        pids = [child.process.pid for child in run.children]
+        await run.children[1].peer.call("fault_in")
+        await run.engine.logprobs([PROMPT])
+        assert mapping(pids[0]) == mapping(pids[1])
+        return mapping(pids[0])[1], [rollup(pid) for pid in pids]
+
+    _, without = await measured(tiny)
+    shape = dict(
+        hidden_size=512, intermediate_size=2048, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=8
+    )
+    segment, found = await measured(make_model(tmp_path / "large", head_dim=64, **shape))
+    assert segment > 90_000  # 25 M parameters
+    shared = sum(process["Pss_Shmem"] for process in found)
+    assert 0.99 * segment < shared < 1.02 * segment + 1000
+    private = [large["Private_Dirty"] - small["Private_Dirty"] for large, small in zip(found, without, strict=True)]
+    print(f"segment {segment} kB, PSS of shared memory {shared} kB, private beyond a tiny model's {private} kB")
+    assert max(private) < segment / 4
+
+
+async def test_several_engines_are_refused(tmp_path: Path) -> None:
+    bridge = IpcBridge(IpcOptions(), RunContext(tmp_path, tmp_path))
+    with pytest.raises(FitError, match="this run has 2 engines") as found:
+        await bridge.connect(None, [None, None])  # type: ignore[arg-type,list-item] # refused before either is asked
+    assert "Run one engine" in (found.value.remedy or "")
+
+
+def test_the_supervisors_part_imports_no_torch() -> None:
+    import subprocess
+    import sys
+
+    program = "import sys, atropos_bridge_ipc.plugin, atropos_engine_hf.plugin; print('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+        == "False"
+    )
