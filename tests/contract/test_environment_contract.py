@@ -1,0 +1,82 @@
+"""The contract kit finds every planted bug by the right check, and accuses no good environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Environment, Finding
+from atropos_core.registry import load_reference
+from atropos_core.testing import ContractBroken, check, environment_contract
+
+HERE = Path(__file__).parent
+BUGS: dict[type[Environment], set[str]] = load_reference(f"{HERE / 'broken_environments.py'}:BUGS")
+GOOD: tuple[type[Environment], ...] = load_reference(f"{HERE / 'good_environments.py'}:GOOD")
+
+
+def broken(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in findings if finding.ok is False}
+
+
+@pytest.mark.parametrize("environment", BUGS, ids=lambda one: one.__name__)
+def test_a_planted_bug_is_found_by_the_check_that_names_it(environment: type[Environment]) -> None:
+    found = broken(check("environment", environment))
+    assert BUGS[environment] <= set(found), found
+    for name in BUGS[environment]:
+        assert found[name].detail and found[name].remedy
+
+
+ALONE = [one for one, names in BUGS.items() if names in ({"unique ids"}, {"splits"}, {"no leaks"}, {"no hedging"},
+         {"plays at once"}, {"groups"}, {"closes"}, {"adversarial replies"})]  # fmt: skip
+
+
+@pytest.mark.parametrize("environment", ALONE, ids=lambda one: one.__name__)
+def test_a_bug_of_its_own_breaks_no_other_check(environment: type[Environment]) -> None:
+    assert set(broken(check("environment", environment))) == BUGS[environment]
+
+
+@pytest.mark.parametrize("environment", GOOD, ids=lambda one: one.__name__)
+def test_a_good_environment_keeps_the_contract(environment: type[Environment]) -> None:
+    assert not broken(check("environment", environment))
+    environment_contract(environment)()
+
+
+def test_a_failed_play_is_named_by_task_policy_and_error() -> None:
+    found = broken(check("environment", f"{HERE / 'broken_environments.py'}:RaisesOnEmptyReply"))["plays"]
+    assert (
+        "task 'train-0', policy 'empty': IndexError: list index out of range (broken_environments.py:" in found.detail
+    )
+
+
+def test_code_that_sleeps_for_minutes_is_ended_within_seconds() -> None:
+    start = perf_counter()
+    found = broken(check("environment", f"{HERE / 'broken_environments.py'}:Sleeps"))["event loop"]
+    assert perf_counter() - start < 40
+    assert "broken_environments.py" in found.detail and "in score()" in found.detail
+
+
+def test_a_contract_fails_as_a_test_that_says_what_to_do() -> None:
+    with pytest.raises(
+        ContractBroken, match=r"(?s)unique ids: train\[0\] and train\[150\] share.*what to do: Give every"
+    ):
+        environment_contract(f"{HERE / 'broken_environments.py'}:DuplicateIds")()
+
+
+def test_a_skipped_check_is_reported_and_does_not_fail() -> None:
+    reference = f"{HERE / 'broken_environments.py'}:DuplicateIds"
+    findings = check("environment", reference, skip=["unique ids"])
+    assert not broken(findings)
+    assert any(finding.subject == "unique ids" and finding.detail.startswith("skipped; train") for finding in findings)
+
+
+def test_skipping_a_check_that_there_is_not_suggests_the_near_miss() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'unique ids'"):
+        check("environment", f"{HERE / 'broken_environments.py'}:DuplicateIds", skip=["unique_ids"])
+
+
+async def test_a_contract_inside_a_running_loop_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="ordinary test function"):
+        check("environment", GOOD[0])

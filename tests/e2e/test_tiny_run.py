@@ -1,0 +1,132 @@
+"""The default run, cut short: the tiny policy, generated problems, three processes, one copy of the weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.conftest import metrics_of
+from tests.e2e.runs import RunningRun, finish
+
+pytestmark = pytest.mark.slow
+
+SHORT = ("run", "--bridge", "ipc", "--env", "gsm8k", "--set", "evaluation.problems=512")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunningRun:
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    return finish(folder, *SHORT, "--steps", "25", "--dir", str(folder))
+
+
+def test_accuracy_rises_within_a_few_steps(trained):
+    lines = metrics_of(trained.folder)
+    assert 0.35 <= lines[0]["eval/accuracy"] <= 0.55, "the tiny policy starts with headroom"
+    assert lines[-1]["eval/accuracy"] >= lines[0]["eval/accuracy"] + 0.08
+    assert lines[-1]["eval/problems"] >= 500
+
+
+def test_engine_and_trainer_agree_at_every_step_while_the_policy_moves(trained):
+    lines = metrics_of(trained.folder)
+    assert max(line["alignment/max_abs_logprob_diff"] for line in lines) <= 1e-4
+    assert max(line["policy/probe_shift_nats"] for line in lines) > 0.5
+    assert sum(line["bridge/bytes_copied"] for line in lines) == 0
+
+
+def test_a_publish_takes_milliseconds(trained):
+    publish = sorted(line["bridge/publish_s"] for line in metrics_of(trained.folder)[1:])
+    assert publish[len(publish) // 2] < 0.1
+
+
+def test_the_saved_policy_loads_with_transformers_and_evaluates_alike(trained, atropos):
+    ended = atropos("eval", str(trained.folder), "--out", "problems.jsonl")
+    assert ended.code == 0, ended.err
+    accuracy = float(re.search(r"^ ?accuracy +(\S+)", ended.out, re.M)[1])
+    assert accuracy == pytest.approx(metrics_of(trained.folder)[-1]["eval/accuracy"], abs=0.006)
+
+
+def test_engine_and_trainer_map_the_same_memory_and_the_supervisor_no_torch(tmp_path):
+    folder = tmp_path / "run"
+    run = RunningRun(folder, *SHORT, "--steps", "40", "--set", "evaluation.problems=8", "--dir", str(folder))
+    run.wait_for_step(2)
+    mapped = {
+        role: {
+            (line.split()[3], line.split()[4])  # device and inode
+            for line in Path(f"/proc/{child.pid}/maps").read_text().splitlines()
+            if "memfd:" in line
+        }
+        for role, child in run.children.items()
+    }
+    assert mapped["engine"] & mapped["trainer"], "one inode in both"
+    libraries = {Path(entry.path).name for entry in run.supervisor.memory_maps()}
+    assert not [name for name in libraries if "torch" in name]
+    assert [name for name in {Path(e.path).name for e in run.children["engine"].memory_maps()} if "torch" in name]
+    run.process.terminate()
+    assert run.ended_within(20) == 130
+    assert not psutil.pid_exists(run.children["engine"].pid)
+
+
+PLANTED = """
+from atropos_bridge_ipc.agents import TrainerAgent
+from atropos_bridge_ipc.bridge import IpcBridge
+from atropos_bridge_ipc.config import IpcOptions
+from atropos_core import hookimpl
+from atropos_core.registry import Provider
+
+
+class Private(TrainerAgent):
+    async def adopt(self, offer, descriptors=()):
+        receipt = await super().adopt(offer, descriptors)
+        for parameter in self.holder.model.parameters():
+            parameter.data = parameter.data.clone()  # trains a copy that nobody samples from
+        self.holder.weights_moved()
+        return receipt
+
+
+class Forgetful(IpcBridge):
+    def agents(self):
+        return {**super().agents(), "trainer": "forgetful:Private"}
+
+
+@hookimpl
+def atropos_bridges():
+    yield Provider("forgetful", "never publishes", IpcOptions, Forgetful, lambda options: frozenset({"posix_shm"}))
+"""
+
+
+def plant(folder: Path, name: str, source: str, *, distribution: str | None = None) -> None:
+    """An installed plugin: a module and the metadata of a distribution, on PYTHONPATH."""
+    (folder / f"{name}.py").write_text(source)
+    metadata = folder / f"{distribution or name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution or name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[atropos]\n{name} = {name}\n")
+
+
+def test_a_run_whose_publish_is_skipped_stops_with_the_named_error(atropos, tmp_path):
+    plant(tmp_path, "forgetful", PLANTED)
+    ended = atropos(
+        "run", "--bridge", "forgetful", "--env", "gsm8k", "--steps", "20", "--set", "evaluation.problems=8",
+        "--dir", "run", PYTHONPATH=str(tmp_path),
+    )  # fmt: skip
+    assert ended.code == 1
+    assert "Misaligned" in ended.err
+    assert "does not sample from the weights that the trainer published" in ended.err
+    assert metrics_of(tmp_path / "run")[-1]["step"] == 2, "found at the first step after the first update"
+
+
+def test_real_gsm8k_files_train_through_source_path(atropos, tmp_path):
+    data = Path(__file__).parents[3] / "shared/data/gsm8k"
+    if not (data / "train.jsonl").exists():
+        pytest.skip(f"the GSM8K files are not at {data}")
+    ended = atropos(
+        "run", "--env", "gsm8k", "--steps", "2", "--set", "environment.gsm8k.source=path",
+        "--set", f"environment.gsm8k.path={data}", "--set", "evaluation.problems=16", "--dir", "run",
+        "--set", "training.refill_rounds=1",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    rows = [json.loads(line) for line in (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()]
+    assert len(rows) >= 128
