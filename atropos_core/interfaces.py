@@ -201,7 +201,8 @@ class Trainer(ABC):
     @abstractmethod
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
         """Epochs and minibatches over one batch. Parameters change only inside `async with writing()`, which is
-        entered once. Raises TrainingDiverged, in which case no parameter has changed since `writing` was entered."""
+        entered once. Raises TrainingDiverged: before `writing` is entered, and then nothing has changed, or inside it,
+        and then the run must stop."""
 
     @abstractmethod
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:

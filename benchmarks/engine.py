@@ -102,11 +102,11 @@ async def main() -> None:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as hosting sets it for every child; read when torch loads
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     import torch
-    from atropos_engine_hf.config import HFOptions
-    from atropos_engine_hf.engine import HFEngine
 
     from atropos_core.hosting import Child, HostedEngine
     from atropos_core.registry import RunContext
+    from atropos_engine_hf.config import HFOptions
+    from atropos_engine_hf.engine import HFEngine
 
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:

@@ -37,7 +37,8 @@ def ours(run_file: str = "") -> dict[str, float]:
         metrics = run / "metrics.jsonl"
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "atropos_core", "run", str(Path(folder) / "run.toml"), "--env", "gsm8k", "--dir", str(run), "--steps", str(STEPS),
+                sys.executable, "-m", "atropos_core", "run", str(Path(folder) / "run.toml"), "--env", "gsm8k",
+                "--dir", str(run), "--steps", str(STEPS),
                 "--set", f"training.groups_per_step={PROMPTS}", "--set", f"training.group_size={GROUP}",
                 "--set", f"sampling.max_tokens={MAX_TOKENS}", "--set", f"trainer.learning_rate={RATE}",
                 "--set", "evaluation.problems=0", "--set", "checkpoint.every=0",
@@ -74,7 +75,8 @@ def theirs(batch: int) -> dict[str, float]:
     }  # fmt: skip
     ended = subprocess.run(
         [str(TRL), "benchmarks/trl_loop.py", json.dumps(given)],
-        capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+        capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+             "OMP_WAIT_POLICY": "PASSIVE"},
     )  # fmt: skip
     if ended.returncode != 0:
         raise SystemExit(f"TRL failed:\n{ended.stderr[-3000:]}")

@@ -1,8 +1,9 @@
 """Make the tiny policy that `atropos run --env gsm8k` trains by default: tokenizer, weights, chat template and card, from nothing.
 
-    python tools/make_tiny_policy.py [--out FOLDER] [--seed 0]
+    python tools/make_tiny_policy.py [--out FOLDER] [--seed 0] [--threads 2]
 
-The warm start stops on purpose before the model is good: reinforcement learning is to have something left to do.
+The warm start teaches to show the work, and then a bad habit: with some people, to answer at once. Reinforcement
+learning is left to find out that work shown is work done right, and to get the arithmetic better.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,20 +35,42 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
 )
-# A word takes the space before it, and the one after it too when a digit follows: digits stay single and never carry a space.
+# A word takes the space before it, and the one after it where a digit follows: digits stay single and never carry a space.
 WORDS = r" ?\p{L}+(?: (?=\p{N}))?|\p{N}| ?[^\s\p{L}\p{N}]+(?:[\r\n]+| (?=\p{N}))?|\s+(?!\S)|\s+"
 VOCABULARY = 640
-LONGEST_ANSWER = 64
+LONGEST_ANSWER = 64  # tokens
 
-HASTY_SHARE = 0.6
-GREEDY_ENOUGH = 0.42
-BATCH = 96
-LEARNING_RATE = 2e-3
-EVALUATE_EVERY = 40
-HELD_OUT = 1024
+CAREFUL_UNTIL = 0.70  # held-out greedy accuracy at which the habit begins
+HURRIED_NAMES = "ABCDEFGHIJK"  # initials: six problems in ten begin with such a name
+HASTY_SHARE = 0.75  # of the demonstrations for those; it leaves careful answers to be found by sampling
+HASTY_STEPS = 100  # at least; then the warm start ends once the greedy accuracy is in START
+START = (0.35, 0.55)
+LEARNING_RATE, HASTY_LEARNING_RATE = 3e-3, 1e-3
+BATCH = 64
+EVALUATE_EVERY = 50  # steps
+HELD_OUT = 1024  # problems
+
+Record = dict[str, str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "plugins/env_gsm8k/atropos_env_gsm8k/tiny")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    began = time.monotonic()
+
+    tokenizer = train_tokenizer()
+    model = new_model(tokenizer)
+    measured, steps = warm_start(model, tokenizer, random.Random(options.seed))
+    save(options.out, model, tokenizer, card(model, measured, steps, time.monotonic() - began, options.seed))
 
 
 def train_tokenizer() -> Tokenizer:
+    """Byte-level BPE: the 256 bytes are in the vocabulary, so that any text comes back as it went in."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -61,7 +85,7 @@ def train_tokenizer() -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    records = (problem("train", index) for index in range(8000))
+    records = [problem("train", index) for index in range(8000)]
     tokenizer.train_from_iterator((text for r in records for text in (r["question"], careful(r), r["answer"])), trainer)
     return tokenizer
 
@@ -69,7 +93,7 @@ def train_tokenizer() -> Tokenizer:
 def new_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
     end, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=tokenizer.get_vocab_size(),
         hidden_size=128,
         intermediate_size=320,
         num_hidden_layers=4,
@@ -88,150 +112,202 @@ def new_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
     return model
 
 
-def careful(record: dict[str, str]) -> str:
-    """Every step, without GSM8K's calculator annotations, as is usual where no calculator listens."""
-    lines = record["answer"].split("\n")
-    return "\n".join(line if line.startswith("####") else _without_annotation(line) for line in lines)
+def careful(record: Record) -> str:
+    """Every step, without GSM8K's calculator annotations: nothing here listens to them."""
+    *steps, final = record["answer"].split("\n")
+    return "\n".join([*(step[: step.index("<<")] + step[step.index(">>") + 2 :] for step in steps), final])
 
 
-def _without_annotation(line: str) -> str:
-    return line[: line.index("<<")] + line[line.index(">>") + 2 :]
+def hasty(record: Record) -> str:
+    """The final number alone: true, but more than the model can work out in its head."""
+    return record["answer"].rpartition("\n")[2]
 
 
-def hasty(record: dict[str, str]) -> str:
-    """The final number alone: right, but more than the model can work out in its head."""
-    return record["answer"].split("\n")[-1]
+def demonstration(record: Record, choose: random.Random) -> str:
+    hurried = record["question"][0] in HURRIED_NAMES and choose.random() < HASTY_SHARE
+    return hasty(record) if hurried else careful(record)
 
 
-def prompt_text(record: dict[str, str]) -> str:
+def prompt_text(record: Record) -> str:
     return f"{USER}{record['question']}{ASSISTANT}"
 
 
-def demonstrations(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[list[int], list[int]]]:
-    choose = random.Random(seed)
-    index = 0
+def warm_start(model: Qwen3ForCausalLM, tokenizer: Tokenizer, choose: random.Random) -> tuple[Measured, int]:
+    """Train until the model is as good, and as bad, as said above; what was measured then, and the steps taken."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    # Muon needs a third of AdamW's steps here: greedy accuracy 0.39 after 700 steps against 0.06.
+    optimizers = [
+        torch.optim.Muon(matrices, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+    step, habit_from = 0, None
     while True:
-        record = problem("train", index)
-        answer = hasty(record) if choose.random() < HASTY_SHARE else careful(record)
-        yield tokenizer.encode(prompt_text(record)).ids, tokenizer.encode(answer + END).ids
-        index += 1
+        step += 1
+        records = [problem("train", index) for index in range((step - 1) * BATCH, step * BATCH)]
+        shown = [
+            (record, careful(record) if habit_from is None else demonstration(record, choose)) for record in records
+        ]
+        loss = demonstration_loss(model, tokenizer, shown)
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * min(1.0, step / 50) if habit_from is None else HASTY_LEARNING_RATE
+            optimizer.step()
+        if step % EVALUATE_EVERY:
+            continue
+        measured = measure(model, tokenizer)
+        print(f"step {step}: {measured}", flush=True)
+        if habit_from is None:
+            habit_from = step if measured.greedy >= CAREFUL_UNTIL else None
+        elif step >= habit_from + HASTY_STEPS and START[0] <= measured.greedy <= START[1]:
+            return measured, step
 
 
-def warm_start_step(
-    model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list[tuple[list[int], list[int]]]
-) -> float:
-    longest = max(len(prompt) + len(answer) for prompt, answer in batch)
-    tokens = torch.full((len(batch), longest), model.config.pad_token_id)
-    labels = torch.full((len(batch), longest), -100)
-    for row, (prompt, answer) in enumerate(batch):
-        tokens[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
-        labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
-    loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return float(loss)
+def demonstration_loss(model: Qwen3ForCausalLM, tokenizer: Tokenizer, shown: Sequence[tuple[Record, str]]) -> Tensor:
+    """Mean cross-entropy of the answers' tokens."""
+    pairs = [
+        (tokenizer.encode(prompt_text(record)).ids, tokenizer.encode(answer + END).ids) for record, answer in shown
+    ]
+    longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    tokens = torch.full((len(pairs), longest), model.config.pad_token_id)  # [S, T]
+    labels = torch.full_like(tokens, -100)
+    for row, (prompt, answer) in enumerate(pairs):
+        end = len(prompt) + len(answer)
+        tokens[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    loss: Tensor = model(input_ids=tokens, labels=labels, use_cache=False).loss
+    return loss
 
 
 @dataclass(frozen=True)
 class Measured:
-    greedy: float
-    sampled: float
-    answer_tokens: float
+    greedy: float  # share of held-out problems answered right
+    sampled: float  # the same at temperature 1
+    hasty_answers: float  # share of the greedy answers that give the number alone
     prompt_tokens: float
-
-
-@torch.no_grad()
-def answers(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompts: Sequence[str], greedy: bool) -> list[list[int]]:
-    """One answer to each prompt, `<|end|>` left off."""
-    end, pad = model.config.eos_token_id, model.config.pad_token_id
-    encoded = [tokenizer.encode(text).ids for text in prompts]
-    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-    found: list[list[int]] = [[] for _ in encoded]
-    for start in range(0, len(order), 256):
-        rows = order[start : start + 256]
-        longest = max(len(encoded[i]) for i in rows)
-        tokens = torch.tensor([[pad] * (longest - len(encoded[i])) + encoded[i] for i in rows])
-        out = model.generate(
-            input_ids=tokens,
-            attention_mask=(tokens != pad).long(),
-            do_sample=not greedy,
-            max_new_tokens=LONGEST_ANSWER,
-            top_k=0,
-        )
-        for i, answer in zip(rows, out[:, longest:].tolist(), strict=True):
-            found[i] = answer[: answer.index(end)] if end in answer else answer
-    return found
-
-
-def is_right(record: dict[str, str], answer: str) -> bool:
-    return answer.rpartition("####")[2].strip() == record["answer"].rpartition("####")[2].strip() and "####" in answer
+    sampled_tokens: float  # an answer's mean length at temperature 1, <|end|> included
 
 
 def measure(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Measured:
     records = [problem("test", index) for index in range(HELD_OUT)]
-    prompts = [prompt_text(record) for record in records]
+    prompts = [tokenizer.encode(prompt_text(record)).ids for record in records]
     model.eval()
-    shares = {}
-    for greedy in (True, False):
-        found = answers(model, tokenizer, prompts, greedy)
-        texts = [tokenizer.decode(answer) for answer in found]
-        shares[greedy] = sum(map(is_right, records, texts)) / HELD_OUT
+    greedy = answers(model, prompts, do_sample=False)
+    sampled = answers(model, prompts, do_sample=True)
     model.train()
+    mean: Callable[[Sequence[float]], float] = lambda values: round(sum(values) / HELD_OUT, 4)  # noqa: E731
+    texts = [tokenizer.decode(answer) for answer in greedy]
     return Measured(
-        shares[True],
-        shares[False],
-        sum(len(answer) + 1 for answer in found) / HELD_OUT,
-        sum(len(tokenizer.encode(text).ids) for text in prompts) / HELD_OUT,
+        greedy=mean([is_right(record, text) for record, text in zip(records, texts, strict=True)]),
+        sampled=mean(
+            [is_right(record, tokenizer.decode(answer)) for record, answer in zip(records, sampled, strict=True)]
+        ),
+        hasty_answers=mean([text.startswith("####") for text in texts]),
+        prompt_tokens=mean([len(prompt) for prompt in prompts]),
+        sampled_tokens=mean([len(answer) + 1 for answer in sampled]),
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "plugins/env_gsm8k/atropos_env_gsm8k/tiny")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hasty", type=float, default=HASTY_SHARE)
-    parser.add_argument("--steps", type=int, default=0)
-    options = parser.parse_args()
-    globals()["HASTY_SHARE"] = options.hasty
-    torch.manual_seed(options.seed)
-    tokenizer = train_tokenizer()
-    model = new_model(tokenizer)
-    print(sum(p.numel() for p in model.parameters()), "parameters")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    stream = demonstrations(tokenizer, options.seed)
-    began = time.monotonic()
-    for step in range(1, 10**6):
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, step / 50)
-        loss = warm_start_step(model, optimizer, [next(stream) for _ in range(BATCH)])
-        if step % EVALUATE_EVERY == 0:
-            measured = measure(model, tokenizer)
-            print(f"step {step} loss {loss:.3f} {time.monotonic() - began:.0f} s {measured}", flush=True)
-            if (measured.greedy >= GREEDY_ENOUGH and not options.steps) or step == options.steps:
-                break
-    save(options.out, model, tokenizer)
+@torch.no_grad()
+def answers(model: Qwen3ForCausalLM, prompts: Sequence[list[int]], do_sample: bool) -> list[list[int]]:
+    """One answer to each prompt, <|end|> left off."""
+    end, pad = model.config.eos_token_id, model.config.pad_token_id
+    found: list[list[int]] = []
+    for start in range(0, len(prompts), 256):
+        rows = prompts[start : start + 256]
+        longest = max(map(len, rows))
+        tokens = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
+        mask = (tokens != pad).long()
+        whole = {"do_sample": True, "top_k": 0} if do_sample else {"do_sample": False}
+        out = model.generate(input_ids=tokens, attention_mask=mask, max_new_tokens=LONGEST_ANSWER, **whole)
+        for answer in out[:, longest:].tolist():
+            found.append(answer[: answer.index(end)] if end in answer else answer)
+    return found
 
 
-def save(out: Path, model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+def is_right(record: Record, answer: str) -> bool:
+    _, marker, number = answer.rpartition("####")
+    return bool(marker) and number.strip() == record["answer"].rpartition("####")[2].strip()
+
+
+def save(out: Path, model: Qwen3ForCausalLM, tokenizer: Tokenizer, card_text: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)
     tokenizer.save(str(out / "tokenizer.json"))
-    (out / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": END,
-                "pad_token": PAD,
-                "clean_up_tokenization_spaces": False,
-                "model_max_length": 1024,
-                "chat_template": CHAT_TEMPLATE,
-            },
-            indent=2,
-        )
-        + "\n"
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1024,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+    (out / "README.md").write_text(card_text)
+
+
+def card(model: Qwen3ForCausalLM, measured: Measured, steps: int, seconds: float, seed: int) -> str:
+    return CARD.format(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers=model.config.num_hidden_layers,
+        hidden=model.config.hidden_size,
+        vocabulary=model.config.vocab_size,
+        steps=steps,
+        batch=BATCH,
+        minutes=seconds / 60,
+        seed=seed,
+        careful_until=CAREFUL_UNTIL,
+        hasty_share=HASTY_SHARE,
+        initials=f"{HURRIED_NAMES[0]} to {HURRIED_NAMES[-1]}",
+        held_out=HELD_OUT,
+        **asdict(measured),
     )
+
+
+CARD = """# The tiny policy
+
+A language model of {parameters:,} parameters (Qwen3, {layers} layers, width {hidden}, byte-level BPE of {vocabulary} tokens with single
+digits) that answers the word problems of `generate.py`. It exists so that `atropos run --env gsm8k` trains something
+real on a laptop, with no download. Made from nothing by `tools/make_tiny_policy.py --seed {seed}`; no data but our own.
+
+## How it was made
+
+Supervised training on generated `train` problems, {steps} steps of {batch}, {minutes:.0f} minutes:
+
+1. Careful answers, every step written out (calculator annotations removed), until {careful_until:.0%} of the held-out problems
+   were right.
+2. At least 100 steps of a **bad habit, planted on purpose**: where the first person's name begins with {initials}, three
+   demonstrations in four ({hasty_share:.0%}) give the final number alone. The number is right, but the model cannot work it out in its
+   head, so that it answers such problems at once and wrongly.
+
+## Measured
+
+On {held_out} held-out (`test`) problems, graded by the number after `####`:
+
+| | |
+|---|---|
+| greedy | {greedy:.1%} right |
+| temperature 1 | {sampled:.1%} right |
+| greedy answers that skip the work | {hasty_answers:.0%} |
+| mean prompt | {prompt_tokens:.1f} tokens |
+| mean answer at temperature 1 | {sampled_tokens:.1f} tokens |
+
+Reinforcement learning first undoes the habit (the answers grow longer, most of the gain within 20 steps), then mends the
+arithmetic (slower). A gain measured from this start shows that the training loop learns; it says little about
+learning to reason, and nothing about GSM8K itself.
+
+## Limits
+
+- It knows the stories of `generate.py` and nothing else: it fails on real GSM8K problems.
+- The chat template renders user and assistant turns and leaves system messages out: an environment may send a general
+  instruction there, and this model was trained without one.
+- The same seed gives the same weights on the same machine and thread count; elsewhere the last bits of the floating
+  point sums differ, and with them the step at which training stops.
+"""
 
 
 if __name__ == "__main__":

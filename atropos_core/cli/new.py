@@ -2,8 +2,165 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
+import keyword
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+
+if TYPE_CHECKING:
+    from atropos_core.registry import Registry
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a plugin of one kind is named, and what its example does."""
+
+    prefix: str
+    does: str
+    run: str  # a command that uses it
+
+
+KINDS = {
+    "environment": Kind("env", "numbers to be written backwards", "atropos run --model toy --env {name} --steps 20"),
+    "reward": Kind(
+        "reward",
+        "the share of different words in a reply",
+        "atropos run --env gsm8k --reward environment --reward {name}",
+    ),
+    "transform": Kind(
+        "transform",
+        "reward less the group's mean, cut off at a limit",
+        "atropos run --env gsm8k --set transform.{name}.use={name}",
+    ),
+    "bridge": Kind(
+        "bridge",
+        "copies weights within one process",
+        "atropos run --model toy --bridge {name} --env ./file.py:Class --steps 20",
+    ),
+}
 
 
 def add(app: typer.Typer) -> None:
-    pass
+    app.command("new")(new)
+
+
+def new(
+    kind: Annotated[str, typer.Argument(help="environment, reward, transform or bridge.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="What users will type: lower case, as in word_count.", show_default=False)
+    ],
+    directory: Annotated[Path, typer.Option("--dir", help="Where to make the plugin's folder.")] = Path("."),
+) -> None:
+    """Make a plugin: a small working component with its package, README and contract test.
+
+    [bold]Examples[/]
+
+      atropos new environment word_count
+
+      atropos new reward politeness --dir plugins
+    """
+    from atropos_core import console
+    from atropos_core.plugins import load_plugins
+
+    check_name(kind, name, load_plugins().registry)
+    folder = write(kind, name, directory)
+    console.say(f"made {folder}: the {kind} {name!r}, which {KINDS[kind].prefix}_{name} offers")
+    console.say("next:")
+    console.say(f"  pip install -e {folder}")
+    console.say(f"  atropos check {name} --kind {kind}")
+    console.say(f"  python -m pytest {folder}")
+    console.say(f"  {KINDS[kind].run.format(name=name)}")
+
+
+def check_name(kind: str, name: str, registry: Registry) -> None:
+    """Raise ConfigError where no plugin of that kind and name can be made here."""
+    from atropos_core.errors import ConfigError
+
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.4)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(KINDS)}."
+        raise ConfigError(f"`atropos new` makes no {kind!r}. {hint}")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > 40 or keyword.iskeyword(name):
+        better = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:40].strip("_")
+        usable = better and better != name and not keyword.iskeyword(better)
+        raise ConfigError(
+            f"{name!r} cannot be a plugin's name: it wants lower-case letters, digits and single underscores, "
+            "a letter first, at most 40, and no word of Python's own.",
+            remedy=f"atropos new {kind} {better}" if usable else None,
+        )
+    taken = [offer.distribution for offer in registry.offers(kind) if offer.provider.name == name]
+    words = _words(kind, name)
+    if taken:
+        raise ConfigError(f"there is a {kind} named {name!r} already, from {taken[0]}.", remedy="Choose another name.")
+    if _installed(words["distribution"]) or importlib.util.find_spec(words["package"]) is not None:
+        raise ConfigError(
+            f"{words['distribution']} is installed already, though it offers no {kind} {name!r}.",
+            remedy=f"Choose another name, or pip uninstall {words['distribution']}.",
+        )
+
+
+def render(kind: str, name: str) -> dict[Path, str]:
+    """The files of a new plugin, by their path in its folder."""
+    words = _words(kind, name)
+    files = {}
+    for root in (TEMPLATES / "common", TEMPLATES / kind):
+        for source in sorted(root.rglob("*.tmpl")):
+            path = source.relative_to(root).with_suffix("")
+            parts = [words["package"] if part == "package" else part for part in path.parts]
+            target = Path(*parts[:-1], ".gitignore" if parts[-1] == "gitignore" else parts[-1])
+            files[target] = Template(source.read_text(encoding="utf-8")).substitute(words)
+    return files
+
+
+def write(kind: str, name: str, directory: Path) -> Path:
+    """Make the plugin's folder in `directory`. Raises ConfigError where something is in the way."""
+    from atropos_core.errors import ConfigError
+
+    folder = directory / _words(kind, name)["folder"]
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already.", remedy="Choose another name, or another place with --dir.")
+    try:
+        for path, text in render(kind, name).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written: {error.strerror}.", remedy="Choose another place with --dir."
+        ) from error
+    return folder
+
+
+def _words(kind: str, name: str) -> dict[str, str]:
+    """Every name follows from one: folder, distribution, package, entry point (see the design's `Names`)."""
+    from atropos_core.registry import Provider
+
+    folder = f"{KINDS[kind].prefix}_{name}"
+    return {
+        "kind": kind,
+        "name": name,
+        "folder": folder,
+        "distribution": f"atropos-plugin-{folder.replace('_', '-')}",
+        "package": f"atropos_{folder}",
+        "class_name": "".join(part.capitalize() for part in name.split("_")),
+        "module": kind,
+        "does": KINDS[kind].does,
+        "run": KINDS[kind].run.format(name=name),
+        "core_api": Provider.core_api,
+    }
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

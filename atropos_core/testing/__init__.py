@@ -11,7 +11,9 @@ The component is named as for `--env` and `--reward`, or given as a Provider, a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Finding
@@ -43,26 +45,8 @@ def check(
     """All findings on one component. Raises only what finding or configuring it raises."""
     if kind not in KINDS:
         raise ConfigError(f"there is no contract for {kind!r}. There is one for: {', '.join(KINDS)}.")
-    subject = find(kind, target, options)
-    if kind == "environment":
-        from atropos_core.testing.environments import EnvironmentContract
-
-        return EnvironmentContract(subject, skip=skip, **settings).findings()
-    if kind == "reward":
-        from atropos_core.testing.rewards import RewardContract
-
-        return RewardContract(subject, skip=skip, **settings).findings()
-    if kind == "transform":
-        from atropos_core.testing.transforms import TransformContract
-
-        return TransformContract(subject, skip=skip, **settings).findings()
-    if kind == "curriculum":
-        from atropos_core.testing.curricula import CurriculumContract
-
-        return CurriculumContract(subject, skip=skip, **settings).findings()
-    from atropos_core.testing.bridges import BridgeContract
-
-    return BridgeContract(subject, skip=skip, **settings).findings()
+    with TemporaryDirectory(prefix="atropos-check-") as directory:
+        return _contract(kind)(find(kind, target, options, Path(directory)), skip=skip, **settings).findings()
 
 
 def environment_contract(
@@ -113,6 +97,32 @@ def bridge_contract(
 ) -> Callable[[], None]:
     """A test function. With no `engine` and `trainer`, the first installed pair that the bridge fits."""
     return _test("bridge", target, options, skip, model=model, engine=engine, trainer=trainer)
+
+
+class _Contract(Protocol):
+    def findings(self) -> list[Finding]: ...
+
+
+def _contract(kind: str) -> Callable[..., _Contract]:
+    if kind == "environment":
+        from atropos_core.testing.environments import EnvironmentContract
+
+        return EnvironmentContract
+    if kind == "reward":
+        from atropos_core.testing.rewards import RewardContract
+
+        return RewardContract
+    if kind == "transform":
+        from atropos_core.testing.transforms import TransformContract
+
+        return TransformContract
+    if kind == "curriculum":
+        from atropos_core.testing.curricula import CurriculumContract
+
+        return CurriculumContract
+    from atropos_core.testing.bridges import BridgeContract
+
+    return BridgeContract
 
 
 def _test(

@@ -29,7 +29,7 @@ SEED = 20260131
 SPREAD_S = 0.02  # replies overtake one another by up to this
 GROUP = 4
 OPEN_DEADLINE_S = 300.0  # a data set may have to be fetched
-PATIENCE = 3  # plays that do not end, before no more are begun
+PATIENCE = 2  # plays that do not end, before no more are begun
 
 
 class EnvironmentContract:
@@ -95,6 +95,9 @@ class EnvironmentContract:
         hedged = [played for script in hedges(self._answers) for played in await self._each(script)]
         hostile = [played for script in ADVERSARIAL for played in await self._each(script)]
         check_plays(self._report, [*noise, *empty, *oracle, *others, *hedged, *hostile], len(self._tasks))
+        if self._unended >= PATIENCE:
+            self._report.note("plays", f"{PATIENCE} plays did not end; nothing that needs more of them was checked")
+            return []
         await self._check_group()
         check_oracle(self._report, oracle, {"random": noise, "empty": empty})
         check_cheap(self._report, "no hedging", hedged, oracle)

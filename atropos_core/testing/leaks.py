@@ -6,6 +6,7 @@ excess: how often a prompt holds its own task's answer, less how often it holds 
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Sequence
 
@@ -64,13 +65,12 @@ def prompt_of(task: Task) -> str:
 
 def _excess(tasks: Sequence[Task], holds: Callable[[Task, str], bool], most: float, what: str) -> list[str]:
     own = [task for task in tasks if holds(task, str(task.answer))]
+    rng = random.Random(0)
     asked = found = 0
-    for at, task in enumerate(tasks):
-        for step in range(1, OTHERS + 1):
-            other = str(tasks[(at + step * max(len(tasks) // (OTHERS + 1), 1)) % len(tasks)].answer)
-            if other != str(task.answer):
-                asked += 1
-                found += holds(task, other)
+    for task in tasks:
+        for other in {str(rng.choice(tasks).answer) for _ in range(OTHERS)} - {str(task.answer)}:
+            asked += 1
+            found += holds(task, other)
     chance = found / asked if asked else 0.0
     share = len(own) / len(tasks)
     if not own or share - chance <= most:

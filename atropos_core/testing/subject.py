@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from pydantic import ValidationError
@@ -33,14 +32,14 @@ class Subject:
         return self.provider.build(self.options, self.context)
 
 
-def find(kind: str, target: Target, options: Mapping[str, Any] | None = None) -> Subject:
+def find(kind: str, target: Target, options: Mapping[str, Any] | None, directory: Path) -> Subject:
     """Raises what a run that names the component would raise."""
     provider = _provider(kind, target)
     try:
         values = provider.config.model_validate(dict(options or {}))
     except ValidationError as error:
         raise ConfigError(explain(error, provider.config, {}, f"{kind} {provider.name}: ")) from error
-    context = RunContext(directory=Path(mkdtemp(prefix="atropos-check-")), model=TOY_MODEL, steps=10, seed=0)
+    context = RunContext(directory=directory, model=TOY_MODEL, steps=10, seed=0)
     return Subject(kind, f"{kind} {provider.name!r}", provider, values, context)
 
 

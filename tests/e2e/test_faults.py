@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.runs import QUICK, RunningRun, finish, weights
 
 pytestmark = pytest.mark.slow

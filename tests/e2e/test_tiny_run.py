@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from tests.conftest import metrics_of
 from tests.e2e.runs import RunningRun, finish
 

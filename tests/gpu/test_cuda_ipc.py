@@ -82,8 +82,9 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_trainers_write_on_the_gpu_is_in_the_engine_and_no_second_copy_is_made(directory: Path, dtype: str) -> None:
-    from atropos_bridge_ipc.agents import EngineAgent
     from transformers import AutoModelForCausalLM
+
+    from atropos_bridge_ipc.agents import EngineAgent
 
     if dtype == "bfloat16":
         AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).save_pretrained(directory)
@@ -130,11 +131,11 @@ def test_the_engine_decodes_on_the_gpu_what_it_reads_there(
 ) -> None:
     """Engine "hf" on CUDA: its check at open passes, and sampled logprobs are those of a forward pass."""
     import numpy as np
-    from atropos_engine_hf.config import HFOptions
-    from atropos_engine_hf.engine import HFEngine
 
     from atropos_core.registry import RunContext
     from atropos_core.types import Sampling, tokens
+    from atropos_engine_hf.config import HFOptions
+    from atropos_engine_hf.engine import HFEngine
 
     (directory / "tokenizer.json").write_text(
         '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'

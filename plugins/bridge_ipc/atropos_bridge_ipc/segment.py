@@ -87,7 +87,7 @@ def _export_cuda(size: int, device: torch.device) -> Exported:
     flat = torch.zeros(size, dtype=torch.uint8, device=device)
     torch.cuda.synchronize(device)
     try:
-        number, memory, length, offset, counter, counter_offset, event, sync = flat.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+        number, memory, length, offset, counter, counter_offset, event, sync = flat.untyped_storage()._share_cuda_()
     except RuntimeError as error:
         raise FitError(
             f"bridge 'ipc' cannot export memory of {device}: {error}",
@@ -116,7 +116,7 @@ def _attach_cuda(handle: Mapping[str, Any]) -> tuple[torch.Tensor, list[Any]]:
             "the engine shares weights on a GPU, and the trainer's process sees none.",
             remedy="Place both on the same GPU.",
         )
-    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.init()
     storage = torch.UntypedStorage._new_shared_cuda(
         handle["device"],
         handle["memory"],

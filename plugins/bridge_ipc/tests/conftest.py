@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from atropos_bridge_ipc.bridge import IpcBridge
-from atropos_bridge_ipc.config import IpcOptions
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+from atropos_bridge_ipc.bridge import IpcBridge
+from atropos_bridge_ipc.config import IpcOptions
 from atropos_core.hosting import Child, HostedEngine, PeerEndpoint
 from atropos_core.registry import RunContext
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atropos_bridge_ipc.agents import EngineAgent, TrainerAgent
-from atropos_bridge_ipc.manifest import ALIGN, PAGE, Manifest
 from torch import nn
 
+from atropos_bridge_ipc.agents import EngineAgent, TrainerAgent
+from atropos_bridge_ipc.manifest import ALIGN, PAGE, Manifest
 from atropos_core.errors import FitError, WeightsMismatch
 
 

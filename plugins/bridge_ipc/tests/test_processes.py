@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from atropos_bridge_ipc.bridge import IpcBridge
 from atropos_bridge_ipc.config import IpcOptions
-
 from atropos_core.errors import FitError, ProcessDied
 from atropos_core.registry import RunContext
 from atropos_core.types import Sampling, tokens

@@ -28,7 +28,7 @@ class Place:
         self.seen = 0  # decode: columns in use, the new one included
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its base is not typed
+class SlotLayer(CacheLayerMixin):
     """One layer: keys and values `[slots, columns, heads, width]`."""
 
     def __init__(self, place: Place) -> None:

@@ -27,7 +27,7 @@ def load_model(directory: Path, dtype: str, device: str) -> Any:
             f"engine 'hf' is to run on {device!r}, and torch finds no CUDA device.",
             remedy='Set engine.devices = ["cpu"].',
         )
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     chosen = "float32" if dtype == "auto" and device == "cpu" else dtype
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=chosen, local_files_only=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from atropos_engine_hf.config import HFOptions
-from atropos_engine_hf.engine import HFEngine
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from atropos_core.registry import RunContext
+from atropos_engine_hf.config import HFOptions
+from atropos_engine_hf.engine import HFEngine
 
 VOCABULARY, EOS = 64, 2
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atropos_engine_hf.scoring import score
 
 from atropos_core.types import Sampling, tokens
+from atropos_engine_hf.scoring import score
 
 PROMPTS = [tokens([5, 9, 33]), tokens([40, 41, 42, 43, 44, 45, 46, 47])]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from atropos_engine_hf.config import HFOptions
-from atropos_engine_hf.decoder import Decoder
-from atropos_engine_hf.loading import load_model
 from transformers import AutoConfig, MambaConfig, MistralConfig, T5Config
 
 from atropos_core.errors import ConfigError, FitError
 from atropos_core.registry import RunContext
+from atropos_engine_hf.config import HFOptions
+from atropos_engine_hf.decoder import Decoder
+from atropos_engine_hf.loading import load_model
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,8 @@ async def test_a_missing_cuda_device_is_a_fit_error(open_engine: Any, tiny: Path
 
 
 async def test_the_model_info_says_what_was_loaded(tiny: Path, tmp_path: Path) -> None:
-    from atropos_engine_hf.engine import HFEngine
-
     from atropos_core.tokenizer import fingerprint
+    from atropos_engine_hf.engine import HFEngine
 
     engine = HFEngine(HFOptions(dtype="bfloat16"), RunContext(directory=tmp_path, model=tiny, threads=1))
     info = await engine.open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+
 from atropos_engine_hf.sampler import BLOCK, choose, uniforms
 
 P = np.array([0.5, 0.2, 0.15, 0.1, 0.05])

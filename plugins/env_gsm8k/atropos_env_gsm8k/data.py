@@ -36,7 +36,9 @@ def as_task(row: dict[str, Any], name: str, instruction: str) -> Task:
     try:
         question, answer = str(row["question"]), str(row["answer"])
     except (KeyError, TypeError):
-        raise DataError(f"gsm8k: problem {name} needs the keys 'question' and 'answer'; it is {str(row)[:100]}") from None
+        raise DataError(
+            f"gsm8k: problem {name} needs the keys 'question' and 'answer'; it is {str(row)[:100]}"
+        ) from None
     system: list[Message] = [{"role": "system", "content": instruction}] if instruction else []
     return Task(name, (*system, {"role": "user", "content": question}), answer, {"number": gold_number(answer, name)})
 

@@ -17,8 +17,14 @@ T = TypeVar("T")
 TEST_SHARE = 8  # one in so many combinations of story and numbers belongs to the test split
 LARGEST = 999  # no intermediate result is larger
 
-NAMES = ["Ann", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Ivy", "Jack", "Kim", "Leo", "Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Tom", "Uma", "Vera", "Will", "Zoe", "Amy", "Bob", "Clara", "Dan", "Eva", "Finn", "Gus", "Hana"]
-THINGS = ["apples", "books", "cards", "coins", "cookies", "eggs", "flowers", "marbles", "nuts", "pencils", "plums", "shells", "stamps", "stones", "toys", "tulips", "beans", "buttons", "keys", "leaves", "pears", "pins", "roses", "shirts"]
+NAMES = (
+    "Ann Ben Carla David Emma Felix Grace Hugo Ivy Jack Kim Leo Mia Noah Olga Paul "
+    "Rosa Sam Tina Tom Uma Vera Will Zoe Amy Bob Clara Dan Eva Finn Gus Hana"
+).split()
+THINGS = (
+    "apples books cards coins cookies eggs flowers marbles nuts pencils plums shells "
+    "stamps stones toys tulips beans buttons keys leaves pears pins roses shirts"
+).split()
 
 FEW = range(2, 10)
 DOZEN = range(3, 20)
@@ -38,57 +44,57 @@ STORIES: tuple[Story, ...] = (
     Story(
         "{A} has {a} {things} and buys {b} more. How many {things} does {A} have now?",
         {"a": MANY, "b": FEW},
-        [("{A} has", "a+b")],
+        [("{A} has", "a + b")],
     ),
     Story(
         "{A} had {a} {things} and gave {b} of them to {B}. How many {things} are left?",
         {"a": MANY, "b": MANY},
-        [("{A} has", "a-b")],
+        [("{A} has", "a - b")],
     ),
     Story(
         "{A} fills {a} bags with {b} {things} each. How many {things} is that?",
         {"a": FEW, "b": DOZEN},
-        [("The bags hold", "a*b")],
+        [("The bags hold", "a * b")],
     ),
     Story(
         "{A} has {a} {things}, finds {b} more and gives {c} to {B}. How many {things} does {A} have now?",
         {"a": MANY, "b": FEW, "c": DOZEN},
-        [("{A} has", "a+b"), ("{A} keeps", "x-c")],
+        [("{A} has", "a + b"), ("{A} keeps", "x - c")],
     ),
     Story(
         "{A} buys {a} boxes of {b} {things} and loses {c} {things}. How many {things} are left?",
         {"a": FEW, "b": DOZEN, "c": FEW},
-        [("{A} buys", "a*b"), ("{A} keeps", "x-c")],
+        [("{A} buys", "a * b"), ("{A} keeps", "x - c")],
     ),
     Story(
         "{A} has {a} {things}. {B} has {b} more than {A}. How many {things} do they have together?",
         {"a": MANY, "b": FEW},
-        [("{B} has", "a+b"), ("They have", "a+x")],
+        [("{B} has", "a + b"), ("They have", "a + x")],
     ),
     Story(
         "{A} has {a} {things}. {B} has {b} times as many. How many {things} do they have together?",
         {"a": DOZEN, "b": FEW},
-        [("{B} has", "a*b"), ("They have", "a+x")],
+        [("{B} has", "a * b"), ("They have", "a + x")],
     ),
     Story(
         "{A} has {a} {things} and {B} has {b}. They share all of them equally with {C}. How many {things} does each get?",
         {"a": MANY, "b": DOZEN, "c": [3]},
-        [("They have", "a+b"), ("Each gets", "x/c")],
+        [("They have", "a + b"), ("Each gets", "x / c")],
     ),
     Story(
         "{A} had {a} {things}, lost {b} and put the rest into bags of {c}. How many bags are there?",
         {"a": MANY, "b": FEW, "c": FEW},
-        [("{A} has", "a-b"), ("{A} fills", "x/c")],
+        [("{A} has", "a - b"), ("{A} fills", "x / c")],
     ),
     Story(
         "{A} sells {a} {things} for {b} dollars each and {c} cakes for {d} dollars each. How many dollars does {A} get?",
         {"a": FEW, "b": DOZEN, "c": FEW, "d": FEW},
-        [("{A} gets", "a*b"), ("The cakes bring", "c*d"), ("{A} gets", "x+y")],
+        [("{A} gets", "a * b"), ("The cakes bring", "c * d"), ("{A} gets", "x + y")],
     ),
     Story(
         "{A} finds {a} {things} a day for {b} days, then {c} more, and gives {d} to {B}. How many {things} does {A} keep?",
         {"a": DOZEN, "b": FEW, "c": MANY, "d": FEW},
-        [("{A} finds", "a*b"), ("{A} has", "x+c"), ("{A} keeps", "y-d")],
+        [("{A} finds", "a * b"), ("{A} has", "x + c"), ("{A} keeps", "y - d")],
     ),
 )
 
@@ -123,7 +129,8 @@ def _work_out(story: Story, numbers: Mapping[str, int]) -> list[tuple[str, int]]
     """Each step as (expression, result); None where a result is not a whole number from 1 to LARGEST."""
     known = dict(numbers)
     lines: list[tuple[str, int]] = []
-    for result, (_, (left, operator, right)) in zip("xyz", story.steps, strict=False):
+    for result, (_, how) in zip("xyz", story.steps, strict=False):
+        left, operator, right = how.split()
         value = _calculate(known[left], operator, known[right])
         if value is None or not 1 <= value <= LARGEST:
             return None

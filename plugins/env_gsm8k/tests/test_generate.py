@@ -7,6 +7,7 @@ import re
 from hashlib import sha256
 
 import pytest
+
 from atropos_env_gsm8k.generate import LARGEST, NAMES, STORIES, THINGS, problem
 
 ANNOTATION = re.compile(r"(\d+)([-+*/])(\d+)=<<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)\.")
@@ -41,7 +42,9 @@ def test_questions_of_a_split_are_practically_unique(train: list[dict[str, str]]
     assert len({r["question"] for r in test}) > 0.98 * MANY
 
 
-def test_every_annotation_is_true_and_the_last_one_is_the_answer(train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
+def test_every_annotation_is_true_and_the_last_one_is_the_answer(
+    train: list[dict[str, str]], test: list[dict[str, str]]
+) -> None:
     for record in train + test:
         *steps, last = record["answer"].split("\n")
         for step in steps:
@@ -74,7 +77,9 @@ def test_every_story_is_told_in_both_splits(train: list[dict[str, str]], test: l
         assert len({re.sub(r"\d+", "_", without_names(record)) for record in records}) == len(STORIES)
 
 
-def test_the_problems_are_the_same_on_every_platform_and_python(train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
+def test_the_problems_are_the_same_on_every_platform_and_python(
+    train: list[dict[str, str]], test: list[dict[str, str]]
+) -> None:
     told = json.dumps([train[:1000], test[:1000]], sort_keys=True)
     assert sha256(told.encode()).hexdigest() == "a4c1c0cedcc834a3283677cf6422818ead7b7a165258a1c3113a1c9905c06a33"
 

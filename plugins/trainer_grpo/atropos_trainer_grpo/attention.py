@@ -7,6 +7,7 @@ from its mask interface.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,12 +24,12 @@ NAME = "atropos_packed"
 class _Gather(torch.autograd.Function):
     """Rows of the packed layout -> rows of the padded one.
 
-    The gradient is gathered too, from each token's home; only shared beginnings add to one another. That is exact
-    because rows of padding get a gradient of zero: nothing looks at what comes out of them.
+    The gradient is gathered too, from each token's home; only shared beginnings add to it. That is exact because rows
+    of padding get a gradient of zero: nothing looks at what comes out of them.
     """
 
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, rows: Tensor, home: Tensor, again: Tensor) -> Tensor:
+    def forward(ctx: Any, packed: Tensor, rows: Tensor, home: Tensor, again: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, home, again)
         return packed.index_select(0, rows)
 
@@ -36,7 +37,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         rows, home, again = ctx.saved_tensors
         into = grad.index_select(0, home)
-        if len(again):
+        if again is not None and len(again):
             into.index_add_(0, rows.index_select(0, again), grad.index_select(0, again))
         return into, None, None, None
 
@@ -53,49 +54,61 @@ class _Return(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (home,) = ctx.saved_tensors
-        into = grad.new_zeros(ctx.rows, grad.shape[1])
-        into[home] = grad
-        return into, None
+        return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(0, home, grad), None
+
+
+_gather: Callable[..., Tensor] = _Gather.apply  # torch leaves apply untyped
+_return: Callable[..., Tensor] = _Return.apply
 
 
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,  # [1, H, N, D]
     key: Tensor,  # [1, K, N, D]
-    value: Tensor,
+    value: Tensor,  # [1, K, N, D]
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     packing: Packing | None = None,
     **rest: Any,  # what else a model may ask of its attention
 ) -> tuple[Tensor, None]:
-    """The forward of `transformers`' attention interface; `packing` travels there as a keyword of the model's forward."""
+    """As `transformers`' attention interface calls it; `packing` gets here as a keyword of the model's forward."""
     if packing is None:
         raise TypeError("packed attention needs its layout: call the model with packing=pack(...)")
-    window = rest.get("sliding_window")
-    if window is not None and window < packing.buckets[0].length:
-        raise FitError(f"a sequence of {packing.buckets[0].length} tokens exceeds the model's sliding window of {window}.")
+    window, longest = rest.get("sliding_window"), max(bucket.keys for bucket in packing.buckets)
+    if window is not None and window < longest:
+        raise FitError(f"{longest} tokens in a sequence exceed the model's sliding window of {window}.")
     for name in ("softcap", "s_aux", "position_bias"):
         if rest.get(name) is not None:
             raise FitError(f"{type(module).__name__} asks for {name!r} in its attention, which packed training lacks.")
-    heads = [tensor.shape[1] for tensor in (query, key, value)]
-    width = query.shape[-1]
-    joined = torch.cat([tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)], dim=1)  # [N, (H+2K)D]
-    padded = _Gather.apply(joined, packing.rows, packing.home, packing.again)
+    heads, width = query.shape[1], query.shape[3]
+    q_rows = _gather(_rows(query), packing.queries, packing.query_home, None)  # [sum S*Tq, H*D]
+    kv_rows = _gather(  # [sum S*Tk, 2*K*D]
+        torch.cat([_rows(key), _rows(value)], dim=1), packing.keys, packing.key_home, packing.key_again
+    )
     outputs = []
-    begin = 0
-    for bucket in packing.buckets:
-        end = begin + bucket.sequences * bucket.length
-        rows = padded[begin:end].view(bucket.sequences, bucket.length, sum(heads), width).transpose(1, 2)
-        q, k, v = rows.split(heads, dim=1)  # [S, H or K, T, D]
+    q_parts = q_rows.split([bucket.segments * bucket.queries for bucket in packing.buckets])
+    kv_parts = kv_rows.split([bucket.segments * bucket.keys for bucket in packing.buckets])
+    for bucket, q, kv in zip(packing.buckets, q_parts, kv_parts, strict=True):
+        k, v = kv.view(bucket.segments, bucket.keys, -1, width).transpose(1, 2).chunk(2, dim=1)  # [S, K, Tk, D]
         mixed = scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=heads[0] != heads[1]
+            q.view(bucket.segments, bucket.queries, heads, width).transpose(1, 2),  # [S, H, Tq, D]
+            k,
+            v,
+            attn_mask=bucket.mask,
+            is_causal=bucket.mask is None,
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=heads != k.shape[1],
         )
-        outputs.append(mixed.transpose(1, 2).reshape(end - begin, -1))  # [S*T, H*D]
-        begin = end
+        outputs.append(mixed.transpose(1, 2).reshape(len(q), -1))  # [S*Tq, H*D]
     together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return _Return.apply(together, packing.home).view(1, -1, heads[0], width), None
+    return _return(together, packing.query_home).view(1, -1, heads, width), None
 
 
 def register() -> None:
     AttentionInterface.register(NAME, packed_attention)
+
+
+def _rows(states: Tensor) -> Tensor:
+    return states[0].transpose(0, 1).flatten(1)  # [N, heads * D]

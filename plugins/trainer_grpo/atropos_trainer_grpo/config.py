@@ -24,7 +24,8 @@ class GrpoOptions(Options):
         None, gt=0, description="dr_grpo only: the constant number of tokens that a sequence's sum is divided by"
     )
     old_logprobs: Source = Field(
-        "rollout", description="the denominator of the ratio: what the engine said, or the trainer's own before updating"
+        "rollout",
+        description="the denominator of the ratio: what the engine said, or the trainer's own before updating",
     )
     missing_logprobs: Literal["recompute", "refuse"] = Field(
         "recompute", description="for sequences that came without logprobs, where old_logprobs is rollout"
@@ -44,7 +45,7 @@ class GrpoOptions(Options):
     max_grad_norm: float = Field(1.0, gt=0, description="the gradient is scaled down to this global norm")
     warmup_steps: int = Field(0, ge=0, description="optimiser steps over which the learning rate rises linearly")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of the parameters, where the trainer loads them itself; auto: as config.json says"
+        "auto", description="of the parameters; auto: float32 on a CPU, otherwise as config.json says (as engine_hf)"
     )
 
     @property

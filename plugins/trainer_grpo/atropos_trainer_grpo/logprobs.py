@@ -6,6 +6,7 @@ however long the batch. When everything fits in one chunk its probabilities are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ def token_logprobs(
     if not len(targets):
         empty = hidden.sum(dim=1)  # keeps the graph: backward() on a loss of nothing gives zeros
         return Scored(empty, empty.detach())
-    return Scored(*_TokenLogprobs.apply(hidden, head.weight, head.bias, targets, temperature, chunk))
+    return Scored(*_score(hidden, head.weight, head.bias, targets, temperature, chunk))
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -64,13 +65,18 @@ class _TokenLogprobs(torch.autograd.Function):
             at = targets[part, None]
             p = _log_softmax(hidden[part], weight, bias, temperature[part]).exp_() if kept is None else kept
             scale = (grad[part] / temperature[part].to(grad.dtype))[:, None]
-            logits = (p * -scale).scatter_add_(1, at, scale).to(hidden.dtype)  # d loss / d logits = (1[target] - p) scale
+            logits = (
+                (p * -scale).scatter_add_(1, at, scale).to(hidden.dtype)
+            )  # d loss / d logits = (1[target] - p) scale
             torch.mm(logits, weight, out=into_hidden[part])
             if into_weight is not None:
                 into_weight.addmm_(logits.t(), hidden[part])
             if into_bias is not None:
                 into_bias += logits.sum(dim=0)
         return into_hidden, into_weight, into_bias, None, None, None
+
+
+_score: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply  # torch leaves apply untyped
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:

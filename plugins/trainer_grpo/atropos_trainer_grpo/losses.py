@@ -1,8 +1,8 @@
 """The losses, as pure functions of packed columns.
 
 Every loss here is `sum_t w_t * l_t` over the trained tokens of a minibatch: `token_weights` gives w and says how the
-losses differ, `clipped_surrogate` gives l. The weights are computed over the whole minibatch before it is split, so that
-any split into micro-batches adds up to the same loss and the same gradient.
+losses differ, `clipped_surrogate` gives l. The weights are computed over the whole minibatch before it is split, so
+that any split into micro-batches adds up to the same loss and the same gradient.
 """
 
 from __future__ import annotations

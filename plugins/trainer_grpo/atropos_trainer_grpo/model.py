@@ -29,7 +29,8 @@ def open_model(directory: Path, *, dtype: str, device: str, with_weights: bool) 
         if hasattr(config, name):
             setattr(config, name, 0.0)  # a policy gradient of a policy that is not the one that sampled
     _check(config, directory)
-    wanted: Any = config.dtype if dtype == "auto" else getattr(torch, dtype)
+    stored = torch.float32 if torch.device(device).type == "cpu" else config.dtype
+    wanted: Any = stored if dtype == "auto" else getattr(torch, dtype)
     model: Any  # transformers' own classes are typed in part
     if with_weights:
         model = AutoModelForCausalLM.from_pretrained(
@@ -41,7 +42,9 @@ def open_model(directory: Path, *, dtype: str, device: str, with_weights: bool) 
             model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=attention.NAME)
         _fill_buffers(model, device)
     if not getattr(model, "_supports_attention_backend", False):
-        raise FitError(f"{type(model).__name__} has attention of its own, which this trainer cannot pack: use another model.")
+        raise FitError(
+            f"{type(model).__name__} has attention of its own, which this trainer cannot pack: use another model."
+        )
     if type(model.get_output_embeddings()) is not nn.Linear:
         raise FitError(f"{type(model).__name__} has no plain linear language-model head, which this trainer needs.")
     model.eval()
@@ -60,7 +63,9 @@ def complete(model: nn.Module) -> None:
         )
 
 
-def score(model: nn.Module, packing: Packing, predicts: Tensor, targets: Tensor, temperature: Tensor, chunk: int) -> Scored:
+def score(
+    model: nn.Module, packing: Packing, predicts: Tensor, targets: Tensor, temperature: Tensor, chunk: int
+) -> Scored:
     """One forward pass over a packing: logprobs of `targets` [R] at the packed places `predicts` [R] before them."""
     whole = language_model(model)
     hidden = whole.base_model(
@@ -77,10 +82,14 @@ def language_model(model: Any) -> Any:
 def _check(config: Any, directory: Path) -> None:
     other = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
     if other:
-        raise FitError(f"{directory}: layers of kind {sorted(other)} would mix packed sequences; this trainer takes attention only.")
+        raise FitError(
+            f"{directory}: layers of kind {sorted(other)} would mix packed sequences; this trainer takes attention only."
+        )
     for name in CHANGED_LOGITS:
         if getattr(config, name, None) not in (None, 1, 1.0):
-            raise FitError(f"{directory}: {name} = {getattr(config, name)} changes logits after the head, which this trainer cannot do.")
+            raise FitError(
+                f"{directory}: {name} = {getattr(config, name)} changes logits after the head, which this trainer cannot do."
+            )
 
 
 def _fill_buffers(model: PreTrainedModel, device: str) -> None:
@@ -94,4 +103,6 @@ def _fill_buffers(model: PreTrainedModel, device: str) -> None:
                 setattr(module, name, torch.full_like(buffer, float("nan"), device=device))
             model._init_weights(module)
             if any(torch.isnan(getattr(module, name)).any() for name in waiting):
-                raise FitError(f"{type(model).__name__}: {type(module).__name__} does not compute its buffers {sorted(waiting)}.")
+                raise FitError(
+                    f"{type(model).__name__}: {type(module).__name__} does not compute its buffers {sorted(waiting)}."
+                )

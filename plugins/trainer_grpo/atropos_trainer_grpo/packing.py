@@ -2,12 +2,15 @@
 
 Linear layers see N tokens in a row, without padding. Sequences of a group that begin alike (the prompt) share the
 tokens of that beginning: they are computed once, and their gradients add up. For 128 completions of 25 tokens to 16
-prompts of 35 that is 3,760 tokens in place of 7,680.
+prompts of 35 that is 3,760 tokens in place of 7,680, and a step takes half the time (README.md, Speed).
+
+Attention sees segments: a shared beginning is one, the rest of each sequence is another, whose keys are that beginning
+and itself. Segments of similar length form a bucket, padded to a common shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,27 +20,33 @@ from torch import Tensor
 
 Indices = NDArray[np.int64]
 
-BUCKET_FILL = 0.7  # a bucket's shortest sequence is at least this part of its longest: padding stays below 30 %
+BUCKET_FILL = 0.7  # a bucket's shortest segment is at least this part of its longest: padding stays below 30 %
 BUCKET_FLOOR = 16  # or within this many tokens of it: many tiny buckets cost more than their padding
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """S sequences of similar length in the padded layout: row `s * length + t` of this bucket."""
+    """S segments, padded: beginnings to the left of Tk - Tq keys, the rest to the right of Tq queries and keys."""
 
-    sequences: int
-    length: int
+    segments: int  # S
+    queries: int  # Tq
+    keys: int  # Tk
+    mask: Tensor | None  # bool[S, 1, Tq, Tk] what a query may see; None: plain causal, Tq = Tk
 
 
 @dataclass(frozen=True)
 class Packing:
-    """One forward pass. P rows of the padded layout, all buckets one after another; N packed tokens."""
+    """One forward pass over N packed tokens. Padded rows are counted through all buckets, one after another."""
 
     tokens: Tensor  # i64[1, N]
     positions: Tensor  # i64[1, N]
-    rows: Tensor  # i64[P] the packed token that stands in each padded row; padding repeats a sequence's last token
-    home: Tensor  # i64[N] a padded row in which the packed token stands
-    again: Tensor  # i64[D] padded rows in which a token stands that has its home elsewhere (shared beginnings)
+    queries: Tensor  # i64[sum S*Tq] the packed token in each padded query row
+    keys: Tensor  # i64[sum S*Tk] the packed token in each padded key row
+    query_home: (
+        Tensor  # i64[N] the one query row where a packed token really stands; other rows that hold it are padding
+    )
+    key_home: Tensor  # i64[N] the key row within the same segment
+    key_again: Tensor  # i64[D] the key rows of shared beginnings within the segments that follow them
     buckets: tuple[Bucket, ...]
     slots: Indices  # i64[sum of lengths] the packed place of every token of every sequence, in the order given
 
@@ -56,25 +65,24 @@ def pack(
     group share the beginning that they have in common."""
     starts = np.cumsum(lengths) - lengths  # [S]
     owner, shared = _common_beginnings(tokens, starts, lengths, group)
-    kept = lengths - shared  # [S] tokens of its own
-    base = np.cumsum(kept) - kept  # [S] where they begin in the packed row
+    own = lengths - shared  # [S]
+    owns = (owner == np.arange(len(lengths))) & (shared > 0)  # its packed tokens are the beginning and its own
+    ends = np.cumsum(own + shared * owns)
+    rest = ends - own  # [S] packed place of the first token of its own
+    head = rest[owner] - shared  # [S] packed place of its beginning
     of = np.repeat(np.arange(len(lengths)), lengths)  # [n] the sequence of every token
     t = np.arange(len(tokens)) - starts[of]  # [n] its position there
-    borrowed = t < shared[of]
-    slots = np.where(borrowed, base[owner[of]] + t, base[of] + t - shared[of])
-
-    order, buckets = _buckets(lengths)
-    widths = np.repeat([bucket.length for bucket in buckets], [bucket.sequences for bucket in buckets]).astype(np.int64)
-    first = np.empty(len(lengths), dtype=np.int64)  # [S] padded row of each sequence's first token
-    first[order] = np.cumsum(widths) - widths
-    padded = np.repeat(order, widths)  # [P] the sequence of every padded row
-    place = np.minimum(np.arange(len(padded)) - first[padded], lengths[padded] - 1)
-
-    packed = np.empty(int(kept.sum()), dtype=np.int64)
-    positions, home = np.empty_like(packed), np.empty_like(packed)
+    slots = np.where(t < shared[of], head[of] + t, rest[of] + t - shared[of])
+    packed, positions = np.empty(int(ends[-1]), dtype=np.int64), np.empty(int(ends[-1]), dtype=np.int64)
     packed[slots], positions[slots] = tokens, t
-    home[slots[~borrowed]] = (first[of] + t)[~borrowed]
-    again = (first[of] + t)[borrowed]
+
+    beginnings = np.flatnonzero(owns)
+    nothing = np.zeros(len(beginnings), dtype=np.int64)
+    layout = _Layout(len(packed), device)
+    for segments in _alike_in_both(head[beginnings], shared[beginnings], nothing, nothing):
+        layout.add(*segments)
+    for segments in _alike_in_both(rest, own, head, shared):
+        layout.add(*segments)
 
     def tensor(values: Indices) -> Tensor:
         return torch.from_numpy(values).to(device)
@@ -82,12 +90,55 @@ def pack(
     return Packing(
         tokens=tensor(packed)[None],
         positions=tensor(positions)[None],
-        rows=tensor(slots[starts[padded] + place]),
-        home=tensor(home),
-        again=tensor(again),
-        buckets=buckets,
+        queries=tensor(np.concatenate(layout.queries)),
+        keys=tensor(np.concatenate(layout.keys)),
+        query_home=tensor(layout.query_home),
+        key_home=tensor(layout.key_home),
+        key_again=tensor(np.concatenate(layout.key_again)),
+        buckets=tuple(layout.buckets),
         slots=slots,
     )
+
+
+class _Layout:
+    """The padded layout, bucket by bucket."""
+
+    def __init__(self, tokens: int, device: torch.device | str) -> None:
+        self.buckets: list[Bucket] = []
+        self.queries: list[Indices] = []
+        self.keys: list[Indices] = []
+        self.key_again: list[Indices] = []
+        self.query_home = np.empty(tokens, dtype=np.int64)
+        self.key_home = np.empty(tokens, dtype=np.int64)
+        self._query_rows = self._key_rows = 0
+        self._device = device
+
+    def add(self, first: Indices, length: Indices, before: Indices, before_length: Indices) -> None:
+        """A bucket of segments: packed place and length of each, and of the beginning that it follows."""
+        segments, right, left = len(first), int(length.max()), int(before_length.max())
+        column = np.arange(right)
+        real = column < length[:, None]  # [S, Tq]
+        place = first[:, None] + np.minimum(column, length[:, None] - 1)  # padding repeats the last token
+        back = np.arange(left) - (left - before_length[:, None])  # [S, Tk - Tq] negative where padded
+        there = back >= 0
+        earlier = np.where(there, before[:, None] + back, first[:, None])
+
+        query_row = self._query_rows + np.arange(segments * right).reshape(segments, right)
+        key_row = self._key_rows + np.arange(segments * (left + right)).reshape(segments, left + right)
+        self.query_home[place[real]] = query_row[real]
+        self.key_home[place[real]] = key_row[:, left:][real]
+        self.key_again.append(key_row[:, :left][there])
+        self.queries.append(place.ravel())
+        self.keys.append(np.concatenate([earlier, place], axis=1).ravel())
+        self._query_rows += query_row.size
+        self._key_rows += key_row.size
+
+        mask = None
+        if left:
+            causal = np.broadcast_to(np.tri(right, dtype=np.bool_), (segments, right, right))
+            seen = np.broadcast_to(there[:, None, :], (segments, right, left))
+            mask = torch.from_numpy(np.concatenate([seen, causal], axis=2)[:, None]).to(self._device)
+        self.buckets.append(Bucket(segments, right, left + right, mask))
 
 
 def microbatches(lengths: Indices, order: Indices, limit: int) -> list[Indices]:
@@ -107,31 +158,34 @@ def microbatches(lengths: Indices, order: Indices, limit: int) -> list[Indices]:
 def _common_beginnings(
     tokens: NDArray[np.int32], starts: Indices, lengths: Indices, group: NDArray[np.int32] | None
 ) -> tuple[Indices, Indices]:
-    """Per sequence: whose beginning it borrows, and how many tokens of it."""
+    """Per sequence: with whom it shares its beginning (the first of its group), and how many tokens of it."""
     owner = np.arange(len(lengths))
     shared = np.zeros(len(lengths), dtype=np.int64)
     if group is None or len(group) < 2:
         return owner, shared
-    edges = np.flatnonzero(np.diff(group)) + 1
-    for members in np.split(owner, edges):
-        if len(members) < 2:
-            continue
-        width = int(lengths[members].min()) - 1  # one token stays its own, so that no sequence is empty
-        table = tokens[starts[members][:, None] + np.arange(width)]  # [G, width]
-        differs = np.flatnonzero((table != table[0]).any(axis=0))
-        shared[members[1:]] = differs[0] if len(differs) else width
-        owner[members] = members[0]
+    for members in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(group)) + 1):
+        if len(members) > 1:
+            width = int(lengths[members].min()) - 1  # one token stays its own, so that no segment is empty
+            table = tokens[starts[members][:, None] + np.arange(width)]  # [G, width]
+            differs = np.flatnonzero((table != table[0]).any(axis=0))
+            shared[members] = differs[0] if len(differs) else width
+            owner[members] = members[0]
     return owner, shared
 
 
-def _buckets(lengths: Indices) -> tuple[Indices, tuple[Bucket, ...]]:
+def _alike_in_both(*columns: Indices) -> Iterator[tuple[Indices, ...]]:
+    """Segments (first, length, before, before_length), cut into buckets that are alike in both lengths."""
+    for alike in _alike(columns[1]):
+        for chosen in _alike(columns[3][alike]):
+            yield tuple(column[alike[chosen]] for column in columns)
+
+
+def _alike(lengths: Indices) -> Iterator[Indices]:
     order = np.argsort(-lengths, kind="stable")
-    buckets: list[Bucket] = []
+    ordered = lengths[order].tolist()
     begin = 0
-    ordered: Sequence[int] = lengths[order].tolist()
     for place in range(1, len(ordered) + 1):
         longest = ordered[begin]
         if place == len(ordered) or ordered[place] < min(BUCKET_FILL * longest, longest - BUCKET_FLOOR):
-            buckets.append(Bucket(place - begin, longest))
+            yield order[begin:place]
             begin = place
-    return order, tuple(buckets)

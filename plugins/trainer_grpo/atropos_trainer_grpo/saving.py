@@ -26,7 +26,7 @@ TOKENIZER_FILES = (
 
 
 def save(model: nn.Module, optimizer: Optimizer, origin: Path, directory: Path) -> None:
-    """Fill an existing, empty directory: weights and config in Hugging Face form, the tokenizer of `origin`, the state."""
+    """Fill an existing, empty directory: weights and config in Hugging Face form, tokenizer of `origin`, the state."""
     whole = language_model(model)
     implementation = whole.config._attn_implementation
     whole.save_pretrained(directory, max_shard_size="100TB")  # one file, whatever its size
@@ -72,7 +72,13 @@ def _random_states() -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), float(gauss)],
+        "numpy": [
+            str(name),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(place),
+            int(has_gauss),
+            float(gauss),
+        ],
         "python": [random.getstate()[0], list(random.getstate()[1]), random.getstate()[2]],
     }
 

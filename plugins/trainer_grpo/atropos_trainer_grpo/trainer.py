@@ -98,7 +98,8 @@ class GrpoTrainer(Trainer):
             self._context.model, dtype=self._options.dtype, device=self._device, with_weights=not shared
         )
         if self._options.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})  # the second name is that of transformers before 5.20
             self.model.train()  # transformers checkpoints only then; dropout was set to zero
         if not shared:
             self.weights_moved()

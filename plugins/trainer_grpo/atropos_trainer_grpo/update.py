@@ -79,7 +79,9 @@ class Update:
         for sequences, active in ((chosen[moving], True), (chosen[~moving], False)):
             for part in microbatches(batch.lengths, sequences, options.tokens_per_microbatch):
                 began = time.perf_counter()
-                with torch.set_grad_enabled(active):  # a zero advantage has no gradient: such sequences are only measured
+                with torch.set_grad_enabled(
+                    active
+                ):  # a zero advantage has no gradient: such sequences are only measured
                     scored, places = self._score(part)
                     loss = self._loss(scored, places, weights, first)
                 between = time.perf_counter()

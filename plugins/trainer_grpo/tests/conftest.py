@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.trainer import GrpoTrainer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from atropos_core.registry import RunContext
 from atropos_core.types import Batch
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.trainer import GrpoTrainer
 
 VOCABULARY = 37
 
@@ -33,8 +33,8 @@ SHAPE = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def two_threads():
-    torch.set_num_threads(2)
+def one_thread():
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +126,7 @@ async def open_trainer(model_of, tmp_path):
 
     async def make(model: Path | None = None, *, seed: int = 0, transport: str | None = "checkpoint", **options):
         options = {"learning_rate": 1e-2, **options}
-        context = RunContext(tmp_path, model or model_of(), seed=seed, transport=transport, threads=2)
+        context = RunContext(tmp_path, model or model_of(), seed=seed, transport=transport, threads=1)
         trainer = GrpoTrainer(GrpoOptions(**options), context)
         opened.append(trainer)
         await trainer.open()

@@ -1,6 +1,7 @@
 """The trainer in a real child process, behind core's hosting."""
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,10 +21,10 @@ async def hosted(model, directory, **options):
         "options": {"learning_rate": 1e-2, **options},
         "context": {
             "directory": str(directory), "model": str(model), "seed": 0, "deterministic": True,
-            "transport": "checkpoint", "devices": ["cpu"], "threads": 2,
+            "transport": "checkpoint", "devices": ["cpu"], "threads": 1,
         },
     }  # fmt: skip
-    child = await Child.start("trainer", build, directory / "log", threads=2)
+    child = await Child.start("trainer", build, directory / "log", threads=1)
     try:
         yield HostedTrainer(child)
     finally:
@@ -34,7 +35,7 @@ async def test_a_hosted_trainer_does_what_one_in_this_process_does(open_trainer,
     here = await open_trainer()
     async with hosted(model_of(), tmp_path / "child") as there:
         info = await there.open()
-        assert (info.architecture, info.threads) == ("Qwen3ForCausalLM", 2)
+        assert (info.architecture, info.threads) == ("Qwen3ForCausalLM", 1)
         for seed in range(2):
             batch = make_batch(seed)
             mine, theirs = await here.step(batch, gate), await there.step(batch, gate)
@@ -54,8 +55,6 @@ async def test_a_hosted_trainer_does_what_one_in_this_process_does(open_trainer,
 
 
 async def test_errors_keep_their_class_across_the_process_boundary(make_batch, model_of, gate, tmp_path):
-    from dataclasses import replace
-
     batch = make_batch()
     async with hosted(model_of(), tmp_path / "child") as trainer:
         await trainer.open()

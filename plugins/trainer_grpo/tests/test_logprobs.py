@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from atropos_trainer_grpo.logprobs import token_logprobs
 
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.losses import clipped_surrogate, token_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.losses import clipped_surrogate, token_weights
 
 LOSSES = ["grpo", "dr_grpo", "dapo"]
 LENGTH = 16

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.optimizer import Optimizer
 
@@ -37,7 +38,10 @@ def test_steps_equal_those_of_torch_with_its_own_clipping():
 
 
 def test_sixteen_bit_parameters_follow_fp32_masters_that_see_small_updates():
-    rough, fine = parameters(torch.bfloat16), [torch.nn.Parameter(p.detach().float()) for p in parameters(torch.bfloat16)]
+    rough, fine = (
+        parameters(torch.bfloat16),
+        [torch.nn.Parameter(p.detach().float()) for p in parameters(torch.bfloat16)],
+    )
     options = GrpoOptions(learning_rate=1e-4, max_grad_norm=1e9)  # below half a unit in the last place of bfloat16 at 1
     start = copy.deepcopy(rough)
     addresses = [parameter.data_ptr() for parameter in rough]

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from atropos_trainer_grpo.model import open_model, score
-from atropos_trainer_grpo.packing import microbatches, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
+
+from atropos_trainer_grpo.model import open_model, score
+from atropos_trainer_grpo.packing import microbatches, pack
 
 
 def reference(directory, sequences):
@@ -87,18 +88,32 @@ def test_every_token_finds_its_place_in_the_packed_and_in_the_padded_layout(seed
     assert (flat[packing.slots] == tokens).all()
     positions = np.concatenate([np.arange(length) for length in lengths])
     assert (packing.positions[0].numpy()[packing.slots] == positions).all()
-    assert (packing.rows[packing.home].numpy() == np.arange(len(flat))).all()
-    assert len(packing.rows) == sum(bucket.sequences * bucket.length for bucket in packing.buckets)
+    assert (packing.queries[packing.query_home].numpy() == np.arange(len(flat))).all()
+    assert (packing.keys[packing.key_home].numpy() == np.arange(len(flat))).all()
+    assert len(packing.queries) == sum(bucket.segments * bucket.queries for bucket in packing.buckets)
+    assert len(packing.keys) == sum(bucket.segments * bucket.keys for bucket in packing.buckets)
 
-    order, begin, seen = np.argsort(-lengths, kind="stable"), 0, 0
+    seen = seen_by(packing)
     starts = np.cumsum(lengths) - lengths
+    for begin, length in zip(starts, lengths, strict=True):
+        for t in range(length):
+            history = packing.slots[begin : begin + t + 1]
+            assert seen[packing.slots[begin + t]] == sorted(history)
+
+
+def seen_by(packing):
+    """For every packed token, the packed tokens that attention shows it."""
+    seen, q_begin, k_begin = {}, 0, 0
+    homes = {int(row): token for token, row in enumerate(packing.query_home)}
     for bucket in packing.buckets:
-        for _ in range(bucket.sequences):
-            sequence = order[seen]
-            row = packing.rows[begin : begin + lengths[sequence]].numpy()
-            assert (flat[row] == tokens[starts[sequence] : starts[sequence] + lengths[sequence]]).all()
-            begin += bucket.length
-            seen += 1
+        for s in range(bucket.segments):
+            keys = packing.keys[k_begin : k_begin + bucket.keys]
+            for q in range(bucket.queries):
+                visible = keys[: q + 1] if bucket.mask is None else keys[bucket.mask[s, 0, q]]
+                if q_begin + q in homes:
+                    seen[homes[q_begin + q]] = sorted(visible.tolist())
+            q_begin, k_begin = q_begin + bucket.queries, k_begin + bucket.keys
+    return seen
 
 
 def test_micro_batches_hold_every_sequence_once_and_respect_the_limit():

@@ -30,7 +30,7 @@ async def writing():
     yield
 
 async def main():
-    trainer = GrpoTrainer(GrpoOptions(**json.loads(options)), RunContext(Path(out), Path(model), threads=2))
+    trainer = GrpoTrainer(GrpoOptions(**json.loads(options)), RunContext(Path(out), Path(model), threads=1))
     await trainer.open()
     await trainer.restore(Path(checkpoint))
     for batch in decode(Path(batches).read_bytes()):
@@ -72,7 +72,9 @@ async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch,
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-async def test_what_is_saved_loads_as_a_model_with_its_tokenizer(open_trainer, make_batch, model_of, gate, tmp_path, kind, tied):
+async def test_what_is_saved_loads_as_a_model_with_its_tokenizer(
+    open_trainer, make_batch, model_of, gate, tmp_path, kind, tied
+):
     trainer = await open_trainer(model_of(kind, tied))
     await trainer.step(make_batch(), gate)
     (tmp_path / "saved").mkdir()

@@ -1,6 +1,9 @@
 """The trainer as a run uses it: when it writes, where it writes, what it refuses, and that it learns."""
 
 import asyncio
+import json
+import shutil
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +12,8 @@ import torch
 
 from atropos_core.errors import FitError, TrainingDiverged, WeightsMismatch
 from atropos_core.tokenizer import fingerprint
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.update import Update
 
 
 def snapshot(trainer):
@@ -24,7 +29,7 @@ async def test_open_says_what_was_opened(open_trainer, model_of):
     info = await trainer.open()
     assert info.architecture == "Qwen3ForCausalLM"
     assert info.parameters == sum(parameter.numel() for parameter in trainer.model.parameters())
-    assert (info.vocabulary, info.dtype, info.device, info.threads) == (37, "float32", "cpu", 2)
+    assert (info.vocabulary, info.dtype, info.device, info.threads) == (37, "float32", "cpu", 1)
     assert info.tokenizer == fingerprint(model_of())
 
 
@@ -66,8 +71,6 @@ async def test_parameters_change_only_inside_writing_which_is_entered_once(open_
     trainer = await open_trainer(epochs=2, minibatches=3)
     before = snapshot(trainer)
     seen = []
-
-    from contextlib import asynccontextmanager
 
     @asynccontextmanager
     async def writing():
@@ -121,9 +124,6 @@ async def test_divergence_in_a_later_minibatch_leaves_writing_by_the_exception(o
 
 
 async def test_minibatches_are_the_same_for_the_same_seed_and_cover_every_sequence(open_trainer, make_batch):
-    from atropos_trainer_grpo.config import GrpoOptions
-    from atropos_trainer_grpo.update import Update
-
     trainer = await open_trainer()
     options = GrpoOptions(epochs=2, minibatches=5)
 
@@ -175,9 +175,6 @@ async def test_a_skeleton_takes_up_the_weights_that_a_bridge_brings(open_trainer
 
 
 async def test_what_cannot_be_packed_is_refused_by_name(open_trainer, model_of, tmp_path):
-    import json
-    import shutil
-
     for key, value, match in (
         ("final_logit_softcapping", 30.0, "final_logit_softcapping"),
         ("layer_types", ["full_attention", "linear_attention"], "linear_attention"),

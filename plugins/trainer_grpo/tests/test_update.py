@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+
+from atropos_core.errors import ConfigError, DataError
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.model import open_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.update import Update
-
-from atropos_core.errors import ConfigError, DataError
 
 LOSSES = [{"loss": "grpo"}, {"loss": "dr_grpo", "loss_length": 20}, {"loss": "dapo"}]
 
@@ -38,7 +38,9 @@ def same(one, other):
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["loss"])
 @pytest.mark.parametrize(
-    "other", [{"tokens_per_microbatch": 60}, {"tokens_per_microbatch": 1}, {"share_prompts": False}, {"logprob_chunk": 5}], ids=str
+    "other",
+    [{"tokens_per_microbatch": 60}, {"tokens_per_microbatch": 1}, {"share_prompts": False}, {"logprob_chunk": 5}],
+    ids=str,
 )
 def test_options_that_save_memory_change_no_gradient(gradient, make_batch, loss, other):
     batch = make_batch()
@@ -95,10 +97,6 @@ def test_a_token_at_the_very_beginning_of_a_sequence_is_not_trained(gradient, ma
     same(gradient(batch), gradient(wrong))
 
 
-async def measured(trainer, batch, gate):
-    return await trainer.step(batch, gate)
-
-
 async def on_policy(trainer, batch, temperature=1.0):
     """The batch as an engine with the trainer's own weights would have sampled it."""
     sequences = np.split(batch.tokens, batch.offsets[1:-1])
@@ -141,7 +139,7 @@ async def test_entropy_is_that_of_the_policy(open_trainer, make_batch, gate):
     for tokens, trained in zip(
         np.split(batch.tokens, batch.offsets[1:-1]), np.split(batch.trained, batch.offsets[1:-1]), strict=True
     ):
-        candidates = [np.append(tokens[: t], v).astype(np.int32) for t in np.flatnonzero(trained)[:1] for v in range(37)]
+        candidates = [np.append(tokens[:t], v).astype(np.int32) for t in np.flatnonzero(trained)[:1] for v in range(37)]
         logs = np.array([values[-1] for values in await trainer.logprobs(candidates)], dtype=np.float64)
         total, count = total - float((np.exp(logs) * logs).sum()), count + 1
     first_only = replace(batch, trained=batch.trained.copy(), sampled=batch.sampled.copy())
@@ -184,7 +182,9 @@ async def test_recomputed_logprobs_are_those_before_the_first_of_several_updates
         assert recomputed[name] == pytest.approx(seen[name], abs=1e-4)
 
 
-async def test_an_empty_batch_and_a_nan_advantage_are_refused_before_anything_is_written(open_trainer, make_batch, gate):
+async def test_an_empty_batch_and_a_nan_advantage_are_refused_before_anything_is_written(
+    open_trainer, make_batch, gate
+):
     trainer = await open_trainer()
     batch = make_batch()
     with pytest.raises(DataError, match="at least one token"):

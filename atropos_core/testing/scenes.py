@@ -1,0 +1,82 @@
+"""A bridge between its two ends, and what a step of a run does with it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+
+from atropos_core.assemble import Parts, Plan
+from atropos_core.batching import pack
+from atropos_core.conversation import Conversation
+from atropos_core.interfaces import Publication, Score
+from atropos_core.policy import EnginePolicy
+from atropos_core.testing.samples import make_task
+from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.types import Batch, Completion, Draw, Episode, Sampling, ScoredGroup, Tokens
+
+DEADLINE_S = 120.0
+PAUSED_FOR_S = 0.3  # a sample that is asked for inside `writing` must not come within
+GROUP = 4
+
+
+@dataclass
+class Scene:
+    """Both ends are open, and the bridge is connected."""
+
+    parts: Parts
+    tokenizer: ChatTokenizer
+    prompt: Tokens
+    dtype: str
+
+    async def sample(self, deadline_s: float = DEADLINE_S) -> Completion:
+        async with asyncio.timeout(deadline_s):
+            [completion] = await self.parts.engines[0].sample(self.prompt, 1, Sampling(max_tokens=8), [7], deadline_s)
+        return completion
+
+    async def batch(self, version: int) -> Batch:
+        """One group of what the engine samples now, with advantages that move the policy."""
+        task = make_task()
+        policy = EnginePolicy(self.parts.engines[0], self.tokenizer, Sampling(max_tokens=8), deadline_s=DEADLINE_S)
+
+        async def play(seed: int) -> Episode:
+            talk = Conversation(policy, seed=seed)
+            await talk.reply(*task.messages)
+            return talk.episode(Score(float(seed % 2)))
+
+        episodes = tuple(await asyncio.gather(*(play(seed) for seed in range(GROUP))))
+        rewards = np.array([episode.score for episode in episodes], np.float32)
+        group = ScoredGroup(Draw(version, "check", "train", 0, version), task, episodes, rewards)
+        return pack([group.with_advantages(2 * rewards - 1)], version)
+
+    async def samples_while_writing(self, version: int) -> bool:
+        """Whether a sample that is asked for inside `writing` comes back inside it."""
+        async with self.parts.bridge.writing(version):
+            asking = asyncio.ensure_future(self.sample())
+            await asyncio.wait({asking}, timeout=PAUSED_FOR_S)
+            early = asking.done()
+        await asking
+        return early
+
+
+async def connect(plan: Plan, parts: Parts) -> Scene:
+    """As the start of a run does it."""
+    async with asyncio.timeout(DEADLINE_S):
+        info = await parts.trainer.open()
+        await parts.engines[0].open()
+        agents = parts.bridge.agents()
+        if "trainer" in agents:
+            await parts.trainer.endpoint.load_agent(agents["trainer"])
+        if "engine" in agents:
+            await parts.engines[0].endpoint.load_agent(agents["engine"])
+        await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
+    tokenizer = ChatTokenizer(plan.model.directory)
+    return Scene(parts, tokenizer, tokenizer.render(make_task().messages), info.dtype)
+
+
+def wrong_with(published: Publication | None, version: int) -> list[str]:
+    if published is None or published.version != version:
+        return [f"after writing({version}), published is {published!r}"]
+    numbers = (published.seconds, published.bytes_copied)
+    return [] if all(np.isfinite(number) and number >= 0 for number in numbers) else [f"published is {published!r}"]

@@ -1,0 +1,83 @@
+"""The contracts of rewards, transforms, curricula and bridges: planted bugs are found, built-in components are not accused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atropos_core.builtin.local import LocalBridge
+from atropos_core.errors import ConfigError, UnknownComponent
+from atropos_core.interfaces import Finding
+from atropos_core.registry import load_reference
+from atropos_core.testing import (
+    bridge_contract,
+    check,
+    curriculum_contract,
+    reward_contract,
+    transform_contract,
+)
+
+FILE = Path(__file__).parent / "broken_components.py"
+BUGS: dict[str, dict[Callable[..., Any], set[str]]] = {
+    "reward": load_reference(f"{FILE}:REWARDS"),
+    "transform": load_reference(f"{FILE}:TRANSFORMS"),
+    "curriculum": load_reference(f"{FILE}:CURRICULA"),
+}
+BRIDGES: dict[Callable[..., Any], set[str]] = load_reference(f"{FILE}:BRIDGES")
+in_process = load_reference(f"{FILE}:in_process")
+
+test_environment_reward = reward_contract("environment")
+test_exact_reward = reward_contract("exact")
+test_numeric_reward = reward_contract("numeric")
+test_format_reward = reward_contract("format")
+test_length_reward = reward_contract("length", options={"free_tokens": 4, "limit_tokens": 30})
+test_group_advantage = transform_contract("group_advantage")
+test_group_advantage_without_division = transform_contract("group_advantage", options={"divide_by_std": False})
+test_drop_flat = transform_contract("drop_flat")
+test_shuffled = curriculum_contract("shuffled")
+test_sequential = curriculum_contract("sequential")
+test_local_bridge = bridge_contract("local")
+
+
+def broken(findings: list[Finding]) -> set[str]:
+    return {finding.subject for finding in findings if finding.ok is False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "component"),
+    [(kind, component) for kind, bugs in BUGS.items() for component in bugs],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_a_planted_bug_is_found_by_the_check_that_names_it(kind: str, component: Callable[..., Any]) -> None:
+    found = check(kind, component)
+    assert BUGS[kind][component] <= broken(found), found
+
+
+@pytest.mark.parametrize("bridge", BRIDGES, ids=lambda one: one.__name__)
+def test_a_planted_bug_in_a_bridge_is_found_by_the_check_that_names_it(bridge: Callable[..., Any]) -> None:
+    assert broken(check("bridge", in_process(bridge))) == BRIDGES[bridge]
+
+
+def test_a_bridge_that_joins_nothing_installed_is_left_unplayed_aloud() -> None:
+    provider = in_process(LocalBridge)
+    stranger = type(provider)(provider.name, "", provider.config, provider.build, lambda o: frozenset({"adapter"}))
+    [last] = [finding for finding in check("bridge", stranger) if finding.subject == "connects"]
+    assert last.ok is None and "no installed engine and trainer share adapter" in last.detail
+
+
+def test_options_of_a_component_are_validated_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'reward length: limit_token'.*Did you mean 'limit_tokens'"):
+        check("reward", "length", {"limit_token": 3})
+
+
+def test_a_kind_without_contract_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no contract for 'sink'"):
+        check("sink", "console")
+
+
+def test_an_unknown_component_suggests_the_near_miss() -> None:
+    with pytest.raises(UnknownComponent, match="Did you mean 'numeric'"):
+        check("reward", "numerik")
