@@ -29,7 +29,7 @@ from atropos_core.interfaces import (
 )
 from atropos_core.plugins import Plugins
 from atropos_core.policy import within
-from atropos_core.registry import Offer, ResolvedModel, RunContext, check_requires
+from atropos_core.registry import Offer, ResolvedModel, RunContext, check_requires, cuda_devices
 from atropos_core.rollouts import WeightedReward
 
 T = TypeVar("T")
@@ -83,6 +83,7 @@ def make_plan(config: RunConfig, model: ResolvedModel, plugins: Plugins, *, trai
             "there is no environment to train on.",
             remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
         )
+    config = config.model_copy(update={kind: _placed(getattr(config, kind)) for kind in ("engine", "trainer")})
     single = {
         kind: _choose(plugins, kind, kind, getattr(config, kind)) for kind in (SINGLE if training else ("engine",))
     }
@@ -94,6 +95,12 @@ def make_plan(config: RunConfig, model: ResolvedModel, plugins: Plugins, *, trai
         for kind in (NAMED if training else ("environment", "reward"))
     }
     return Plan(config, model, single, named, _fit(config, single, plugins) if training else None)
+
+
+def _placed(component: Placed) -> Placed:
+    if component.devices != ("auto",):
+        return component
+    return component.model_copy(update={"devices": ("cuda:0",) if cuda_devices() else ("cpu",)})
 
 
 def _choose(plugins: Plugins, kind: str, label: str, component: Component) -> Chosen:

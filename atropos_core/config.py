@@ -45,7 +45,7 @@ class RewardComponent(Weighted):
 
 
 class Placed(Component):
-    devices: tuple[str, ...] = ("cpu",)
+    devices: tuple[str, ...] = ("auto",)  # "cpu", "cuda:0", ...; auto: the first CUDA device, or the CPU
     threads: int | None = Field(None, ge=1)  # CPU threads; None: every core, since sampling and training take turns
 
 

@@ -90,6 +90,10 @@ class Environment(ABC):
         """How good the assistant's `reply` is. Any finite range will do."""
         raise NotImplementedError(f"{type(self).__name__} must override either score() or play()")
 
+    def source(self) -> str:
+        """Where the tasks come from, in a few words for the opening lines of a run."""
+        return ""
+
     async def open(self) -> None:
         """Called once before the first play; load data and start helpers here."""
 

@@ -25,6 +25,7 @@ from atropos_core.errors import (
 from atropos_core.guards import blocked_loop_alarm, interruptible, signals, watched
 from atropos_core.interfaces import ModelInfo
 from atropos_core.loop import Loop, Progress
+from atropos_core.opening import opening
 from atropos_core.policy import within
 from atropos_core.rollouts import Player
 from atropos_core.tokenizer import ChatTokenizer
@@ -161,7 +162,7 @@ async def _prepare(
         await loop.restore(checkpoint)
     for sink in parts.sinks.values():
         await sink.open()
-    console.facts(_opening(plan, parts, model, directory, checkpoint))
+    console.facts(opening(plan, parts, model, directory, checkpoint))
     return loop
 
 
@@ -181,37 +182,6 @@ def _check_model(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo
             f"the engine opened {engine.architecture} with {engine.parameters:,} parameters, "
             f"the trainer {trainer.architecture} with {trainer.parameters:,}."
         )
-
-
-def _opening(
-    plan: Plan, parts: Parts, model: ModelInfo, directory: Path, checkpoint: Checkpoint | None
-) -> list[tuple[str, str]]:
-    config = plan.config
-    data = []
-    for name, environment in parts.environments.items():
-        data.append(
-            f"{name}: {len(environment.tasks('train')):,} training tasks, {len(environment.tasks('test')):,} held out"
-        )
-    shared = {
-        "posix_shm": "one copy of the weights, in shared memory",
-        "cuda_ipc": "one copy of the weights, by CUDA IPC",
-    }
-    rows = [
-        ("model", f"{plan.model.summary}; {model.architecture}, {model.parameters:,} parameters, {model.dtype}"),
-        ("data", "; ".join(data)),
-        ("engine", f"{config.engine.use} on {', '.join(config.engine.devices)}, {model.threads} threads"),
-        ("trainer", f"{config.trainer.use} on {', '.join(config.trainer.devices)}"),
-        ("bridge", f"{config.bridge.use}: {shared.get(str(plan.transport), str(plan.transport).replace('_', ' '))}"),
-        (
-            "steps",
-            f"{config.training.steps} of {config.training.groups_per_step} tasks x {config.training.group_size} rollouts; "
-            f"seed {config.seed}{', deterministic' if config.deterministic else ''}",
-        ),
-        ("directory", str(directory)),
-    ]
-    if checkpoint is not None:
-        rows.append(("resumes", f"after step {checkpoint.step}"))
-    return rows
 
 
 def _summary(progress: Progress, directory: Path) -> Summary:

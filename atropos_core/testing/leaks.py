@@ -71,7 +71,9 @@ def _excess(tasks: Sequence[Task], holds: Callable[[Task, str], bool], most: flo
         for other in {str(rng.choice(tasks).answer) for _ in range(OTHERS)} - {str(task.answer)}:
             asked += 1
             found += holds(task, other)
-    chance = found / asked if asked else 0.0
+    if not asked:
+        return []  # every task has the one answer: nothing to compare with
+    chance = found / asked
     share = len(own) / len(tasks)
     if not own or share - chance <= most:
         return []

@@ -17,13 +17,19 @@ from atropos_core.testing.samples import make_task
 from atropos_core.testing.scripted import END, Script, ScriptedPolicy, to_ids, to_text
 from atropos_core.types import Task
 
-BROKEN = Path(__file__).parents[1] / "contract" / "broken_environments.py"
+CONTRACT = Path(__file__).parents[1] / "contract"
+BROKEN = CONTRACT / "broken_environments.py"
 
 
-def test_an_environment_in_a_file_that_keeps_its_contract_ends_with_0(atropos: Callable[..., Any], sevens: str) -> None:
-    ended = atropos("check", sevens, "--skip", "no hedging", "--skip", "oracle")
-    assert ended.code in (0, 1), ended.err
-    assert "plays at once" in ended.out
+def test_an_environment_in_a_file_that_keeps_its_contract_ends_with_0(atropos: Callable[..., Any]) -> None:
+    ended = atropos("check", f"{CONTRACT / 'good_environments.py'}:MultiTurn")
+    assert ended.code == 0, ended.out
+    assert "plays at once" in ended.out and "BROKEN" not in ended.out
+
+
+def test_a_skipped_check_does_not_fail_the_command(atropos: Callable[..., Any]) -> None:
+    ended = atropos("check", f"{BROKEN}:DuplicateIds", "--skip", "unique ids")
+    assert ended.code == 0 and "skipped; train[0] and train[150]" in ended.out
 
 
 def test_a_broken_environment_ends_with_1_and_says_what_to_do(atropos: Callable[..., Any]) -> None:

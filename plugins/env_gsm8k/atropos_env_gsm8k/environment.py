@@ -20,6 +20,10 @@ class Gsm8k(Environment):
         self._tasks: dict[Split, Sequence[Task]] = {}
         self._grader = Grader(options.grading_deadline_s)
 
+    def source(self) -> str:
+        where = {"generated": "made here, nothing downloaded", "path": f"files in {self._options.path}"}
+        return where.get(self._options.source, f"{self._options.dataset} from the hub")
+
     async def open(self) -> None:
         splits: tuple[Split, ...] = ("train", "test")
         for split in splits:

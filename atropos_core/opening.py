@@ -1,0 +1,56 @@
+"""The opening lines of a run: which model, data, bridge and device are used, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atropos_core.assemble import Parts, Plan
+from atropos_core.checkpoint import Checkpoint
+from atropos_core.config import Placed
+from atropos_core.interfaces import ModelInfo
+from atropos_core.registry import cuda_devices
+
+CARRIED = {
+    "posix_shm": "one copy of the weights, in shared memory, since both ends are on the CPU",
+    "cuda_ipc": "one copy of the weights, by CUDA IPC, since both ends are on a GPU",
+    "checkpoint": "weights travel as checkpoints on disk",
+    "adapter": "adapters travel, the base model stays",
+    "copy": "weights are copied at each update",
+    "in_process": "one process, one copy of the weights",
+}
+
+
+def opening(
+    plan: Plan, parts: Parts, model: ModelInfo, directory: Path, checkpoint: Checkpoint | None
+) -> list[tuple[str, str]]:
+    """Name and text of each line."""
+    config, training = plan.config, plan.config.training
+    data = []
+    for name, environment in parts.environments.items():
+        source = f" ({environment.source()})" if environment.source() else ""
+        sizes = f"{len(environment.tasks('train')):,} training tasks, {len(environment.tasks('test')):,} held out"
+        data.append(f"{name}: {sizes}{source}")
+    rows = [
+        ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters:,} parameters, {model.dtype}"),
+        ("data", "; ".join(data)),
+        ("engine", f"{config.engine.use} {_where(config.engine, model.threads)}"),
+        ("trainer", f"{config.trainer.use} {_where(config.trainer, model.threads)}"),
+        ("bridge", f"{config.bridge.use}: {CARRIED[str(plan.transport)]}"),
+        (
+            "steps",
+            f"{training.steps} of {training.groups_per_step} tasks x {training.group_size} rollouts; "
+            f"seed {config.seed}{', deterministic' if config.deterministic else ''}",
+        ),
+        ("directory", str(directory)),
+    ]
+    if checkpoint is not None:
+        rows.append(("resumes", f"after step {checkpoint.step}"))
+    return rows
+
+
+def _where(component: Placed, threads: int) -> str:
+    devices = ", ".join(component.devices)
+    if component.devices != ("cpu",):
+        return f"on {devices}"
+    reason = "though there is a CUDA device" if cuda_devices() else "there is no CUDA device"
+    return f"on the CPU ({reason}), {threads} threads"
