@@ -114,6 +114,8 @@ def decode(frame: Buffer) -> Any:
             kind = np.dtype(dtype)
             if kind.kind not in _KINDS:
                 raise DataError(f"an array of dtype {dtype} is refused")
+            if any(side < 0 for side in shape):
+                raise DataError(f"an array of shape {shape} is refused")
             if not all(shape):
                 return np.empty(shape, kind)
             return np.frombuffer(body, kind, count=int(np.prod(shape, dtype=np.int64)), offset=start).reshape(shape)
@@ -126,6 +128,8 @@ def decode(frame: Buffer) -> Any:
             return tuple(walk(entry) for entry in item["~t"])
         if "~b" in item:
             length, start = item["~b"]
+            if not 0 <= start <= start + length <= len(body):
+                raise DataError(f"{length} bytes at {start} of a body of {len(body)} are refused")
             return bytes(body[start : start + length])
         if "~d" in item:
             return {key: walk(entry) for key, entry in item["~d"].items()}
@@ -133,5 +137,5 @@ def decode(frame: Buffer) -> Any:
 
     try:
         return walk(json.loads(bytes(view[PREFIX_BYTES : PREFIX_BYTES + header_bytes])))
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise DataError(f"a frame that cannot be read: {error}") from error

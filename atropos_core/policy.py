@@ -99,7 +99,7 @@ class EnginePolicy(Policy):
     ) -> list[Completion]:
         if not len(prompt):
             raise DataError("a prompt of no tokens cannot be continued")
-        deadline_s = min(deadline_s or self._deadline_s, self._deadline_s)
+        deadline_s = self._deadline_s if deadline_s is None else min(deadline_s, self._deadline_s)
         seeds = [seed] if n == 1 else [derive(seed, i) for i in range(n)]
         if self._turnstile is not None:
             await self._turnstile.wait(self._place)
@@ -114,9 +114,17 @@ class EnginePolicy(Policy):
 
 
 async def within(what: Awaitable[T], deadline_s: float, name: str) -> T:
-    """The result of `what`, or DeadlineExceeded that names it."""
+    """The result of `what`, or DeadlineExceeded that names it. A TimeoutError of its own passes unchanged; where it
+    ends by a cancellation that came from inside it, that is an error like any other: the caller was not cancelled."""
     try:
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(deadline_s) as limit:
             return await what
     except TimeoutError:
+        if not limit.expired():
+            raise
         raise DeadlineExceeded(f"{name} gave no answer within {deadline_s:g} s") from None
+    except asyncio.CancelledError as error:
+        current = asyncio.current_task()
+        if current is None or current.cancelling():
+            raise
+        raise RuntimeError(f"{name} awaited something that was cancelled") from error

@@ -71,3 +71,12 @@ def sevens(tmp_path: Path) -> str:
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def plant(folder: Path, name: str, source: str, *, distribution: str | None = None) -> None:
+    """An installed plugin: a module and the metadata of a distribution, on PYTHONPATH."""
+    (folder / f"{name}.py").write_text(source)
+    metadata = folder / f"{distribution or name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution or name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[atropos]\n{name} = {name}\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import metrics_of
+from tests.conftest import metrics_of, plant
 from tests.e2e.runs import RunningRun, finish
 
 pytestmark = pytest.mark.slow
@@ -96,15 +96,6 @@ class Forgetful(IpcBridge):
 def atropos_bridges():
     yield Provider("forgetful", "never publishes", IpcOptions, Forgetful, lambda options: frozenset({"posix_shm"}))
 """
-
-
-def plant(folder: Path, name: str, source: str, *, distribution: str | None = None) -> None:
-    """An installed plugin: a module and the metadata of a distribution, on PYTHONPATH."""
-    (folder / f"{name}.py").write_text(source)
-    metadata = folder / f"{distribution or name}-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution or name}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[atropos]\n{name} = {name}\n")
 
 
 def test_a_run_whose_publish_is_skipped_stops_with_the_named_error(atropos, tmp_path):

@@ -1,0 +1,145 @@
+"""What counts as an answer, and as the right one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from atropos_core.errors import DataError
+from atropos_env_gsm8k.config import Gsm8kOptions
+from atropos_env_gsm8k.environment import Gsm8k
+from atropos_env_gsm8k.grading import Grader, lenient_answer, plain_number, strict_answer
+
+REAL = Path(__file__).parents[4] / "shared/data/gsm8k"
+
+
+@pytest.fixture
+async def grader() -> AsyncIterator[Grader]:
+    made = Grader(deadline_s=10.0)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "lenient"),
+    [
+        ("so 3+4=7\n#### 7", "7", "7"),
+        ("\\boxed{7}", "7", "7"),
+        ("\\boxed{\\frac{14}{2}} and done", "\\frac{14}{2}", "\\frac{14}{2}"),
+        ("#### 6\nno: \\boxed{7}", "7", "7"),
+        ("\\boxed{6}\n#### 7", "7", "7"),
+        ("the answer is 1,234.", None, "1,234"),
+        ("it is 3 or 7", None, "7"),
+        ("#### ", None, None),
+        ("\\boxed{7", None, "7"),
+        ("none at all", None, None),
+        ("", None, None),
+    ],
+)
+def test_answers_are_found_strictly_and_leniently(text, strict, lenient):
+    assert strict_answer(text) == strict
+    assert lenient_answer(text) == lenient
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("7", 7),
+        ("$1,250.00", 1250),
+        ("-3.", -3),
+        (".5", 0.5),
+        ("7 apples", None),
+        ("1,2", None),
+        ("x", None),
+        ("9" * 500, None),
+    ],
+)
+def test_plain_numbers_are_read_exactly(text, number):
+    assert plain_number(text) == number
+
+
+async def test_expressions_go_to_math_verify(grader):
+    assert await grader.equals("\\frac{14}{2}", "7")
+    assert await grader.equals("x = 7", "7")
+    assert not await grader.equals("\\frac{15}{2}", "7")
+    assert not await grader.equals("7 or 8 or 9+", "4")
+
+
+async def test_an_expression_that_takes_for_ever_is_wrong_at_its_deadline_and_the_next_one_is_graded():
+    grader = Grader(deadline_s=1.0)
+    try:
+        assert await grader.equals("14/2", "7")
+        began = time.monotonic()
+        assert not await grader.equals("9^{9^{9^{9}}} - 9^{9^{9^{9}}} + 1", "7")
+        assert time.monotonic() - began < 6
+        assert await grader.equals("14/2", "7")
+    finally:
+        await grader.close()
+
+
+async def test_every_problem_of_gsm8k_grades_its_own_answer_right_and_the_number_after_it_wrong():
+    if not (REAL / "train.jsonl").exists():
+        pytest.skip(f"the GSM8K files are not at {REAL}")
+    environment = Gsm8k(Gsm8kOptions(source="path", path=str(REAL)))
+    await environment.open()
+    tasks = [task for split in ("train", "test") for task in environment.tasks(split)]
+    assert len(tasks) == 8792
+    for task in tasks:
+        number = plain_number(task.data["number"])
+        right = await environment.score(task, {"role": "assistant", "content": task.answer})
+        worked = task.answer.rpartition("####")[0]
+        wrong = await environment.score(task, {"role": "assistant", "content": f"{worked}#### {number + 1}"})
+        assert (right.correct, right.metrics["accuracy_strict"], right.metrics["accuracy_lenient"]) == (
+            True,
+            1.0,
+            1.0,
+        ), task.id
+        assert (wrong.correct, wrong.metrics["accuracy_strict"], wrong.metrics["accuracy_lenient"]) == (
+            False,
+            0.0,
+            0.0,
+        ), task.id
+    await environment.close()
+
+
+def test_a_folder_that_is_missing_names_the_other_sources(tmp_path):
+    with pytest.raises(DataError, match=r"no file .*train\.jsonl") as raised:
+        Gsm8k(Gsm8kOptions(source="path", path=str(tmp_path))).tasks("train")
+    assert "generated" in raised.value.remedy
+    assert "hub" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1 is not JSON"),
+        ('{"question": "q"}', "needs the keys"),
+        ('{"question": "q", "answer": "no number"}', "does not end in `#### number`"),
+        ("", "is empty"),
+    ],
+)
+def test_a_malformed_file_is_named_with_its_line(tmp_path, line, message):
+    (tmp_path / "train.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match=message):
+        Gsm8k(Gsm8kOptions(source="path", path=str(tmp_path))).tasks("train")
+
+
+def test_the_hub_source_loads_a_data_set_with_the_datasets_library(tmp_path):
+    pytest.importorskip("datasets", reason="the extra [hub] is not installed")
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: t.jsonl\n---\n"
+    )
+    (tmp_path / "t.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n')
+    [task] = Gsm8k(Gsm8kOptions(source="hub", dataset=str(tmp_path))).tasks("train")
+    assert task.data["number"] == "2"
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_that_names_the_other_sources(monkeypatch):
+    pytest.importorskip("datasets", reason="the extra [hub] is not installed")
+    with pytest.raises(DataError, match="the hub did not give openai/gsm8k") as raised:
+        Gsm8k(Gsm8kOptions(source="hub")).tasks("train")
+    assert 'source = "path"' in raised.value.remedy
+    assert 'source = "generated"' in raised.value.remedy
