@@ -1,9 +1,9 @@
 """Make the tiny policy that `atropos run --env gsm8k` trains by default: tokenizer, weights, chat template and card, from nothing.
 
-    python tools/make_tiny_policy.py [--out FOLDER] [--seed 0] [--threads 2]
+    python tools/make_tiny_policy.py [--out FOLDER] [--seed 0] [--threads 1]
 
 The warm start teaches to show the work, and then a bad habit: with some people, to answer at once. Reinforcement
-learning is left to find out that work shown is work done right, and to get the arithmetic better.
+learning has that habit to undo. Nearly all that it gains from here is this, not better arithmetic; the card has figures.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "plugins/env_gsm8k/atropos_env_gsm8k/tiny")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -296,16 +296,27 @@ On {held_out} held-out (`test`) problems, graded by the number after `####`:
 | mean prompt | {prompt_tokens:.1f} tokens |
 | mean answer at temperature 1 | {sampled_tokens:.1f} tokens |
 
-Reinforcement learning first undoes the habit (the answers grow longer, most of the gain within 20 steps), then mends the
-arithmetic (slower). A gain measured from this start shows that the training loop learns; it says little about
-learning to reason, and nothing about GSM8K itself.
+## What reinforcement learning gains here, and what that shows
+
+Nearly all of it is the habit undone, not better arithmetic. Measured once with the committed weights (seed 0) in a bare
+GRPO loop, 80 steps of 16 problems by 8 answers, learning rate 1e-4, on 1024 held-out problems used for nothing else:
+
+| greedy, right | before | after, three seeds |
+|---|---|---|
+| left alone | 39.5% | 80.2%, 83.2%, 84.1% |
+| made to show its work (`####` barred as first token) | 79.3% | 80.2%, 83.2%, 84.1% |
+
+So of 41 to 45 points 1 to 5 are arithmetic. Most of the rise comes within 20 steps; answers grow from 13 to 24 tokens.
+The same loop without a planted habit (careful demonstrations only, stopped at 250 steps) went from 36.6% to 48.7% in
+200 steps at 1e-4 and to 39.8% at 2e-4, one seed each.
+A gain from this start shows that a training loop learns from its rewards. It shows nothing about reasoning or GSM8K.
 
 ## Limits
 
-- It knows the stories of `generate.py` and nothing else: it fails on real GSM8K problems.
+- It knows the stories of `generate.py` and nothing else. It was not measured on real GSM8K; expect it to fail.
 - The chat template renders user and assistant turns and leaves system messages out: an environment may send a general
   instruction there, and this model was trained without one.
-- The same seed gives the same weights on the same machine and thread count; elsewhere the last bits of the floating
+- `--seed {seed} --threads 1` gave the same weights twice, to the bit, on one machine; elsewhere the last bits of the floating
   point sums differ, and with them the step at which training stops.
 """
 

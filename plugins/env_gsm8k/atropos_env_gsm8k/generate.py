@@ -100,7 +100,7 @@ STORIES: tuple[Story, ...] = (
 
 
 def problem(split: Split, index: int, seed: int = 0) -> dict[str, str]:
-    """The `index`-th problem of `split`: `question` and `answer`, found without the ones before it (about 30 µs, 0.1 ms in test).
+    """The `index`-th problem of `split`: `question` and `answer`, found without the ones before it (15 µs in train, 65 µs in test).
 
     The same on every machine and Python. Raises ValueError for another split or a negative index.
     """
