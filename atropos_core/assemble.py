@@ -206,9 +206,11 @@ class EvaluationParts:
     children: list[Child]
 
     async def close(self) -> None:
-        for environment in self.environments.values():
-            await environment.close()
+        """Close environments and engine, then the processes. All are tried; the first error is raised afterwards."""
+        errors = await _close_all([*self.environments.values(), self.engine])
         await asyncio.gather(*(child.close() for child in self.children))
+        if errors:
+            raise errors[0]
 
 
 async def build(plan: Plan, directory: Path) -> Parts:

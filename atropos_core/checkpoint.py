@@ -74,7 +74,8 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        for old in self._found()[: -self._keep]:
+        found = self._found()
+        for old in found[: max(found.index(final) + 1 - self._keep, 0)]:  # later ones were passed over as broken
             shutil.rmtree(old, ignore_errors=True)
         return Checkpoint(final, step, state)
 
@@ -94,7 +95,7 @@ class Checkpoints:
         return None
 
     def _found(self) -> list[Path]:
-        return sorted(self.directory.glob("step-*"))
+        return sorted(self.directory.glob("step-*"), key=lambda path: (len(path.name), path.name))
 
 
 def _verified(directory: Path) -> Checkpoint:
@@ -109,7 +110,7 @@ def _verified(directory: Path) -> Checkpoint:
             if path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
                 raise CheckpointError(f"checkpoint {directory} is corrupt: {name} is not what the manifest says.")
         return Checkpoint(directory, int(manifest["step"]), manifest["state"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {directory} cannot be read: {type(error).__name__}: {error}.") from error
 
 

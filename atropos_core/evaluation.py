@@ -84,12 +84,13 @@ def greedy(sampling: Sampling, temperature: float) -> Sampling:
 
 def _metrics(groups: list[ScoredGroup]) -> Metrics:
     values: dict[str, list[float]] = defaultdict(list)
+    failed: dict[str, int] = defaultdict(int)
     names = {group.draw.environment for group in groups}
     for group in groups:
         prefixes = ["eval"] if len(names) == 1 else ["eval", f"eval/{group.draw.environment}"]
         for prefix in prefixes:
             if not group.episodes:
-                values[f"{prefix}/accuracy"].append(0.0)
+                failed[prefix] += 1
                 continue
             episode = group.episodes[0]
             values[f"{prefix}/reward"].append(float(group.rewards[0]))
@@ -97,6 +98,9 @@ def _metrics(groups: list[ScoredGroup]) -> Metrics:
                 values[f"{prefix}/accuracy"].append(float(episode.correct))
             for name, value in episode.metrics.items():
                 values[f"{prefix}/{name}"].append(float(value))
+    for prefix, count in failed.items():
+        if f"{prefix}/accuracy" in values:  # where nothing is right or wrong, a failure is not wrong either
+            values[f"{prefix}/accuracy"] += [0.0] * count
     metrics = {name: float(np.mean(entries)) for name, entries in values.items()}
     return metrics | {
         "eval/problems": float(len(groups)),

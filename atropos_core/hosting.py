@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -81,9 +82,10 @@ class Child:
 
     def _explain(self) -> AtroposError:
         """Called when the socket has closed: the process has ended or is about to."""
-        try:
-            code = self.process.wait(timeout=2.0)
-        except subprocess.TimeoutExpired:
+        until = time.monotonic() + 2.0
+        while (code := self._poll()) is None and time.monotonic() < until:
+            time.sleep(0.005)
+        if code is None:
             return ProcessDied(
                 f"{self.role} (pid {self.process.pid}) closed its connection but still runs; it will be ended"
             )
@@ -110,13 +112,21 @@ class Child:
     async def kill(self) -> None:
         """End the process group at once."""
         self.peer.close()
-        if self.process.poll() is None:
+        if self._poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         await self._ended(CLOSE_DEADLINE_S)
 
+    def _poll(self) -> int | None:
+        """The exit code, once the process has ended. What it started ends with it: until it has been waited for, the
+        number of its group is surely its own. By SIGTERM, which a tracker of shared memory outlives to clean up."""
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if self.process.returncode is None and os.waitid(os.P_PID, self.process.pid, ended) is not None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        return self.process.poll()
+
     async def _ended(self, within_s: float) -> bool:
         until = asyncio.get_running_loop().time() + within_s
-        while self.process.poll() is None:
+        while self._poll() is None:
             if asyncio.get_running_loop().time() > until:
                 return False
             await asyncio.sleep(0.01)

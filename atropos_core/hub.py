@@ -80,10 +80,10 @@ class Hub:
             raise DeadlineExceeded(f"the hub got {len(self)} of {n} groups within {deadline_s:g} s") from None
 
     async def give_back(self, leases: Iterable[Lease]) -> None:
-        """Undo a lease: the groups go back to the head of the queue, in their order."""
+        """Undo a lease: the groups go back to where they stood in the queue."""
         async with self._changed:
-            for lease in sorted(leases, key=lambda lease: lease.id, reverse=True):
-                self._queue.appendleft(self._leased.pop(lease.id))
+            returned = [self._leased.pop(lease.id) for lease in leases]
+            self._queue = deque(sorted([*returned, *self._queue], key=lambda lease: lease.id))
             self._changed.notify_all()
 
     async def trained(self, leases: Iterable[Lease]) -> None:

@@ -91,7 +91,7 @@ def _add(plugins: Plugins, report: PluginReport, load: Callable[[], Any]) -> Non
     plugins.reports.append(report)
     name = f"{report.distribution}:{report.name}"
     try:
-        plugins.manager.register(load(), name=name)
+        plugins.manager.register(_imported(load), name=name)
         plugins.manager.check_pending()  # a misspelt hook is an error, not a hook that is never called
         report.offers = list(_offers(plugins.manager, name, report))
     except Exception as error:  # noqa: BLE001 - the plugin boundary: whatever a stranger's code raises is theirs
@@ -106,6 +106,13 @@ def _add(plugins: Plugins, report: PluginReport, load: Callable[[], Any]) -> Non
             check_core_api(offer)
         except PluginError as error:
             report.refused.append((offer, error))
+
+
+def _imported(load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except SystemExit as error:
+        raise PluginError(f"it ended the program while it was imported: SystemExit({error.code!r})") from error
 
 
 def _offers(manager: pluggy.PluginManager, plugin: str, report: PluginReport) -> Iterable[Offer]:

@@ -39,10 +39,11 @@ class Probe:
     async def shift(self, trainer: Trainer) -> float:
         """The largest |logprob now - logprob at the start| over the probe's tokens, in nats."""
         now = await trainer.logprobs(self._sequences)
-        return max(
-            float(np.abs(after - before)[sampled].max(initial=0.0))
+        shifts = [
+            np.abs(after - before)[sampled].max(initial=0.0)
             for after, before, sampled in zip(now, self._start, self._sampled, strict=True)
-        )
+        ]
+        return float(np.max(shifts))  # not max(): a NaN must show, wherever it stands
 
     def state(self) -> Mapping[str, Any]:
         return {

@@ -68,6 +68,9 @@ class Producer:
         if len(group.episodes) >= self._min_group:
             self._failed_in_a_row = 0
             await self._hub.put(group)
+            current = asyncio.current_task()
+            assert current is not None, "a coroutine runs in a task"
+            self._playing.discard(current)  # now: whoever leases the group may ask for more before `_ended` is called
             return
         self._curriculum.settle(draw, "failed", group)
         self._on_failed(group)

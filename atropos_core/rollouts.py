@@ -49,8 +49,9 @@ class Player:
 
     def places(self, draw: Draw, n: int) -> list[Place]:
         """Where the plays of this draw stand. Call before any of them starts, for all draws of a round."""
-        own = type(self.environments[draw.environment]).play_group is not Environment.play_group
-        places: list[Place] = [(draw.id, member) for member in range(1 if own else n)]
+        places: list[Place] = [
+            (draw.id, member) for member in range(1 if _plays_groups(self.environments[draw.environment]) else n)
+        ]
         if self._turnstile is not None:
             for place in places:
                 self._turnstile.enter(place)
@@ -61,7 +62,7 @@ class Player:
         environment = self.environments[draw.environment]
         task = environment.tasks(draw.split)[draw.index]
         seeds = [derive(draw.seed, member) for member in range(n)]
-        if len(places) == n:
+        if not _plays_groups(environment):
             one = [
                 self._play_one(environment, task, place, seed, sampling)
                 for place, seed in zip(places, seeds, strict=True)
@@ -92,6 +93,8 @@ class Player:
             played = await within(
                 environment.play_group(task, policy, len(seeds), seeds=seeds), self._deadline_s, "play_group()"
             )
+            if len(played) != len(seeds):
+                raise DataError(f"play_group() was asked for {len(seeds)} plays and gave {len(played)}")
             for one in played:
                 if isinstance(one, FATAL):
                     raise one
@@ -154,6 +157,10 @@ class Player:
     def _leave(self, place: Place) -> None:
         if self._turnstile is not None:
             self._turnstile.leave(place)
+
+
+def _plays_groups(environment: Environment) -> bool:
+    return type(environment).play_group is not Environment.play_group
 
 
 def _checked(episode: Episode | Failed) -> Episode | Failed:

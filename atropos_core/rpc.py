@@ -173,6 +173,12 @@ class Peer:
             self._lose(self._lost_error())
             return
         self._inbox += data
+        try:
+            self._take_frames()
+        except DataError as error:
+            self._lose(ProcessDied(f"{self.name} sent what is no message: {error}"))
+
+    def _take_frames(self) -> None:
         while len(self._inbox) >= PREFIX_BYTES:
             end = PREFIX_BYTES + frame_size(self._inbox)
             if len(self._inbox) < end:

@@ -13,7 +13,8 @@ from atropos_core.hosting import Child
 class Worker:
     """Calls `"pkg.mod:function"` in a child process, one call at a time; the child starts with the first call.
 
-    A call that passes its deadline ends the process, whatever it was computing; the next call gets a new one.
+    A call that passes its deadline, or is cancelled, ends the process, whatever it was computing; the next call gets a
+    new one.
     Arguments and results are what `atropos_core.codec` can carry.
     """
 
@@ -26,12 +27,14 @@ class Worker:
     async def call(self, *arguments: Any, deadline_s: float) -> Any:
         """What the function returns. Raises DeadlineExceeded, ProcessDied, or what the function raised."""
         async with self._turn:
-            if self._child is None or self._child.peer.lost.is_set():
+            if self._child is not None and self._child.peer.lost.is_set():
+                await self._end()
+            if self._child is None:
                 build = {"kind": "function", "name": self._function}
                 self._child = await Child.start(f"worker of {self._function}", build, self._log, threads=1)
             try:
                 return await self._child.peer.call("call", *arguments, deadline_s=deadline_s)
-            except DeadlineExceeded:
+            except (DeadlineExceeded, asyncio.CancelledError):
                 await self._end()
                 raise
 

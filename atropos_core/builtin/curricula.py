@@ -52,7 +52,7 @@ class OrderedCurriculum(Curriculum):
         unsettled = sorted([*self._open.values(), *self._again], key=lambda draw: draw.id)
         return {
             "next": self._next,
-            "drawn": self._drawn,
+            "drawn": dict(self._drawn),
             "unsettled": [[d.id, d.environment, d.split, d.index, d.seed] for d in unsettled],
         }
 

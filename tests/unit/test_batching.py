@@ -56,8 +56,14 @@ def test_rollouts_of_one_episode_share_its_advantage_and_its_group():
 
 def test_a_rollouts_own_advantages_go_before_its_groups_and_count_only_where_trained():
     own = np.array([9.0, 0.25, -0.25], np.float32)
-    batch = pack([of(0, (5.0, [rollout(1, 2, advantages=own)]), (5.0, [rollout(1, 2)]))], version=1)
-    assert batch.advantages.tolist() == [0, 0.25, -0.25, 0, 5, 5]
+    cut = np.array([False, True, False])
+    members = (
+        (5.0, [rollout(1, 2, advantages=own)]),
+        (5.0, [rollout(1, 2, advantages=own, trained=cut)]),
+        (5.0, [rollout(1, 2)]),
+    )
+    batch = pack([of(0, *members)], version=1)
+    assert batch.advantages.tolist() == [0, 0.25, -0.25, 0, 0.25, 0, 0, 5, 5]
 
 
 def test_a_group_whose_rollouts_all_bring_advantages_needs_no_transform():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from atropos_core.cli.new import KINDS, check_name, render, write
+from atropos_core.cli.new import KINDS, TEMPLATES, check_name, render, write
 from atropos_core.errors import ConfigError
 from atropos_core.plugins import load_plugins
 
@@ -57,6 +57,17 @@ def test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name(kind: str, tmp_pa
         file.extractall(target)
     out = ok(*PYTHON, "atropos_core", "check", "hello", cwd=tmp_path, PYTHONPATH=str(target), COLUMNS="160")
     assert f"{kind} 'hello' keeps its contract." in out
+
+
+def test_the_run_that_new_suggests_for_an_environment_goes_to_its_end(tmp_path: Path) -> None:
+    folder = write("environment", "hello", tmp_path)
+    info = folder / "hello-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: atropos-plugin-env-hello\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[atropos]\nenv_hello = atropos_env_hello.plugin\n")
+    command = KINDS["environment"].run.format(name="hello").split()
+    out = ok(*PYTHON, "atropos_core", *command[1:], cwd=tmp_path, PYTHONPATH=str(folder), HF_HUB_OFFLINE="1")
+    assert "step 20/20" in out
 
 
 def test_every_name_follows_from_one() -> None:
@@ -120,3 +131,12 @@ def test_the_command_refuses_in_two_lines(atropos: Callable[..., Any]) -> None:
     ended = atropos("new", "environment", "Hello")
     assert ended.code == 2
     assert "Traceback" not in ended.err and "What to do: atropos new environment hello" in ended.err
+
+
+def test_the_templates_are_in_the_wheel_of_core(tmp_path: Path) -> None:
+    core = Path(__file__).parents[2]
+    ok(*PYTHON, "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path), ".", cwd=core)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        packed = {name for name in file.namelist() if name.endswith(".tmpl")}
+    assert packed == {str(path.relative_to(core)) for path in TEMPLATES.rglob("*.tmpl")} != set()

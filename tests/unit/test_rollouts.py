@@ -1,0 +1,376 @@
+"""From a draw to a scored group: what fails is data, what ends the run is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atropos_core.errors import DataError, EventLoopBlocked, ProcessDied
+from atropos_core.interfaces import Engine, Environment
+from atropos_core.rollouts import Player, WeightedReward
+from atropos_core.seeds import derive
+from atropos_core.types import Episode, Failed, Sampling, ScoredGroup
+from tests.unit.parts import TOKENIZER, SayingEngine, SilentEngine, Words, draw, episode
+
+DEADLINE_S = 0.3
+
+
+def player(
+    environment: Environment,
+    *rewards: WeightedReward,
+    engine: Engine | None = None,
+    deterministic: bool = False,
+    deadline_s: float = 30.0,
+) -> Player:
+    return Player(
+        {"words": environment},
+        rewards or [score()],
+        engine or SayingEngine(),
+        TOKENIZER,
+        deadline_s=deadline_s,
+        deterministic=deterministic,
+    )
+
+
+def score(weight: float = 1.0) -> WeightedReward:
+    async def environment(task: Any, episodes: Sequence[Episode]) -> Any:
+        return np.array([one.score for one in episodes], np.float32)
+
+    return WeightedReward("environment", environment, weight, 10.0)
+
+
+def reward(answer: Callable[[Sequence[Episode]], Any], weight: float = 1.0, name: str = "other") -> WeightedReward:
+    async def ask(task: Any, episodes: Sequence[Episode]) -> Any:
+        answered = answer(episodes)
+        return await answered if asyncio.iscoroutine(answered) else answered
+
+    return WeightedReward(name, ask, weight, DEADLINE_S)
+
+
+async def play(player: Player, n: int = 4, number: int = 3) -> ScoredGroup:
+    places = player.places(draw(number), n)
+    return await player.play(draw(number), places, n, Sampling(max_tokens=8))
+
+
+class Playing(Words):
+    """Plays as `how(seed)` says."""
+
+    def __init__(self, how: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._how = how
+
+    async def play(self, task: Any, policy: Any, *, seed: int) -> Any:
+        made = self._how([derive(1003, member) for member in range(8)].index(seed))
+        return await made if asyncio.iscoroutine(made) else made
+
+
+class InGroups(Words):
+    """Plays whole groups, as `how(n)` says."""
+
+    def __init__(self, how: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._how = how
+        self.seeds: list[int] = []
+
+    async def play_group(self, task: Any, policy: Any, n: int, *, seeds: Sequence[int]) -> Any:
+        self.seeds = list(seeds)
+        return self._how(n)
+
+
+# -- plays
+
+
+async def test_a_group_has_its_task_its_episodes_and_their_scores():
+    engine = SayingEngine(lambda prompt, seed: "a" * (seed % 5))
+    group = await play(player(Words(), engine=engine))
+    lengths = [derive(derive(1003, member), 0) % 5 for member in range(4)]
+    assert group.draw == draw(3)
+    assert group.task.id == "train-3"
+    assert group.rewards.tolist() == lengths, "in the order of their members"
+    assert group.rewards.dtype == np.float32
+    assert [one.score for one in group.episodes] == lengths
+    assert group.failed == ()
+    assert group.advantages is None
+
+
+async def test_the_seeds_of_a_group_derive_from_its_draw_alone():
+    async def seeds() -> list[int]:
+        engine = SayingEngine()
+        await play(player(Words(), engine=engine))
+        return sorted(seeds[0] for _, _, seeds, _ in engine.asked)
+
+    assert await seeds() == await seeds() == sorted(derive(derive(1003, member), 0) for member in range(4))
+
+
+async def test_a_play_that_raises_is_data_with_its_cause_and_its_trace():
+    def how(member: int) -> Episode:
+        if member == 1:
+            raise KeyError("lost\nand more")
+        return episode(float(member))
+
+    group = await play(player(Playing(how)))
+    assert group.rewards.tolist() == [0, 2, 3]
+    [failed] = group.failed
+    assert (failed.cause, failed.where) == ("KeyError: 'lost\\nand more'", "play")
+    assert "test_rollouts.py" in failed.trace
+
+
+async def test_the_cause_of_a_failure_is_one_line():
+    def how(member: int) -> Episode:
+        raise ValueError("first\nsecond")
+
+    group = await play(player(Playing(how)), 1)
+    assert group.failed[0].cause == "ValueError: first"
+
+
+async def test_an_error_of_ours_needs_no_trace():
+    def how(member: int) -> Episode:
+        raise DataError("a broken task")
+
+    group = await play(player(Playing(how)), 2)
+    assert group.failed == (Failed("DataError: a broken task", "play"),) * 2
+    assert group.rewards.shape == (0,)
+
+
+async def test_a_play_that_says_itself_that_it_failed_is_kept_as_it_is():
+    group = await play(player(Playing(lambda member: Failed("no luck", "tool") if member else episode(1.0))), 2)
+    assert group.failed == (Failed("no luck", "tool"),)
+    assert group.rewards.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        (None, "DataError: play() must return an Episode, not NoneType"),
+        (1.0, "DataError: play() must return an Episode, not float"),
+        (episode(float("nan")), "DataError: the environment's score is nan, which is not a finite number"),
+        (episode(float("-inf")), "DataError: the environment's score is -inf, which is not a finite number"),
+    ],
+)
+async def test_what_is_no_scored_episode_is_a_failure_that_says_so(made, wanted):
+    group = await play(player(Playing(lambda member: made)), 1)
+    assert [one.cause for one in group.failed] == [wanted]
+
+
+async def test_a_play_past_its_deadline_is_cancelled_and_the_others_are_kept():
+    ended: list[str] = []
+
+    async def forever() -> Episode:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        raise AssertionError("unreachable")
+
+    how = Playing(lambda member: forever() if member == 2 else episode(1.0))
+    group = await play(player(how, deadline_s=DEADLINE_S))
+    assert len(group.episodes) == 3
+    assert [one.cause for one in group.failed] == ["DeadlineExceeded: play() gave no answer within 0.3 s"]
+    assert ended == ["cancelled"]
+
+
+async def test_an_engine_that_is_late_fails_the_play_under_its_own_name():
+    group = await play(player(Words(), engine=SilentEngine(), deadline_s=DEADLINE_S), 1)
+    assert "DeadlineExceeded" in group.failed[0].cause
+
+
+async def test_a_play_that_awaits_something_cancelled_is_data_and_not_a_vanished_group():
+    async def cancels_itself() -> Episode:
+        helper = asyncio.ensure_future(asyncio.sleep(10))
+        helper.cancel()
+        await helper
+        raise AssertionError("unreachable")
+
+    group = await play(player(Playing(lambda member: cancels_itself() if member == 0 else episode(1.0))), 2)
+    assert group.rewards.tolist() == [1.0]
+    assert "play() awaited something that was cancelled" in group.failed[0].cause
+    assert "cancels_itself" in group.failed[0].trace
+
+
+async def test_a_timeout_of_the_environments_own_is_not_reported_as_the_runs_deadline():
+    async def gives_up() -> Episode:
+        async with asyncio.timeout(0.01):
+            await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    group = await play(player(Playing(lambda member: gives_up())), 1)
+    assert group.failed[0].cause == "TimeoutError: "
+
+
+async def test_code_that_blocks_the_event_loop_fails_its_own_play_alone():
+    def how(member: int) -> Episode:
+        if member == 0:
+            raise EventLoopBlocked("mine.py:3 in f() held the event loop")
+        return episode(1.0)
+
+    group = await play(player(Playing(how)), 2)
+    assert len(group.episodes) == 1
+    assert "held the event loop" in group.failed[0].cause
+
+
+async def test_a_process_that_died_is_no_plays_failure_but_the_runs():
+    def how(member: int) -> Episode:
+        raise ProcessDied("the engine is gone")
+
+    with pytest.raises(ProcessDied, match="the engine is gone"):
+        await play(player(Playing(how)))
+
+
+# -- an environment's own play_group
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_an_environments_own_play_group_plays_groups_of_every_size(n):
+    environment = InGroups(lambda n: [episode(float(member)) for member in range(n)])
+    group = await play(player(environment), n)
+    assert group.rewards.tolist() == list(range(n))
+    assert environment.seeds == [derive(1003, member) for member in range(n)]
+
+
+async def test_members_of_play_group_may_fail_one_by_one():
+    members = [episode(1.0), KeyError("mine"), Failed("own", "tool"), "nonsense"]
+    group = await play(player(InGroups(lambda n: members[:3])), 3)
+    assert group.rewards.tolist() == [1.0]
+    assert [(one.cause, one.where) for one in group.failed] == [("KeyError: 'mine'", "play"), ("own", "tool")]
+
+
+@pytest.mark.parametrize("gives", [3, 5, 0])
+async def test_a_play_group_of_another_size_fails_whole_and_says_the_counts(gives):
+    group = await play(player(InGroups(lambda n: [episode(1.0)] * gives)))
+    assert group.episodes == ()
+    assert len(group.failed) == 4
+    assert group.failed[0].where == "play_group"
+    assert f"asked for 4 plays and gave {gives}" in group.failed[0].cause
+
+
+@pytest.mark.parametrize("gives", [None, [episode(1.0), 3]])
+async def test_a_play_group_that_gives_nonsense_fails_whole(gives):
+    group = await play(player(InGroups(lambda n: gives)), 2)
+    assert [one.where for one in group.failed] == ["play_group"] * 2
+
+
+async def test_a_process_that_died_inside_a_play_group_ends_the_run():
+    with pytest.raises(ProcessDied):
+        await play(player(InGroups(lambda n: [episode(1.0), ProcessDied("gone")])), 2)
+
+
+async def test_a_play_group_has_one_place_and_separate_plays_one_each():
+    assert player(InGroups(lambda n: [])).places(draw(3), 4) == [(3, 0)]
+    assert player(Words()).places(draw(3), 4) == [(3, 0), (3, 1), (3, 2), (3, 3)]
+
+
+# -- rewards
+
+
+async def test_rewards_are_the_weighted_sum_and_each_part_is_kept():
+    third = reward(lambda episodes: [0.1, 0.2, 0.3], weight=3.0)
+    penalty = reward(lambda episodes: np.array([1, 0, 1]), weight=-0.5, name="penalty")
+    group = await play(player(Playing(lambda member: episode(float(member))), score(2.0), third, penalty), 3)
+    exact = (
+        np.arange(3) * 2.0 + np.array([0.1, 0.2, 0.3], np.float32).astype(np.float64) * 3.0 - np.array([1, 0, 1]) / 2
+    )
+    assert group.rewards.tolist() == exact.astype(np.float32).tolist()
+    assert {name: values.tolist() for name, values in group.parts.items()} == {
+        "environment": [0, 1, 2],
+        "other": np.array([0.1, 0.2, 0.3], np.float32).tolist(),
+        "penalty": [1, 0, 1],
+    }
+
+
+async def test_a_reward_sees_only_the_episodes_that_ended():
+    seen: list[int] = []
+
+    def count(episodes: Sequence[Episode]) -> Any:
+        seen.append(len(episodes))
+        return np.ones(len(episodes))
+
+    environment = Playing(lambda member: Failed("x") if member == 1 else episode(1.0))
+    group = await play(player(environment, reward(count)), 3)
+    assert seen == [2]
+    assert len(group.rewards) == 2
+
+
+async def test_no_reward_is_asked_about_nothing():
+    def never(episodes: Sequence[Episode]) -> Any:
+        raise AssertionError("asked")
+
+    group = await play(player(Playing(lambda member: Failed("x", "play")), reward(never)), 2)
+    assert group.failed == (Failed("x", "play"),) * 2
+
+
+def _raises(episodes: Sequence[Episode]) -> Any:
+    raise ZeroDivisionError("by nothing")
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        (_raises, "DataError: reward 'other' raised ZeroDivisionError: by nothing"),
+        (lambda episodes: [1.0], "DataError: reward 'other' gave shape (1,) for 2 episodes"),
+        (lambda episodes: 1.0, "DataError: reward 'other' gave shape () for 2 episodes"),
+        (lambda episodes: [1.0, float("nan")], "DataError: reward 'other' gave [1.0, nan] for task 'train-3'"),
+        (lambda episodes: [1.0, 1e300], "DataError: reward 'other' gave [1.0, inf] for task 'train-3'"),
+        (lambda episodes: ["good", "bad"], "DataError: reward 'other' raised ValueError"),
+        (lambda episodes: asyncio.sleep(9), "DeadlineExceeded: reward 'other' gave no answer within 0.3 s"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+async def test_a_reward_that_breaks_its_promise_fails_the_group_by_name(answer, wanted):
+    group = await play(player(Playing(lambda member: episode(1.0)), score(), reward(answer)), 2)
+    assert group.episodes == ()
+    assert len(group.failed) == 2
+    assert group.failed[0].cause.startswith(wanted)
+    assert group.failed[0].where == "reward"
+
+
+async def test_plays_that_failed_are_still_named_when_a_reward_fails_as_well():
+    environment = Playing(lambda member: Failed("own", "tool") if member == 0 else episode(1.0))
+    group = await play(player(environment, reward(_raises)), 3)
+    assert [one.where for one in group.failed] == ["tool", "reward", "reward"]
+
+
+async def test_a_rewards_process_that_died_ends_the_run():
+    def dies(episodes: Sequence[Episode]) -> Any:
+        raise ProcessDied("reward-other was killed")
+
+    with pytest.raises(ProcessDied, match="reward-other"):
+        await play(player(Playing(lambda member: episode(1.0)), reward(dies)), 2)
+
+
+# -- deterministic runs
+
+
+async def test_a_deterministic_player_asks_the_engine_in_draw_order_whatever_the_timing():
+    class Slow(Words):
+        async def play(self, task: Any, policy: Any, *, seed: int) -> Episode:
+            await asyncio.sleep((seed % 7) / 300)
+            return await super().play(task, policy, seed=seed)
+
+    engine = SayingEngine()
+    one = player(Slow(), engine=engine, deterministic=True)
+    draws = [draw(5), draw(2)]
+    places = [one.places(each, 3) for each in draws]
+    await asyncio.gather(*(one.play(each, at, 3, Sampling()) for each, at in zip(draws, places, strict=True)))
+    wanted = [derive(derive(1000 + number, member), 0) for number in (2, 5) for member in range(3)]
+    assert [seeds[0] for _, _, seeds, _ in engine.asked] == wanted
+
+
+@pytest.mark.parametrize("how", ["raises", "fails", "late"])
+async def test_a_play_that_ends_without_sampling_does_not_hold_a_deterministic_round_up(how):
+    class Uneven(Words):
+        async def play(self, task: Any, policy: Any, *, seed: int) -> Any:
+            if seed == derive(1003, 0):
+                if how == "raises":
+                    raise KeyError("mine")
+                if how == "late":
+                    await asyncio.sleep(0.05)
+                return Failed("own")
+            return await super().play(task, policy, seed=seed)
+
+    group = await asyncio.wait_for(play(player(Uneven(), deterministic=True)), 5)
+    assert (len(group.episodes), len(group.failed)) == (3, 1)

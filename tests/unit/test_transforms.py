@@ -1,0 +1,45 @@
+"""The built-in transforms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atropos_core.builtin.config import GroupAdvantageOptions
+from atropos_core.builtin.transforms import DropFlat, GroupAdvantage
+from tests.unit.parts import group
+
+
+async def test_group_advantage_compares_each_group_with_itself_alone():
+    groups = [group(0, [0, 1]), group(1, [100, 104]), group(2, [5, 5])]
+    made = await GroupAdvantage(GroupAdvantageOptions())(groups)
+    half = np.float32(0.5**0.5)
+    assert [one.advantages.tolist() for one in made] == [[-half, half], [-half, half], [0, 0]]
+    assert [one.draw.id for one in made] == [0, 1, 2], "nothing is dropped, and the order stays"
+    assert [one.rewards.tolist() for one in made] == [[0, 1], [100, 104], [5, 5]]
+    assert groups[0].advantages is None, "what it was given is unchanged"
+
+
+async def test_group_advantage_can_leave_the_deviation_out():
+    [made] = await GroupAdvantage(GroupAdvantageOptions(divide_by_std=False))([group(0, [100, 104])])
+    assert made.advantages.tolist() == [-2, 2]
+
+
+async def test_flat_groups_are_left_out_and_the_others_pass_as_they_are():
+    groups = [group(0, [1, 1]), group(1, [0, 1]), group(2, [3]), group(3, [0, 0, 1]), group(4, [0.3, 0.3 + 1e-8])]
+    made = await DropFlat()(groups)
+    assert len(made) == 2
+    assert made[0] is groups[1]
+    assert made[1] is groups[3]
+
+
+async def test_what_drop_flat_leaves_out_is_exactly_what_gets_no_advantage():
+    rng = np.random.default_rng(0)
+    groups = [group(number, (rng.integers(0, 2, 3) * 0.1 + rng.normal() * 1e3).tolist()) for number in range(64)]
+    kept = {one.draw.id for one in await DropFlat()(groups)}
+    learned = {one.draw.id for one in await GroupAdvantage(GroupAdvantageOptions())(groups) if one.advantages.any()}
+    assert kept == learned
+
+
+async def test_no_groups_are_no_trouble():
+    assert list(await DropFlat()([])) == []
+    assert list(await GroupAdvantage(GroupAdvantageOptions())([])) == []
