@@ -20,11 +20,11 @@ from typing import Any
 from atropos_core import console
 from benchmarks.machine import RESULTS, described
 
-STEPS, SKIP = 40, 8
+STEPS, SKIP = 30, 6
 PROMPTS, GROUP, MAX_TOKENS = 16, 8, 64
 RATE = 1e-9
 BATCHES = (32, 64, 128)
-REPETITIONS = 3
+REPETITIONS = 2
 THREADS = len(os.sched_getaffinity(0))
 DEADLINE_S = 600
 TRL = Path(".venv-trl/bin/python")
