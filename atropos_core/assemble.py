@@ -29,7 +29,7 @@ from atropos_core.interfaces import (
 )
 from atropos_core.plugins import Plugins
 from atropos_core.policy import within
-from atropos_core.registry import Offer, ResolvedModel, RunContext, check_requires, cuda_devices
+from atropos_core.registry import Offer, ResolvedModel, RunContext, check_core_api, check_requires, cuda_devices
 from atropos_core.rollouts import WeightedReward
 
 T = TypeVar("T")
@@ -145,9 +145,11 @@ def _carries(transport: Transport, config: RunConfig) -> bool:
 
 def _transports_by_default(offer: Offer) -> frozenset[Transport]:
     try:
+        check_core_api(offer)
+        check_requires(offer)
         return offer.provider.transports(offer.provider.config())
-    except ValidationError:
-        return frozenset()  # it has options without defaults: no advice to give
+    except (ValidationError, PluginError, FitError):
+        return frozenset()  # it needs options, another core or another machine: no advice to give
 
 
 def _list(transports: frozenset[Transport]) -> str:
@@ -207,7 +209,8 @@ class EvaluationParts:
 
     async def close(self) -> None:
         """Close environments and engine, then the processes. All are tried; the first error is raised afterwards."""
-        errors = await _close_all([*self.environments.values(), self.engine])
+        hosted = [of.reward for of in self.rewards if isinstance(of.reward, HostedReward)]
+        errors = await _close_all([*self.environments.values(), *hosted, self.engine])
         await asyncio.gather(*(child.close() for child in self.children))
         if errors:
             raise errors[0]
@@ -228,7 +231,8 @@ async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
     try:
         return await building
     except BaseException as error:
-        await asyncio.gather(*(child.close() for child in builder.children), return_exceptions=True)
+        started: list[Child | HostedReward] = [*builder.children, *builder.rewards]
+        await asyncio.gather(*(part.close() for part in started), return_exceptions=True)
         if isinstance(error, BaseExceptionGroup):
             raise error.exceptions[0] from None
         raise
@@ -237,7 +241,8 @@ async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
 class _Builder:
     def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
-        self.children: list[Child] = []
+        self.children: list[Child] = []  # whose end is the run's end
+        self.rewards: list[HostedReward] = []
         self._context = RunContext(
             directory=directory,
             model=plan.model.directory,
@@ -312,10 +317,17 @@ class _Builder:
         if (component.runs_in or chosen.offer.provider.runs_in) == "here":
             reward = self._here(chosen)
         else:
-            reward = HostedReward(await self._child(chosen, f"reward-{name}", 1), component.deadline_s)
+            reward = HostedReward(lambda: self._start(chosen, f"reward-{name}", 1), component.deadline_s)
+            self.rewards.append(reward)
+            await reward.open()
         return WeightedReward(name, reward, component.weight, component.deadline_s)
 
     async def _child(self, chosen: Chosen, role: str, threads: int | None) -> Child:
+        child = await self._start(chosen, role, threads)
+        self.children.append(child)
+        return child
+
+    async def _start(self, chosen: Chosen, role: str, threads: int | None) -> Child:
         context = dataclasses.asdict(self._context_of(chosen))
         logs = self._context.directory / "logs"
         wanted = {
@@ -324,6 +336,4 @@ class _Builder:
             "options": chosen.options.model_dump(mode="json"),
             "context": {**context, "directory": str(context["directory"]), "model": str(context["model"])},
         }
-        child = await Child.start(role, wanted, logs / f"{role}.log", threads=threads or len(os.sched_getaffinity(0)))
-        self.children.append(child)
-        return child
+        return await Child.start(role, wanted, logs / f"{role}.log", threads=threads or len(os.sched_getaffinity(0)))

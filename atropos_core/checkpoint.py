@@ -56,7 +56,8 @@ class Checkpoints:
             for path in sorted(path for path in partial.rglob("*") if path.is_file()):
                 files[str(path.relative_to(partial))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
                 _sync(path)
-            manifest = {"format": FORMAT, "step": step, "state": state, "files": files}
+            manifest: dict[str, Any] = {"format": FORMAT, "step": step, "state": state, "files": files}
+            manifest["sha256"] = _digest(manifest)
             (partial / "manifest.json").write_text(json.dumps(manifest))
             for path in (partial / "manifest.json", partial / POLICY, partial):
                 _sync(path)
@@ -105,6 +106,8 @@ def _verified(directory: Path) -> Checkpoint:
             raise CheckpointError(
                 f"checkpoint {directory} has format {manifest['format']}; this program reads {FORMAT}."
             )
+        if manifest.pop("sha256") != _digest(manifest):
+            raise CheckpointError(f"checkpoint {directory} is corrupt: its manifest is not what was written.")
         for name, wanted in manifest["files"].items():
             path = directory / name
             if path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
@@ -112,6 +115,10 @@ def _verified(directory: Path) -> Checkpoint:
         return Checkpoint(directory, int(manifest["step"]), manifest["state"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {directory} cannot be read: {type(error).__name__}: {error}.") from error
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -16,13 +16,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from atropos_core.errors import AtroposError, ProcessDied, RemoteError
+from atropos_core.errors import AtroposError, DeadlineExceeded, ProcessDied, RemoteError
 from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Reward, Trainer, Writing
+from atropos_core.policy import within
 from atropos_core.rpc import Peer
 from atropos_core.types import Batch, Completion, Episode, Floats, Metrics, Sampling, Task, Tokens
 
@@ -169,8 +170,7 @@ class LocalEndpoint(Endpoint):
 
         # A socket would have duplicated them: the agent owns what it is given, the caller still owns its own.
         keywords = {"descriptors": [os.dup(descriptor) for descriptor in descriptors]} if descriptors else {}
-        async with asyncio.timeout(deadline_s):
-            answer = await getattr(self._agent, method)(*arguments, **keywords)
+        answer = await within(getattr(self._agent, method)(*arguments, **keywords), deadline_s, f"agent: {method}()")
         return (answer.value, answer.descriptors) if isinstance(answer, Reply) else (answer, [])
 
 
@@ -259,18 +259,38 @@ class HostedTrainer(Trainer):
 
 
 class HostedReward(Reward):
-    """A reward in a child process: for grading that is heavy on the CPU or may hang."""
+    """A reward in a child process: for grading that is heavy on the CPU or may hang. A call that passes its deadline
+    ends the process, whatever it was computing, and the next call gets a new one."""
 
-    def __init__(self, child: Child, deadline_s: float) -> None:
-        self.child = child
+    def __init__(self, start: Callable[[], Awaitable[Child]], deadline_s: float) -> None:
+        self._start = start
         self._deadline_s = deadline_s
+        self._child: Child | None = None
+        self._starting = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Start the process, unless it runs. Raises what building the reward there raises."""
+        async with self._starting:
+            if self._child is not None and self._child.peer.lost.is_set():
+                await self.close()
+            if self._child is None:
+                self._child = await self._start()
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
-        rewards: Floats = await self.child.peer.call("reward", task, list(episodes), deadline_s=self._deadline_s)
+        await self.open()
+        child = self._child
+        assert child is not None, "open() has started it"
+        try:
+            rewards: Floats = await child.peer.call("reward", task, list(episodes), deadline_s=self._deadline_s)
+        except DeadlineExceeded:
+            await child.kill()
+            raise
         return rewards
 
     async def close(self) -> None:
-        await self.child.close()
+        child, self._child = self._child, None
+        if child is not None:
+            await child.close()
 
 
 def _tail(log: Path) -> str:

@@ -45,6 +45,7 @@ class Hub:
         self._next = 0
         self._changed = asyncio.Condition()
         self._closed = False
+        self._wanted = 0  # groups that a waiting lease asks for
 
     def __len__(self) -> int:
         """Groups that wait to be leased."""
@@ -59,8 +60,16 @@ class Hub:
                 remedy="Raise hub.size_mb, or shorten the rollouts (sampling.max_tokens).",
             )
         async with self._changed:
-            await self._changed.wait_for(lambda: self._closed or self.held_bytes + size <= self.size_bytes)
+            await self._changed.wait_for(
+                lambda: self._closed or self.held_bytes + size <= self.size_bytes or self._wanted > len(self._queue)
+            )
             self._refuse_when_closed()
+            if self.held_bytes + size > self.size_bytes:
+                raise DataError(
+                    f"the hub is full ({self.size_bytes / 1e6:.1f} MB) with {len(self._queue)} groups waiting, and the step "
+                    f"needs {self._wanted}: neither can go on.",
+                    remedy="Raise hub.size_mb, or lower training.groups_per_step, group_size or sampling.max_tokens.",
+                )
             self.held_bytes += size
             self._queue.append(Lease(self._next, group))
             self._next += 1
@@ -71,6 +80,8 @@ class Hub:
         Raises DeadlineExceeded where so many do not come."""
         try:
             async with asyncio.timeout(deadline_s), self._changed:
+                self._wanted = n
+                self._changed.notify_all()
                 await self._changed.wait_for(lambda: self._closed or self._fresh(version) >= n)
                 self._refuse_when_closed()
                 leases = [self._queue.popleft() for _ in range(n)]
@@ -78,6 +89,8 @@ class Hub:
                 return leases
         except TimeoutError:
             raise DeadlineExceeded(f"the hub got {len(self)} of {n} groups within {deadline_s:g} s") from None
+        finally:
+            self._wanted = 0
 
     async def give_back(self, leases: Iterable[Lease]) -> None:
         """Undo a lease: the groups go back to where they stood in the queue."""

@@ -60,7 +60,12 @@ class Player:
     async def play(self, draw: Draw, places: Sequence[Place], n: int, sampling: Sampling) -> ScoredGroup:
         """`n` episodes of the draw's task, scored. Failed ones are in `failed`; there may be no other."""
         environment = self.environments[draw.environment]
-        task = environment.tasks(draw.split)[draw.index]
+        try:
+            task = environment.tasks(draw.split)[draw.index]
+        except Exception as error:  # the plugin boundary: without the task there is nothing to record a failure under
+            raise DataError(
+                f"environment {draw.environment!r}: tasks({draw.split!r})[{draw.index}] raised {type(error).__name__}: {error}"
+            ) from error
         seeds = [derive(draw.seed, member) for member in range(n)]
         if not _plays_groups(environment):
             one = [

@@ -59,7 +59,8 @@ class OrderedCurriculum(Curriculum):
     def load(self, state: Mapping[str, Any]) -> None:
         self._next = state["next"]
         self._drawn = {**self._drawn, **state["drawn"]}
-        self._again = [Draw(*fields) for fields in state["unsettled"]]
+        again = [Draw(*fields) for fields in state["unsettled"]]
+        self._again = [draw for draw in again if draw.environment in self._sources]  # one may have left the run file
 
     def _new(self) -> Draw:
         number = self._next

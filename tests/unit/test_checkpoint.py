@@ -112,6 +112,9 @@ DAMAGE = {
     "a manifest whose files are a list": lambda at: (at / "manifest.json").write_text(
         '{"format": 1, "step": 2, "state": {}, "files": []}'
     ),
+    "a step that was changed by hand": lambda at: (at / "manifest.json").write_text(
+        (at / "manifest.json").read_text().replace('"step": 2', '"step": 7')
+    ),
     "a newer format": lambda at: (at / "manifest.json").write_text('{"format": 2}'),
 }
 

@@ -247,10 +247,22 @@ async def test_a_hosted_engine_answers_as_it_would_here(start, tmp_path):
 
 
 async def test_a_hosted_reward_answers_as_it_would_here(start):
-    reward = HostedReward(await start("reward"), 10.0)
+    reward = HostedReward(lambda: start("reward"), 10.0)
     made = await reward(Task("t", ()), [episode(0.5), episode(2.0)])
     assert made.tolist() == [1.0, 4.0]
     assert made.dtype == np.float32
+
+
+async def test_a_hosted_reward_that_hangs_is_ended_and_the_next_call_gets_a_new_process(start):
+    ways = iter(["hang", ""])
+    reward = HostedReward(lambda: start("reward", next(ways)), 1.0)
+    await reward.open()
+    stuck = reward._child
+    with pytest.raises(DeadlineExceeded):
+        await reward(Task("t", ()), [episode(0.5)])
+    assert stuck is not None
+    assert stuck.process.poll() is not None
+    assert (await reward(Task("t", ()), [episode(2.0)])).tolist() == [4.0]
 
 
 async def test_a_child_has_its_threads_and_leads_a_group_of_its_own(start):

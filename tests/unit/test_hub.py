@@ -38,6 +38,20 @@ async def settle() -> None:
 # -- leases
 
 
+async def test_a_hub_too_small_for_a_step_says_so_instead_of_waiting():
+    size = group(0).size_bytes
+    one = hub(size_bytes=2 * size)
+    await one.put(group(0))
+    await one.put(group(1))
+    third = asyncio.ensure_future(one.put(group(2)))
+    await settle()
+    assert not third.done(), "a full hub makes producers wait"
+    waiting = asyncio.ensure_future(one.lease(3, 0, 5))
+    with pytest.raises(DataError, match="the hub is full .* with 2 groups waiting, and the step needs 3"):
+        await third
+    waiting.cancel()
+
+
 async def test_groups_come_out_in_the_order_in_which_they_went_in():
     one = hub()
     for number in (4, 1, 3):
