@@ -1,15 +1,16 @@
 """Tokens per second of the engine "hf", in process and hosted in a child, beside transformers' own `generate`.
 
-    python benchmarks/engine.py [--model DIRECTORY] [--rows 256] [--new 25] [--threads 1] [--repeat 5]
+    python -m benchmarks.engine [--model DIRECTORY] [--rows 256] [--new 25] [--threads 1] [--repeat 5]
 
 Same model, prompts, number of new tokens and threads; nothing stops early, so that all sample equally many tokens.
-Repetitions alternate, and the median counts.
+Repetitions alternate, and the median counts. Writes benchmarks/results/engine.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 import tempfile
@@ -17,6 +18,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+from benchmarks.machine import RESULTS, described
 
 TINY = Path(__file__).parents[1] / "plugins" / "env_gsm8k" / "atropos_env_gsm8k" / "tiny"
 
@@ -99,6 +102,7 @@ async def measure(options: argparse.Namespace, rows: int, engine: Any, hosted: A
 
 async def main() -> None:
     options = arguments()
+    machine = described()
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as hosting sets it for every child; read when torch loads
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     import torch
@@ -124,9 +128,10 @@ async def main() -> None:
         shape = f"{options.group} continuations of {options.new} tokens each"
         print(f"prompts of about {options.prompt} tokens, {shape}; load {os.getloadavg()[0]:.1f}\n")
         print("rows   generate  in process (ratio)     hosted (ratio)   [tokens/s]")
+        measured: dict[int, dict[str, float]] = {}
         try:
             for rows in options.rows:
-                speed = await measure(options, rows, engine, hosted)
+                speed = measured[rows] = await measure(options, rows, engine, hosted)
                 plain = speed["generate"]
                 print(
                     f"{rows:4d} {plain:10,.0f} {speed['in process']:11,.0f} ({speed['in process'] / plain:4.2f})"
@@ -135,6 +140,9 @@ async def main() -> None:
         finally:
             await hosted.close()
             await engine.close()
+    RESULTS.mkdir(exist_ok=True)
+    figures = {"machine": machine, "model": name, "threads": options.threads, "tokens_per_s": measured}
+    (RESULTS / "engine.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":
