@@ -148,8 +148,8 @@ def _transports_by_default(offer: Offer) -> frozenset[Transport]:
         check_core_api(offer)
         check_requires(offer)
         return offer.provider.transports(offer.provider.config())
-    except (ValidationError, PluginError, FitError):
-        return frozenset()  # it needs options, another core or another machine: no advice to give
+    except Exception:  # noqa: BLE001 - the plugin boundary: it needs options, another core or machine, or is broken
+        return frozenset()
 
 
 def _list(transports: frozenset[Transport]) -> str:
@@ -314,13 +314,17 @@ class _Builder:
 
     async def _reward(self, name: str, chosen: Chosen) -> WeightedReward:
         component = cast(RewardComponent, chosen.component)
+        deadline_s = component.deadline_s
         if (component.runs_in or chosen.offer.provider.runs_in) == "here":
             reward = self._here(chosen)
         else:
+            # Groups queue for the process, and a stuck one costs its deadline before the next has its turn.
+            training, problems = self.plan.config.training, self.plan.config.evaluation.problems
+            deadline_s *= 1 + max(training.groups_per_step * (1 + training.max_staleness), problems)
             reward = HostedReward(lambda: self._start(chosen, f"reward-{name}", 1), component.deadline_s)
             self.rewards.append(reward)
             await reward.open()
-        return WeightedReward(name, reward, component.weight, component.deadline_s)
+        return WeightedReward(name, reward, component.weight, deadline_s)
 
     async def _child(self, chosen: Chosen, role: str, threads: int | None) -> Child:
         child = await self._start(chosen, role, threads)

@@ -7,6 +7,7 @@ manifest is passed over, aloud, for the one before.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -52,19 +53,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             (partial / POLICY).mkdir(parents=True)
             await write(partial / POLICY)
-            files = {}
-            for path in sorted(path for path in partial.rglob("*") if path.is_file()):
-                files[str(path.relative_to(partial))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-                _sync(path)
-            manifest: dict[str, Any] = {"format": FORMAT, "step": step, "state": state, "files": files}
-            manifest["sha256"] = _digest(manifest)
-            (partial / "manifest.json").write_text(json.dumps(manifest))
-            for path in (partial / "manifest.json", partial / POLICY, partial):
-                _sync(path)
-            if final.exists():  # the same step again, after a resume: identical in a deterministic run
-                shutil.rmtree(final)
-            partial.rename(final)
-            _sync(self.directory)
+            await asyncio.to_thread(self._seal, partial, final, step, state)  # gigabytes to read and to sync
         except (OSError, RemoteError) as error:
             full = " (the disk is full)" if shutil.disk_usage(self.directory).free < FULL_BYTES else ""
             shutil.rmtree(partial, ignore_errors=True)
@@ -80,11 +69,29 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
         return Checkpoint(final, step, state)
 
+    def _seal(self, partial: Path, final: Path, step: int, state: Mapping[str, Any]) -> None:
+        files = {}
+        for path in sorted(path for path in partial.rglob("*") if path.is_file()):
+            files[str(path.relative_to(partial))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            _sync(path)
+        manifest: dict[str, Any] = {"format": FORMAT, "step": step, "state": state, "files": files}
+        manifest["sha256"] = _digest(manifest)
+        (partial / "manifest.json").write_text(json.dumps(manifest))
+        for path in (partial / "manifest.json", partial / POLICY, partial):
+            _sync(path)
+        if final.exists():  # the same step again, after a resume: identical in a deterministic run
+            shutil.rmtree(final)
+        partial.rename(final)
+        _sync(self.directory)
+
+    def sweep(self) -> None:
+        """Remove what a killed run left half written. Only for whoever holds the run directory's lock."""
+        for partial in self.directory.glob(".step-*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
+
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest that is whole. Broken ones are named through `warn`. Raises CheckpointError where there are
         some, and all are broken."""
-        for partial in self.directory.glob(".step-*.partial"):
-            shutil.rmtree(partial, ignore_errors=True)  # whoever wrote it was killed
         found = self._found()
         for directory in reversed(found):
             try:

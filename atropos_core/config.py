@@ -7,6 +7,8 @@ Layers, the later over the earlier: defaults, the model's preset, the run file, 
 from __future__ import annotations
 
 import difflib
+import json
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,7 +47,8 @@ class RewardComponent(Weighted):
 
 
 class Placed(Component):
-    devices: tuple[str, ...] = ("auto",)  # "cpu", "cuda:0", ...; auto: the first CUDA device, or the CPU
+    # One for now; "cpu", "cuda:0", ...; auto: the first CUDA device, or the CPU
+    devices: tuple[str, ...] = Field(("auto",), min_length=1, max_length=1)
     threads: int | None = Field(None, ge=1)  # CPU threads; None: every core, since sampling and training take turns
 
 
@@ -221,24 +224,32 @@ def dump(config: BaseModel) -> dict[str, Any]:
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: clean(entry) for key, entry in value.items() if entry is not None}
-        return list(value) if isinstance(value, tuple) else value
+        return [clean(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
-    cleaned: dict[str, Any] = clean(config.model_dump())
+    cleaned: dict[str, Any] = clean(config.model_dump(mode="json"))
     return cleaned
 
 
 def to_toml(values: Mapping[str, Any], prefix: str = "") -> str:
-    """Tables of TOML. Strings are JSON strings, which TOML's basic strings are a superset of."""
-    import json
-
-    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
-    lines = [f"{_key(key)} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items()]
+    """Tables of TOML."""
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
     for key, table in values.items():
         if isinstance(table, Mapping):
             path = f"{prefix}{_key(key)}"
             body = to_toml(table, f"{path}.")
             lines.append(f"\n[{path}]\n{body}".rstrip())
     return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    """One value; inside a list, tables are inline. Strings are JSON strings, which TOML's basic strings contain."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, list):
+        return f"[{', '.join(_value(entry) for entry in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_key(key)} = {_value(entry)}' for key, entry in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str], prefix: str = "") -> str:
@@ -299,6 +310,4 @@ def _names_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
 
 
 def _key(key: str) -> str:
-    import json
-
     return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)

@@ -12,9 +12,9 @@ from time import perf_counter
 
 import numpy as np
 
-from atropos_core.errors import DataError
+from atropos_core.errors import DataError, RunDirectoryError
 from atropos_core.interfaces import Environment
-from atropos_core.rollouts import Player
+from atropos_core.rollouts import Player, task_count
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Metrics, Sampling, ScoredGroup
 
@@ -41,8 +41,13 @@ class Evaluation:
             else {"task": group.task.id, "environment": group.draw.environment, "failed": group.failed[0].cause}
             for group in self.groups
         ]
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{path} cannot be written: {error.strerror}.", remedy="Free some space, or name another place."
+            ) from error
 
 
 async def evaluate(
@@ -54,7 +59,7 @@ async def evaluate(
     share = -(-problems // len(environments))
     draws: list[Draw] = []
     for name, environment in environments.items():
-        for index in range(min(share, len(environment.tasks("test")))):
+        for index in range(min(share, task_count(name, environment, "test"))):
             draws.append(Draw(len(draws), name, "test", index, derive(seed, "evaluation", name, index)))
     if not draws:
         raise DataError(

@@ -64,7 +64,7 @@ def atropos_bridges() -> Iterable[Provider[Bridge]]:  # type: ignore[empty-body]
 
 @hookspec
 def atropos_curricula() -> Iterable[Provider[Curriculum]]:  # type: ignore[empty-body]
-    """Offer orders in which tasks are drawn. Chosen by `--curriculum NAME` or `[curriculum]`."""
+    """Offer orders in which tasks are drawn. Chosen by `[curriculum]`."""
 
 
 @hookspec

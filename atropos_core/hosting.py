@@ -266,26 +266,26 @@ class HostedReward(Reward):
         self._start = start
         self._deadline_s = deadline_s
         self._child: Child | None = None
-        self._starting = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     async def open(self) -> None:
         """Start the process, unless it runs. Raises what building the reward there raises."""
-        async with self._starting:
-            if self._child is not None and self._child.peer.lost.is_set():
-                await self.close()
-            if self._child is None:
-                self._child = await self._start()
+        if self._child is not None and self._child.peer.lost.is_set():
+            await self.close()
+        if self._child is None:
+            self._child = await self._start()
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
-        await self.open()
-        child = self._child
-        assert child is not None, "open() has started it"
-        try:
-            rewards: Floats = await child.peer.call("reward", task, list(episodes), deadline_s=self._deadline_s)
-        except DeadlineExceeded:
-            await child.kill()
-            raise
-        return rewards
+        async with self._turn:  # one at a time: ending the process must not take another call along
+            await self.open()
+            child = self._child
+            assert child is not None, "open() has started it"
+            try:
+                rewards: Floats = await child.peer.call("reward", task, list(episodes), deadline_s=self._deadline_s)
+            except (DeadlineExceeded, asyncio.CancelledError):  # the latter: the caller's own deadline came first
+                await child.kill()
+                raise
+            return rewards
 
     async def close(self) -> None:
         child, self._child = self._child, None

@@ -18,10 +18,10 @@ from atropos_core.errors import Interrupted, Misaligned, NoProgress
 from atropos_core.evaluation import Evaluation, evaluate, greedy
 from atropos_core.hub import Hub, Lease
 from atropos_core.interfaces import ModelInfo, Outcome, TaskSource
-from atropos_core.metrics import group_metrics, rescoring_difference
+from atropos_core.metrics import group_metrics, rescoring_difference, rescoring_gap
 from atropos_core.probe import Probe
 from atropos_core.producer import Producer
-from atropos_core.rollouts import Player
+from atropos_core.rollouts import Player, task_count
 from atropos_core.types import Metrics, Sampling, ScoredGroup
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Loop:
 
     def open_curriculum(self) -> None:
         sources = {
-            name: TaskSource(len(environment.tasks("train")), self._config.environment[name].weight)
+            name: TaskSource(task_count(name, environment, "train"), self._config.environment[name].weight)
             for name, environment in self._parts.environments.items()
         }
         self._parts.curriculum.open(sources)
@@ -145,7 +145,12 @@ class Loop:
         if groups:
             metrics |= await self._train(groups, version)
         else:
-            metrics["step/skipped"] = 1.0
+            metrics |= {"step/skipped": 1.0, "bridge/publish_s": 0.0, "bridge/bytes_copied": 0.0}
+            metrics["policy/probe_shift_nats"] = await self._probe.shift(self._parts.trainer) if self._probe else 0.0
+        if not metrics.get("alignment/fresh_tokens"):  # nothing was sampled under the version that was trained
+            metrics.pop("alignment/max_abs_logprob_diff", None)
+            gap = await rescoring_gap(raw, self._parts.engines[0], self._parts.trainer)
+            metrics |= {} if gap is None else {"alignment/max_abs_logprob_diff": gap}
         self.progress.empty_steps = 0 if groups else self.progress.empty_steps + 1
         trained = perf_counter()
         kept = {group.draw.id for group in groups}
@@ -156,7 +161,9 @@ class Loop:
         step = self.progress.step = self.progress.step + 1
         config = self._config.evaluation
         if config.problems and (step == self._config.training.steps or (config.every and step % config.every == 0)):
-            evaluation = await self._evaluate()
+            evaluation = await self._unless_broken(
+                self._evaluate()
+            )  # a stop waits for it: the step is not done without
             metrics |= evaluation.metrics
             self.progress.last = evaluation.metrics
             self._spend("evaluation", evaluation.seconds)
@@ -224,7 +231,7 @@ class Loop:
     async def _first_evaluation(self) -> None:
         if not self._config.evaluation.problems:
             return
-        evaluation = await self._evaluate()
+        evaluation = await self._unless_stopped(self._evaluate())
         self.progress.first = evaluation.metrics
         self._spend("evaluation", evaluation.seconds)
         difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
@@ -243,8 +250,8 @@ class Loop:
     async def _evaluate(self) -> Evaluation:
         config = self._config.evaluation
         sampling: Sampling = greedy(self._sampling, config.temperature)
-        evaluation = await self._unless_stopped(
-            evaluate(self._player, self._parts.environments, config.problems, sampling, seed=self._config.seed)
+        evaluation = await evaluate(
+            self._player, self._parts.environments, config.problems, sampling, seed=self._config.seed
         )
         evaluation.write(self._directory / "rollouts" / f"eval-{self.progress.step:06d}.jsonl")
         return evaluation
@@ -301,11 +308,14 @@ class Loop:
 async def _first(work: Awaitable[T], *breaks: asyncio.Future[Any]) -> T:
     """The result of `work`, unless one of `breaks` comes first: an error there is raised, a result means stop."""
     task = asyncio.ensure_future(work)
-    await asyncio.wait({task, *breaks}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        return task.result()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    try:
+        await asyncio.wait({task, *breaks}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+    finally:  # also where this wait itself was cancelled
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
     for future in breaks:
         if future.done():
             future.result()

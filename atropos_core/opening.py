@@ -9,6 +9,7 @@ from atropos_core.checkpoint import Checkpoint
 from atropos_core.config import Placed
 from atropos_core.interfaces import ModelInfo
 from atropos_core.registry import cuda_devices
+from atropos_core.rollouts import task_count
 
 CARRIED = {
     "posix_shm": "one copy of the weights, in shared memory, since both ends are on the CPU",
@@ -28,7 +29,9 @@ def opening(
     data = []
     for name, environment in parts.environments.items():
         source = f" ({environment.source()})" if environment.source() else ""
-        sizes = f"{len(environment.tasks('train')):,} training tasks, {len(environment.tasks('test')):,} held out"
+        sizes = f"{task_count(name, environment, 'train'):,} training tasks"
+        if config.evaluation.problems:
+            sizes += f", {task_count(name, environment, 'test'):,} held out"
         data.append(f"{name}: {sizes}{source}")
     rows = [
         ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters:,} parameters, {model.dtype}"),

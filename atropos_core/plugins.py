@@ -50,10 +50,14 @@ class Plugins:
 
     def resolve_model(self, reference: str) -> ResolvedModel:
         """A name that a plugin knows, a directory, or a Hugging Face id (fetched by huggingface_hub)."""
-        found = self.manager.hook.atropos_resolve_model(reference=reference)
-        if found is not None:
-            resolved: ResolvedModel = found
-            return resolved
+        for implementation in self.manager.hook.atropos_resolve_model.get_hookimpls():
+            try:
+                found: Any = implementation.function(reference)
+            except Exception as error:  # noqa: BLE001 - the plugin boundary: one resolver must not break all models
+                self.registry.add_broken(implementation.plugin_name, error)
+                continue
+            if isinstance(found, ResolvedModel):
+                return found
         directory = Path(reference).expanduser()
         if (directory / "config.json").is_file():
             return ResolvedModel(directory.resolve(), f"the directory {directory}")

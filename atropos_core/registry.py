@@ -6,9 +6,11 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -168,7 +170,15 @@ def check_core_api(offer: Offer) -> None:
 
 
 def cuda_devices() -> int:
-    """How many CUDA devices this machine has, by its device files: no framework is imported to ask."""
+    """How many CUDA devices this process may use, by the device files and CUDA_VISIBLE_DEVICES: no framework is
+    imported to ask. None where the installed torch is a CPU build."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return 0
+    try:
+        if version("torch").endswith("+cpu"):
+            return 0
+    except PackageNotFoundError:
+        pass
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.policy import EnginePolicy, Place, Turnstile, within
 from atropos_core.seeds import derive
 from atropos_core.tokenizer import ChatTokenizer
-from atropos_core.types import Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Task
+from atropos_core.types import Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
 
 FATAL = (ProcessDied,)  # no play can go on after these: they end the run, under their own name
 
@@ -168,12 +168,31 @@ def _plays_groups(environment: Environment) -> bool:
     return type(environment).play_group is not Environment.play_group
 
 
+def task_count(name: str, environment: Environment, split: Split) -> int:
+    """How many tasks a split has. Raises DataError that names the environment, whatever its code raises."""
+    try:
+        return len(environment.tasks(split))
+    except AtroposError:
+        raise
+    except Exception as error:
+        raise DataError(f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+
+
 def _checked(episode: Episode | Failed) -> Episode | Failed:
-    if not isinstance(episode, (Episode, Failed)):
+    """With plain numbers, whatever kind the environment computed with. Raises DataError for what is no episode."""
+    if isinstance(episode, Failed):
+        return episode
+    if not isinstance(episode, Episode):
         raise DataError(f"play() must return an Episode, not {type(episode).__name__}")
-    if isinstance(episode, Episode) and not np.isfinite(episode.score):
+    if not np.isfinite(episode.score):
         raise DataError(f"the environment's score is {episode.score}, which is not a finite number")
-    return episode
+    return replace(
+        episode,
+        score=float(episode.score),
+        correct=None if episode.correct is None else bool(episode.correct),
+        parts={name: float(value) for name, value in episode.parts.items()},
+        metrics={name: float(value) for name, value in episode.metrics.items()},
+    )
 
 
 def _failed(error: BaseException, where: str) -> Failed:

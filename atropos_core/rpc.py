@@ -230,6 +230,9 @@ class Peer:
             return
         self.error = error or ProcessDied(f"{self.name} was closed")
         self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)  # a frame may be half sent; the number of this socket will be used again
+        if self._writer is not None and self._writer is not asyncio.current_task(self._loop):
+            self._writer.cancel()
         self._sock.close()
         for descriptor in self._descriptors:
             os.close(descriptor)

@@ -48,9 +48,10 @@ class Summary:
 def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     """Run `plan` in `directory`, to the end. Raises AtroposError; Interrupted once everything is saved."""
     with locked(directory):
-        checkpoint = Checkpoints(directory / "checkpoints").latest(console.warn) if resume else None
-        if not resume:
-            _write(directory / "config.toml", to_toml(plan.resolved()))
+        checkpoints = Checkpoints(directory / "checkpoints")
+        checkpoints.sweep()
+        checkpoint = checkpoints.latest(console.warn) if resume else None
+        _write(directory / "config.toml", to_toml(plan.resolved()))  # on a resume as well: with what it changed
         try:
             return asyncio.run(_execute(plan, directory, checkpoint))
         except asyncio.CancelledError:
@@ -190,7 +191,9 @@ def _summary(progress: Progress, directory: Path) -> Summary:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text)
+        beside = path.with_suffix(".tmp")
+        beside.write_text(text)
+        beside.replace(path)
     except OSError as error:
         raise RunDirectoryError(
             f"{path} cannot be written: {error.strerror}.", remedy="Choose another directory with --dir."

@@ -29,10 +29,10 @@ class Ended:
 def atropos(tmp_path: Path) -> Callable[..., Ended]:
     """Run `atropos ARGUMENTS` in an empty folder, as a process of its own."""
 
-    def run(*arguments: str, timeout: float = 120, **environment: str) -> Ended:
+    def run(*arguments: str, timeout: float = 120, cwd: Path = tmp_path, **environment: str) -> Ended:
         ended = subprocess.run(
             [sys.executable, "-m", "atropos_core", *arguments],
-            cwd=tmp_path,
+            cwd=cwd,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "160", **environment},
             capture_output=True,
             text=True,

@@ -51,7 +51,7 @@ class JsonlSink(Sink):
             self._file.write(json.dumps(line).encode() + b"\n")
             self._file.flush()
             if groups and self._every and step % self._every == 0:
-                rows = [json.dumps(row, ensure_ascii=False) for group in groups for row in _rows(group)]
+                rows = [json.dumps(row, ensure_ascii=False, default=str) for group in groups for row in _rows(group)]
                 (self._rollouts / f"step-{step:06d}.jsonl").write_text("\n".join(rows) + "\n")
         except OSError as error:
             raise _unwritable(self._metrics, error) from error

@@ -6,12 +6,15 @@ import typer
 
 from atropos_core.cli.options import (
     BridgeOption,
+    DeterministicOption,
     EngineOption,
     EnvOption,
     FileArgument,
     ModelOption,
     RewardOption,
+    SeedOption,
     SetOption,
+    StepsOption,
     TrainerOption,
     configure,
 )
@@ -31,6 +34,9 @@ def show(
     engine: EngineOption = None,
     trainer: TrainerOption = None,
     reward: RewardOption = None,
+    steps: StepsOption = None,
+    seed: SeedOption = None,
+    deterministic: DeterministicOption = False,
     changes: SetOption = None,
 ) -> None:
     """Print every value of a run and where it comes from, as `atropos run` with the same arguments would take it.
@@ -44,7 +50,17 @@ def show(
     from atropos_core.config import flatten
 
     loaded, resolved, plugins = configure(
-        file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, changes=changes
+        file,
+        env=env,
+        model=model,
+        bridge=bridge,
+        engine=engine,
+        trainer=trainer,
+        reward=reward,
+        steps=steps,
+        seed=seed,
+        deterministic=deterministic,
+        changes=changes,
     )
     plan = make_plan(loaded.config, resolved, plugins)
     rows = [(path, value, loaded.origins.get(path, "default")) for path, value in flatten(plan.resolved())]

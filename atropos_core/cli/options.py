@@ -54,6 +54,7 @@ def configure(
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
     """Flags over file over the model's preset over defaults."""
     from atropos_core import config
+    from atropos_core.errors import ConfigError
     from atropos_core.plugins import load_plugins
 
     pairs: list[tuple[str, Any]] = []
@@ -71,6 +72,10 @@ def configure(
     for section, chosen in (("environment", env), ("reward", reward)):
         if chosen:
             flags[section] = {_short(name): {"use": _absolute(name)} for name in chosen}
+            if len(flags[section]) < len(chosen):
+                raise ConfigError(
+                    f"two of {', '.join(chosen)} have the same short name.", remedy="Name them apart in a run file."
+                )
     _overlay(flags, config.nest(config.parse_flag(change) for change in changes or ()))
     layers = [config.read_file(file)] if file is not None else []
     layers = [_only(layer, "environment", flags if env else None) for layer in layers]
@@ -83,7 +88,8 @@ def configure(
     )
     resolved = plugins.resolve_model(str(reference or config.RunConfig().model))
     layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
-    return config.load([*layers, config.Layer(config.FLAG, flags)]), resolved, plugins
+    layers.append(config.Layer(config.FLAG, flags))
+    return config.load([_anchored(layer) for layer in layers]), resolved, plugins
 
 
 def _short(reference: str) -> str:
@@ -94,8 +100,23 @@ def _short(reference: str) -> str:
 
 def _absolute(reference: str) -> str:
     """A file reference that still holds when the run is resumed from another folder."""
-    where, colon, name = reference.partition(".py")
-    return f"{Path(where + colon).resolve()}{name}" if colon else reference
+    where, colon, name = reference.partition(":")
+    return f"{Path(where).resolve()}{colon}{name}" if where.endswith(".py") else reference
+
+
+def _anchored(layer: Layer) -> Layer:
+    """The layer with references to files and model directories made absolute, for the same reason."""
+    from atropos_core.config import Layer
+
+    values = dict(layer.values)
+    if isinstance(values.get("model"), str) and Path(values["model"]).expanduser().is_dir():
+        values["model"] = str(Path(values["model"]).expanduser().resolve())
+    if isinstance(values.get("environment"), Mapping):
+        values["environment"] = {
+            name: {**table, "use": _absolute(table["use"])} if isinstance(table, Mapping) and "use" in table else table
+            for name, table in values["environment"].items()
+        }
+    return Layer(layer.origin, values)
 
 
 def _only(layer: Layer, section: str, flags: Mapping[str, Any] | None) -> Layer:

@@ -122,3 +122,57 @@ def test_every_run_needs_its_own_directory(atropos, sevens, tmp_path):
     assert ended.code == 1
     assert "not empty" in ended.err
     assert Path(tmp_path / "run/something").read_text() == "precious"
+
+
+def test_a_resume_remembers_what_it_changed(atropos, sevens, tmp_path):
+    assert atropos(*TOY, "--env", sevens, "--steps", "2").code == 0
+    assert atropos("resume", "run", "--steps", "4").code == 0
+    assert tomllib.loads((tmp_path / "run/config.toml").read_text())["training"]["steps"] == 4
+    assert "all of its 4 steps" in atropos("resume", "run").out
+
+
+def test_a_run_resumes_from_another_folder_and_with_values_that_only_toml_can_write(atropos, sevens, tmp_path):
+    (tmp_path / "run.toml").write_text('model = "toy"\n[environment.mine]\nuse = "./sevens.py:Sevens"\n')
+    bound = ("--set", "training.max_logprob_diff=inf", "--set", "evaluation.problems=2")
+    assert atropos("run", "run.toml", "--dir", "run", "--steps", "2", *bound).code == 0
+    (tmp_path / "elsewhere").mkdir()
+    ended = atropos("resume", "../run", "--steps", "3", cwd=tmp_path / "elsewhere")
+    assert ended.code == 0, ended.err
+
+
+def test_looking_at_a_living_run_does_not_disturb_its_checkpoints(atropos, sevens, tmp_path):
+    assert atropos(*TOY, "--env", sevens, "--steps", "1").code == 0
+    half = tmp_path / "run/checkpoints/.step-000002.partial"
+    half.mkdir()
+    atropos("resume", "run")  # nothing is left to do: it only looks
+    assert half.is_dir()
+    assert atropos("resume", "run", "--steps", "2").code == 0
+    assert not half.is_dir()
+
+
+def test_numpy_scores_are_plain_numbers_in_the_files(atropos, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "from atropos_core import Environment, Score, Task\n"
+        "class Mine(Environment):\n"
+        "    def tasks(self, split):\n"
+        "        return [Task(f'{split}-{n}', ({'role': 'user', 'content': str(n)},)) for n in range(4)]\n"
+        "    async def score(self, task, reply):\n"
+        "        x = np.float32(reply['content'].count('7'))\n"
+        "        return Score(x, correct=x > 0, parts={'x': x}, metrics={'y': np.int64(3)})\n"
+    )
+    ended = atropos(*TOY, "--env", "./mine.py", "--steps", "2")
+    assert ended.code == 0, ended.err
+    row = json.loads((tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()[0])
+    assert isinstance(row["correct"], bool)
+
+
+def test_with_staleness_the_proof_of_alignment_goes_on(atropos, sevens, tmp_path):
+    ended = atropos(
+        *TOY, "--env", sevens, "--steps", "8", "--set", "training.max_staleness=2", "--set", "engine.latency_s=0.01",
+        "--set", "trainer.learning_rate=50.0",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    lines = metrics_of(tmp_path / "run")[2:]
+    assert any(line.get("alignment/fresh_tokens") == 0 for line in lines), "or this shows nothing"
+    assert all("alignment/max_abs_logprob_diff" in line for line in lines)

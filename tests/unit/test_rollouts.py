@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from atropos_core.errors import DataError, EventLoopBlocked, ProcessDied
+from atropos_core.errors import DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
 from atropos_core.interfaces import Engine, Environment
+from atropos_core.policy import within
 from atropos_core.rollouts import Player, WeightedReward
 from atropos_core.seeds import derive
-from atropos_core.types import Episode, Failed, Sampling, ScoredGroup
+from atropos_core.types import Episode, Failed, Sampling, ScoredGroup, Task
 from tests.unit.parts import TOKENIZER, SayingEngine, SilentEngine, Words, draw, episode
 
 DEADLINE_S = 0.3
@@ -374,3 +376,41 @@ async def test_a_play_that_ends_without_sampling_does_not_hold_a_deterministic_r
 
     group = await asyncio.wait_for(play(player(Uneven(), deterministic=True)), 5)
     assert (len(group.episodes), len(group.failed)) == (3, 1)
+
+
+async def test_a_hosted_reward_that_hangs_once_fails_that_group_alone(tmp_path):
+    """Through the player, whose own deadline is the same: the stuck process is ended, and the next group is scored."""
+    from atropos_core.assemble import make_plan
+    from atropos_core.config import Layer, load
+    from atropos_core.plugins import load_plugins
+
+    plugins = load_plugins([])
+    settings = {
+        "model": "toy",
+        "environment": {"words": {"use": f"{Path(__file__).parent / 'parts.py'}:Words"}},
+        "reward": {"format": {"patterns": ["^(a+)+$"], "runs_in": "process", "deadline_s": 2.0}},
+    }
+    resolved = plugins.resolve_model("toy")
+    plan = make_plan(load([Layer("preset", resolved.preset), Layer("test", settings)]).config, resolved, plugins)
+    (tmp_path / "logs").mkdir()
+    from atropos_core.assemble import build
+
+    parts = await build(plan, tmp_path)
+    try:
+        [of] = parts.rewards
+        task = Task("t", ())
+
+        def said(text):
+            return Episode((), 0.0, messages=({"role": "assistant", "content": text},))
+
+        with pytest.raises(DeadlineExceeded):
+            await of.reward(task, [said("a" * 40 + "b")])
+        # Beside a stuck one, those that wait for their turn are scored all the same.
+        many = [of.reward(task, [said("a" * 40 + "b")]), *(of.reward(task, [said("aaa"), said("b")]) for _ in range(8))]
+        stuck, *scored = await asyncio.gather(
+            *(within(one, of.deadline_s, "reward") for one in many), return_exceptions=True
+        )
+        assert isinstance(stuck, DeadlineExceeded)
+        assert [one.tolist() for one in scored] == [[1.0, 0.0]] * 8
+    finally:
+        await parts.close()

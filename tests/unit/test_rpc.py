@@ -253,3 +253,19 @@ async def test_what_is_no_frame_ends_the_connection_with_a_named_error():
     with pytest.raises(ProcessDied, match="the engine sent what is no message"):
         await waiting
     theirs.close()
+
+
+async def test_a_peer_that_closes_in_the_middle_of_a_frame_leaves_its_socket_number_to_the_next():
+    ours, theirs = socket.socketpair()
+    peer = Peer(ours, "the engine", {})
+    waiting = asyncio.ensure_future(peer.call("take", np.zeros(5_000_000, np.uint8), deadline_s=5))
+    await asyncio.sleep(0.05)  # nobody reads: the frame stands half sent
+    number = ours.fileno()
+    peer.close()
+    with pytest.raises(ProcessDied):
+        await waiting
+    theirs.close()
+    again, other = socket.socketpair()
+    assert number in (again.fileno(), other.fileno()), "the number is used again, or this shows nothing"
+    Peer(again, "a", {}).close()
+    Peer(other, "b", {}).close()

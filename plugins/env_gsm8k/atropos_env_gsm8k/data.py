@@ -69,7 +69,7 @@ class GeneratedTasks(Sequence[Task]):
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines(): a string may hold U+2028
     except FileNotFoundError:
         raise DataError(
             f'gsm8k: there is no file {path}. source = "path" wants a folder with train.jsonl and test.jsonl.',
