@@ -139,8 +139,10 @@ def _fit(config: RunConfig, single: Mapping[str, Chosen], plugins: Plugins) -> T
 
 
 def _carries(transport: Transport, config: RunConfig) -> bool:
-    devices = {device.split(":")[0] for device in (*config.engine.devices, *config.trainer.devices)}
-    return {"posix_shm": devices == {"cpu"}, "cuda_ipc": devices == {"cuda"}}.get(transport, True)
+    """Whether the devices of this run allow it. An exported CUDA allocation is mapped on the device that it is on."""
+    engine, trainer = config.engine.devices, config.trainer.devices
+    on_gpu = engine == trainer and engine[0].startswith("cuda")
+    return {"posix_shm": engine == trainer == ("cpu",), "cuda_ipc": on_gpu}.get(transport, True)
 
 
 def _transports_by_default(offer: Offer) -> frozenset[Transport]:

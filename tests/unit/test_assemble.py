@@ -145,8 +145,10 @@ def test_cuda_ipc_wants_both_ends_on_cuda():
         "bridge__use": "wire",
         "bridge__carries": ["cuda_ipc"],
     }
-    made = plan(installed(**ENDS), **parts, engine__devices=["cuda:0"], trainer__devices=["cuda:0", "cuda:1"])
+    made = plan(installed(**ENDS), **parts, engine__devices=["cuda:0"], trainer__devices=["cuda:0"])
     assert made.transport == "cuda_ipc"
+    with pytest.raises(FitError, match=r"devices: engine cuda:0; trainer cuda:1"):
+        plan(installed(**ENDS), **parts, engine__devices=["cuda:0"], trainer__devices=["cuda:1"])
     with pytest.raises(FitError, match=r"devices: engine cuda:0; trainer cpu") as caught:
         plan(installed(**ENDS), **parts, engine__devices=["cuda:0"], trainer__devices=["cpu"])
     assert "Use --bridge saver." in str(caught.value)

@@ -223,6 +223,7 @@ async def test_kill_9_while_saving_leaves_the_one_before_and_its_rubbish_is_swep
     found = checkpoints.latest(no_warning)
     assert found is not None
     assert found.step == 1
+    checkpoints.sweep()
     assert names(tmp_path) == ["step-000001"]
 
 
