@@ -141,7 +141,7 @@ async def main() -> None:
             await hosted.close()
             await engine.close()
     RESULTS.mkdir(exist_ok=True)
-    figures = {"machine": machine, "model": name, "threads": options.threads, "tokens_per_s": measured}
+    figures = {"machine": machine, "model": options.model.name, "threads": options.threads, "tokens_per_s": measured}
     (RESULTS / "engine.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -69,15 +69,18 @@ def configure(
     pairs += [(path, value) for path, value in single.items() if value is not None]
     pairs += [("deterministic", True)] if deterministic else []
     flags = config.nest(pairs)
+    layers = [config.read_file(file)] if file is not None else []
     for section, chosen in (("environment", env), ("reward", reward)):
         if chosen:
-            flags[section] = {_short(name): {"use": _absolute(name)} for name in chosen}
+            known = {
+                name for layer in layers for name in layer.values.get(section, {})
+            }  # of the file: its `use` stands
+            flags[section] = {_short(name): {} if name in known else {"use": _absolute(name)} for name in chosen}
             if len(flags[section]) < len(chosen):
                 raise ConfigError(
                     f"two of {', '.join(chosen)} have the same short name.", remedy="Name them apart in a run file."
                 )
     _overlay(flags, config.nest(config.parse_flag(change) for change in changes or ()))
-    layers = [config.read_file(file)] if file is not None else []
     layers = [_only(layer, "environment", flags if env else None) for layer in layers]
     layers = [_only(layer, "reward", flags if reward else None) for layer in layers]
     if reward:

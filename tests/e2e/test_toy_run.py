@@ -176,3 +176,12 @@ def test_with_staleness_the_proof_of_alignment_goes_on(atropos, sevens, tmp_path
     lines = metrics_of(tmp_path / "run")[2:]
     assert any(line.get("alignment/fresh_tokens") == 0 for line in lines), "or this shows nothing"
     assert all("alignment/max_abs_logprob_diff" in line for line in lines)
+
+
+def test_env_chooses_a_section_of_the_run_file_by_its_name(atropos, sevens, tmp_path):
+    section = '[environment.{}]\nuse = "./sevens.py:Sevens"\n'
+    (tmp_path / "run.toml").write_text('model = "toy"\n' + section.format("first") + section.format("second"))
+    ended = atropos("config", "show", "run.toml", "--env", "second", "--steps", "7")
+    assert ended.code == 0, ended.err
+    assert "environment.second.use" in ended.out
+    assert "environment.first" not in ended.out
