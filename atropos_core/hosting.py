@@ -121,7 +121,9 @@ class Child:
         """The exit code, once the process has ended. What it started ends with it: until it has been waited for, the
         number of its group is surely its own. By SIGTERM, which a tracker of shared memory outlives to clean up."""
         ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        if self.process.returncode is None and os.waitid(os.P_PID, self.process.pid, ended) is not None:
+        if self.process.returncode is None:
+            if os.waitid(os.P_PID, self.process.pid, ended) is None:
+                return None  # and not poll(): it might end just now, and be waited for with its group still there
             os.killpg(self.process.pid, signal.SIGTERM)
         return self.process.poll()
 
