@@ -213,7 +213,10 @@ async def told(folder: Path, wanted: str) -> None:
 async def gone(pid: int, within_s: float = 5.0) -> bool:
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
             return True
         await asyncio.sleep(0.01)
     return False
