@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from atropos_core.config import NAMED, SINGLE, Component, Placed, RewardComponent, RunConfig, explain
 from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
+from atropos_core.fleet import Fleet
 from atropos_core.hosting import Child, HostedEngine, HostedReward, HostedTrainer, LocalEndpoint
 from atropos_core.interfaces import (
     Bridge,
@@ -35,6 +36,7 @@ from atropos_core.rollouts import WeightedReward
 T = TypeVar("T")
 
 CLOSE_DEADLINE_S = 30.0
+SHARED: frozenset[Transport] = frozenset({"in_process", "posix_shm", "cuda_ipc"})  # no second copy
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class Chosen:
     def transports(self) -> frozenset[Transport]:
         return self.offer.provider.transports(self.options)
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.component.devices if isinstance(self.component, Placed) else ()
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -57,16 +63,17 @@ class Plan:
 
     config: RunConfig
     model: ResolvedModel
-    single: Mapping[str, Chosen]  # engine, trainer, bridge, curriculum
+    engines: Sequence[Chosen]  # [engine] first, then its replicas
+    single: Mapping[str, Chosen]  # trainer, bridge, curriculum
     named: Mapping[str, Mapping[str, Chosen]]  # environment, reward, transform, teacher, sink
-    transport: Transport | None  # None: nothing is trained
+    transports: tuple[Transport, ...]  # to each engine; empty where nothing is trained
 
     def resolved(self) -> dict[str, Any]:
         """The configuration with every option of every component in it, defaults included."""
         from atropos_core.config import dump
 
         values = dump(self.config)
-        for section, chosen in self.single.items():
+        for section, chosen in (("engine", self.engines[0]), *self.single.items()):
             values[section] = {**values[section], **dump(chosen.options)}
         for section, several in self.named.items():
             values[section] = {
@@ -84,8 +91,10 @@ def make_plan(config: RunConfig, model: ResolvedModel, plugins: Plugins, *, trai
             remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
         )
     config = config.model_copy(update={kind: _placed(getattr(config, kind)) for kind in ("engine", "trainer")})
+    instances = config.engine.instances() if training else {"engine": config.engine}
+    engines = [_choose(plugins, "engine", label, _placed(one)) for label, one in instances.items()]
     single = {
-        kind: _choose(plugins, kind, kind, getattr(config, kind)) for kind in (SINGLE if training else ("engine",))
+        kind: _choose(plugins, kind, kind, getattr(config, kind)) for kind in SINGLE if training and kind != "engine"
     }
     named = {
         kind: {
@@ -94,10 +103,14 @@ def make_plan(config: RunConfig, model: ResolvedModel, plugins: Plugins, *, trai
         }
         for kind in (NAMED if training else ("environment", "reward"))
     }
-    return Plan(config, model, single, named, _fit(config, single, plugins) if training else None)
+    transports = _fit(engines, single, plugins) if training else ()
+    return Plan(config, model, engines, single, named, transports)
 
 
-def _placed(component: Placed) -> Placed:
+P = TypeVar("P", bound=Placed)
+
+
+def _placed(component: P) -> P:
     if component.devices != ("auto",):
         return component
     return component.model_copy(update={"devices": ("cuda:0",) if cuda_devices() else ("cpu",)})
@@ -111,12 +124,29 @@ def _choose(plugins: Plugins, kind: str, label: str, component: Component) -> Ch
         options = model.model_validate(component.options)
     except ValidationError as error:
         raise ConfigError(explain(error, model, {}, f"{label}.")) from error
+    if isinstance(component, Placed) and len(component.devices) > 1 and not offer.provider.several_devices:
+        raise FitError(
+            f"{label}.devices names {len(component.devices)} devices, and {kind} {component.use!r} runs on one.",
+            remedy="Name one device"
+            + (", and further engines as [engine.replica.NAME] tables." if kind == "engine" else "."),
+        )
     return Chosen(label, offer, options, component)
 
 
-def _fit(config: RunConfig, single: Mapping[str, Chosen], plugins: Plugins) -> Transport:
-    bridge, engine, trainer = single["bridge"], single["engine"], single["trainer"]
-    possible = {transport for transport in get_args(Transport) if _carries(transport, config)}
+def _fit(engines: Sequence[Chosen], single: Mapping[str, Chosen], plugins: Plugins) -> tuple[Transport, ...]:
+    """How weights travel to each engine. Memory can be shared with the first one only."""
+    first, *others = engines
+    return (
+        _fit_one(first, single, plugins, frozenset(get_args(Transport))),
+        *(_fit_one(engine, single, plugins, frozenset(get_args(Transport)) - SHARED) for engine in others),
+    )
+
+
+def _fit_one(
+    engine: Chosen, single: Mapping[str, Chosen], plugins: Plugins, allowed: frozenset[Transport]
+) -> Transport:
+    bridge, trainer = single["bridge"], single["trainer"]
+    possible = {transport for transport in allowed if _carries(transport, engine.devices, trainer.devices)}
     shared = bridge.transports & engine.transports & trainer.transports & possible
     if shared:
         return next(transport for transport in get_args(Transport) if transport in shared)
@@ -133,14 +163,14 @@ def _fit(config: RunConfig, single: Mapping[str, Chosen], plugins: Plugins) -> T
     raise FitError(
         f"bridge {bridge.component.use!r} does not fit: it carries {_list(bridge.transports)}; engine {engine.component.use!r} takes "
         f"{_list(engine.transports)} and trainer {trainer.component.use!r} gives {_list(trainer.transports)} "
-        f"(devices: engine {', '.join(config.engine.devices)}; trainer {', '.join(config.trainer.devices)}).",
+        f"({engine.label}.devices = {', '.join(engine.devices)}; trainer.devices = {', '.join(trainer.devices)})."
+        + ("" if allowed >= SHARED else " Memory can be shared with the first engine only."),
         remedy=advice,
     )
 
 
-def _carries(transport: Transport, config: RunConfig) -> bool:
-    """Whether the devices of this run allow it. An exported CUDA allocation is mapped on the device that it is on."""
-    engine, trainer = config.engine.devices, config.trainer.devices
+def _carries(transport: Transport, engine: tuple[str, ...], trainer: tuple[str, ...]) -> bool:
+    """Whether these devices allow it. An exported CUDA allocation is mapped on the device that it is on."""
     on_gpu = engine == trainer and engine[0].startswith("cuda")
     return {"posix_shm": engine == trainer == ("cpu",), "cuda_ipc": on_gpu}.get(transport, True)
 
@@ -165,6 +195,7 @@ class Parts:
     environments: dict[str, Environment]
     rewards: list[WeightedReward]
     engines: list[Engine]
+    engine: Engine  # all of them as one
     trainer: Trainer
     bridge: Bridge
     curriculum: Curriculum
@@ -240,6 +271,10 @@ async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
         raise
 
 
+def _told(chosen: Chosen) -> Mapping[str, Any]:
+    return chosen.offer.provider.tells(chosen.options)
+
+
 class _Builder:
     def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
@@ -251,23 +286,34 @@ class _Builder:
             steps=plan.config.training.steps,
             seed=plan.config.seed,
             deterministic=plan.config.deterministic,
-            transport=plan.transport,
+            transport=plan.transports[0] if plan.transports else None,
+            transports=plan.transports,
+            max_staleness=plan.config.training.max_staleness,
+            told={
+                key: value
+                for kind in ("trainer", "bridge")
+                if kind in plan.single
+                for key, value in _told(plan.single[kind]).items()
+            },
         )
 
     async def build(self) -> Parts:
         single, named = self.plan.single, self.plan.named
         async with asyncio.TaskGroup() as group:  # the two slow ones first, while the rest is built here
-            engine = group.create_task(self._hosted_or_here("engine", single["engine"]))
+            starting = [group.create_task(self._hosted_or_here("engine", one)) for one in self.plan.engines]
             trainer = group.create_task(self._hosted_or_here("trainer", single["trainer"]))
             rewards = [group.create_task(self._reward(name, chosen)) for name, chosen in named["reward"].items()]
             await asyncio.sleep(0)
             bridge: Bridge = self._here(single["bridge"])
             environments: dict[str, Environment] = {n: self._here(chosen) for n, chosen in named["environment"].items()}
             sinks: dict[str, Sink] = {name: self._here(chosen) for name, chosen in named["sink"].items()}
+        engines: list[Engine] = [engine.result() for engine in starting]
+        one = engines[0] if len(engines) == 1 else Fleet(engines, deterministic=self.plan.config.deterministic)
         return Parts(
             environments=environments,
             rewards=[reward.result() for reward in rewards],
-            engines=[engine.result()],
+            engines=engines,
+            engine=one,
             trainer=trainer.result(),
             bridge=bridge,
             curriculum=self._here(single["curriculum"]),
@@ -282,7 +328,7 @@ class _Builder:
         return EvaluationParts(
             environments={name: self._here(chosen) for name, chosen in named["environment"].items()},
             rewards=[await self._reward(name, chosen) for name, chosen in named["reward"].items()],
-            engine=await self._hosted_or_here("engine", self.plan.single["engine"]),
+            engine=await self._hosted_or_here("engine", self.plan.engines[0]),
             children=self.children,
         )
 
@@ -290,7 +336,10 @@ class _Builder:
         if not isinstance(chosen.component, Placed):
             return self._context
         threads = chosen.component.threads or len(os.sched_getaffinity(0))
-        return dataclasses.replace(self._context, devices=chosen.component.devices, threads=threads)
+        context = dataclasses.replace(self._context, devices=chosen.component.devices, threads=threads)
+        if chosen in self.plan.engines and self.plan.transports:
+            context = dataclasses.replace(context, transport=self.plan.transports[self.plan.engines.index(chosen)])
+        return context
 
     def _here(self, chosen: Chosen) -> Any:
         try:
@@ -311,7 +360,8 @@ class _Builder:
             built = self._here(chosen)
             built.endpoint = LocalEndpoint(built)
             return built
-        child = await self._child(chosen, kind, cast(Placed, chosen.component).threads)
+        role = chosen.label.replace(".replica.", "-")  # "engine-NAME"
+        child = await self._child(chosen, role, cast(Placed, chosen.component).threads)
         return HostedEngine(child) if kind == "engine" else HostedTrainer(child)
 
     async def _reward(self, name: str, chosen: Chosen) -> WeightedReward:

@@ -47,9 +47,26 @@ class RewardComponent(Weighted):
 
 
 class Placed(Component):
-    # One for now; "cpu", "cuda:0", ...; auto: the first CUDA device, or the CPU
-    devices: tuple[str, ...] = Field(("auto",), min_length=1, max_length=1)
+    # "cpu", "cuda:0", ...; auto: the first CUDA device, or the CPU. More than one where the component can span several
+    devices: tuple[str, ...] = Field(("auto",), min_length=1)
     threads: int | None = Field(None, ge=1)  # CPU threads; None: every core, since sampling and training take turns
+
+
+class EngineComponent(Placed):
+    # Further engines beside this one: [engine.replica.NAME] says what is different about each (devices, options)
+    replica: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    def instances(self) -> dict[str, Placed]:
+        """Every engine of the run by its path in the run file."""
+        base = {key: value for key, value in self.model_dump().items() if key != "replica"}
+        made = {"engine": Placed.model_validate(base)}
+        for name, different in self.replica.items():
+            if "use" in different or "replica" in different:
+                raise ValueError(
+                    f"engine.replica.{name} says only what differs from [engine]; `use` is the same for all"
+                )
+            made[f"engine.replica.{name}"] = Placed.model_validate({**base, **different})
+        return made
 
 
 class SamplingSection(Section):
@@ -97,13 +114,14 @@ class RunConfig(Section):
     model: str = "tiny"
     seed: int = Field(0, ge=0)
     deterministic: bool = False
+    restarts: int = Field(0, ge=0)  # how often the run starts again from its last checkpoint when a process of it dies
     training: TrainingSection = TrainingSection()
     sampling: SamplingSection = SamplingSection()
     environment: dict[str, Weighted] = Field(default_factory=dict)
     reward: dict[str, RewardComponent] = Field(
         default_factory=lambda: {"environment": RewardComponent(use="environment")}
     )
-    engine: Placed = Placed(use="hf")
+    engine: EngineComponent = EngineComponent(use="hf")
     trainer: Placed = Placed(use="grpo")
     bridge: Component = Component(use="ipc")
     curriculum: Component = Component(use="shuffled")
@@ -124,6 +142,7 @@ class RunConfig(Section):
             raise ValueError(
                 f"training.min_group {self.training.min_group} is more than training.group_size {self.training.group_size}"
             )
+        self.engine.instances()
         if self.deterministic and self.training.max_staleness:
             raise ValueError("deterministic = true needs training.max_staleness = 0: overlap depends on timing")
         return self

@@ -60,6 +60,7 @@ class Host:
         if isinstance(component, Engine):
             names = ("open", "sample", "logprobs", "pause", "resume")
             self.peer.handlers.update({name: getattr(component, name) for name in names})
+            self.peer.handlers.update({"load_weights": self.load_weights, "load_adapter": self.load_adapter})
         elif isinstance(component, Trainer):
             self.peer.handlers.update({"open": component.open, "logprobs": component.logprobs, "step": self.step})
             self.peer.handlers.update({"save": self.save, "restore": self.restore})
@@ -81,6 +82,12 @@ class Host:
 
         metrics: Metrics = await self.component.step(batch, writing)
         return metrics
+
+    async def load_weights(self, directory: str) -> None:
+        await self.component.load_weights(Path(directory))
+
+    async def load_adapter(self, directory: str, version: int) -> None:
+        await self.component.load_adapter(Path(directory), version)
 
     async def save(self, directory: str) -> None:
         await self.component.save(Path(directory))

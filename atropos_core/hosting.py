@@ -27,7 +27,8 @@ from atropos_core.policy import within
 from atropos_core.rpc import Peer
 from atropos_core.types import Batch, Completion, Episode, Floats, Metrics, Sampling, Task, Tokens
 
-START_DEADLINE_S = 300.0  # imports and model loading; a 7B model from a cold disk takes two minutes
+START_DEADLINE_S = 300.0  # imports; building a component
+OPEN_DEADLINE_S = 1800.0  # model loading and compilation; an engine with a server of its own has a shorter one
 CLOSE_DEADLINE_S = 5.0
 STEP_DEADLINE_S = 3600.0
 CALL_DEADLINE_S = 60.0
@@ -184,7 +185,7 @@ class HostedEngine(Engine):
         self.endpoint = PeerEndpoint(child.peer)
 
     async def open(self) -> ModelInfo:
-        info: ModelInfo = await self.child.peer.call("open", deadline_s=START_DEADLINE_S)
+        info: ModelInfo = await self.child.peer.call("open", deadline_s=OPEN_DEADLINE_S)
         return info
 
     async def sample(
@@ -200,6 +201,12 @@ class HostedEngine(Engine):
             "logprobs", list(sequences), temperature, deadline_s=STEP_DEADLINE_S
         )
         return scored
+
+    async def load_weights(self, directory: Path) -> None:
+        await self.child.peer.call("load_weights", directory, deadline_s=OPEN_DEADLINE_S)
+
+    async def load_adapter(self, directory: Path, version: int) -> None:
+        await self.child.peer.call("load_adapter", directory, version, deadline_s=OPEN_DEADLINE_S)
 
     async def pause(self) -> None:
         await self.child.peer.call("pause", deadline_s=CALL_DEADLINE_S)
@@ -222,7 +229,7 @@ class HostedTrainer(Trainer):
         child.peer.handlers.update({"enter_writing": self._enter, "leave_writing": self._leave})
 
     async def open(self) -> ModelInfo:
-        info: ModelInfo = await self.child.peer.call("open", deadline_s=START_DEADLINE_S)
+        info: ModelInfo = await self.child.peer.call("open", deadline_s=OPEN_DEADLINE_S)
         return info
 
     async def step(self, batch: Batch, writing: Writing) -> Metrics:

@@ -121,7 +121,7 @@ class ModelInfo:
     """What an engine or trainer says of the model that it opened. The run compares these."""
 
     architecture: str
-    parameters: int
+    parameters: int | None  # of the base model, ties counted once; None: not known
     vocabulary: int
     dtype: str
     device: str
@@ -151,6 +151,16 @@ class WeightHolder(Protocol):
         """The storage behind `model`'s parameters was replaced: rebuild whatever pointed at it."""
 
 
+class WeightServer(Protocol):
+    """What an engine whose weights live in a server of its own shows, inside the engine's process, to a bridge's agent."""
+
+    async def transfer_weights(
+        self, stage: Literal["init", "start", "update", "finish"], info: Mapping[str, Any], deadline_s: float
+    ) -> None:
+        """Have every worker of the server run that stage of the weight transfer which the bridge asked for by telling
+        `weight_transfer` (Provider.tells). `info` is JSON. Raises WeightsMismatch with what the worker said."""
+
+
 class Engine(ABC):
     """Samples from the current policy: prompt ids in; sampled ids, their logprobs and each token's version out."""
 
@@ -178,6 +188,16 @@ class Engine(ABC):
     @abstractmethod
     async def resume(self, version: int) -> None:
         """Go on, and mark every token sampled from here on with `version`."""
+
+    async def load_weights(self, directory: Path) -> None:
+        """Take the weights of a model directory in place of the present ones. Called while paused."""
+        raise NotImplementedError(f"{type(self).__name__} cannot load weights while it runs")
+
+    async def load_adapter(self, directory: Path, version: int) -> None:
+        """Sample what begins from here on with this peft adapter, marked with `version`. What is in flight may finish
+        with what it began with, under that one's version. Returns once `directory` is no longer read; adapters that
+        nothing uses any more are let go. Not called while paused."""
+        raise NotImplementedError(f"{type(self).__name__} cannot load adapters while it runs")
 
     @asynccontextmanager
     async def paused(self, version: int) -> AsyncIterator[None]:
@@ -226,17 +246,19 @@ class Trainer(ABC):
 
 @dataclass(frozen=True)
 class Publication:
-    """One publishing of weights. `seconds` is pause, version and resume; what happened inside is not in it."""
+    """One publishing of weights. `seconds` is what the bridge itself took: pause, version, resume, and whatever it
+    copied, saved or loaded; the optimiser's work inside is not in it."""
 
-    version: int
+    version: int  # that the engines sample from now
     seconds: float
     bytes_copied: int
+    bytes_on_disk: int = 0  # of what was written to disk for it, while it exists
 
 
 class Bridge(ABC):
     """Makes the engines sample from the weights that the trainer writes."""
 
-    published: Publication | None = None  # the last one
+    published: Publication | None = None  # the last one: after a `writing`, None where the engines stayed as they were
 
     def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
         """The bridge's code that runs inside the engine's and the trainer's process, as "pkg.mod:Class"."""
@@ -248,8 +270,8 @@ class Bridge(ABC):
 
     @abstractmethod
     def writing(self, version: int) -> AbstractAsyncContextManager[None]:
-        """Parameters may change inside; afterwards the engines are at `version`. An exception inside leaves the
-        engines paused, and the run must stop."""
+        """Parameters may change inside; afterwards the engines are at `version`, unless this bridge publishes only
+        every so many versions. An exception inside leaves the engines paused, and the run must stop."""
 
     async def close(self) -> None:
         """Release every handle that this bridge opened; may be called twice."""

@@ -58,6 +58,7 @@ class Loop:
         self._stop = stop
         self._probe: Probe | None = None
         self._saved_step = -1
+        self._engines_at = 0  # the version that the engines sample from
         bound = config.training.max_logprob_diff
         self._max_diff = bound or MAX_LOGPROB_DIFF.get(model.dtype, MAX_LOGPROB_DIFF_16_BIT)
         self._sampling = config.sampling.record()
@@ -128,8 +129,10 @@ class Loop:
         for label, part in self._parts.stateful().items():
             if label in state["parts"]:
                 part.load(state["parts"][label])
-        async with self._parts.bridge.writing(self.progress.version):
+        bridge = self._parts.bridge
+        async with bridge.writing(self.progress.version):
             await self._parts.trainer.restore(checkpoint.policy)
+        self._engines_at = bridge.published.version if bridge.published else 0
 
     # -- one step
 
@@ -149,8 +152,9 @@ class Loop:
             metrics["policy/probe_shift_nats"] = await self._probe.shift(self._parts.trainer) if self._probe else 0.0
         if not metrics.get("alignment/fresh_tokens"):  # nothing was sampled under the version that was trained
             metrics.pop("alignment/max_abs_logprob_diff", None)
-            gap = await rescoring_gap(raw, self._parts.engines[0], self._parts.trainer)
-            metrics |= {} if gap is None else {"alignment/max_abs_logprob_diff": gap}
+            if self._engines_at == self.progress.version:  # a bridge may publish only every so many versions
+                gap = await rescoring_gap(raw, self._parts.engine, self._parts.trainer)
+                metrics |= {} if gap is None else {"alignment/max_abs_logprob_diff": gap}
         self.progress.empty_steps = 0 if groups else self.progress.empty_steps + 1
         trained = perf_counter()
         kept = {group.draw.id for group in groups}
@@ -220,10 +224,13 @@ class Loop:
         metrics = await self._unless_broken(trainer.step(batch, writing))
         self.progress.version = version
         published = bridge.published
+        if published is not None:
+            self._engines_at = published.version
         return metrics | {
             "policy/probe_shift_nats": await self._probe.shift(trainer),
             "bridge/publish_s": published.seconds if published else 0.0,
             "bridge/bytes_copied": float(published.bytes_copied if published else 0),
+            "bridge/bytes_on_disk": float(published.bytes_on_disk if published else 0),
         }
 
     # -- evaluation

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from atropos_core.assemble import Parts, Plan
 from atropos_core.checkpoint import Checkpoint
-from atropos_core.config import Placed
-from atropos_core.interfaces import ModelInfo
+from atropos_core.config import Component, Placed
+from atropos_core.interfaces import ModelInfo, Transport
 from atropos_core.registry import cuda_devices
 from atropos_core.rollouts import task_count
 
-CARRIED = {
+CARRIED: dict[Transport, str] = {
     "posix_shm": "one copy of the weights, in shared memory, since both ends are on the CPU",
     "cuda_ipc": "one copy of the weights, by CUDA IPC, since both ends are on a GPU",
     "checkpoint": "weights travel as checkpoints on disk",
@@ -34,11 +34,17 @@ def opening(
             sizes += f", {task_count(name, environment, 'test'):,} held out"
         data.append(f"{name}: {sizes}{source}")
     rows = [
-        ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters:,} parameters, {model.dtype}"),
+        ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters or 0:,} parameters, {model.dtype}"),
         ("data", "; ".join(data)),
-        ("engine", f"{config.engine.use} {_where(config.engine, model.threads)}"),
+        *(
+            (
+                engine.label.replace(".replica.", " "),
+                f"{engine.component.use} {_where(engine.component, model.threads)}",
+            )
+            for engine in plan.engines
+        ),
         ("trainer", f"{config.trainer.use} {_where(config.trainer, model.threads)}"),
-        ("bridge", f"{config.bridge.use}: {CARRIED[str(plan.transport)]}"),
+        ("bridge", f"{config.bridge.use}: {'; '.join(CARRIED[how] for how in dict.fromkeys(plan.transports))}"),
         (
             "steps",
             f"{training.steps} of {training.groups_per_step} tasks x {training.group_size} rollouts; "
@@ -51,7 +57,9 @@ def opening(
     return rows
 
 
-def _where(component: Placed, threads: int) -> str:
+def _where(component: Component, threads: int) -> str:
+    if not isinstance(component, Placed):
+        return ""
     devices = ", ".join(component.devices)
     if component.devices != ("cpu",):
         return f"on {devices}"

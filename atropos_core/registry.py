@@ -53,6 +53,10 @@ def no_transport(options: Any) -> frozenset[Transport]:
     return frozenset()
 
 
+def nothing(options: Any) -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What `Provider.build` may know of the run around it."""
@@ -62,7 +66,12 @@ class RunContext:
     steps: int = 0  # that the run will take in all
     seed: int = 0
     deterministic: bool = False
-    transport: Transport | None = None  # how weights travel in this run
+    transport: Transport | None = (
+        None  # how weights travel in this run (for a bridge and a trainer: to the first engine)
+    )
+    transports: tuple[Transport, ...] = ()  # to each of the engines
+    max_staleness: int = 0  # policy versions that a trained token may be behind
+    told: Mapping[str, Any] = field(default_factory=dict)  # what trainer and bridge tell the others: Provider.tells
     devices: tuple[str, ...] = ("cpu",)  # of the component being built
     threads: int | None = None  # CPU threads of the component being built; None: its own choice
 
@@ -78,6 +87,8 @@ class Provider(Generic[T_co]):
     transports: Callable[[Any], frozenset[Transport]] = (
         no_transport  # engine, bridge, trainer: may depend on the options
     )
+    tells: Callable[[Any], Mapping[str, Any]] = nothing  # trainer, bridge: what others must know to be built (JSON)
+    several_devices: bool = False  # engine: one instance may span several
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), or "cuda"; checked before build
     runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface
     core_api: str = ">=0.1,<0.2"  # refused by name when core is another

@@ -152,7 +152,7 @@ async def _prepare(
     player = Player(
         parts.environments,
         parts.rewards,
-        parts.engines[0],
+        parts.engine,
         tokenizer,
         deadline_s=config.training.rollout_deadline_s,
         deterministic=config.deterministic,
@@ -178,10 +178,12 @@ def _check_model(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo
             raise TokenizerMismatch(
                 f"the tokenizer has {tokenizer.vocabulary} ids, and the {role}'s model only {info.vocabulary} embeddings."
             )
-    if (engine.architecture, engine.parameters) != (trainer.architecture, trainer.parameters):
+    if engine.architecture != trainer.architecture or (
+        None not in (engine.parameters, trainer.parameters) and engine.parameters != trainer.parameters
+    ):
         raise FitError(
-            f"the engine opened {engine.architecture} with {engine.parameters:,} parameters, "
-            f"the trainer {trainer.architecture} with {trainer.parameters:,}."
+            f"the engine opened {engine.architecture} with {engine.parameters or 0:,} parameters, "
+            f"the trainer {trainer.architecture} with {trainer.parameters or 0:,}."
         )
 
 

@@ -160,7 +160,7 @@ class BridgeContract:
         self._say("handles", [f"{left} descriptors are open that were not before"] if left > 0 else [])
 
     async def _play(self, plan: Plan, parts: Parts) -> None:
-        pair = f"engine {plan.config.engine.use!r} and trainer {plan.config.trainer.use!r}, by {plan.transport}"
+        pair = f"engine {plan.config.engine.use!r} and trainer {plan.config.trainer.use!r}, by {plan.transports[0]}"
         try:
             scene = await connect(plan, parts)
         except Exception as error:  # noqa: BLE001 - the plugin boundary: a bridge's code

@@ -102,7 +102,7 @@ def test_the_toy_parts_fit_in_one_process():
     made = plan()
     assert made.transport == "in_process"
     assert set(made.single) == {"engine", "trainer", "bridge", "curriculum"}
-    assert made.single["engine"].label == "engine"
+    assert made.engines[0].label == "engine"
     assert made.named["environment"]["words"].label == "environment.words"
     assert list(made.named["transform"]) == ["group_advantage", "drop_flat"], "in their order: it is their meaning"
 
