@@ -36,7 +36,7 @@ from atropos_core.rollouts import WeightedReward
 T = TypeVar("T")
 
 CLOSE_DEADLINE_S = 30.0
-SHARED: frozenset[Transport] = frozenset({"in_process", "posix_shm", "cuda_ipc"})  # no second copy
+ONE_ENGINE: frozenset[Transport] = frozenset({"posix_shm", "cuda_ipc"})  # the first engine owns what the trainer maps
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _fit(engines: Sequence[Chosen], single: Mapping[str, Chosen], plugins: Plugi
     first, *others = engines
     return (
         _fit_one(first, single, plugins, frozenset(get_args(Transport))),
-        *(_fit_one(engine, single, plugins, frozenset(get_args(Transport)) - SHARED) for engine in others),
+        *(_fit_one(engine, single, plugins, frozenset(get_args(Transport)) - ONE_ENGINE) for engine in others),
     )
 
 
@@ -164,7 +164,7 @@ def _fit_one(
         f"bridge {bridge.component.use!r} does not fit: it carries {_list(bridge.transports)}; engine {engine.component.use!r} takes "
         f"{_list(engine.transports)} and trainer {trainer.component.use!r} gives {_list(trainer.transports)} "
         f"({engine.label}.devices = {', '.join(engine.devices)}; trainer.devices = {', '.join(trainer.devices)})."
-        + ("" if allowed >= SHARED else " Memory can be shared with the first engine only."),
+        + ("" if allowed >= ONE_ENGINE else " Memory can be shared with the first engine only."),
         remedy=advice,
     )
 

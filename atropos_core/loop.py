@@ -41,6 +41,9 @@ class Progress:
     first: Metrics = field(default_factory=dict)  # the evaluation before the first step
     last: Metrics = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went
+    syncs: int = 0  # how often weights were published
+    sync_s: float = 0.0  # and how long that took in all
+    published_bytes: int = 0  # on disk, for the last of them
 
 
 class Loop:
@@ -226,6 +229,9 @@ class Loop:
         published = bridge.published
         if published is not None:
             self._engines_at = published.version
+            self.progress.syncs += 1
+            self.progress.sync_s += published.seconds
+            self.progress.published_bytes = published.bytes_on_disk
         return metrics | {
             "policy/probe_shift_nats": await self._probe.shift(trainer),
             "bridge/publish_s": published.seconds if published else 0.0,

@@ -19,9 +19,11 @@ from atropos_core.config import to_toml
 from atropos_core.errors import (
     FitError,
     Interrupted,
+    ProcessDied,
     RunDirectoryError,
     TokenizerMismatch,
 )
+from atropos_core.footprint import Peak, watched_memory
 from atropos_core.guards import blocked_loop_alarm, interruptible, signals, watched
 from atropos_core.interfaces import ModelInfo
 from atropos_core.loop import Loop, Progress
@@ -43,19 +45,32 @@ class Summary:
     seconds: dict[str, float]  # where the time went
     before: Metrics  # the evaluation before the first step, empty where there was none
     after: Metrics
+    syncs: int  # how often weights were published
+    sync_s: float  # and how long that took in all
+    peak_bytes: int  # of memory, over all processes
+    checkpoint_bytes: int  # of the last checkpoint
+    published_bytes: int  # on disk, for the last publishing
 
 
 def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
-    """Run `plan` in `directory`, to the end. Raises AtroposError; Interrupted once everything is saved."""
+    """Run `plan` in `directory`, to the end. Raises AtroposError; Interrupted once everything is saved. Where one of its
+    processes dies, the run starts again from its last checkpoint, as often as `plan.config.restarts` allows."""
     with locked(directory):
         checkpoints = Checkpoints(directory / "checkpoints")
-        checkpoints.sweep()
-        checkpoint = checkpoints.latest(console.warn) if resume else None
         _write(directory / "config.toml", to_toml(plan.resolved()))  # on a resume as well: with what it changed
-        try:
-            return asyncio.run(_execute(plan, directory, checkpoint))
-        except asyncio.CancelledError:
-            raise Interrupted("ended at once; what came after the last checkpoint is lost") from None
+        for left in range(plan.config.restarts, -1, -1):
+            checkpoints.sweep()
+            checkpoint = checkpoints.latest(console.warn) if resume else None
+            try:
+                return asyncio.run(_execute(plan, directory, checkpoint))
+            except asyncio.CancelledError:
+                raise Interrupted("ended at once; what came after the last checkpoint is lost") from None
+            except ProcessDied as error:
+                if not left:
+                    raise
+                resume = True
+                console.warn(f"{error}\nstarting again from the last checkpoint ({left - 1} more times at most)")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def new_directory(name: str, parent: Path = Path("runs")) -> Path:
@@ -107,19 +122,26 @@ async def _execute(plan: Plan, directory: Path, checkpoint: Checkpoint | None) -
     started = perf_counter()
     stop = asyncio.Event()
     with signals(stop), blocked_loop_alarm():
-        tokenizer = ChatTokenizer(plan.model.directory)
-        parts = await build(plan, directory)
-        try:
-            loop = await interruptible(stop, _prepare(plan, parts, tokenizer, directory, checkpoint, stop))
-            loop.progress.seconds["start-up"] = loop.progress.seconds.get("start-up", 0.0) + perf_counter() - started
-            await watched(loop.run(), parts.children)
-        except BaseException:
-            for error in await parts.close():
-                console.warn(f"while ending the run: {error}")
-            raise
+        async with watched_memory() as peak:
+            return await _run(plan, directory, checkpoint, stop, started, peak)
+
+
+async def _run(
+    plan: Plan, directory: Path, checkpoint: Checkpoint | None, stop: asyncio.Event, started: float, peak: Peak
+) -> Summary:
+    tokenizer = ChatTokenizer(plan.model.directory)
+    parts = await build(plan, directory)
+    try:
+        loop = await interruptible(stop, _prepare(plan, parts, tokenizer, directory, checkpoint, stop))
+        loop.progress.seconds["start-up"] = loop.progress.seconds.get("start-up", 0.0) + perf_counter() - started
+        await watched(loop.run(), parts.children)
+    except BaseException:
         for error in await parts.close():
-            raise error
-        return _summary(loop.progress, directory)
+            console.warn(f"while ending the run: {error}")
+        raise
+    for error in await parts.close():
+        raise error
+    return _summary(loop.progress, directory, peak)
 
 
 async def _prepare(
@@ -187,8 +209,20 @@ def _check_model(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo
         )
 
 
-def _summary(progress: Progress, directory: Path) -> Summary:
-    return Summary(directory, progress.step, dict(progress.seconds), dict(progress.first), dict(progress.last))
+def _summary(progress: Progress, directory: Path, peak: Peak) -> Summary:
+    saved = (directory / "checkpoints" / f"step-{progress.step:06d}").rglob("*")
+    return Summary(
+        directory,
+        progress.step,
+        dict(progress.seconds),
+        dict(progress.first),
+        dict(progress.last),
+        progress.syncs,
+        progress.sync_s,
+        peak.size_bytes,
+        sum(path.stat().st_size for path in saved if path.is_file()),
+        progress.published_bytes,
+    )
 
 
 def _write(path: Path, text: str) -> None:

@@ -98,6 +98,19 @@ def close(summary: Summary) -> None:
             )
     console.say(f"where the time went, {sum(summary.seconds.values()):.0f} s in all:")
     console.seconds_table(summary.seconds)
+    spent, steps = summary.seconds, max(summary.steps, 1)
+    step_s = (spent.get("rollouts", 0.0) + spent.get("training", 0.0)) / steps
+    console.facts(
+        [
+            (
+                "a step",
+                f"{step_s:.2f} s on average, {spent.get('rollouts', 0.0) / steps:.2f} s of it waiting for rollouts",
+            ),
+            ("weights", _published(summary)),
+            ("memory", f"{summary.peak_bytes / 1e9:.2f} GB at most, over all processes"),
+            ("on disk", f"{summary.checkpoint_bytes / 1e6:.1f} MB a checkpoint"),
+        ]
+    )
     directory = summary.directory
     console.facts(
         [
@@ -106,6 +119,12 @@ def close(summary: Summary) -> None:
             ("rollouts", f"{directory}/rollouts/"),
         ]
     )
+
+
+def _published(summary: Summary) -> str:
+    mean_ms = 1000 * summary.sync_s / max(summary.syncs, 1)
+    disk = f", {summary.published_bytes / 1e6:.1f} MB on disk each" if summary.published_bytes else ""
+    return f"published {summary.syncs} times, {summary.sync_s:.2f} s in all, {mean_ms:.1f} ms each{disk}"
 
 
 def say_resume(directory: Path, error: Exception) -> None:

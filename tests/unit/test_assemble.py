@@ -100,8 +100,8 @@ def plan(plugins: Plugins | None = None, *, training: bool = True, **values: Any
 
 def test_the_toy_parts_fit_in_one_process():
     made = plan()
-    assert made.transport == "in_process"
-    assert set(made.single) == {"engine", "trainer", "bridge", "curriculum"}
+    assert made.transports == ("in_process",)
+    assert set(made.single) == {"trainer", "bridge", "curriculum"}
     assert made.engines[0].label == "engine"
     assert made.named["environment"]["words"].label == "environment.words"
     assert list(made.named["transform"]) == ["group_advantage", "drop_flat"], "in their order: it is their meaning"
@@ -118,11 +118,11 @@ ENDS = {
 def test_a_transport_is_one_that_all_three_have_the_cheapest_first():
     both = plan(installed(**ENDS), engine__use="shm", trainer__use="shm", bridge__use="wire",
                 bridge__carries=["copy", "posix_shm"])  # fmt: skip
-    assert both.transport == "posix_shm"
+    assert both.transports == ("posix_shm",)
     copying = plan(
         installed(**ENDS), engine__use="shm", trainer__use="shm", bridge__use="wire", bridge__carries=["copy"]
     )
-    assert copying.transport == "copy", "under these options, not by default"
+    assert copying.transports == ("copy",), "under these options, not by default"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_transport_is_one_that_all_three_have_the_cheapest_first():
 def test_shared_memory_is_for_the_cpu_alone(devices, carries, transport):
     made = plan(installed(**ENDS), engine__use="shm", trainer__use="shm", bridge__use="wire", bridge__carries=carries,
                 engine__devices=[devices], trainer__devices=[devices])  # fmt: skip
-    assert made.transport == transport
+    assert made.transports == (transport,)
 
 
 def test_cuda_ipc_wants_both_ends_on_cuda():
@@ -146,10 +146,10 @@ def test_cuda_ipc_wants_both_ends_on_cuda():
         "bridge__carries": ["cuda_ipc"],
     }
     made = plan(installed(**ENDS), **parts, engine__devices=["cuda:0"], trainer__devices=["cuda:0"])
-    assert made.transport == "cuda_ipc"
-    with pytest.raises(FitError, match=r"devices: engine cuda:0; trainer cuda:1"):
+    assert made.transports == ("cuda_ipc",)
+    with pytest.raises(FitError, match=r"engine.devices = cuda:0; trainer.devices = cuda:1"):
         plan(installed(**ENDS), **parts, engine__devices=["cuda:0"], trainer__devices=["cuda:1"])
-    with pytest.raises(FitError, match=r"devices: engine cuda:0; trainer cpu") as caught:
+    with pytest.raises(FitError, match=r"engine.devices = cuda:0; trainer.devices = cpu") as caught:
         plan(installed(**ENDS), **parts, engine__devices=["cuda:0"], trainer__devices=["cpu"])
     assert "Use --bridge saver." in str(caught.value)
 
@@ -159,8 +159,64 @@ def test_parts_that_do_not_fit_are_all_named_with_what_each_can_and_what_to_type
         plan(installed(**ENDS), engine__use="shm", trainer__use="shm", bridge__use="saver")
     assert str(caught.value) == (
         "bridge 'saver' does not fit: it carries checkpoint; engine 'shm' takes copy, posix_shm and trainer 'shm' gives "
-        "copy, posix_shm (devices: engine cpu; trainer cpu).\n  Use --bridge copier."
+        "copy, posix_shm (engine.devices = cpu; trainer.devices = cpu).\n  Use --bridge copier."
     )
+
+
+def test_further_engines_differ_in_what_their_tables_say_and_only_the_first_shares_memory():
+    mine = offer("mine", carrying("posix_shm", "copy"), config=Wiring)
+    made = plan(
+        installed(**{**ENDS, "engines": [mine]}), engine__use="mine", trainer__use="shm", bridge__use="wire",
+        bridge__carries=["posix_shm", "copy"], engine__threads=2, engine__replica__second={"threads": 1},
+        engine__replica__third={"carries": ["copy"]},
+    )  # fmt: skip
+    assert [engine.label for engine in made.engines] == ["engine", "engine.replica.second", "engine.replica.third"]
+    assert [engine.component.threads for engine in made.engines] == [2, 1, 2]
+    assert made.engines[2].options == Wiring(carries=("copy",))
+    assert made.transports == ("posix_shm", "copy", "copy")
+
+
+def test_a_second_engine_that_memory_cannot_be_shared_with_is_refused():
+    with pytest.raises(FitError, match="Memory can be shared with the first engine only"):
+        plan(installed(**ENDS), engine__use="shm", trainer__use="shm", bridge__use="wire", engine__replica__b={})
+
+
+def test_a_replica_is_of_the_same_kind():
+    with pytest.raises(ConfigError, match=r"engine\.replica\.b says only what differs"):
+        plan(installed(**ENDS), engine__use="shm", engine__replica__b={"use": "gpu"})
+
+
+def test_several_devices_are_for_what_can_span_them():
+    with pytest.raises(FitError, match=r"engine 'shm' runs on one"):
+        plan(
+            installed(**ENDS),
+            engine__use="shm",
+            trainer__use="shm",
+            bridge__use="wire",
+            engine__devices=["cuda:0", "cuda:1"],
+        )
+
+
+async def test_components_are_told_what_trainer_and_bridge_have_to_tell(tmp_path):
+    seen = []
+
+    def make(options, context):
+        seen.append(context.told)
+        return SayingEngine()
+
+    told = Provider("mine", "", NoOptions, make, lambda _: frozenset({"in_process"}))
+    bridge = Provider(
+        "telling",
+        "",
+        NoOptions,
+        lambda o, c: LocalBridge(),
+        lambda _: frozenset({"in_process"}),
+        tells=lambda _: {"port": 7},
+    )
+    made = plan(installed(engines=[told], bridges=[bridge]), engine__use="mine", bridge__use="telling")
+    parts = await build(made, prepared(tmp_path))
+    await parts.close()
+    assert seen == [{"port": 7}]
 
 
 def test_a_bridge_whose_options_are_wrong_is_not_the_one_that_is_advised():
@@ -219,8 +275,9 @@ def test_an_evaluation_needs_no_bridge_that_fits_and_no_sink():
     made = plan(
         installed(**ENDS), training=False, bridge__use="nonsense", trainer__use="nonsense", sink__x__use="nonsense"
     )
-    assert made.transport is None
-    assert set(made.single) == {"engine"}
+    assert made.transports == ()
+    assert not made.single
+    assert [engine.label for engine in made.engines] == ["engine"]
     assert set(made.named) == {"environment", "reward"}
 
 
@@ -264,7 +321,7 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
     [(options, context)] = seen
     assert options == Wiring(carries=("copy",))
     assert context == RunContext(
-        tmp_path, TOY_MODEL, steps=100, seed=9, transport="in_process", devices=("cpu",), threads=2
+        tmp_path, TOY_MODEL, steps=100, seed=9, transport="in_process", transports=("in_process",), threads=2
     )
     assert isinstance(parts.trainer, ToyTrainer)
     assert isinstance(parts.bridge, LocalBridge)
