@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import IO
@@ -62,7 +63,9 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
             checkpoints.sweep()
             checkpoint = checkpoints.latest(console.warn) if resume else None
             try:
-                return asyncio.run(_execute(plan, directory, checkpoint))
+                summary = asyncio.run(_execute(plan, directory, checkpoint))
+                _write(directory / "summary.json", json.dumps(asdict(summary), default=str, indent=1) + "\n")
+                return summary
             except asyncio.CancelledError:
                 raise Interrupted("ended at once; what came after the last checkpoint is lost") from None
             except ProcessDied as error:

@@ -28,13 +28,13 @@ LAYERS, HIDDEN, INTERMEDIATE = 12, 1024, 2304
 DEADLINE_S = 300
 
 
-def make_model(directory: Path, tiny: Path) -> int:
+def make_model(directory: Path, tiny: Path, layers: int = LAYERS) -> int:
     """A random Qwen3 with the tiny policy's tokenizer, float32. Returns the bytes of its weights."""
     code = (
         "import sys, torch; from transformers import AutoConfig, AutoModelForCausalLM; torch.manual_seed(0); "
         "c = AutoConfig.from_pretrained(sys.argv[1]); "
-        f"c.update(dict(hidden_size={HIDDEN}, intermediate_size={INTERMEDIATE}, num_hidden_layers={LAYERS}, "
-        f"num_attention_heads=8, num_key_value_heads=4, head_dim=128, layer_types=['full_attention'] * {LAYERS})); "
+        f"c.update(dict(hidden_size={HIDDEN}, intermediate_size={INTERMEDIATE}, num_hidden_layers={layers}, "
+        f"num_attention_heads=8, num_key_value_heads=4, head_dim=128, layer_types=['full_attention'] * {layers})); "
         "m = AutoModelForCausalLM.from_config(c, dtype=torch.float32); m.save_pretrained(sys.argv[2]); "
         "print(sum(p.numel() * p.element_size() for p in m.parameters()))"
     )
