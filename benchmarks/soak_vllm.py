@@ -1,0 +1,165 @@
+"""Long runs with real vLLM that `make test-vllm` has no time for. `make soak` runs it in `.venv-vllm`.
+
+    .venv-vllm/bin/python -m benchmarks.soak_vllm                    about half an hour on two cores
+    .venv-vllm/bin/python -m benchmarks.soak_vllm --kills 2 --only kills
+
+Every family of models over every bridge; publishing and adapter swaps under 32 concurrent requests; kills at random
+moments. Writes benchmarks/results/soak_vllm.json with the commit; ends with 1 where something did not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.vllm.models import FAMILIES, make_model
+
+from atropos_core import console
+from benchmarks.machine import RESULTS, described
+from tests.conftest import metrics_of
+from tests.e2e.runs import RunningRun
+from tests.vllm.ends import connected, five_updates
+from tests.vllm.load import publish_under_load, transformers_scorer, worst_difference
+from tests.vllm.processes import ROLES, vllm_processes
+
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ipc eager": ("ipc", {"engine": {"enforce_eager": True}}),
+    "ipc compiled": ("ipc", {"engine": {"enforce_eager": False}}),
+    "ipc copying": ("ipc", {"bridge": {"copy": True}}),
+    "lora": ("lora", {}),
+    "checkpoint": ("checkpoint", {}),
+}
+UPDATE_NATS, MOVED_NATS = 1e-4, 0.5
+PUBLISH_P95_S, SWAP_P95_S = 0.15, 0.3
+RUN = (
+    "--engine", "vllm", "--env", "gsm8k", "--set", "training.groups_per_step=4", "--set", "training.group_size=4",
+    "--set", "evaluation.problems=8", "--set", "checkpoint.every=2",
+)  # fmt: skip
+ENDED_WITHIN_S = 10
+
+
+def agrees(family: str, way: str, folder: Path) -> dict[str, Any]:
+    """Five updates: how far engine and trainer are apart after each, and how far the policy has moved."""
+    bridge, changes = WAYS[way]
+    model = make_model(family, folder / "model")
+
+    async def measure() -> dict[str, Any]:
+        async with connected(model, bridge, folder / "run", changes) as ends:
+            found = await five_updates(ends)
+        return {
+            "differences": found.difference,
+            "moved": found.probe_shift,
+            "publish_s": found.publish_s,
+            "bytes_copied": found.bytes_copied,
+            "held": max(found.difference) <= UPDATE_NATS and found.probe_shift > MOVED_NATS,
+        }
+
+    return {"family": family, "way": way, **asyncio.run(measure())}
+
+
+def under_load(bridge: str, publishes: int, folder: Path) -> dict[str, Any]:
+    model = make_model("qwen3", folder / "model")
+    trainer = {"learning_rate": 1e-3, "old_logprobs": "recompute"}
+
+    async def measure() -> Any:
+        async with connected(model, bridge, folder / "run", {"trainer": trainer}) as ends:
+            return await publish_under_load(ends, folder / "saved", publishes=publishes, concurrent=32)
+
+    load = asyncio.run(measure())
+    worst, compared = worst_difference(load, folder / "saved", transformers_scorer)
+    bound = PUBLISH_P95_S if bridge == "ipc" else SWAP_P95_S
+    return {
+        "bridge": bridge,
+        "publishes": publishes,
+        "requests": load.requests,
+        "answers": len(load.answers),
+        "of_several_versions": load.mixed,
+        "tokens": compared,
+        "worst_nats": worst,
+        "publish_median_s": sorted(load.publish_s)[publishes // 2],
+        "publish_p95_s": load.p95_s(),
+        "publish_max_s": max(load.publish_s),
+        "bytes_copied": sum(load.bytes_copied),
+        "seconds": load.seconds,
+        "held": len(load.answers) == load.requests and worst <= UPDATE_NATS and load.p95_s() < bound,
+    }
+
+
+def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
+    """Kill `role` at a random moment; the run must end with a name, leave nothing, and be resumed."""
+    segments = {path.name for path in Path("/dev/shm").iterdir()}
+    run = RunningRun(folder, "run", "--dir", str(folder), "--bridge", bridge, *RUN, "--steps", "400")
+    step = random.randrange(2, 12)
+    run.wait_for_step(step, 240)
+    time.sleep(random.uniform(0, 0.5))
+    everyone = run.supervisor.children(recursive=True)
+    victim = run.children["trainer"] if role == "trainer" else vllm_processes(run.supervisor)[role]
+    killed = time.monotonic()
+    victim.kill()
+    code = run.process.wait(60)
+    _, alive = psutil.wait_procs(everyone, 30)
+    seconds = time.monotonic() - killed
+    for one in alive:
+        one.kill()
+    left = sorted({path.name for path in Path("/dev/shm").iterdir()} - segments)
+    files = [str(path) for where in ("ipc", "adapters", "published") for path in folder.glob(f"{where}/*")]
+    named = code == 1 and "ProcessDied" in run.text
+    at = metrics_of(folder)[-1]["step"]
+    resumed = RunningRun(folder, "resume", str(folder), "--steps", str(at + 2))
+    again = resumed.process.wait(300) == 0 and metrics_of(folder)[-1]["step"] == at + 2
+    return {
+        "role": role, "bridge": bridge, "step": step, "ended_in_s": seconds, "named": named, "alive": len(alive),
+        "left": left, "files": files, "resumed": again,
+        "held": named and not alive and not left and not files and again and seconds <= ENDED_WITHIN_S,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--publishes", type=int, default=200)
+    parser.add_argument("--only", choices=["families", "load", "kills"])
+    wanted = parser.parse_args()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    result: dict[str, Any] = {"machine": described(), "families": [], "load": [], "kills": []}
+
+    def said(kind: str, entry: dict[str, Any]) -> None:
+        result[kind].append(entry)
+        console.say(f"{kind}: {entry}")
+
+    with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
+        folder = Path(scratch)
+        if wanted.only in (None, "families"):
+            for family in FAMILIES:
+                for way in WAYS:
+                    said("families", agrees(family, way, folder / f"{family}-{way.replace(' ', '-')}"))
+        if wanted.only in (None, "load"):
+            for bridge in ("ipc", "lora"):
+                said("load", under_load(bridge, wanted.publishes, folder / f"load-{bridge}"))
+        if wanted.only in (None, "kills"):
+            for number in range(wanted.kills):
+                role = [*ROLES, "trainer"][number % 4]
+                bridge = random.choice(["ipc", "ipc", "lora", "checkpoint"])
+                said("kills", survives(role, bridge, folder / f"kill-{number}"))
+    holds = {
+        "engine and trainer agree to 1e-4 after each of 5 updates, while the policy moves": result["families"],
+        "nothing is lost under load, and every token is of the version that it names": result["load"],
+        "every kill has a name, ends within 10 s, leaves nothing, and is resumed": result["kills"],
+    }
+    result["holds"] = {name: all(entry["held"] for entry in entries) for name, entries in holds.items() if entries}
+    console.table(("", "holds"), [(name, "yes" if held else "NO") for name, held in result["holds"].items()])
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "soak_vllm.json").write_text(json.dumps(result, indent=1) + "\n")
+    raise SystemExit(0 if all(result["holds"].values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
