@@ -1,12 +1,14 @@
 # Two commands: `make run` trains the tiny policy, `make test` runs every test that needs nothing but this machine.
+# With vLLM, in an environment of its own: `make vllm`, `make test-vllm`.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 
-.PHONY: run test lint soak bench clean
+.PHONY: run test lint vllm test-vllm soak bench clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -18,6 +20,12 @@ lint: .venv/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+vllm: .venv-vllm/stamp
+
+# With a real vLLM; about ten minutes.
+test-vllm: .venv-vllm/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm
 
 # Long fault and statistics runs. Writes benchmarks/results/soak.json with the commit that it ran on.
 soak: .venv/test.stamp
@@ -39,10 +47,20 @@ bench: .venv/run.stamp .venv-trl/stamp
 	$(PIP) --no-build-isolation -e '.[test]'
 	touch $@
 
+# torch is the one file without a hash: requirements-vllm.txt says why.
+.venv-vllm/stamp: pyproject.toml constraints.txt requirements-vllm.txt $(PLUGINS)
+	@echo "installing vLLM into .venv-vllm (two minutes, 2 GB)"
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atropos needs Python 3.11 or later; this is " + sys.version)'
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	$(VLLM_PIP) --no-deps --require-hashes -r requirements-vllm.txt
+	$(VLLM_PIP) --no-deps -c constraints.txt torch
+	$(VLLM_PIP) --no-deps --no-build-isolation $(EDITABLE)
+	touch $@
+
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-trl build dist
+	rm -rf .venv .venv-trl .venv-vllm build dist

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import pluggy
-
 if TYPE_CHECKING:
     from atropos_core.conversation import Conversation as Conversation
+    from atropos_core.hooks import hookimpl as hookimpl
+    from atropos_core.hooks import hookspec as hookspec
     from atropos_core.interfaces import Environment as Environment
     from atropos_core.interfaces import Score as Score
     from atropos_core.registry import Options as Options
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-hookimpl = pluggy.HookimplMarker("atropos")
-hookspec = pluggy.HookspecMarker("atropos")
-
 _HOME = {  # what environments and plugins are written with, imported when it is asked for
     "Conversation": "conversation",
     "Environment": "interfaces",
@@ -29,6 +26,8 @@ _HOME = {  # what environments and plugins are written with, imported when it is
     "Provider": "registry",
     "Score": "interfaces",
     "Task": "types",
+    "hookimpl": "hooks",
+    "hookspec": "hooks",
 }
 
 

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -322,9 +322,11 @@ def _names_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
     at: type[BaseModel] = model
     for part in path:
         annotation = at.model_fields[part].annotation if part in at.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        inner = (one for one in (annotation, *get_args(annotation)) if isinstance(one, type))  # also `Model | None`
+        found = next((one for one in inner if issubclass(one, BaseModel)), None)
+        if found is None:
             return []
-        at = annotation
+        at = found
     return list(at.model_fields)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from atropos_core import hookspec
+import pluggy
 
 if TYPE_CHECKING:
     import typer
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
         Transform,
     )
     from atropos_core.registry import Provider, ResolvedModel
+
+hookimpl = pluggy.HookimplMarker("atropos")
+hookspec = pluggy.HookspecMarker("atropos")
 
 
 @hookspec

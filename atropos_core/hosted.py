@@ -22,7 +22,7 @@ from atropos_core.interfaces import Engine, Trainer
 from atropos_core.rpc import Handler, Peer
 from atropos_core.types import Batch, Metrics
 
-WRITING_DEADLINE_S = 120.0
+WRITING_DEADLINE_S = 3600.0  # a bridge may save and load a whole model in it; its own deadlines are shorter
 _PR_SET_PDEATHSIG = 1
 
 
@@ -56,7 +56,11 @@ class Host:
         options = offer.provider.config.model_validate(wanted["options"])
         fields = wanted["context"]
         context = RunContext(**{**fields, "directory": Path(fields["directory"]), "model": Path(fields["model"])})
-        self.component = component = offer.provider.build(options, context)
+        self.offer(wanted["kind"], offer.provider.build(options, context))
+
+    def offer(self, kind: str, component: Any) -> None:
+        """Answer calls on this component from here on."""
+        self.component = component
         if isinstance(component, Engine):
             names = ("open", "sample", "logprobs", "pause", "resume")
             self.peer.handlers.update({name: getattr(component, name) for name in names})
@@ -64,10 +68,10 @@ class Host:
         elif isinstance(component, Trainer):
             self.peer.handlers.update({"open": component.open, "logprobs": component.logprobs, "step": self.step})
             self.peer.handlers.update({"save": self.save, "restore": self.restore})
-        elif wanted["kind"] == "reward":
+        elif kind == "reward":
             self.peer.handlers["reward"] = component
         else:
-            raise ConfigError(f"a {wanted['kind']} cannot be hosted in a process of its own")
+            raise ConfigError(f"a {kind} cannot be hosted in a process of its own")
 
     async def step(self, batch: Batch) -> Metrics:
         @asynccontextmanager
@@ -110,8 +114,7 @@ class Host:
         self.ended.set()
 
 
-async def serve(descriptor: int, role: str) -> None:
-    host = Host()
+async def serve(descriptor: int, host: Host) -> None:
     host.peer = Peer(
         socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"ask"})
     )
@@ -120,15 +123,15 @@ async def serve(descriptor: int, role: str) -> None:
     await asyncio.sleep(0.05)  # the answer to `close` leaves first
 
 
-def main() -> None:
-    descriptor, role = int(sys.argv[1]), sys.argv[2]
+def main(made: type[Host] = Host) -> None:
+    descriptor = int(sys.argv[1])  # the role after it is for whoever lists processes
     supervisor = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:  # it died before the line above
             os._exit(3)
     os.set_inheritable(descriptor, False)
-    asyncio.run(serve(descriptor, role))
+    asyncio.run(serve(descriptor, made()))
     os._exit(0)  # threads that still compute for a supervisor that is gone have no one to hand it to
 
 

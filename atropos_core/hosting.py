@@ -53,12 +53,14 @@ class Child:
         *,
         threads: int,
         environment: Mapping[str, str] | None = None,
+        program: str = "atropos_core.hosted",
     ) -> Child:
-        """Start the process and have it build its component (`atropos_core.hosted` says what `build` holds)."""
+        """Start the process and have it build its component (`atropos_core.hosted` says what `build` holds). `program` is
+        the module that runs there: one that ends in `atropos_core.hosted.main`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, log.open("ab") as output:
             process = subprocess.Popen(  # noqa: ASYNC220 - a fork takes a millisecond; asyncio's own would wait for its pipes
-                [sys.executable, "-m", "atropos_core.hosted", str(theirs.fileno()), role],
+                [sys.executable, "-m", program, str(theirs.fileno()), role],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

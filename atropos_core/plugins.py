@@ -59,7 +59,7 @@ class Plugins:
             if isinstance(found, ResolvedModel):
                 return found
         directory = Path(reference).expanduser()
-        if (directory / "config.json").is_file():
+        if any((directory / name).is_file() for name in ("config.json", "adapter_config.json")):
             return ResolvedModel(directory.resolve(), f"the directory {directory}")
         if directory.is_dir() or reference.startswith((".", "/", "~")):
             raise ConfigError(f"model {reference!r}: there is no config.json in {directory}.")

@@ -246,7 +246,9 @@ class Peer:
         self.lost.set()
 
 
-def _rebuild(name: str, kind: str, message: str, remedy: str | None, trace: str) -> AtroposError:
+def _rebuild(name: str, kind: str, message: str, remedy: str | None, trace: str) -> Exception:
+    if kind == "NotImplementedError":  # an answer that interfaces allow: callers do without
+        return NotImplementedError(message)
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, AtroposError):
         made: AtroposError = known(message, remedy=remedy)

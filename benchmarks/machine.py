@@ -13,8 +13,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def described() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True).stdout.strip()
+    commit, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
     cpu = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         "?",
@@ -28,3 +27,11 @@ def described() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load_at_start": round(os.getloadavg()[0], 1),
     }
+
+
+def _git(*arguments: str) -> str:
+    """Nothing where there is no git, or no repository."""
+    try:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""

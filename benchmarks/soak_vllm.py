@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.vllm.models import FAMILIES, make_model
 
 from atropos_core import console
 from benchmarks.machine import RESULTS, described
@@ -28,12 +27,13 @@ from tests.conftest import metrics_of
 from tests.e2e.runs import RunningRun
 from tests.vllm.ends import connected, five_updates
 from tests.vllm.load import publish_under_load, transformers_scorer, worst_difference
+from tests.vllm.models import FAMILIES, make_model
 from tests.vllm.processes import ROLES, vllm_processes
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "ipc eager": ("ipc", {"engine": {"enforce_eager": True}}),
     "ipc compiled": ("ipc", {"engine": {"enforce_eager": False}}),
-    "ipc copying": ("ipc", {"bridge": {"copy": True}}),
+    "ipc copying": ("ipc", {"bridge": {"copies": True}}),
     "lora": ("lora", {}),
     "checkpoint": ("checkpoint", {}),
 }
@@ -49,7 +49,7 @@ ENDED_WITHIN_S = 10
 def agrees(family: str, way: str, folder: Path) -> dict[str, Any]:
     """Five updates: how far engine and trainer are apart after each, and how far the policy has moved."""
     bridge, changes = WAYS[way]
-    model = make_model(family, folder / "model")
+    model = make_model(folder / "model", family)
 
     async def measure() -> dict[str, Any]:
         async with connected(model, bridge, folder / "run", changes) as ends:
@@ -66,7 +66,7 @@ def agrees(family: str, way: str, folder: Path) -> dict[str, Any]:
 
 
 def under_load(bridge: str, publishes: int, folder: Path) -> dict[str, Any]:
-    model = make_model("qwen3", folder / "model")
+    model = make_model(folder / "model", "qwen3")
     trainer = {"learning_rate": 1e-3, "old_logprobs": "recompute"}
 
     async def measure() -> Any:
@@ -146,7 +146,7 @@ def main() -> None:
                 said("load", under_load(bridge, wanted.publishes, folder / f"load-{bridge}"))
         if wanted.only in (None, "kills"):
             for number in range(wanted.kills):
-                role = [*ROLES, "trainer"][number % 4]
+                role = [*ROLES, "trainer"][number % 5]
                 bridge = random.choice(["ipc", "ipc", "lora", "checkpoint"])
                 said("kills", survives(role, bridge, folder / f"kill-{number}"))
     holds = {

@@ -19,8 +19,9 @@ from atropos_core.plugins import Plugins, load_plugins
 from atropos_core.registry import Offer, check_requires
 from atropos_core.testing import eventloop
 from atropos_core.testing.report import Report, of_error
-from atropos_core.testing.scenes import DEADLINE_S, PAUSED_FOR_S, Scene, connect, wrong_with
+from atropos_core.testing.scenes import DEADLINE_S, PAUSED_FOR_S, SAMPLES_ON, Scene, connect, wrong_with
 from atropos_core.testing.subject import Subject
+from atropos_core.types import Completion
 
 WORDS = {  # check -> what is fine, and what to do where it is not
     "offer": ("", "Provider.transports says what the bridge carries under its options, and build makes it."),
@@ -29,7 +30,11 @@ WORDS = {  # check -> what is fine, and what to do where it is not
         'agents() names classes as "pkg.mod:Class", importable where engine and trainer run.',
     ),
     "connects": ("", "connect() lays the way, once both ends are open and their agents loaded."),
-    "pauses": ("nothing is sampled inside writing()", "Pause every engine before yielding: `await engine.pause()`."),
+    "pauses": (
+        "nothing is sampled from weights that are being written",
+        "Pause every engine before yielding: `await engine.pause()`. Where engines keep weights of their own (adapter, "
+        "checkpoint) they may go on, under the version before.",
+    ),
     "versions": ("tokens carry the version just written", "Resume every engine at it: `await engine.resume(version)`."),
     "weights": (
         "the engine samples from what was written",
@@ -41,7 +46,8 @@ WORDS = {  # check -> what is fine, and what to do where it is not
     ),
     "failure": (
         "an exception inside writing() comes out, and leaves the engine paused",
-        "No `finally` around the yield in writing(): half-written weights must never be sampled from.",
+        "No `finally` around the yield in writing() that resumes; where the engines went on inside, an `except` that "
+        "pauses them: half-written weights must never be sampled from.",
     ),
     "closes": ("closed twice", "close() may be called twice, also after a failure."),
     "handles": ("no descriptor is left open here", "close() releases every handle that the bridge opened or was sent."),
@@ -70,6 +76,7 @@ class BridgeContract:
         self._model, self._engine, self._trainer = model, engine, trainer
         self._report = Report(tuple(WORDS), skip)
         self._transports: frozenset[Transport] = frozenset()
+        self._samples_on = False
 
     def findings(self) -> list[Finding]:
         if self._describes_itself():
@@ -167,6 +174,7 @@ class BridgeContract:
             self._say("connects", [of_error(error)])
             return
         self._say("connects", [], pair)
+        self._samples_on = plan.transports[0] in SAMPLES_ON
         await self._publishes(scene)
         await self._fails(scene)
 
@@ -177,8 +185,9 @@ class BridgeContract:
         try:
             for version in range(1, STEPS + 1):
                 apart = max(apart, await self._publish(scene, version, problems))
-            if await scene.samples_while_writing(STEPS + 1):
-                problems["pauses"].append("a sample that was asked for inside writing() came back inside it")
+            early = await scene.sampled_while_writing(STEPS + 1)
+            if early is not None:
+                problems["pauses"] += self._wrong_with_early(early)
         except Exception as error:  # noqa: BLE001 - the plugin boundary: a bridge's code
             problems["weights"].append(of_error(error))
         bound = _BOUND.get(scene.dtype, 0.5)
@@ -188,6 +197,12 @@ class BridgeContract:
             )
         for name, wrong in problems.items():
             self._say(name, wrong, f": {apart:.1e} nats apart after {STEPS} steps" if name == "weights" else "")
+
+    def _wrong_with_early(self, completion: Completion) -> list[str]:
+        if not self._samples_on:
+            return ["a sample that was asked for inside writing() came back inside it"]
+        marked = sorted(set(completion.policy_version.tolist()))
+        return [] if marked == [STEPS] else [f"what was sampled inside writing({STEPS + 1}) carries versions {marked}"]
 
     async def _publish(self, scene: Scene, version: int, problems: dict[str, list[str]]) -> float:
         """One step. Gives how far the two ends are apart afterwards, in nats."""

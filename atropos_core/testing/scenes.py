@@ -10,14 +10,15 @@ import numpy as np
 from atropos_core.assemble import Parts, Plan
 from atropos_core.batching import pack
 from atropos_core.conversation import Conversation
-from atropos_core.interfaces import Publication, Score
+from atropos_core.interfaces import Publication, Score, Transport
 from atropos_core.policy import EnginePolicy
 from atropos_core.testing.samples import make_task
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Batch, Completion, Draw, Episode, Sampling, ScoredGroup, Tokens
 
 DEADLINE_S = 120.0
-PAUSED_FOR_S = 0.3  # a sample that is asked for inside `writing` must not come within
+PAUSED_FOR_S = 0.3  # a sample that is asked for while an engine is paused must not come within
+SAMPLES_ON: frozenset[Transport] = frozenset({"adapter", "checkpoint"})  # weights that engines read are not written to
 GROUP = 4
 
 
@@ -50,26 +51,28 @@ class Scene:
         group = ScoredGroup(Draw(version, "check", "train", 0, version), task, episodes, rewards)
         return pack([group.with_advantages(2 * rewards - 1)], version)
 
-    async def samples_while_writing(self, version: int) -> bool:
-        """Whether a sample that is asked for inside `writing` comes back inside it."""
+    async def sampled_while_writing(self, version: int) -> Completion | None:
+        """What comes back inside `writing` of a sample that is asked for inside it; None where nothing does."""
         async with self.parts.bridge.writing(version):
             asking = asyncio.ensure_future(self.sample())
             await asyncio.wait({asking}, timeout=PAUSED_FOR_S)
             early = asking.done()
-        await asking
-        return early
+        completion = await asking
+        return completion if early else None
 
 
 async def connect(plan: Plan, parts: Parts) -> Scene:
     """As the start of a run does it."""
     async with asyncio.timeout(DEADLINE_S):
         info = await parts.trainer.open()
-        await parts.engines[0].open()
+        for engine in parts.engines:
+            await engine.open()
         agents = parts.bridge.agents()
         if "trainer" in agents:
             await parts.trainer.endpoint.load_agent(agents["trainer"])
         if "engine" in agents:
-            await parts.engines[0].endpoint.load_agent(agents["engine"])
+            for engine in parts.engines:
+                await engine.endpoint.load_agent(agents["engine"])
         await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
     tokenizer = ChatTokenizer(plan.model.directory)
     return Scene(parts, tokenizer, tokenizer.render(make_task().messages), info.dtype)

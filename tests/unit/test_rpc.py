@@ -33,6 +33,7 @@ class Pair:
         return {
             "twice": self.twice, "note": self.note, "fail": self.fail, "refuse": self.refuse, "wait": self.wait,
             "read": self.read, "give": self.give, "bad": self.bad, "back": self.back, "keep": self.keep,
+            "cannot": self.cannot,
         }  # fmt: skip
 
     async def twice(self, value: Any) -> Any:
@@ -46,6 +47,9 @@ class Pair:
 
     async def refuse(self) -> None:
         raise WeightsMismatch("shapes differ", remedy="use others")
+
+    async def cannot(self) -> None:
+        raise NotImplementedError("it scores nothing")
 
     async def wait(self) -> None:
         self.started.set()
@@ -119,6 +123,11 @@ async def test_our_errors_keep_their_class_and_remedy(pair: Pair) -> None:
 async def test_foreign_errors_carry_their_traceback(pair: Pair) -> None:
     with pytest.raises(RemoteError, match=r"(?s)answerer raised ZeroDivisionError: over there.*Traceback.*test_rpc.py"):
         await pair.here.call("fail")
+
+
+async def test_that_an_interface_leaves_a_method_out_is_told_as_in_one_process(pair: Pair) -> None:
+    with pytest.raises(NotImplementedError, match="it scores nothing"):
+        await pair.here.call("cannot")
 
 
 async def test_an_unknown_method_is_an_error_of_the_call_alone(pair: Pair) -> None:

@@ -1,18 +1,21 @@
-"""The bridge's code inside the engine's and the trainer's process. Each is given the component that lives there: an
-interfaces.WeightHolder.
+"""The bridge's code inside the trainer's process, and inside that of an engine which has its weights there. Each is
+given the component that lives there: an interfaces.WeightHolder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from atropos_bridge_ipc import segment, tensors
-from atropos_bridge_ipc.manifest import PAGE, Manifest, check, check_rebuilt, end, place
-from atropos_core.errors import WeightsMismatch
+from atropos_bridge_ipc import rotary, segment, stored, tensors
+from atropos_bridge_ipc.copies import Copies
+from atropos_bridge_ipc.manifest import PAGE, Manifest, Tensor, check, check_rebuilt, end, place
+from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.interfaces import Transport, WeightHolder
 from atropos_core.rpc import Reply
 
@@ -22,7 +25,8 @@ class _Agent:
 
     def __init__(self, holder: WeightHolder) -> None:
         self.holder = holder
-        self._flat: torch.Tensor
+        self._flat: torch.Tensor  # the segment that both ends last agreed on
+        self._device = torch.device("cpu")  # where the shared weights are
 
     async def write_sentinel(self, slot: int, value: int) -> None:
         self._sentinels()[slot] = value
@@ -33,8 +37,8 @@ class _Agent:
 
     async def finish_writes(self) -> None:
         """Return once everything that was written can be read by the other end."""
-        if self._flat.is_cuda:
-            torch.cuda.synchronize(self._flat.device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _sentinels(self) -> torch.Tensor:
         return self._flat[:PAGE].view(torch.int64)
@@ -43,22 +47,16 @@ class _Agent:
 class EngineAgent(_Agent):
     """The owner's end."""
 
-    async def export(self, transport: Transport) -> Reply:
-        """Move every distinct parameter and persistent buffer into a new segment, one by one, so that never more than
-        one tensor exists twice. Parameter objects and their ties stay as they are."""
+    async def export(self, transport: Transport, where: Mapping[str, Any] | None = None) -> Reply:
+        """Move every distinct parameter and persistent buffer into a new segment. (`where` is for workers of a server,
+        which answer in files.)"""
         model: nn.Module = self.holder.model
         described, found = tensors.describe(model)
+        device = found[0].device
+        del found
         placed = place(described)
-        exported = segment.export(transport, end(placed), found[0].device)
-        self._flat = exported.flat
-        every = tensors.saved(model)
-        with torch.no_grad():
-            for entry, tensor in zip(placed, found, strict=True):
-                target = tensors.view(exported.flat, entry)
-                target.copy_(tensor)
-                for name in entry.names:
-                    every[name].data = target
-        del found, every, tensor
+        exported = tensors.move(tensors.saved(model), placed, lambda: segment.export(transport, end(placed), device))
+        self._flat, self._device = exported.flat, device
         await self.finish_writes()
         self.holder.weights_moved()
         rebuilt = {name: tensors.digest(buffer) for name, buffer in tensors.transient(model).items()}
@@ -71,38 +69,100 @@ class EngineAgent(_Agent):
         }
         return Reply(offer, exported.descriptors)
 
+    async def takes_copies(self) -> bool:
+        """Its model is in this process, where the trainer's could be loaded; but nothing here would load it."""
+        return False
+
 
 class TrainerAgent(_Agent):
-    """The other end: its model becomes views of the owner's segment."""
+    """The other end: its model becomes views of the owner's segment. Or it keeps its own weights, and writes copies."""
+
+    def __init__(self, holder: WeightHolder) -> None:
+        super().__init__(holder)
+        self._copies: Copies | None = None
+
+    async def wanted(self) -> list[dict[str, Any]]:
+        """Every parameter and persistent buffer of the model, as Tensor entries."""
+        described, _ = tensors.describe(self.holder.model)
+        return [asdict(entry) for entry in described]
 
     async def adopt(self, offer: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
-        """Check every tensor, then replace all of them. Raises WeightsMismatch before anything is replaced."""
+        """Check every tensor, then replace all of them. Raises WeightsMismatch before anything is replaced. The receipt
+        has `impossible` alone where this process may not map the segment.
+
+        An offer with `rotary` comes from an engine that is no Hugging Face model: then `directory`, the model directory,
+        proves by every value that its parameters were mapped right."""
         manifest = Manifest.decoded(offer["manifest"])
-        flat, identity = segment.attach(offer["transport"], offer["handle"], descriptors)
+        try:
+            flat, identity = segment.attach(offer["transport"], offer["handle"], descriptors)
+        except FitError as error:
+            return {"impossible": str(error)}
         model: nn.Module = self.holder.model
         described, found = tensors.describe(model)
         check(manifest, described, len(flat))
         rebuild_transient(model, flat.device)
-        check_rebuilt(
-            manifest.rebuilt, {name: tensors.digest(buffer) for name, buffer in tensors.transient(model).items()}
-        )
         theirs = {name: entry for entry in manifest.tensors for name in entry.names}
+        if "rotary" in offer:
+            rotary.check_fresh(model)
+            rotary.check(model, offer["rotary"])
+            for entry, value in stored.each(Path(offer["directory"]), described):
+                stored.check_value(entry.name, tensors.view(flat, theirs[entry.name]), value)
+        else:
+            check_rebuilt(
+                manifest.rebuilt, {name: tensors.digest(buffer) for name, buffer in tensors.transient(model).items()}
+            )
         for entry, old in zip(described, found, strict=True):
-            shared = tensors.view(flat, theirs[entry.name])
-            # `.data` cannot go from the meta device to another: one new object takes all the places of the old one.
-            new = nn.Parameter(shared, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else shared
-            for name in entry.names:
-                module, leaf = tensors.owners(model, name)
-                (module._parameters if isinstance(old, nn.Parameter) else module._buffers)[leaf] = new  # type: ignore[assignment]
-        if left := [
-            name for name, tensor in {**tensors.saved(model), **tensors.transient(model)}.items() if tensor.is_meta
-        ]:
+            replace(model, entry, old, tensors.view(flat, theirs[entry.name]))
+        self._complete()
+        self._flat, self._device = flat, flat.device
+        return {"segment": identity}
+
+    async def load(self, directory: str) -> None:
+        """Give a model that was to be shared weights of its own: those of a model directory."""
+        model: nn.Module = self.holder.model
+        device = next((buffer.device for buffer in model.buffers() if not buffer.is_meta), torch.device("cpu"))
+        rebuild_transient(model, device)
+        described, found = tensors.describe(model)
+        old = {entry.name: tensor for entry, tensor in zip(described, found, strict=True)}
+        for entry, value in stored.each(Path(directory), described):
+            dtype = getattr(torch, entry.dtype)
+            replace(model, entry, old[entry.name], value.to(device=device, dtype=dtype, copy=True))
+        self._complete()
+
+    async def offer_copies(self, path: str, nonce: str, model: str, directory: str) -> list[Any]:
+        """Make the memory that copies go through, and the handle file that says where it is. Returns its identity.
+        Raises FitError for a model whose parameters an engine would not know by their names."""
+        described, _ = tensors.describe(self.holder.model)
+        stored.check_names(Path(directory), described)
+        self._copies = Copies(self.holder.model, Path(path), nonce, model)
+        self._flat = self._copies.flat
+        return self._copies.identity
+
+    async def write_copies(self, slot: int, version: int) -> int:
+        """Copy every tensor as it is now. Returns the bytes."""
+        if self._copies is None:
+            raise WeightsMismatch("the trainer was never asked to keep copies.")
+        copied = self._copies.write(self.holder.model)
+        self._copies.sentinels()[slot] = version
+        return copied
+
+    def _complete(self) -> None:
+        model: nn.Module = self.holder.model
+        every = {**tensors.saved(model), **tensors.transient(model)}
+        if left := [name for name, tensor in every.items() if tensor.is_meta]:
             raise WeightsMismatch(
                 f"the trainer's model still has {left[0]!r} on the meta device: it would compute nothing."
             )
-        self._flat = flat
         self.holder.weights_moved()
-        return {"segment": identity}
+
+
+def replace(model: nn.Module, entry: Tensor, old: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Put `tensor` in all the places of `old`. (`.data` cannot go from the meta device to another: it is a new object,
+    and one for all.)"""
+    new = nn.Parameter(tensor, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else tensor
+    for name in entry.names:
+        module, leaf = tensors.owners(model, name)
+        (module._parameters if isinstance(old, nn.Parameter) else module._buffers)[leaf] = new  # type: ignore[assignment]
 
 
 def rebuild_transient(model: nn.Module, device: torch.device) -> None:

@@ -13,5 +13,10 @@ class IpcOptions(Options):
     connect_deadline_s: float = Field(
         300.0,
         gt=0,
-        description="seconds for the one move of the weights into the shared segment, at start (about 1 s a gigabyte)",
+        description="seconds for laying the way at start: the one move of the weights, and a comparison with the model directory",
+    )
+    copies: bool | None = Field(
+        None,
+        description="true: engines load a copy of the weights at each publish; unset: only those that cannot share them;"
+        " false: those are refused",
     )

@@ -41,6 +41,10 @@ class Tensor:
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
 
+    @classmethod
+    def decoded(cls, value: Mapping[str, Any]) -> Tensor:
+        return cls(**{**value, **{key: tuple(value[key]) for key in ("aliases", "shape", "stride")}})
+
     def __str__(self) -> str:
         tied = f", tied to {', '.join(self.aliases)}" if self.aliases else ""
         return f"{self.dtype} {list(self.shape)} stride {list(self.stride)}{tied}"
@@ -52,18 +56,14 @@ class Manifest:
 
     size: int  # bytes of the segment
     tensors: tuple[Tensor, ...]
-    rebuilt: Mapping[str, str]  # non-persistent buffers, which do not travel: name -> digest of dtype, shape and bytes
+    rebuilt: Mapping[str, str]  # of non-persistent buffers, which do not travel: name -> digest of dtype, shape, bytes
 
     def encoded(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
     def decoded(cls, value: Mapping[str, Any]) -> Manifest:
-        tensors = (
-            Tensor(**{**entry, **{key: tuple(entry[key]) for key in ("aliases", "shape", "stride")}})
-            for entry in value["tensors"]
-        )
-        return cls(value["size"], tuple(tensors), dict(value["rebuilt"]))
+        return cls(value["size"], tuple(Tensor.decoded(entry) for entry in value["tensors"]), dict(value["rebuilt"]))
 
 
 def place(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

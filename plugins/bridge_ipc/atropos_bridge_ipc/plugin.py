@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from atropos_bridge_ipc.config import IpcOptions
 from atropos_core import hookimpl
@@ -20,7 +20,14 @@ def build(options: IpcOptions, context: RunContext) -> Bridge:
 
 
 def transports(options: IpcOptions) -> frozenset[Transport]:
-    return frozenset({"posix_shm", "cuda_ipc"})
+    shared: frozenset[Transport] = frozenset({"posix_shm", "cuda_ipc"})
+    copied: frozenset[Transport] = frozenset({"copy"})
+    return {None: shared | copied, True: copied, False: shared}[options.copies]
+
+
+def tells(options: IpcOptions) -> Mapping[str, Any]:
+    """The weight-transfer backend that a vLLM server must be started with: ours, atropos_bridge_ipc.vllm.entry.NAME."""
+    return {"weight_transfer": "atropos_ipc"}
 
 
 @hookimpl
@@ -31,5 +38,6 @@ def atropos_bridges() -> Iterable[Provider[Bridge]]:
         config=IpcOptions,
         build=build,
         transports=transports,
-        requires=frozenset({"torch"}),
+        tells=tells,
+        requires=frozenset({"torch", "safetensors"}),
     )

@@ -46,7 +46,7 @@ def export(transport: Transport, size: int, device: torch.device) -> Exported:
 def attach(
     transport: Transport, handle: Mapping[str, Any], descriptors: Sequence[int]
 ) -> tuple[torch.Tensor, list[Any]]:
-    """The flat segment and its identity. Closes the descriptors."""
+    """The flat segment and its identity. Closes the descriptors. Raises FitError where this process may not map it."""
     if transport == "cuda_ipc":
         return _attach_cuda(handle)
     try:
@@ -117,16 +117,14 @@ def _attach_cuda(handle: Mapping[str, Any]) -> tuple[torch.Tensor, list[Any]]:
             remedy="Place both on the same GPU.",
         )
     torch.cuda.init()
-    storage = torch.UntypedStorage._new_shared_cuda(
-        handle["device"],
-        handle["memory"],
-        handle["bytes"],
-        handle["offset"],
-        handle["counter"],
-        handle["counter_offset"],
-        handle["event"],
-        handle["sync"],
-    )
+    fields = ("device", "memory", "bytes", "offset", "counter", "counter_offset", "event", "sync")
+    try:
+        storage = torch.UntypedStorage._new_shared_cuda(*(handle[field] for field in fields))
+    except RuntimeError as error:
+        raise FitError(
+            f"CUDA does not let this process map the engine's memory: {error}",
+            remedy="A container must be started with --ipc=host, and both processes must see the same GPU.",
+        ) from error
     device = torch.device("cuda", handle["device"])
     flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
     return flat, [str(torch.cuda.get_device_properties(device).uuid)]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from atropos_bridge_ipc.manifest import Tensor
-from atropos_core.errors import WeightsMismatch
+from atropos_bridge_ipc.segment import Exported
+from atropos_core.errors import FitError, WeightsMismatch
 
 
 def saved(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -27,11 +28,16 @@ def transient(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def describe(model: nn.Module) -> tuple[list[Tensor], list[torch.Tensor]]:
-    """Each distinct tensor of the model once, in order, and the tensor itself. Two parameters at one place in memory
-    count as tied. Raises WeightsMismatch for what cannot be shared."""
+    """As describe_tensors, of every parameter and persistent buffer."""
+    return describe_tensors(saved(model))
+
+
+def describe_tensors(every: Mapping[str, torch.Tensor]) -> tuple[list[Tensor], list[torch.Tensor]]:
+    """Each distinct tensor once, in order, and the tensor itself. Two at one place in memory count as tied. Raises
+    WeightsMismatch for what cannot be shared."""
     names: dict[Any, list[str]] = {}
     first: dict[Any, torch.Tensor] = {}
-    for name, tensor in saved(model).items():
+    for name, tensor in every.items():
         # On the meta device everything is at address 0, so there only the object tells.
         key = (
             id(tensor)
@@ -45,6 +51,36 @@ def describe(model: nn.Module) -> tuple[list[Tensor], list[torch.Tensor]]:
         if entry.span_bytes != entry.itemsize * torch.Size(entry.shape).numel():
             raise WeightsMismatch(f"{entry.name!r} ({entry}) has gaps in memory, and cannot be shared as it is.")
     return described, list(first.values())
+
+
+@torch.no_grad()
+def move(every: Mapping[str, torch.Tensor], placed: Sequence[Tensor], make: Callable[[], Exported]) -> Exported:
+    """Move the tensors into the segment that `make` makes, one by one, so that no more than one exists twice. Tensor
+    objects and their ties stay as they are, also where `make` raises FitError.
+
+    Host memory gets its pages as they are written. A segment on a GPU is there as a whole from the start, so the tensors
+    wait for it in host memory."""
+    device = every[placed[0].name].device
+    if device.type == "cuda":
+        for entry in placed:
+            _put(every, entry, every[entry.name].detach().cpu())
+        torch.cuda.empty_cache()
+    try:
+        exported = make()
+    except FitError:
+        for entry in placed:
+            _put(every, entry, every[entry.name].to(device))
+        raise
+    for entry in placed:
+        target = view(exported.flat, entry)
+        target.copy_(every[entry.name])
+        _put(every, entry, target)
+    return exported
+
+
+def _put(every: Mapping[str, torch.Tensor], entry: Tensor, data: torch.Tensor) -> None:
+    for name in entry.names:
+        every[name].data = data
 
 
 def view(flat: torch.Tensor, entry: Tensor) -> torch.Tensor:

@@ -43,9 +43,6 @@ class HolderHost(Host):
 
 
 if __name__ == "__main__":
-    import atropos_core.hosted
-
-    atropos_core.hosted.Host = HolderHost  # type: ignore[misc]
     torch.set_num_threads(1)
-    asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))
+    asyncio.run(serve(int(sys.argv[1]), HolderHost()))
     os._exit(0)

@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atropos_bridge_ipc.bridge import IpcBridge
-from atropos_bridge_ipc.config import IpcOptions
-from atropos_core.errors import FitError, ProcessDied
-from atropos_core.registry import RunContext
+from atropos_core.errors import ProcessDied
 from atropos_core.types import Sampling, tokens
 
 PROMPT = tokens([5, 9, 33, 12, 40])
@@ -25,7 +22,7 @@ def descriptors() -> int:
 
 
 def segments() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}  # which are no memory of weights
 
 
 def rollup(pid: int) -> dict[str, int]:
@@ -128,13 +125,6 @@ async def test_both_processes_together_hold_one_copy(
     assert max(private) < segment / 4
 
 
-async def test_several_engines_are_refused(tmp_path: Path) -> None:
-    bridge = IpcBridge(IpcOptions(), RunContext(tmp_path, tmp_path))
-    with pytest.raises(FitError, match="this run has 2 engines") as found:
-        await bridge.connect(None, [None, None])  # type: ignore[arg-type,list-item] # refused before either is asked
-    assert "Run one engine" in (found.value.remedy or "")
-
-
 def test_the_supervisors_part_imports_no_torch() -> None:
     import subprocess
     import sys
@@ -144,3 +134,16 @@ def test_the_supervisors_part_imports_no_torch() -> None:
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
         == "False"
     )
+
+
+def test_vllms_plugin_does_nothing_unless_a_run_asks_for_it() -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import sys\nfrom atropos_bridge_ipc.vllm.entry import register\n"
+        "register()\nprint({'vllm', 'torch'} & set(sys.modules))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "ATROPOS_WEIGHT_TRANSFER"}
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert ended.stdout.strip() == "set()"

@@ -11,21 +11,26 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied
 from atropos_core.interfaces import Engine, ModelInfo
-from atropos_core.registry import RunContext
 from atropos_core.tokenizer import fingerprint
 from atropos_core.types import Completion, Floats, Sampling, Tokens
 from atropos_engine_hf.batch import Finished, Row, RunningBatch
-from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.decoder import Decoder, chunks
 from atropos_engine_hf.loading import load_model, stop_ids
 from atropos_engine_hf.scoring import score
+from atropos_engine_hf.weights import replace
+
+if TYPE_CHECKING:
+    from atropos_core.registry import RunContext
+    from atropos_engine_hf.adapter import Adapter
+    from atropos_engine_hf.config import HFOptions
 
 
 @dataclass(eq=False)
@@ -52,6 +57,7 @@ class HFEngine(Engine):
         self._work = asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
         self._batch: RunningBatch
+        self._adapter: Adapter | None = None
 
     async def open(self) -> ModelInfo:
         """Raises ConfigError or FitError where the model cannot be loaded or decoded here."""
@@ -147,6 +153,22 @@ class HFEngine(Engine):
             self._weights.release()
             self._wake()
 
+    async def load_weights(self, directory: Path) -> None:
+        """Raises WeightsMismatch where they are not those of this very model."""
+        if not self._paused:
+            raise AtroposError("engine 'hf' loads weights while it is paused, and it is not: call pause() first")
+        await replace(self.model, directory)
+
+    async def load_adapter(self, directory: Path, version: int) -> None:
+        """What is in flight goes on with the new adapter, under its version, after a pause: keys and values that the old
+        one made are dropped. Raises WeightsMismatch, and then the engine stays paused."""
+        from atropos_engine_hf.adapter import Adapter  # peft, which only adapters need
+
+        async with self.paused(version):
+            if self._adapter is None:
+                self._adapter = Adapter(self.model)
+            self._adapter.load(directory)
+
     async def close(self) -> None:
         if self._scheduler is not None:
             self._scheduler.cancel()
@@ -154,7 +176,7 @@ class HFEngine(Engine):
             self._scheduler = None
             self._fail(ProcessDied(f"engine 'hf' was closed while {len(self._calls)} calls waited for it"))
             self._batch.close()
-            self.model = None
+            self.model = self._adapter = None
 
     # -- the scheduler
 

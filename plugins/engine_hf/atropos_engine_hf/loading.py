@@ -16,10 +16,11 @@ from atropos_core.errors import ConfigError, FitError
 
 
 def load_model(directory: Path, dtype: str, device: str) -> Any:
-    """The model in eval mode. Raises FitError for what the decode loop does not do, ConfigError for a bad directory."""
+    """The model in eval mode; where `directory` holds a peft adapter, its base model with the adapter. Raises FitError
+    for what the decode loop does not do, ConfigError for a bad directory."""
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError) as error:
+        config = AutoConfig.from_pretrained(_base(directory), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"engine 'hf' cannot read a model from {directory}: {error}") from error
     refuse_unsupported(config)
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -34,6 +35,14 @@ def load_model(directory: Path, dtype: str, device: str) -> Any:
     except (OSError, ValueError) as error:
         raise ConfigError(f"engine 'hf' cannot load the model in {directory}: {error}") from error
     return model.to(device).eval().requires_grad_(False)
+
+
+def _base(directory: Path) -> Path:
+    """The directory of the whole model."""
+    adapter = directory / "adapter_config.json"
+    if (directory / "config.json").exists() or not adapter.exists():
+        return directory
+    return Path(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
 def refuse_unsupported(config: Any) -> None:

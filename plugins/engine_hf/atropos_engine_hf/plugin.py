@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
+from atropos_core.errors import FitError
 from atropos_core.registry import Provider, RunContext
 from atropos_engine_hf.config import HFOptions
 
@@ -14,6 +16,12 @@ if TYPE_CHECKING:
 
 
 def build(options: HFOptions, context: RunContext) -> Engine:
+    adapts = context.transport == "adapter" or (context.model / "adapter_config.json").exists()
+    if adapts and importlib.util.find_spec("peft") is None:
+        raise FitError(
+            "engine 'hf' is to sample with an adapter, which needs the module 'peft', and that is not installed.",
+            remedy="pip install atropos-plugin-engine-hf[lora]",
+        )
     from atropos_engine_hf.engine import HFEngine
 
     return HFEngine(options, context)
@@ -21,7 +29,7 @@ def build(options: HFOptions, context: RunContext) -> Engine:
 
 def transports(options: HFOptions) -> frozenset[Transport]:
     """Which way of sharing memory it is, the run's devices decide."""
-    return frozenset({"posix_shm", "cuda_ipc", "checkpoint"})
+    return frozenset({"posix_shm", "cuda_ipc", "checkpoint", "adapter"})
 
 
 @hookimpl

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.types import Batch, Bools, Floats
-from atropos_trainer_grpo.config import GrpoOptions
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import GrpoOptions
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,41 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from atropos_core.registry import Options
 
 Loss = Literal["grpo", "dr_grpo", "dapo"]
 Source = Literal["rollout", "recompute"]
+
+LORA_RATE = (
+    10.0  # times the rate of full training: "LoRA Without Regret", Thinking Machines Lab 2025, for SL and RL alike
+)
+
+
+class LoraOptions(Options):
+    """`[trainer.lora]`: what is trained beside a base model that stays as it is."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0, description="the adapter's output is scaled by alpha / rank")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="of the adapter's input, in the training forward pass alone: README.md, LoRA"
+    )
+    targets: Literal["all-linear"] | tuple[str, ...] = Field(
+        "all-linear",
+        description='linear layers by their last name, as ["q_proj", "v_proj"]; all-linear: all but the head',
+    )
+    layers: tuple[int, ...] | None = Field(None, description="indices of the layers that are adapted; unset: all")
+    learning_rate: float | None = Field(
+        None, ge=0, description="of the adapter; unset: ten times trainer.learning_rate"
+    )
+
+    @field_validator("targets", "layers")
+    @classmethod
+    def _names_something(cls, value: object) -> object:
+        if value == ():
+            raise ValueError("an empty list would train nothing: leave it out, or name something")
+        return value
 
 
 class GrpoOptions(Options):
@@ -47,6 +76,16 @@ class GrpoOptions(Options):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="of the parameters; auto: float32 on a CPU, otherwise as config.json says (as engine_hf)"
     )
+    lora: LoraOptions | None = Field(
+        None,
+        description="train an adapter; unset: the whole model, or, where the bridge carries adapters, one by default",
+    )
+
+    def with_lora(self) -> GrpoOptions:
+        """As they are where an adapter is trained: `lora` is set, and the learning rate is the adapter's."""
+        lora = self.lora or LoraOptions()
+        rate = LORA_RATE * self.learning_rate if lora.learning_rate is None else lora.learning_rate
+        return self.model_copy(update={"lora": lora, "learning_rate": rate})
 
     @property
     def clip_above(self) -> float:

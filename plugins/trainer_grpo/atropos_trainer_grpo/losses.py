@@ -7,13 +7,17 @@ that any split into micro-batches adds up to the same loss and the same gradient
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from atropos_core.types import Bools, Floats
-from atropos_trainer_grpo.config import Loss
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import Loss
 
 
 def token_weights(loss: Loss, trained: Bools, offsets: NDArray[np.int64], loss_length: int | None = None) -> Floats:

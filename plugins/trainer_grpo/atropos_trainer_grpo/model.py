@@ -22,6 +22,11 @@ CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  #
 def open_model(directory: Path, *, dtype: str, device: str, with_weights: bool) -> PreTrainedModel:
     """The model in evaluation mode (no dropout). Without weights its parameters are on the meta device and its buffers
     (rotary frequencies) on `device`. Raises FitError for a model that cannot be trained packed."""
+    if (directory / "adapter_config.json").exists():
+        raise FitError(
+            f"{directory} holds an adapter, and training starts from a whole model.",
+            remedy="Merge it first: AutoModelForCausalLM.from_pretrained(...), peft's merge_and_unload(), save_pretrained(...).",
+        )
     attention.register()
     logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(directory)

@@ -7,13 +7,14 @@ parameters an fp32 master of each is what Adam updates and what gradients add up
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from atropos_trainer_grpo.config import GrpoOptions
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import GrpoOptions
 
 
 class Optimizer:

@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import importlib.util
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
+from atropos_core.errors import FitError
 from atropos_core.registry import Provider, RunContext
-from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Trainer, Transport
 
 
 def build(options: GrpoOptions, context: RunContext) -> Trainer:
+    adapts = options.lora is not None or context.transport == "adapter"
+    if adapts and importlib.util.find_spec("peft") is None:
+        raise FitError(
+            "trainer 'grpo' is to train a LoRA adapter, which needs the module 'peft', and that is not installed.",
+            remedy="pip install atropos-plugin-trainer-grpo[lora]",
+        )
     from atropos_trainer_grpo.trainer import GrpoTrainer
 
     return GrpoTrainer(options, context)
 
 
 def transports(options: GrpoOptions) -> frozenset[Transport]:
-    """Both carriers of shared memory (the run's device decides which), and whole checkpoints."""
-    return frozenset({"posix_shm", "cuda_ipc", "checkpoint"})
+    """Whoever asks for an adapter gets one. Otherwise the bridge decides what is trained: by memory (which kind, the
+    run's devices decide), as a copy or as checkpoints the whole model, by adapters one with the default options."""
+    if options.lora is not None:
+        return frozenset({"adapter"})
+    return frozenset({"posix_shm", "cuda_ipc", "copy", "checkpoint", "adapter"})
+
+
+def tells(options: GrpoOptions) -> Mapping[str, Any]:
+    """What an engine must make room for, where the run's transport is adapters."""
+    lora = options.lora or LoraOptions()
+    targets = [lora.targets] if isinstance(lora.targets, str) else list(lora.targets)
+    return {"lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": targets}}
 
 
 @hookimpl
 def atropos_trainers() -> Iterable[Provider[Trainer]]:
     yield Provider(
         name="grpo",
-        summary="GRPO, Dr.GRPO and DAPO on packed sequences; AdamW with fp32 masters",
+        summary="GRPO, Dr.GRPO and DAPO on packed sequences; AdamW with fp32 masters; whole models or LoRA",
         config=GrpoOptions,
         build=build,
         transports=transports,
+        tells=tells,
         requires=frozenset({"torch", "transformers", "safetensors"}),
         runs_in="process",
     )

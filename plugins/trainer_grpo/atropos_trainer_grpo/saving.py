@@ -1,4 +1,7 @@
-"""The trainer's checkpoint: a model directory that anyone can load, and beside it what only this trainer needs."""
+"""The trainer's checkpoint: a model directory that anyone can load, and beside it what only this trainer needs.
+
+Where an adapter is trained it is a peft directory that names its base model, which transformers and peft load as well.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,12 @@ TOKENIZER_FILES = (
 
 def save(model: nn.Module, optimizer: Optimizer, origin: Path, directory: Path) -> None:
     """Fill an existing, empty directory: weights and config in Hugging Face form, tokenizer of `origin`, the state."""
-    whole = language_model(model)
-    implementation = whole.config._attn_implementation
-    whole.save_pretrained(directory, max_shard_size="100TB")  # one file, whatever its size
-    whole.config._attn_implementation = implementation
+    if _is_adapted(model):
+        from atropos_trainer_grpo import lora
+
+        lora.save(model, directory)  # and no config.json: weights of the base model would be looked for beside it
+    else:
+        _save_whole(model, directory)
     for pattern in TOKENIZER_FILES:
         for path in origin.glob(pattern):
             copy = shutil.copytree if path.is_dir() else shutil.copy2
@@ -38,31 +43,50 @@ def save(model: nn.Module, optimizer: Optimizer, origin: Path, directory: Path) 
     torch.save({"optimizer": optimizer.state(), "random": _random_states()}, directory / STATE)
 
 
+def _save_whole(model: Any, directory: Path) -> None:
+    implementation = model.config._attn_implementation
+    model.save_pretrained(directory, max_shard_size="100TB")  # one file, whatever its size
+    model.config._attn_implementation = implementation
+
+
 @torch.no_grad()
 def restore(model: nn.Module, optimizer: Optimizer, directory: Path) -> None:
     """Copy a saved state into the parameters where they lie, and into the optimiser. Raises CheckpointError before
     anything has changed."""
+    file, present = _parameters(model)
     try:
-        weights = load_file(directory / WEIGHTS)
+        weights = load_file(directory / file)
         state = torch.load(directory / STATE, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
-    parameters = dict(language_model(model).named_parameters())
-    _check_fit(weights, parameters, directory)
-    for name, parameter in parameters.items():
+    _check_fit(weights, present, directory / file)
+    for name, parameter in present.items():
         parameter.copy_(weights[name])
     optimizer.adopt()
     optimizer.load(state["optimizer"])
     _set_random_states(state["random"])
 
 
-def _check_fit(weights: Mapping[str, torch.Tensor], parameters: Mapping[str, nn.Parameter], directory: Path) -> None:
+def _is_adapted(model: nn.Module) -> bool:
+    return language_model(model) is not model
+
+
+def _parameters(model: nn.Module) -> tuple[str, Mapping[str, torch.Tensor]]:
+    """The file that a checkpoint has them in, and where they lie, by the names that they have there."""
+    if not _is_adapted(model):
+        return WEIGHTS, dict(model.named_parameters())
+    from atropos_trainer_grpo import lora
+
+    return lora.WEIGHTS, lora.tensors(model)
+
+
+def _check_fit(weights: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], file: Path) -> None:
     for name, parameter in parameters.items():
         saved = weights.get(name)
         found = None if saved is None else (tuple(saved.shape), saved.dtype)
         if found != (tuple(parameter.shape), parameter.dtype):
             raise CheckpointError(
-                f"{directory / WEIGHTS}: parameter {name!r} is {found or 'missing'} there, "
+                f"{file}: parameter {name!r} is {found or 'missing'} there, "
                 f"and {(tuple(parameter.shape), parameter.dtype)} in the model that is to take it up."
             )
 

@@ -13,22 +13,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from atropos_core.errors import WeightsMismatch
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
-from atropos_core.registry import RunContext
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_grpo import saving
-from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.model import complete, open_model, score
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
 from atropos_trainer_grpo.update import Update
+
+if TYPE_CHECKING:
+    from atropos_core.registry import RunContext
+    from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 
 Made = TypeVar("Made")
 
@@ -36,15 +39,18 @@ SHARED = frozenset({"posix_shm", "cuda_ipc"})  # the engine owns the weights; ou
 
 
 class GrpoTrainer(Trainer):
-    """GRPO, Dr.GRPO and DAPO on one device. `model` and `weights_moved` are a bridge's way in."""
+    """GRPO, Dr.GRPO and DAPO on one device. `model` and `weights_moved` are a bridge's way in: a transformers model, or
+    peft's where an adapter is trained."""
 
-    model: PreTrainedModel
+    model: nn.Module  # of transformers; with LoRA peft's, around it
 
     def __init__(self, options: GrpoOptions, context: RunContext) -> None:
-        self._options = options
+        adapts = options.lora is not None or context.transport == "adapter"
+        self._options = options.with_lora() if adapts else options
         self._context = context
         self._device = context.devices[0]
         self._optimizer: Optimizer | None = None
+        self._dropouts: list[nn.Module] = []  # of an adapter, off but in a training forward pass
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     async def open(self) -> ModelInfo:
@@ -60,7 +66,9 @@ class GrpoTrainer(Trainer):
             self._optimizer.take_over(before)
 
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
-        update = Update(self.model, self._ready(), self._options, batch, self._device, self._context.seed)
+        update = Update(
+            self.model, self._ready(), self._options, batch, self._device, self._context.seed, self._dropouts
+        )
         async with AsyncExitStack() as stack:
             for number, chosen in enumerate(update.minibatches()):
                 await self._run(partial(update.backward, chosen))
@@ -94,25 +102,35 @@ class GrpoTrainer(Trainer):
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(self._context.seed)
         shared = self._context.transport in SHARED
-        self.model = open_model(
-            self._context.model, dtype=self._options.dtype, device=self._device, with_weights=not shared
-        )
-        if self._options.gradient_checkpointing:
-            enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
-            enable({"use_reentrant": False})  # the second name is that of transformers before 5.20
-            self.model.train()  # transformers checkpoints only then; dropout was set to zero
-        if not shared:
-            self.weights_moved()
-        parameters = list(self.model.parameters())
-        return ModelInfo(
-            architecture=type(self.model).__name__,
+        model = open_model(self._context.model, dtype=self._options.dtype, device=self._device, with_weights=not shared)
+        parameters = list(model.parameters())
+        info = ModelInfo(
+            architecture=type(model).__name__,
             parameters=sum(parameter.numel() for parameter in parameters),
-            vocabulary=int(self.model.config.vocab_size),
+            vocabulary=int(model.config.vocab_size),
             dtype=str(parameters[0].dtype).removeprefix("torch."),
             device=self._device,
             tokenizer=fingerprint(self._context.model),
             threads=torch.get_num_threads(),
         )
+        self.model = model
+        if self._options.lora is not None:
+            self._adapt(model, self._options.lora)
+        if self._options.gradient_checkpointing:
+            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})  # the second name is that of transformers before 5.20
+            self.model.train()  # transformers checkpoints only then; its own dropout was set to zero
+            for layer in self._dropouts:
+                layer.eval()
+        if not shared:
+            self.weights_moved()
+        return info
+
+    def _adapt(self, model: PreTrainedModel, options: LoraOptions) -> None:
+        from atropos_trainer_grpo import lora  # peft, which only LoRA needs
+
+        self.model = lora.attach(model, options, self._context.model)
+        self._dropouts = lora.dropouts(self.model)
 
     @torch.no_grad()
     def _logprobs(self, sequences: Sequence[Tokens], temperature: float) -> list[Floats]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,12 +19,14 @@ from torch import Tensor
 from atropos_core.errors import TrainingDiverged
 from atropos_core.types import Batch, Metrics
 from atropos_trainer_grpo.columns import columns_of, token_places
-from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.logprobs import Scored
 from atropos_trainer_grpo.losses import clipped_surrogate, token_weights
 from atropos_trainer_grpo.model import score
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import GrpoOptions
 
 Indices = NDArray[np.int64]
 
@@ -31,7 +35,14 @@ class Update:
     """The work on one batch. `backward` and `write` alternate, once for each of `minibatches()`."""
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: Optimizer, options: GrpoOptions, batch: Batch, device: str, seed: int
+        self,
+        model: torch.nn.Module,
+        optimizer: Optimizer,
+        options: GrpoOptions,
+        batch: Batch,
+        device: str,
+        seed: int,
+        dropouts: Sequence[torch.nn.Module] = (),  # layers to switch on where gradients are computed
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -40,6 +51,7 @@ class Update:
         self._columns = columns_of(batch, options)
         self._device = device
         self._seed = seed
+        self._dropouts = dropouts
         self._single = options.epochs * options.minibatches == 1
         self._old = batch.logprobs  # [N]
         self._norm = torch.zeros(())
@@ -67,6 +79,8 @@ class Update:
         first = not self._losses
         if first and not self._single:
             self._recompute_old()
+        if first and self._dropouts:
+            self._align_without_dropout(chosen)
         self._optimizer.clear()
         batch, columns, options = self._batch, self._columns, self._options
         at = token_places(batch.offsets, chosen)
@@ -79,17 +93,18 @@ class Update:
         for sequences, active in ((chosen[moving], True), (chosen[~moving], False)):
             for part in microbatches(batch.lengths, sequences, options.tokens_per_microbatch):
                 began = time.perf_counter()
-                with torch.set_grad_enabled(
-                    active
-                ):  # a zero advantage has no gradient: such sequences are only measured
+                # A zero advantage has no gradient: such sequences are only measured.
+                with dropping(self._dropouts if active else ()), torch.set_grad_enabled(active):
                     scored, places = self._score(part)
-                    loss = self._loss(scored, places, weights, first)
-                between = time.perf_counter()
-                self._seconds["forward"] += between - began
-                if active:
-                    loss.backward()
-                    losses.append(loss.detach())
-                    self._seconds["backward"] += time.perf_counter() - between
+                    loss = self._loss(scored, places, weights)
+                    if first and not self._dropouts:
+                        self._align(scored, places)
+                    between = time.perf_counter()
+                    self._seconds["forward"] += between - began
+                    if active:
+                        loss.backward()
+                        losses.append(loss.detach())
+                        self._seconds["backward"] += time.perf_counter() - between
         self._norm = self._optimizer.gradient_norm()
         total, norm = torch.stack([torch.stack([*losses, torch.zeros_like(self._norm)]).sum(), self._norm]).tolist()
         if not (math.isfinite(total) and math.isfinite(norm)):
@@ -146,7 +161,7 @@ class Update:
         )
         return scored, at[rows]
 
-    def _loss(self, scored: Scored, places: Indices, weights: NDArray[np.float32], first: bool) -> Tensor:
+    def _loss(self, scored: Scored, places: Indices, weights: NDArray[np.float32]) -> Tensor:
         batch, columns, new = self._batch, self._columns, scored.logprobs
         trained, known = self._tensor(columns.trained[places]), self._tensor(columns.known[places])
         rollout = self._tensor(batch.logprobs[places])
@@ -167,17 +182,30 @@ class Update:
                 "entropy": (scored.entropy * trained).sum(),
                 "k3": torch.where(known & trained, drift.expm1() - drift, 0.0).sum(),
             }
-            if first:
-                difference = drift.abs() * self._tensor(columns.fresh[places])
-                sums["difference"] = difference.sum()
-                if len(places):
-                    self._most = torch.maximum(self._most.to(difference), difference.max())
-                self._counts["fresh"] += int(columns.fresh[places].sum())
-            for name, value in sums.items():
-                self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._add(sums)
         self._counts["trained"] += int(columns.trained[places].sum())
         self._counts["known"] += int((columns.known & columns.trained)[places].sum())
         return loss
+
+    @torch.no_grad()
+    def _align(self, scored: Scored, places: Indices) -> None:
+        """Compare with what the engine said of fresh tokens."""
+        fresh = self._columns.fresh[places]
+        difference = (scored.logprobs - self._tensor(self._batch.logprobs[places])).abs() * self._tensor(fresh)
+        if len(places):
+            self._most = torch.maximum(self._most.to(difference), difference.max())
+        self._add({"difference": difference.sum()})
+        self._counts["fresh"] += int(fresh.sum())
+
+    @torch.no_grad()
+    def _align_without_dropout(self, chosen: Indices) -> None:
+        """By a pass of its own: the policy that was sampled has no dropout."""
+        for part in microbatches(self._batch.lengths, chosen, self._options.tokens_per_microbatch):
+            self._align(*self._score(part))
+
+    def _add(self, sums: Mapping[str, Tensor]) -> None:
+        for name, value in sums.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     @torch.no_grad()
     def _recompute_old(self) -> None:
@@ -193,3 +221,15 @@ class Update:
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+
+@contextmanager
+def dropping(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Dropout inside: around the forward pass and its backward, which may compute layers again."""
+    try:
+        for layer in layers:
+            layer.train()
+        yield
+    finally:
+        for layer in layers:
+            layer.eval()

@@ -8,9 +8,12 @@ def test_offering_the_trainer_imports_neither_torch_nor_transformers():
     code = (
         "import sys; from atropos_core.plugins import load_plugins; "
         "offer = load_plugins().registry.find('trainer', 'grpo'); "
-        "offer.provider.config(); "
+        "options = offer.provider.config(); "
         "assert offer.provider.runs_in == 'process'; "
-        "assert offer.provider.transports(None) == {'posix_shm', 'cuda_ipc', 'checkpoint'}; "
+        "every = {'posix_shm', 'cuda_ipc', 'copy', 'checkpoint', 'adapter'}; "
+        "assert offer.provider.transports(options) == every; "
+        "told = {'rank': 16, 'alpha': 32.0, 'targets': ['all-linear']}; "
+        "assert offer.provider.tells(options) == {'lora': told}; "
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

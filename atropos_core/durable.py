@@ -1,0 +1,41 @@
+"""Directories that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def appearing(directory: Path) -> Iterator[Path]:
+    """A directory to fill inside: afterwards it is on the disk under its name, in place of one that stood there. After
+    an exception, or where the process was killed inside, there is none of that name; what is left half written begins
+    with a dot and ends in `.partial`."""
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            _sync(path)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+        _sync(directory.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def size_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""A bridge over whole checkpoints on disk."""

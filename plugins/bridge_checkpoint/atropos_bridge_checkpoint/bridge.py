@@ -1,0 +1,74 @@
+"""The supervisor's part: it has the trainer save a checkpoint, the engines load it while paused, and removes older ones.
+
+The engines sample on under the old weights while the optimiser writes and while the checkpoint is saved; only the
+loading itself stops them. A checkpoint is removed once a later one has been loaded everywhere, so that at no moment the
+only one is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
+from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
+from atropos_core.registry import RunContext
+
+
+class CheckpointBridge(Bridge):
+    """`published/v000012` in the run directory is the model of version 12."""
+
+    def __init__(self, options: CheckpointBridgeOptions, context: RunContext) -> None:
+        self._options = options
+        self._model = context.model
+        self._directory = context.directory / "published"
+        self._published: list[Path] = []  # by this connection, oldest first
+        self._trainer: Endpoint
+        self._engines: Sequence[Engine] = ()
+
+    def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
+        return {"trainer": "atropos_bridge_checkpoint.agents:TrainerAgent"}
+
+    async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
+        """Both ends have loaded the same model directory, so at a fresh start there is nothing to do."""
+        self._trainer, self._engines = trainer, engines
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for partial in self._directory.glob(".*.partial"):  # what a run that was killed has left
+            await asyncio.to_thread(shutil.rmtree, partial)
+
+    @asynccontextmanager
+    async def writing(self, version: int) -> AsyncIterator[None]:
+        """Publishes the first version after `connect` whatever its number: it may be a checkpoint's that the trainer has
+        taken up, and the engines have the base model. Afterwards each that `every` divides."""
+        try:
+            yield
+            due = not self._published or version % self._options.every == 0
+            self.published = await self._publish(version) if due else None
+        except BaseException:
+            await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
+            raise
+
+    async def close(self) -> None:
+        """What the run has learned is in its checkpoints; these were for the engines."""
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    async def _publish(self, version: int) -> Publication:
+        began = time.perf_counter()
+        directory = self._directory / f"v{version:06d}"
+        size, _ = await self._trainer.ask(
+            "save", str(directory), str(self._model), deadline_s=self._options.save_deadline_s
+        )
+        await asyncio.gather(*(self._reload(engine, directory, version) for engine in self._engines))
+        self._published = [*(old for old in self._published if old != directory), directory][-self._options.keep :]
+        for old in set(self._directory.iterdir()) - set(self._published):  # those of a killed run among them
+            await asyncio.to_thread(shutil.rmtree, old)
+        return Publication(version, time.perf_counter() - began, bytes_copied=size, bytes_on_disk=size)
+
+    async def _reload(self, engine: Engine, directory: Path, version: int) -> None:
+        async with engine.paused(version):
+            await engine.load_weights(directory)

@@ -1,0 +1,42 @@
+"""Offers the bridge "checkpoint"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
+from atropos_core import hookimpl
+from atropos_core.errors import FitError
+from atropos_core.registry import Provider, RunContext
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Bridge, Transport
+
+
+def build(options: CheckpointBridgeOptions, context: RunContext) -> Bridge:
+    from atropos_bridge_checkpoint.bridge import CheckpointBridge
+
+    if context.max_staleness < options.every - 1:
+        raise FitError(
+            f"bridge.every = {options.every} lets the engines fall {options.every - 1} versions behind, and"
+            f" training.max_staleness = {context.max_staleness} would throw away what they sample then.",
+            remedy=f"Set training.max_staleness={options.every - 1}, or bridge.every={context.max_staleness + 1}.",
+        )
+    return CheckpointBridge(options, context)
+
+
+def transports(options: CheckpointBridgeOptions) -> frozenset[Transport]:
+    return frozenset({"checkpoint"})
+
+
+@hookimpl
+def atropos_bridges() -> Iterable[Provider[Bridge]]:
+    yield Provider(
+        name="checkpoint",
+        summary="whole checkpoints on disk, which engines reload: fits whatever can load a model, costs a copy",
+        config=CheckpointBridgeOptions,
+        build=build,
+        transports=transports,
+        requires=frozenset({"torch", "transformers"}),
+    )

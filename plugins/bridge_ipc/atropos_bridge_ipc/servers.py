@@ -1,0 +1,83 @@
+"""The bridge's code beside an engine whose weights are in the workers of a server: it asks them through the server, and
+reads their answers, which no server passes on, from handle files. No torch: it touches no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from atropos_bridge_ipc import handles
+from atropos_core.errors import WeightsMismatch
+from atropos_core.interfaces import Transport, WeightServer
+from atropos_core.rpc import Reply
+
+VERSION_SLOT = 2  # of the sentinel page of a copy
+
+
+class ServerAgent:
+    """One engine's workers. `where`, made by the bridge, has `directory`, `file`, `nonce`, `model` and `deadline_s`."""
+
+    def __init__(self, server: WeightServer) -> None:
+        self._server = server
+        self._where: Mapping[str, Any] = {}
+
+    async def export(self, transport: Transport, where: Mapping[str, Any]) -> Reply:
+        """Have the worker describe its segment in terms of the trainer's tensors, `where["wanted"]`. The offer has
+        `impossible` alone where these weights cannot be shared. Raises WeightsMismatch."""
+        self._where = where
+        answers = await self._ask(do="share", wanted=list(where["wanted"]))
+        refused = [answer["impossible"] for answer in answers if "impossible" in answer]
+        if refused:
+            return Reply({"impossible": refused[0]}, [])
+        (offer,) = answers
+        if offer["transport"] != transport:
+            return Reply({"impossible": f"the engine's memory can be shared by {offer['transport']} only"}, [])
+        descriptors = []
+        if offer["descriptor"] is not None:
+            descriptors = [handles.open_descriptor(self._path(0), where["nonce"], where["model"], offer)]
+        return Reply(offer, descriptors)
+
+    async def takes_copies(self) -> bool:
+        return True
+
+    async def attach(self, where: Mapping[str, Any], source: str) -> list[Any]:
+        """Have every worker map the trainer's copy of the weights. Returns what each of them has mapped."""
+        self._where = where
+        return [answer["segment"] for answer in await self._ask(do="attach", source=source)]
+
+    async def load(self, version: int) -> None:
+        """Have every worker load that version of the trainer's copy. The engine is paused."""
+        await self._transfer("start", {})
+        await self._transfer("update", {"version": version, "slot": VERSION_SLOT})
+        await self._transfer("finish", {})
+
+    async def write_sentinel(self, slot: int, value: int) -> None:
+        await self._ask(do="write", slot=slot, value=value)
+
+    async def read_sentinel(self, slot: int) -> int:
+        found = {int(answer["value"]) for answer in await self._ask(do="read", slot=slot)}
+        return found.pop() if len(found) == 1 else -1
+
+    async def _ask(self, **asked: Any) -> list[dict[str, Any]]:
+        """Every worker's answer, in the order of ranks."""
+        where = self._where
+        self._path(0).unlink(missing_ok=True)  # an answer to an earlier question must not pass for one to this
+        info = {key: where[key] for key in ("directory", "file", "nonce")}
+        await self._transfer("init", {**info, **asked})
+        first = self._read(0)
+        answers = [first, *(self._read(rank) for rank in range(1, first["ranks"]))]
+        for answer in answers:
+            if "failed" in answer:
+                raise WeightsMismatch(answer["failed"])
+        return answers
+
+    async def _transfer(self, stage: Any, info: Mapping[str, Any]) -> None:
+        await self._server.transfer_weights(stage, info, self._where["deadline_s"])
+
+    def _read(self, rank: int) -> dict[str, Any]:
+        return handles.read(self._path(rank), self._where["nonce"], self._where["model"])
+
+    def _path(self, rank: int) -> Path:
+        return Path(self._where["directory"]) / f"{self._where['file']}.rank{rank}.json"

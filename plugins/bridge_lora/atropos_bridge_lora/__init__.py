@@ -1,0 +1,1 @@
+"""A bridge that moves LoRA adapters from the trainer into running engines."""

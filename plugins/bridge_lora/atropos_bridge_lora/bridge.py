@@ -1,0 +1,67 @@
+"""The supervisor's part: it has the trainer save an adapter, the engines load it, and removes those that none needs.
+
+Each version has a directory of its own, which never changes once it has its name: an engine may look into it again as
+long as it stands. Nothing waits for the optimiser: while it writes, the engines sample on with the adapter before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from atropos_bridge_lora.config import LoraBridgeOptions
+from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
+from atropos_core.registry import RunContext
+
+
+class LoraBridge(Bridge):
+    """`adapters/v000012` in the run directory holds the adapter of version 12."""
+
+    def __init__(self, options: LoraBridgeOptions, context: RunContext) -> None:
+        self._deadline_s = options.save_deadline_s
+        self._directory = context.directory / "adapters"
+        self._keep = options.keep
+        self._published: list[Path] = []  # oldest first
+        self._trainer: Endpoint
+        self._engines: Sequence[Engine] = ()
+
+    def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
+        return {"trainer": "atropos_bridge_lora.agents:TrainerAgent"}
+
+    async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
+        """Give the engines the adapter that the trainer begins with, which changes nothing yet, as version 0: whether they
+        take it shows here, and no request is ever without one (vLLM's LoRA kernels for CPUs take -1, no adapter, for the
+        last slot's). Raises WeightsMismatch where the trainer trains no adapter, or an engine refuses it."""
+        self._trainer, self._engines = trainer, engines
+        await trainer.ask("check", deadline_s=self._deadline_s)
+        shutil.rmtree(self._directory, ignore_errors=True)  # what a run that was killed has left
+        self._directory.mkdir(parents=True)
+        await self._publish(0)
+
+    @asynccontextmanager
+    async def writing(self, version: int) -> AsyncIterator[None]:
+        try:
+            yield
+            self.published = await self._publish(version)
+        except BaseException:
+            await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
+            raise
+
+    async def close(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    async def _publish(self, version: int) -> Publication:
+        began = time.perf_counter()
+        directory = self._directory / f"v{version:06d}"
+        size, _ = await self._trainer.ask("save", str(directory), deadline_s=self._deadline_s)
+        await asyncio.gather(*(engine.load_adapter(directory, version) for engine in self._engines))
+        self._published = [*(old for old in self._published if old != directory), directory]
+        old, self._published = self._published[: -self._keep], self._published[-self._keep :]
+        for unused in old:
+            await asyncio.to_thread(shutil.rmtree, unused)
+        return Publication(version, time.perf_counter() - began, bytes_copied=size, bytes_on_disk=size)

@@ -1,0 +1,18 @@
+"""What a run file may say under `[bridge] use = "lora"`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from atropos_core.registry import Options
+
+
+class LoraBridgeOptions(Options):
+    """Options of the bridge "lora". What the adapter is, the trainer says: `[trainer.lora]`."""
+
+    keep: int = Field(
+        2,
+        ge=2,
+        description="adapters that stay on disk: as many as an engine holds at once (vllm: engine.max_loras)",
+    )
+    save_deadline_s: float = Field(120.0, gt=0, description="seconds for writing one adapter to disk")

@@ -1,0 +1,118 @@
+"""Which adapter a request samples with, and when an adapter can go: one name per load, never loaded in place.
+
+Loading over a name that is in use mixes the two, and a name that was used before meets its own cached prefixes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atropos_core.errors import DataError, DeadlineExceeded, WeightsMismatch
+from atropos_engine_vllm.api import Api, Refused
+
+LOAD_S = 120.0
+ABORT_S = 2.0  # from hanging up on a request to its last step in the server, with room
+
+
+@dataclass(eq=False)
+class Loaded:
+    """One adapter in the server."""
+
+    name: str
+    version: int
+    number: int  # vLLM's own
+    in_flight: int = 0
+    aborted_at: float = -ABORT_S  # when a request was last given up
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Adapters:
+    """At most `limit` at once, the newest of which is for what begins from now on."""
+
+    def __init__(self, api: Api, limit: int, *, drain_s: float, taken: Iterable[str]) -> None:
+        self.current: Loaded | None = None  # None: the base model
+        self._api = api
+        self._limit = limit
+        self._drain_s = drain_s
+        self._loaded: list[Loaded] = []  # oldest first
+        self._names = set(taken)  # ever used
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[Loaded | None]:
+        """The newest one, which stays until the block is left."""
+        taken = self.current
+        if taken is None:
+            yield None
+            return
+        taken.in_flight += 1
+        try:
+            yield taken
+        except BaseException:
+            taken.aborted_at = time.monotonic()
+            raise
+        finally:
+            taken.in_flight -= 1
+            if not taken.in_flight:
+                taken.drained.set()
+
+    async def load(self, directory: Path, version: int) -> None:
+        """Returns once the server has read `directory`: since an adapter is taken out only when nothing uses it, and
+        vLLM never has more than it can hold, it is not read again. Raises WeightsMismatch where vLLM refuses it,
+        DeadlineExceeded where no older one drains."""
+        async with self._turn:
+            while len(self._loaded) >= self._limit:
+                await self._wait_for(self._loaded[0])
+            name, before = self._new_name(version), await self._numbers()
+            body = {"lora_name": name, "lora_path": str(directory.resolve())}
+            try:
+                await self._api.post("/v1/load_lora_adapter", body, deadline_s=LOAD_S)
+            except (DataError, Refused) as error:
+                raise WeightsMismatch(f"vLLM does not take the adapter in {directory}: {error}") from error
+            (number,) = await self._numbers() - before
+            self.current = Loaded(name, version, number)
+            self._loaded.append(self.current)
+            for old in self._loaded[:-1]:
+                if not old.in_flight and old.aborted_at + ABORT_S < time.monotonic():
+                    await self._unload(old)
+
+    async def _wait_for(self, oldest: Loaded) -> None:
+        try:
+            async with asyncio.timeout(self._drain_s):
+                while oldest.in_flight:
+                    oldest.drained.clear()
+                    await oldest.drained.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{oldest.in_flight} requests still sample with adapter {oldest.name!r} after {self._drain_s:g} s, and the"
+                f" server holds {self._limit} adapters at once.",
+                remedy="Raise engine.max_loras, or lower sampling.max_tokens.",
+            ) from None
+        await asyncio.sleep(max(0.0, oldest.aborted_at + ABORT_S - time.monotonic()))
+        await self._unload(oldest)
+
+    async def _unload(self, old: Loaded) -> None:
+        """The name goes from the server, the adapter from its workers: by themselves they drop whichever was used least
+        recently, and would read it again, from a directory that may be gone."""
+        await self._api.post("/v1/unload_lora_adapter", {"lora_name": old.name})
+        await self._api.post("/collective_rpc", {"method": "remove_lora", "args": [old.number]})
+        self._loaded.remove(old)
+
+    async def _numbers(self) -> set[int]:
+        """Of the adapters that the workers hold."""
+        listed = (await self._api.post("/collective_rpc", {"method": "list_loras"}))["results"]
+        return {int(number) for number in re.findall(r"\d+", str(listed[0]))}  # "{1, 2}", or "set()"
+
+    def _new_name(self, version: int) -> str:
+        name, again = f"policy-v{version}", 1
+        while name in self._names:
+            again += 1
+            name = f"policy-v{version}-{again}"
+        self._names.add(name)
+        return name

@@ -1,0 +1,89 @@
+"""Requests to a vLLM server: a deadline on each, and one of our errors for whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import aiohttp
+
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied, RemoteError
+
+CALL_S = 30.0
+_DEAD = "EngineCore encountered an issue"  # vLLM's EngineDeadError
+
+
+class Refused(RemoteError):
+    """The server answered with an error. `status` is HTTP's."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Api:
+    """One server's routes."""
+
+    def __init__(self, url: str, key: str | None, lost: Callable[[str], Awaitable[AtroposError]]) -> None:
+        self.url = url
+        self._lost = lost  # makes the error for a server that does not answer, or says that its engine is dead
+        self._session = aiohttp.ClientSession(
+            # Hundreds of requests wait at once. Idle connections go before vLLM closes them under us (5 s).
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=aiohttp.ClientTimeout(total=None),
+            trust_env=False,
+        )
+
+    async def get(self, path: str, *, deadline_s: float = CALL_S) -> Any:
+        return await self._call("GET", path, None, deadline_s)
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None, *, deadline_s: float = CALL_S) -> Any:
+        """The JSON of the answer, or its text. Raises DataError for a request that the server finds wrong (400),
+        Refused for any other error status, DeadlineExceeded, and what `lost` makes where nobody answers. A request
+        that is cancelled or late is aborted over there: the connection closes."""
+        return await self._call("POST", path, body, deadline_s)
+
+    async def answers(self) -> bool:
+        """Whether the server is up."""
+        try:
+            await self.get("/health", deadline_s=5)
+        except (DeadlineExceeded, ProcessDied, Refused):
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Any:
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                self._session.request(method, self.url + path, json=body) as response,
+            ):
+                raw = await response.read()
+                status = response.status
+        except TimeoutError:
+            raise DeadlineExceeded(f"vLLM: {path} gave no answer within {deadline_s:g} s") from None
+        except aiohttp.ClientError as error:
+            raise await self._lost(f"{path}: {type(error).__name__}: {error}") from error
+        try:
+            answer = json.loads(raw) if raw else None
+        except ValueError:
+            answer = raw.decode(errors="replace")
+        if status < 400:
+            return answer
+        message = f"vLLM: {path}: {_message(answer)}"
+        if status >= 500 and _DEAD in message:
+            raise await self._lost(message)
+        raise DataError(message) if status == 400 else Refused(f"{message} (HTTP {status})", status)
+
+
+def _message(answer: Any) -> str:
+    """vLLM answers {"error": {"message": ...}} or {"error": ...}, FastAPI {"detail": ...}."""
+    if isinstance(answer, dict):
+        found = answer.get("error", answer.get("detail", answer))
+        return str(found.get("message", found)) if isinstance(found, dict) else str(found)
+    return str(answer)

@@ -1,0 +1,102 @@
+"""Whether a server that somebody else started can be a run's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import DataError, FitError
+from atropos_core.registry import RunContext
+from atropos_engine_vllm.api import Api, Refused
+from atropos_engine_vllm.command import EXTENSION, WHOLE_PROMPTS, possible_rank, told_adapters
+from atropos_engine_vllm.generate import PATH
+from atropos_engine_vllm.model import read_config, text_config
+from atropos_engine_vllm.versions import SUPPORTED, check_supported
+
+_SLOW_S = 120.0  # /server_info looks at the whole machine
+_NEEDED = ("/pause", "/resume", "/update_weight_version", "/collective_rpc", "/server_info", PATH)
+_ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What the server says of itself."""
+
+    served: str
+    dtype: str
+    slots: int  # adapters at once; 0 where it takes none
+
+
+async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any]) -> Attached:
+    """Raise FitError unless the server is of a supported version, has the routes, reports the logprobs that training
+    needs, and serves this model."""
+    try:
+        number = str((await api.get("/version"))["version"])
+    except (DataError, Refused, TypeError, KeyError) as error:
+        raise FitError(
+            f"{api.url} is not a vLLM server, or wants another key: {error}",
+            remedy="The key of a server is read from the environment variable VLLM_API_KEY.",
+        ) from error
+    check_supported(number, f"the server at {api.url} is {number}", f"Start a server of vLLM {SUPPORTED} there.")
+    start = _how_to_start(context)
+    needed = (*_NEEDED, *(_ADAPTERS if told_adapters(context) else ()))
+    routes = set((await api.get("/openapi.json"))["paths"])
+    if missing := [route for route in needed if route not in routes]:
+        raise FitError(f"the vLLM server at {api.url} does not offer {', '.join(missing)}.", remedy=start)
+    info = (await api.get("/server_info?config_format=json", deadline_s=_SLOW_S))["vllm_config"]
+    if context.transport == "checkpoint" and info["parallel_config"]["worker_extension_cls"] != EXTENSION:
+        raise FitError(
+            f"the vLLM server at {api.url} was started without {EXTENSION}, which loads the checkpoints of a run.",
+            remedy=start,
+        )
+    served = info["model_config"]
+    if served["logprobs_mode"] != "processed_logprobs":
+        raise FitError(
+            f"the vLLM server at {api.url} reports {served['logprobs_mode']}, which are not of the distribution that it"
+            " samples from.",
+            remedy=start,
+        )
+    if info["device_config"]["device"] == "cpu" and info["scheduler_config"]["enable_chunked_prefill"]:
+        raise FitError(
+            f"the vLLM server at {api.url} computes prompts in parts, and on a CPU that ends it when a seeded request is"
+            " taken up again.",
+            remedy=start,
+        )
+    models = (await api.get("/v1/models"))["data"]
+    base = next(card for card in models if not card.get("parent"))
+    _check_same_model(api.url, Path(base["root"]), config)
+    slots = 0
+    if adapters := told_adapters(context):
+        lora, rank = info["lora_config"], adapters["rank"]
+        if lora is None or lora["max_loras"] < 2 or lora["max_lora_rank"] < rank:
+            raise FitError(
+                f"the vLLM server at {api.url} does not hold two adapters of rank {rank} at once.", remedy=start
+            )
+        slots = lora["max_loras"]
+    return Attached(served=base["id"], dtype=str(served["dtype"]).removeprefix("torch."), slots=slots)
+
+
+def _check_same_model(url: str, root: Path, config: Mapping[str, Any]) -> None:
+    """By the files of the server's model, where they are on this machine: its API says no more than their path."""
+    if not (root / "config.json").is_file():
+        return
+    theirs, ours = text_config(read_config(root)), text_config(dict(config))
+    for key in ("architectures", "vocab_size", "hidden_size", "num_hidden_layers"):
+        if theirs.get(key) != ours.get(key):
+            raise FitError(
+                f"the vLLM server at {url} serves {root}, of {key} = {theirs.get(key)}; this run's model has {ours.get(key)}.",
+                remedy="Attach to a server of the model that the run trains.",
+            )
+
+
+def _how_to_start(context: RunContext) -> str:
+    variables = ["VLLM_SERVER_DEV_MODE=1"]
+    flags = ["--enable-scale-out", "--logprobs-mode processed_logprobs", f"--worker-extension-cls {EXTENSION}"]
+    if context.devices[0] == "cpu":
+        flags += [WHOLE_PROMPTS]
+    if lora := told_adapters(context):
+        variables += ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"]
+        flags += ["--enable-lora", "--max-loras 2", f"--max-lora-rank {possible_rank(lora['rank'])}"]
+    return f"Start it with {' '.join(variables)} in its environment, and with {' '.join(flags)}."

@@ -1,0 +1,122 @@
+"""The flags and the environment of a server of ours."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import FitError
+from atropos_core.registry import RunContext
+from atropos_engine_vllm.access import KEY_VARIABLE
+from atropos_engine_vllm.config import VLLMOptions
+
+SERVED = "policy"  # the model's name in requests
+EXTENSION = "atropos_engine_vllm.reload.Reloading"
+# On a CPU vLLM 0.32's worker dies of a seeded request whose prompt is computed in parts: it would step the generator back.
+WHOLE_PROMPTS = "--no-enable-chunked-prefill"
+TRANSFERRED = ("posix_shm", "cuda_ipc", "copy")  # transports that go through a weight-transfer engine
+_KEEP_ALIVE_S = 3600  # a connection that the server closes while we write on it costs a request
+
+
+def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
+    """What `vllm serve` is told."""
+    on_cpu = context.devices[0] == "cpu"
+    made = ["--model", str(context.model.resolve()), "--served-model-name", SERVED]
+    made += ["--dtype", dtype, "--generation-config", "vllm", "--seed", str(context.seed % 2**31)]
+    made += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
+    made += ["--max-num-seqs", str(options.max_num_seqs), "--tensor-parallel-size", str(len(context.devices))]
+    made += ["--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching"]
+    made += ["--middleware", "atropos_engine_vllm.access.OnlyOurs", "--disable-uvicorn-access-log"]
+    made += ["--worker-extension-cls", EXTENSION]
+    if _eager(options, context):
+        made += ["--enforce-eager"]
+    if on_cpu:
+        made += ["--kv-cache-memory-bytes", str(int(options.kv_cache_gb * 2**30))]
+        made += [WHOLE_PROMPTS]
+    else:
+        made += ["--gpu-memory-utilization", str(options.memory_share)]
+    if options.max_model_len is not None:
+        made += ["--max-model-len", str(options.max_model_len)]
+    if lora := told_adapters(context):
+        rank = possible_rank(lora["rank"])
+        made += ["--enable-lora", "--max-loras", str(options.max_loras), "--max-lora-rank", str(rank)]
+    if transfer := _transfer(context):
+        made += ["--weight-transfer-config", json.dumps({"backend": transfer})]
+    return made + options.extra_args
+
+
+def _eager(options: VLLMOptions, context: RunContext) -> bool:
+    return context.devices[0] == "cpu" if options.enforce_eager is None else options.enforce_eager
+
+
+def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: str) -> dict[str, str]:
+    """What is added to ours. Whatever vLLM would put into the temporary directory goes to `scratch`."""
+    made = {
+        KEY_VARIABLE: key,
+        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, versions, weight transfer, reload
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(_KEEP_ALIVE_S),
+        "VLLM_RPC_BASE_PATH": str(scratch),
+        "TMPDIR": str(scratch),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",  # the model is a directory
+        "NO_COLOR": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # else it would go with `scratch`, and each start compile again
+        made |= {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"))}
+    if context.devices[0] == "cpu":
+        # Bound threads stay on their cores whoever else wants them; on a CPU that trainer and engine share, the
+        # kernel places them better.
+        made |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": ""}
+        if _eager(options, context):
+            # Or the first token waits for a C++ compiler, which ranks logprobs a little faster then.
+            made |= {"TORCH_COMPILE_DISABLE": "1"}
+        if context.threads:
+            made |= {"OMP_NUM_THREADS": str(context.threads)}
+    else:
+        made |= {"CUDA_VISIBLE_DEVICES": _visible(context.devices)}
+    if told_adapters(context):
+        made |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    if transfer := _transfer(context):
+        made |= {"ATROPOS_WEIGHT_TRANSFER": transfer, "ATROPOS_WEIGHT_TRANSPORT": str(context.transport)}
+    return made
+
+
+def _transfer(context: RunContext) -> str | None:
+    name: str | None = context.told.get("weight_transfer") if context.transport in TRANSFERRED else None
+    return name
+
+
+def told_adapters(context: RunContext) -> dict[str, Any]:
+    """What the trainer says of its adapters, where they travel to this engine."""
+    return dict(context.told.get("lora", {})) if context.transport == "adapter" else {}
+
+
+def possible_rank(rank: int) -> int:
+    """The smallest rank that vLLM has kernels for and that is not below this one."""
+    for possible in (1, 8, 16, 32, 64, 128, 256, 320, 512):
+        if rank <= possible:
+            return possible
+    raise FitError(f"the trainer's adapter has rank {rank}, and vLLM runs adapters up to rank 512.")
+
+
+def _visible(devices: tuple[str, ...]) -> str:
+    """CUDA_VISIBLE_DEVICES for these. Raise FitError for what is no CUDA device."""
+    numbers = []
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for device in devices:
+        kind, _, number = device.partition(":")
+        if kind != "cuda" or not (number or "0").isdigit():
+            raise FitError(f"engine 'vllm' runs on \"cpu\" or on CUDA devices, not on {', '.join(devices)}.")
+        numbers.append(int(number or 0))
+    if seen is None:
+        return ",".join(map(str, numbers))
+    names = seen.split(",")  # "cuda:0" is the first of those that this process may use
+    if max(numbers) >= len(names):
+        raise FitError(f"engine.devices names {', '.join(devices)}, and CUDA_VISIBLE_DEVICES is {seen!r}.")
+    return ",".join(names[number] for number in numbers)

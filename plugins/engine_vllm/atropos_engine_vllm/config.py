@@ -1,0 +1,79 @@
+"""What a run file may say under `[engine] use = "vllm"`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from atropos_core.registry import Options
+
+_OURS = (  # flags that the engine sets itself: what it relies on, or what an option is there for
+    "--model",
+    "--served-model-name",
+    "--host",
+    "--port",
+    "--uds",
+    "--api-key",
+    "--middleware",
+    "--worker-extension-cls",
+    "--logprobs-mode",
+    "--enable-scale-out",
+    "--generation-config",
+    "--weight-transfer-config",
+    "--enable-lora",
+    "--max-loras",
+    "--max-lora-rank",
+    "--dtype",
+    "--enforce-eager",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--gpu-memory-utilization",
+    "--kv-cache-memory-bytes",
+    "--enable-prefix-caching",
+    "--no-enable-prefix-caching",
+    "--tensor-parallel-size",
+    "--data-parallel-size",
+    "--api-server-count",
+)
+
+
+class VLLMOptions(Options):
+    """Options of the engine "vllm". Devices and threads are the run's: `engine.devices`, `engine.threads`."""
+
+    url: str | None = Field(
+        None,
+        description="a server that runs already, as http://host:port; the engine then starts and ends nothing. Its key,"
+        " if it has one, is read from the environment variable VLLM_API_KEY",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description='precision of the weights; "auto" is float32 on a CPU and the checkpoint\'s own elsewhere'
+    )
+    enforce_eager: bool | None = Field(
+        None,
+        description="no torch.compile and no CUDA graphs; by default so on a CPU, where a start takes half as long",
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="longest prompt and reply together; by default the model's own"
+    )
+    max_num_seqs: int = Field(256, ge=1, description="sequences that are decoded together; more wait")
+    memory_share: float = Field(0.5, gt=0, le=1, description="of the GPU's memory, for weights and keys and values")
+    kv_cache_gb: float = Field(1.0, gt=0, description="memory for keys and values on a CPU")
+    start_timeout_s: float = Field(600.0, gt=0, description="until the server answers, loading and compiling included")
+    prefix_caching: bool = Field(True, description="compute a prompt that several requests share once")
+    max_loras: int = Field(2, ge=2, description="adapters that are held at once, where the trainer trains adapters")
+    extra_args: list[str] = Field([], description='further flags of `vllm serve`, as ["--block-size", "32"]')
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("is the server's address, as http://127.0.0.1:8000")
+        return url.rstrip("/") if url else url
+
+    @model_validator(mode="after")
+    def _flags_are_free(self) -> VLLMOptions:
+        flags = [argument.split("=")[0].replace("_", "-") for argument in self.extra_args]
+        if taken := sorted({flag for flag in flags if flag in _OURS}):
+            raise ValueError(f"extra_args: {', '.join(taken)} is set by the engine: use its options")
+        return self

@@ -1,0 +1,269 @@
+"""The engine: each continuation is one request to vLLM's `/inference/v1/generate`, token ids in, token ids out.
+
+Every token's version is vLLM's own word (`weight_versions`), every request's `cache_salt` is the version that it begins
+under. While paused, new requests wait here, so that none begins under a version that it does not say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, FitError, ProcessDied, WeightsMismatch
+from atropos_core.interfaces import Engine, ModelInfo
+from atropos_core.registry import RunContext
+from atropos_core.tokenizer import fingerprint
+from atropos_core.types import Completion, Floats, Sampling, Tokens, tokens
+from atropos_engine_vllm import generate, model
+from atropos_engine_vllm.adapters import Adapters
+from atropos_engine_vllm.api import Api, Refused
+from atropos_engine_vllm.attach import check_attached
+from atropos_engine_vllm.command import SERVED, told_adapters
+from atropos_engine_vllm.config import VLLMOptions
+from atropos_engine_vllm.process import ManagedServer
+from atropos_engine_vllm.reload import METHOD
+from atropos_engine_vllm.versions import check_installed, installed
+
+POLL_S = 0.2
+DYING_S = 5.0  # from the first sign of it to the end of all its processes
+DRAIN_S = 600.0  # for requests to end with the adapter that they began with
+WEIGHTS_S = 1200.0  # for reading a model directory
+SCORED_AT_ONCE = 32  # sequences
+STAGES: Mapping[str, str] = {
+    "init": "/init_weight_transfer_engine",
+    "start": "/start_weight_update",
+    "update": "/update_weights",
+    "finish": "/finish_weight_update",
+}
+
+
+class VLLMEngine(Engine):
+    """Samples from a vLLM server. It is the `WeightServer` that a bridge's agent finds."""
+
+    def __init__(self, options: VLLMOptions, context: RunContext) -> None:
+        if options.url is None:
+            check_installed(context.devices[0], installed())
+        self.version = 0
+        self._options = options
+        self._context = context
+        self._server: ManagedServer | None = None
+        self._api: Api | None = None
+        self._adapters: Adapters
+        self._running = asyncio.Event()  # cleared while paused
+        self._weights = asyncio.Lock()  # held while paused, and by a rescoring
+        self._turn = asyncio.Lock()  # one pause or resume at a time
+        self._config = model.read_config(context.model)
+        self._stops = model.stop_ids(context.model, self._config)
+        self._served = SERVED
+
+    async def open(self) -> ModelInfo:
+        """Raises ConfigError or FitError for what cannot be, ProcessDied or DeadlineExceeded where no server comes up."""
+        options, context = self._options, self._context
+        on_cpu = context.devices[0] == "cpu"
+        dtype, slots = model.dtype(self._config, options.dtype, on_cpu), options.max_loras
+        try:
+            if options.url is None:
+                self._server = ManagedServer.start(options, context, dtype)
+                self._api = Api(self._server.url, self._server.key, self._lost)
+                await self._until_up(self._server)
+            else:
+                self._api = Api(options.url, os.environ.get("VLLM_API_KEY"), self._lost)
+                found = await check_attached(self._api, context, self._config)
+                dtype, self._served, slots = found.dtype, found.served, found.slots
+                await self._api.post("/pause?mode=keep&clear_cache=true")  # what another run left there
+                await self._api.post("/resume")
+            self._longest = int((await self._names())[self._served]["max_model_len"])
+            self._vocabulary = int(model.text_config(self._config)["vocab_size"])
+            await self._api.post("/update_weight_version", {"new_version": str(self.version)})
+            await self._warm_up()
+            self._adapters = Adapters(self._api, slots, drain_s=DRAIN_S, taken=await self._names())
+        except BaseException:
+            await self.close()
+            raise
+        self._running.set()
+        return ModelInfo(
+            architecture=str(self._config["architectures"][0]),
+            parameters=model.parameters(context.model, self._config),
+            vocabulary=self._vocabulary,
+            dtype=dtype,
+            device="cpu" if on_cpu else ", ".join(context.devices),
+            tokenizer=fingerprint(context.model),
+            threads=(context.threads or 0) if on_cpu else 0,
+        )
+
+    async def _warm_up(self) -> None:
+        """Sample a token, greedily and not: what the server cannot do, or compiles first, it does before the run begins."""
+        last, deadline_s = tokens([self._vocabulary - 1]), self._options.start_timeout_s
+        bodies = [
+            generate.request(last, Sampling(1, temperature), 0, self._stops, "warm-up") | {"model": self._served}
+            for temperature in (0.0, 1.0)
+        ]
+        try:
+            await asyncio.gather(*(self._opened.post(generate.PATH, body, deadline_s=deadline_s) for body in bodies))
+        except DataError as error:
+            raise FitError(
+                f"the vLLM server at {self._opened.url} does not take the last of this model's {self._vocabulary} token"
+                f" ids: {error}",
+                remedy="It must serve the model that the run trains.",
+            ) from error
+
+    # -- sampling
+
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        generate.check(prompt, n, sampling, seeds, self._vocabulary, self._longest)
+        try:
+            async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._continue(prompt, sampling, int(seed), deadline_s)) for seed in seeds[:n]
+                ]
+        except TimeoutError:
+            done = sum(task.done() and not task.cancelled() for task in tasks)
+            state = "running" if self._running.is_set() else "paused"
+            raise DeadlineExceeded(
+                f"engine 'vllm' has sampled {done} of {n} continuations within {deadline_s:g} s (it is {state})"
+            ) from None
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _continue(self, prompt: Tokens, sampling: Sampling, seed: int, deadline_s: float) -> Completion:
+        await self._running.wait()
+        async with self._adapters.using() as adapter:
+            version = adapter.version if adapter else self.version
+            body = generate.request(prompt, sampling, seed, self._stops, f"v{version}")
+            body["model"] = adapter.name if adapter else self._served
+            answer = await self._opened.post(generate.PATH, body, deadline_s=deadline_s)
+        return generate.completion(answer, sampling, adapter.version if adapter else None)
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        """All under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling.
+        Raises NotImplementedError for any other: vLLM scores a prompt by the model's own distribution."""
+        if temperature not in (0.0, 1.0):
+            raise NotImplementedError(
+                f"vLLM scores a prompt at temperature 1, and {temperature:g} was asked for: have the trainer score it"
+            )
+        if told_adapters(self._context):
+            raise NotImplementedError(
+                "vLLM's LoRA kernels for CPUs fail when they score a prompt: have the trainer score it"
+            )
+        if any(len(sequence) >= self._longest for sequence in sequences):
+            raise NotImplementedError(
+                f"vLLM scores prompts of up to {self._longest - 1} tokens here (it samples one more token after each)"
+            )
+        async with self._weights:
+            limit = asyncio.Semaphore(SCORED_AT_ONCE)
+
+            async def score(sequence: Tokens) -> Floats:
+                if len(sequence) < 2:
+                    return np.zeros(len(sequence), np.float32)
+                async with limit:
+                    body = generate.scoring_request(sequence, f"v{self.version}") | {"model": self._served}
+                    return generate.scores(await self._opened.post(generate.PATH, body, deadline_s=WEIGHTS_S), sequence)
+
+            return list(await asyncio.gather(*(score(sequence) for sequence in sequences)))
+
+    # -- weights
+
+    async def pause(self) -> None:
+        async with self._turn:
+            if not self._running.is_set():
+                return
+            await self._weights.acquire()
+            self._running.clear()
+            # "keep" freezes what is in flight; the caches are cleared, so that it is prefilled again under new weights.
+            await self._opened.post("/pause?mode=keep&clear_cache=true")
+
+    async def resume(self, version: int) -> None:
+        async with self._turn:
+            await self._opened.post("/update_weight_version", {"new_version": str(version)})
+            self.version = version
+            if not self._running.is_set():
+                await self._opened.post("/resume")
+                self._running.set()
+                self._weights.release()
+
+    async def load_weights(self, directory: Path) -> None:
+        """Raises WeightsMismatch where vLLM cannot: nothing is known of its weights then, and the engine stays paused."""
+        if self._running.is_set():
+            raise AtroposError("engine 'vllm' loads weights only while it is paused")
+        model.read_config(directory)
+        body = {"method": METHOD, "args": [str(directory.resolve())]}
+        try:
+            await self._opened.post("/collective_rpc", body, deadline_s=WEIGHTS_S)
+        except (DataError, Refused) as error:
+            raise WeightsMismatch(
+                f"vLLM cannot load the weights in {directory}: {error}\n{self._tail()}".rstrip()
+            ) from error
+
+    async def load_adapter(self, directory: Path, version: int) -> None:
+        await self._adapters.load(directory, version)
+        self.version = version
+
+    async def transfer_weights(
+        self, stage: Literal["init", "start", "update", "finish"], info: Mapping[str, Any], deadline_s: float
+    ) -> None:
+        body = {"init": {"init_info": dict(info)}, "update": {"update_info": dict(info)}}.get(stage)
+        try:
+            await self._opened.post(STAGES[stage], body, deadline_s=deadline_s)
+        except (DataError, Refused) as error:
+            raise WeightsMismatch(f"weight transfer, stage {stage!r}: {error}\n{self._tail()}".rstrip()) from error
+
+    async def close(self) -> None:
+        api, self._api = self._api, None
+        server, self._server = self._server, None
+        if api is not None:
+            await api.close()
+        if server is not None:
+            await server.close()
+
+    # -- the server
+
+    @property
+    def _opened(self) -> Api:
+        if self._api is None:
+            raise AtroposError("engine 'vllm' is not open: call open() first")
+        return self._api
+
+    async def _until_up(self, server: ManagedServer) -> None:
+        until = asyncio.get_running_loop().time() + self._options.start_timeout_s
+        while not await self._opened.answers():
+            if server.ended.is_set():
+                raise server.explain()
+            if asyncio.get_running_loop().time() > until:
+                raise DeadlineExceeded(
+                    f"the vLLM server did not come up within start_timeout_s = {self._options.start_timeout_s:g}.\n"
+                    f"{server.tail()}".rstrip(),
+                    remedy=f"Its log is {server.log}",
+                )
+            await asyncio.sleep(POLL_S)
+        server.watch(self._end_with_server)
+
+    def _end_with_server(self, error: ProcessDied) -> None:
+        """An engine without its server ends too: the supervisor sees that at once, though nothing was asked."""
+        print(error, file=sys.stderr, flush=True)  # noqa: T201 - into this process's log, whose end the supervisor shows
+        os._exit(1)
+
+    async def _lost(self, what: str) -> AtroposError:
+        server = self._server
+        if server is None:
+            return ProcessDied(f"the vLLM server at {self._options.url} does not answer ({what}).")
+        with contextlib.suppress(TimeoutError):  # its guard, and with it this process, ends as soon as it is lost
+            await asyncio.wait_for(server.ended.wait(), DYING_S)
+            return server.explain()
+        return ProcessDied(f"the vLLM server does not answer ({what}).\n{server.tail()}".rstrip())
+
+    def _tail(self) -> str:
+        return self._server.tail() if self._server is not None else ""
+
+    async def _names(self) -> dict[str, dict[str, Any]]:
+        """The models and adapters that it serves, by name."""
+        return {card["id"]: card for card in (await self._opened.get("/v1/models"))["data"]}

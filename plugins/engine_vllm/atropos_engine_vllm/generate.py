@@ -1,0 +1,121 @@
+"""Requests to `/inference/v1/generate`, and what its answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from atropos_core.errors import DataError, RemoteError, TrainingDiverged
+from atropos_core.types import Completion, Floats, Sampling, Tokens, Versions
+
+PATH = "/inference/v1/generate"
+_SEEDS = 2**63  # vLLM's are 64-bit, signed
+_NOT_FINITE = -9999.0  # what vLLM sends in place of a logprob that JSON cannot hold
+
+
+def check(prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], vocabulary: int, longest: int) -> None:
+    """Raise DataError for what no model could continue."""
+    if not len(prompt):
+        raise DataError("a prompt has no tokens: there is nothing to continue")
+    low, high = int(np.min(prompt)), int(np.max(prompt))
+    if low < 0 or high >= vocabulary:
+        raise DataError(
+            f"token ids from {low} to {high} are not all in the model's vocabulary of {vocabulary}: they come from"
+            " another tokenizer."
+        )
+    if len(seeds) < n:
+        raise DataError(f"{n} continuations were asked for with {len(seeds)} seeds: each needs its own")
+    if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+        raise DataError(f"{sampling} is impossible: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0")
+    if len(prompt) + sampling.max_tokens > longest:
+        raise DataError(
+            f"a prompt of {len(prompt)} tokens and max_tokens = {sampling.max_tokens} make"
+            f" {len(prompt) + sampling.max_tokens}, and the server takes {longest}.",
+            remedy=f"Set max_tokens to at most {max(0, longest - len(prompt))}, or shorten the prompt.",
+        )
+
+
+def request(prompt: Tokens, sampling: Sampling, seed: int, stops: Sequence[int], salt: str) -> dict[str, Any]:
+    """One continuation. What stops it is said in full, so that it does not depend on the server's own defaults.
+
+    With `--logprobs-mode processed_logprobs` a logprob is of the distribution that was sampled from. For greedy rows
+    vLLM divides by a temperature of 1 and leaves top-p and top-k out: the model's own distribution."""
+    parameters = {
+        "n": 1,
+        "seed": seed % _SEEDS,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "logprobs": 0,  # the sampled token's alone
+        "stop_token_ids": list(stops),
+        "ignore_eos": True,  # beside those
+        "detokenize": False,
+    }
+    return {"token_ids": prompt.tolist(), "sampling_params": parameters, "cache_salt": salt}
+
+
+def completion(answer: Mapping[str, Any], sampling: Sampling, version: int | None) -> Completion:
+    """What was sampled; `version` of all its tokens where an adapter decides it, else as the server says of each."""
+    (choice,) = answer["choices"]
+    finish = choice["finish_reason"]
+    if finish not in ("stop", "length"):
+        raise RemoteError(f"vLLM ended a request by {finish!r}, which nobody here asked for")
+    tokens = np.array(choice["token_ids"], dtype=np.int32)
+    logprobs = np.array([entry["logprob"] for entry in choice["logprobs"]["content"]], dtype=np.float32)
+    if len(logprobs) != len(tokens):
+        raise RemoteError(f"vLLM sent {len(tokens)} tokens with {len(logprobs)} logprobs")
+    versions = (
+        np.full(len(tokens), version, dtype=np.int32)
+        if version is not None
+        else versions_of(choice["weight_versions"], len(tokens))
+    )
+    if (logprobs <= _NOT_FINITE).any():
+        raise TrainingDiverged(
+            f"the model of policy version {versions.tolist()[-1]} gives logits that are not finite numbers.",
+            remedy="Lower the learning rate, or go back to an earlier checkpoint.",
+        )
+    return Completion(
+        tokens=tokens,
+        logprobs=logprobs,
+        policy_version=versions,
+        finish=finish,
+        temperature=sampling.temperature,
+        truncated=sampling.truncated,
+    )
+
+
+def versions_of(spans: Sequence[Mapping[str, Any]] | None, count: int) -> Versions:
+    """[count] from spans `{"version", "start", "end"}` that must cover every token once."""
+    versions = np.zeros(count, dtype=np.int32)
+    at = 0
+    for span in spans or ():
+        if span["start"] != at or not at < span["end"] <= count:
+            break
+        try:
+            versions[at : span["end"]] = int(span["version"])
+        except ValueError:
+            raise RemoteError(
+                f"vLLM marks tokens with version {span['version']!r}, which no run has published"
+            ) from None
+        at = span["end"]
+    if at != count:
+        raise RemoteError(f"vLLM's weight_versions {spans} do not cover its {count} tokens")
+    return versions
+
+
+def scoring_request(sequence: Tokens, salt: str) -> dict[str, Any]:
+    """The logprobs of a prompt. vLLM must sample a token after it, and does not read the prefix cache for it."""
+    parameters = {"n": 1, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+    return {"token_ids": sequence.tolist(), "sampling_params": parameters, "cache_salt": salt}
+
+
+def scores(answer: Mapping[str, Any], sequence: Tokens) -> Floats:
+    """f32[T]; entry 0 is 0."""
+    scored = np.zeros(len(sequence), dtype=np.float32)
+    for at, (entry, token) in enumerate(zip(answer["prompt_logprobs"], sequence.tolist(), strict=True)):
+        if at:
+            scored[at] = entry[str(token)]["logprob"]
+    return scored

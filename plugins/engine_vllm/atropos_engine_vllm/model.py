@@ -1,0 +1,74 @@
+"""What the files of a model directory say, read without transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from atropos_core.errors import ConfigError
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json. Raises ConfigError where there is none."""
+    try:
+        config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"engine 'vllm' cannot read a model from {directory}: {error}") from error
+    return config
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's part."""
+    return {**config, **(config.get("text_config") or {})}
+
+
+def stop_ids(directory: Path, config: dict[str, Any]) -> list[int]:
+    """What ends a continuation: the eos ids of the generation config (of the model's, where there is none), and the
+    tokenizer's eos token."""
+    generation = directory / "generation_config.json"
+    source = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else text_config(config)
+    given = source.get("eos_token_id")
+    found = {given} if isinstance(given, int) else set(given or ())
+    settings = directory / "tokenizer_config.json"
+    if settings.is_file() and (directory / "tokenizer.json").is_file():
+        eos = json.loads(settings.read_text(encoding="utf-8")).get("eos_token")
+        text = eos["content"] if isinstance(eos, dict) else eos
+        number = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id(text) if text else None
+        if number is not None:
+            found.add(number)
+    return sorted(found)
+
+
+def parameters(directory: Path, config: dict[str, Any]) -> int | None:
+    """How many, tied ones counted once, by the headers of the weight files; None where they do not say: other formats,
+    quantised weights."""
+    files = sorted(directory.glob("*.safetensors"))
+    tied = text_config(config).get("tie_word_embeddings", False)
+    total = 0
+    for file in files:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length))
+        header.pop("__metadata__", None)
+        for name, tensor in header.items():
+            if name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
+                continue  # a buffer; the embedding once more
+            if tensor["dtype"] not in _FLOATS:
+                return None
+            total += math.prod(tensor["shape"])
+    return total if files else None
+
+
+def dtype(config: dict[str, Any], wanted: str, on_cpu: bool) -> str:
+    """The precision to run in. "auto" is said in full to the server: its own "auto" makes bfloat16 of float32."""
+    if wanted != "auto":
+        return wanted
+    given = text_config(config).get("dtype") or config.get("torch_dtype") or "float32"
+    return "float32" if on_cpu else str(given).removeprefix("torch.")

@@ -1,0 +1,38 @@
+"""Loaded by vLLM in each of its processes (entry point group `vllm.general_plugins`): none outlives its parent.
+
+vLLM's engine core waits for a client that is gone, and its worker for a core that is gone. The guard ends them all; this
+is for the case that the guard was killed as well. It does nothing unless a server of ours says so by its environment.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import signal
+import threading
+
+GUARD_VARIABLE = "ATROPOS_VLLM_GUARD"  # the guard's pid, in the environment of a server of ours
+
+_watching = False
+
+
+def watch_parent() -> None:
+    """End this process at once when the one that started it ends. Called by vLLM, perhaps several times."""
+    global _watching
+    parent = multiprocessing.parent_process()
+    if GUARD_VARIABLE not in os.environ or parent is None or parent.pid is None or _watching:
+        return  # not ours, or the server itself, which the kernel ends with its guard
+    _watching = True
+    try:
+        descriptor = os.pidfd_open(parent.pid)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if os.getppid() != parent.pid:  # the number may be another's by now
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=_end_with, args=(descriptor,), name="atropos-orphan", daemon=True).start()
+
+
+def _end_with(descriptor: int) -> None:
+    select.select([descriptor], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,40 @@
+"""Offers the engine "vllm"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.registry import Provider, RunContext
+from atropos_engine_vllm.config import VLLMOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Engine, Transport
+
+
+def build(options: VLLMOptions, context: RunContext) -> Engine:
+    from atropos_engine_vllm.engine import VLLMEngine
+
+    return VLLMEngine(options, context)
+
+
+def transports(options: VLLMOptions) -> frozenset[Transport]:
+    """A server of somebody else's shares no memory with us and has no weight-transfer engine of ours."""
+    if options.url is not None:
+        return frozenset({"checkpoint", "adapter"})
+    return frozenset({"posix_shm", "cuda_ipc", "copy", "checkpoint", "adapter"})
+
+
+@hookimpl
+def atropos_engines() -> Iterable[Provider[Engine]]:
+    yield Provider(
+        name="vllm",
+        summary="samples from a vLLM server that it starts, or attaches to; CPU, one GPU or several",
+        config=VLLMOptions,
+        build=build,
+        transports=transports,
+        several_devices=True,
+        requires=frozenset({"aiohttp"}),
+        runs_in="process",
+    )

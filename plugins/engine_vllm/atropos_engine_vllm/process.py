@@ -1,0 +1,149 @@
+"""A vLLM server of our own: started behind its guard, watched, ended. The guard's half is `guard.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from atropos_core.errors import ProcessDied
+from atropos_core.registry import RunContext
+from atropos_engine_vllm import command, guard
+from atropos_engine_vllm.config import VLLMOptions
+
+LOG_LINES = 7  # of the server's log, in an error
+LINE = 300  # characters of each
+_NOISE = re.compile(rf"^{guard.SAYS}|resource_tracker|warnings\.warn\(")  # said above; trackers at their work
+_RAISED = re.compile(r"ERROR .*\] \S*(Error|Exception)\b: \S")
+STOP_S = guard.STOP_S + guard.TRACKERS_S
+
+
+class ManagedServer:
+    """One server, in a process group of its own. Only this object and the guard end it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, key: str, log: Path, scratch: Path) -> None:
+        self.url = url
+        self.key = key
+        self.log = log
+        self.ended = asyncio.Event()
+        self._process = process  # the guard, which leads the group
+        self._scratch = scratch
+        self._segments: dict[str, int] = {}
+        self._began = log.stat().st_size
+        self._on_lost: Callable[[ProcessDied], None] | None = None
+        self._pidfd: int | None = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._guard_ended)
+
+    @classmethod
+    def start(cls, options: VLLMOptions, context: RunContext, dtype: str) -> ManagedServer:
+        """Start it on a free port of the loopback interface; it answers once it has loaded the model."""
+        log = _log_beside_ours(context.directory)
+        key = secrets.token_urlsafe(32)
+        scratch = Path(tempfile.mkdtemp(prefix="atropos-vllm-"))  # a short path: Unix sockets allow 107 characters
+        try:
+            flags = command.flags(options, context, dtype)
+            environment = command.environment(options, context, scratch, key)
+            with socket.socket() as listener, log.open("ab") as output:
+                listener.bind(("127.0.0.1", 0))  # the server inherits it: nobody else can have the port
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "atropos_engine_vllm.guard", str(scratch), str(listener.fileno()), *flags],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                    env={**os.environ, **environment},
+                )
+                url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        except BaseException:
+            scratch.rmdir()
+            raise
+        return cls(process, url, key, log, scratch)
+
+    @property
+    def pid(self) -> int:
+        """Of the guard, and the number of the group."""
+        return self._process.pid
+
+    def watch(self, on_lost: Callable[[ProcessDied], None]) -> None:
+        """The server is up: from here on the loss of any of its processes is its end, and is told."""
+        self._segments = guard.shared_memory(guard.members(self.pid))  # in case that the guard cannot
+        self._on_lost = on_lost
+        self._say(b"watch\n")
+
+    def explain(self) -> ProcessDied:
+        """Why it is not there, by its log."""
+        return ProcessDied(f"the vLLM server has ended.\n{self.tail()}".rstrip(), remedy=f"Its log is {self.log}")
+
+    def tail(self) -> str:
+        """Of what this server has written: the guard's reason, the first error (others follow from it), the end."""
+        with self.log.open("rb") as log:
+            log.seek(self._began)
+            written = log.read().decode(errors="replace").splitlines()
+        reason = [line for line in written if line.startswith(guard.SAYS)]
+        lines = [line for line in written if not _NOISE.search(line)]
+        last = lines[-LOG_LINES:]
+        first = next((line for line in lines if _RAISED.search(line)), None)
+        if first is not None and first not in last:
+            last = [first, "...", *last]
+        return "".join(f"  | {line[:LINE]}\n" for line in [*reason, *last])
+
+    async def close(self) -> None:
+        """End it: vLLM is asked, then killed. May be called twice."""
+        if self._pidfd is None:
+            return
+        self._on_lost = None
+        self._say(b"stop\n")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), STOP_S + 1)
+        self._release()
+
+    def _say(self, line: bytes) -> None:
+        assert self._process.stdin is not None, "it was started with a pipe"
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is told otherwise
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def _guard_ended(self) -> None:
+        on_lost, self._on_lost = self._on_lost, None
+        self._release()
+        self.ended.set()
+        if on_lost is not None:
+            on_lost(self.explain())
+
+    def _release(self) -> None:
+        """Nothing of the group outlives this. Until the guard has been waited for, its number is the group's."""
+        if self._pidfd is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = None
+        killed = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if killed is None or killed.si_code != os.CLD_EXITED:
+            if killed is not None:
+                with self.log.open("a") as log:
+                    log.write(
+                        f"{guard.SAYS}the server's guard was killed by {signal.Signals(killed.si_status).name}.\n"
+                    )
+            guard.end_group(self.pid, self._segments, self._scratch)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+def _log_beside_ours(directory: Path) -> Path:
+    """`engine.log` is this process's own; vLLM writes `engine.vllm.log` beside it, so that its last lines are its own."""
+    ours = Path(os.readlink("/proc/self/fd/1"))
+    if ours.suffix == ".log" and ours.is_file():
+        return ours.with_suffix(".vllm.log")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / f"vllm-{os.getpid()}.log"

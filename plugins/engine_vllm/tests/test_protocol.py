@@ -1,0 +1,143 @@
+"""What an answer means, and what becomes of one that does not come."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atropos_core.errors import (
+    AtroposError,
+    DataError,
+    DeadlineExceeded,
+    FitError,
+    ProcessDied,
+    RemoteError,
+    TrainingDiverged,
+)
+from atropos_core.types import Sampling, tokens
+from atropos_engine_vllm import generate
+from atropos_engine_vllm.api import Api, Refused
+from atropos_engine_vllm.attach import check_attached
+
+
+async def lost(what: str) -> AtroposError:
+    return ProcessDied(what)
+
+
+def answer(**different: Any) -> dict[str, Any]:
+    choice = {
+        "finish_reason": "stop",
+        "token_ids": [4, 5, 2],
+        "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1.0}, {"logprob": 0.0}]},
+        "weight_versions": [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 3}],
+    }
+    return {"choices": [choice | different]}
+
+
+def test_a_completion_has_the_version_of_each_token() -> None:
+    made = generate.completion(answer(), Sampling(8, 0.7, top_p=0.9), None)
+    assert made.policy_version.tolist() == [1, 2, 2] and made.tokens.tolist() == [4, 5, 2]
+    assert (made.finish, made.temperature, made.truncated) == ("stop", 0.7, True)
+    assert generate.completion(answer(), Sampling(8), 9).policy_version.tolist() == [9, 9, 9], "an adapter's"
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        None,
+        [{"version": "1", "start": 0, "end": 2}],
+        [{"version": "1", "start": 1, "end": 3}],
+        [{"version": "1", "start": 0, "end": 4}],
+        [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 1, "end": 3}],
+    ],
+)
+def test_spans_that_leave_a_token_out_are_no_answer(spans: Any) -> None:
+    with pytest.raises(RemoteError, match="do not cover its 3 tokens"):
+        generate.completion(answer(weight_versions=spans), Sampling(8), None)
+
+
+def test_an_answer_that_is_none_is_named() -> None:
+    with pytest.raises(RemoteError, match="'default', which no run has published"):
+        generate.completion(answer(weight_versions=[{"version": "default", "start": 0, "end": 3}]), Sampling(8), None)
+    with pytest.raises(RemoteError, match="'abort'"):
+        generate.completion(answer(finish_reason="abort"), Sampling(8), None)
+    with pytest.raises(RemoteError, match="3 tokens with 1 logprobs"):
+        generate.completion(answer(logprobs={"content": [{"logprob": 0.0}]}), Sampling(8), None)
+    content = [{"logprob": -0.5}, {"logprob": -9999.0}, {"logprob": 0.0}]
+    with pytest.raises(TrainingDiverged, match="policy version 2"):
+        generate.completion(answer(logprobs={"content": content}), Sampling(8), None)
+
+
+def test_a_request_says_all_that_decides_what_is_sampled() -> None:
+    made = generate.request(tokens([4, 5]), Sampling(8, 0.5, 0.9, 3), 2**63 + 5, [2, 7], "v3")
+    assert made["token_ids"] == [4, 5] and made["cache_salt"] == "v3"
+    said = made["sampling_params"]
+    assert (said["seed"], said["stop_token_ids"], said["ignore_eos"]) == (5, [2, 7], True)
+    assert (said["max_tokens"], said["temperature"], said["top_p"], said["top_k"]) == (8, 0.5, 0.9, 3)
+
+
+def test_scores_are_of_the_tokens_that_were_given() -> None:
+    prompt = [None, {"5": {"logprob": -2.0}, "9": {"logprob": -0.1}}]
+    np.testing.assert_array_equal(generate.scores({"prompt_logprobs": prompt}, tokens([4, 5])), np.float32([0, -2]))
+
+
+async def test_every_way_to_fail_has_its_error(answering: Any) -> None:
+    url = await answering(
+        {
+            "/late": 30.0,
+            "/wrong": (400, {"error": {"message": "too long"}}),
+            "/broken": (500, {"error": {"message": "Worker failed with error 'no such tensor'"}}),
+            "/dead": (500, {"error": {"message": "EngineCore encountered an issue. See above."}}),
+            "/text": "fine",
+        }
+    )
+    api = Api(url, None, lost)
+    try:
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"/late gave no answer within 0\.1 s"):
+            await api.post("/late", deadline_s=0.1)
+        assert time.monotonic() - began < 5
+        with pytest.raises(DataError, match="/wrong: too long"):
+            await api.post("/wrong")
+        with pytest.raises(Refused, match="no such tensor"):
+            await api.post("/broken")
+        with pytest.raises(ProcessDied, match="EngineCore encountered"):
+            await api.post("/dead")
+        assert await api.get("/text") == "fine"
+    finally:
+        await api.close()
+    nobody = Api("http://127.0.0.1:9", None, lost)
+    try:
+        assert not await nobody.answers()
+        with pytest.raises(ProcessDied, match="Connect"):
+            await nobody.get("/health")
+    finally:
+        await nobody.close()
+
+
+ROUTES = ("/pause", "/resume", "/update_weight_version", "/collective_rpc", "/server_info", generate.PATH)
+
+
+@pytest.mark.parametrize(
+    ("different", "why"),
+    [
+        ({"/version": {"version": "0.31.0"}}, r"(?s)works with vLLM .* is 0\.31\.0.*Start a server of vLLM"),
+        ({"/version": "hello"}, "is not a vLLM server"),
+        ({"/version": (401, {"error": "Unauthorized"})}, r"(?s)wants another key.*VLLM_API_KEY"),
+        ({"/openapi.json": {"paths": {"/pause": {}}}}, r"(?s)does not offer /resume.*VLLM_SERVER_DEV_MODE=1.*--enable-scale-out"),
+        ({"/server_info": {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}}}, "raw_logprobs, which are not"),
+    ],
+)  # fmt: skip
+async def test_a_server_that_cannot_serve_a_run_is_refused_with_a_reason(
+    answering: Any, context: Any, different: dict[str, Any], why: str
+) -> None:
+    answers = {"/version": {"version": "0.32.0"}, "/openapi.json": {"paths": {route: {} for route in ROUTES}}}
+    api = Api(await answering(answers | different), None, lost)
+    try:
+        with pytest.raises(FitError, match=why):
+            await check_attached(api, context(), {})
+    finally:
+        await api.close()

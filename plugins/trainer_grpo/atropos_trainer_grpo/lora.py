@@ -1,0 +1,97 @@
+"""LoRA (arXiv 2106.09685) by peft: the base model is frozen, low-rank adapters beside its linear layers are trained.
+
+Adapters are in fp32 whatever the base is in; peft casts what goes in and what comes out.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from atropos_core.errors import ConfigError
+from atropos_trainer_grpo.config import LoraOptions
+
+WEIGHTS = "adapter_model.safetensors"
+_NAME = "default"
+_LAYER = re.compile(r"\.(\d+)\.")  # the index of a layer in a module's path: the first number in it
+
+
+def attach(model: PreTrainedModel, options: LoraOptions, origin: Path) -> PeftModel:
+    """Freeze the model and put adapters into it, which change nothing until they are trained (B = 0). Raises ConfigError
+    where `targets` or `layers` name what is not there."""
+    targets, layers = _chosen(model, options)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(origin.resolve()),
+        r=options.rank,
+        lora_alpha=options.alpha,  # type: ignore[arg-type] # peft types it as an int, and only divides it by the rank
+        lora_dropout=options.dropout,
+        target_modules=targets,
+        layers_to_transform=layers,
+    )
+    adapted = get_peft_model(model, config)  # initialises A from torch's seed
+    assert isinstance(adapted, PeftModel), "it is only for mixed adapters that peft gives another class"
+    adapted.eval()
+    return adapted
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The adapter's own tensors where they lie, under the names that peft saves them by."""
+    found: dict[str, torch.Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return found
+
+
+def save(model: nn.Module, directory: Path) -> None:
+    """As peft's save_pretrained, without the README that it writes too, and without a look at the network."""
+    settings: Any = copy.copy(model.peft_config[_NAME])  # type: ignore[index]
+    settings.inference_mode = True
+    settings.save_pretrained(directory)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors(model).items()},
+        directory / WEIGHTS,
+        metadata={"format": "pt"},
+    )
+
+
+def dropouts(model: nn.Module) -> list[nn.Module]:
+    """The adapters' dropout layers, switched off."""
+    found: list[nn.Module] = [
+        module
+        for name, module in model.named_modules()
+        if ".lora_dropout." in name and isinstance(module, nn.Dropout) and module.p > 0
+    ]
+    for module in found:
+        module.eval()
+    return found
+
+
+def _chosen(model: PreTrainedModel, options: LoraOptions) -> tuple[list[str], list[int] | None]:
+    """Last names of the linear layers to adapt, and the layer indices where not all."""
+    head = model.get_output_embeddings()
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    present = sorted({name.rpartition(".")[2] for name in linear})
+    targets = present if options.targets == "all-linear" else list(options.targets)
+    if unknown := [target for target in targets if target not in present]:
+        raise ConfigError(
+            f"trainer.lora.targets names {', '.join(map(repr, unknown))}, and {type(model).__name__} has no such linear layer"
+            f" to adapt (the head is not one). There is: {', '.join(present)}."
+        )
+    if options.layers is None:
+        return targets, None
+    indices = {int(found[1]) for name in linear if (found := _LAYER.search(name))}
+    if beyond := [layer for layer in options.layers if layer not in indices]:
+        raise ConfigError(
+            f"trainer.lora.layers names {', '.join(map(str, beyond))}, and {type(model).__name__} has layers"
+            f" {min(indices)} to {max(indices)}."
+            if indices
+            else f"trainer.lora.layers is set, and {type(model).__name__} has no numbered layers."
+        )
+    return targets, sorted(options.layers)

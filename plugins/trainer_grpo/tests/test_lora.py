@@ -1,0 +1,302 @@
+"""LoRA: the adapter alone is trained, by the gradient that peft's own forward gives, and a checkpoint is a peft directory."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from atropos_core.codec import encode_bytes
+from atropos_core.errors import CheckpointError, ConfigError, FitError
+from atropos_trainer_grpo import lora
+from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
+from atropos_trainer_grpo.model import open_model
+from atropos_trainer_grpo.optimizer import Optimizer
+from atropos_trainer_grpo.update import Update
+
+LORA = {"rank": 4, "alpha": 8.0, "learning_rate": 1e-2}
+EVERY_LAYER = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def disturb(model, seed=5):
+    """Adapters that do something: B is zero at first, and A has no gradient then."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in lora.tensors(model).items():
+            if "lora_B" in name:
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.05)
+
+
+def base_of(model):
+    return {name: value.clone() for name, value in model.named_parameters() if "lora_" not in name}
+
+
+def adapted_modules(model):
+    return {
+        name.partition(".lora_A")[0].removeprefix("base_model.model.")
+        for name in lora.tensors(model)
+        if "lora_A" in name
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+async def test_only_the_adapter_changes_and_it_is_in_fp32(open_trainer, make_batch, model_of, gate, dtype):
+    trainer = await open_trainer(model_of(dtype=dtype), lora=LORA, dtype=str(dtype).removeprefix("torch."))
+    before, adapter = base_of(trainer.model), {k: v.clone() for k, v in lora.tensors(trainer.model).items()}
+    for seed in range(2):  # the first moves B alone
+        await trainer.step(make_batch(seed), gate)
+    assert {tensor.dtype for tensor in lora.tensors(trainer.model).values()} == {torch.float32}
+    for name, tensor in lora.tensors(trainer.model).items():
+        assert not torch.equal(tensor, adapter[name]), name
+    after = base_of(trainer.model)
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert value.dtype == dtype
+        assert torch.equal(value.view(torch.uint8), after[name].view(torch.uint8)), name
+
+
+async def test_an_untrained_adapter_leaves_the_policy_as_it_was_and_the_model_info_speaks_of_the_base(open_trainer):
+    whole, adapted = await open_trainer(), await open_trainer(lora=LORA)
+    sequence = np.arange(2, 20, dtype=np.int32)
+    np.testing.assert_array_equal(*[(await trainer.logprobs([sequence]))[0] for trainer in (whole, adapted)])
+    assert await whole.open() == await adapted.open()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_gradients_are_those_of_pefts_own_forward(make_batch, model_of, kind, checkpointing):
+    options = GrpoOptions(loss="dapo", lora=LoraOptions(**LORA))
+    ours = lora.attach(
+        open_model(model_of(kind), dtype="auto", device="cpu", with_weights=True).double(), options.lora, model_of(kind)
+    )
+    theirs = lora.attach(AutoModelForCausalLM.from_pretrained(model_of(kind)).double(), options.lora, model_of(kind))
+    disturb(ours)
+    with torch.no_grad():
+        for name, tensor in lora.tensors(theirs).items():
+            tensor.copy_(lora.tensors(ours)[name])
+    if checkpointing:
+        ours.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+        ours.train()
+    batch = make_batch()
+    batch = replace(batch, logprobs=batch.logprobs.astype(np.float64), advantages=batch.advantages.astype(np.float64))
+    update = Update(ours, Optimizer(ours.parameters(), options), options, batch, "cpu", 0)
+    (chosen,) = update.minibatches()
+    update.backward(chosen)
+
+    total = 0.0
+    for i in range(batch.sequences):
+        at = slice(batch.offsets[i], batch.offsets[i + 1])
+        tokens = torch.from_numpy(batch.tokens[at]).long()
+        logs = theirs(input_ids=tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+        trained = torch.from_numpy(batch.trained[at][1:])
+        ratio = (logs - torch.from_numpy(batch.logprobs[at][1:])).exp()
+        advantages = torch.from_numpy(batch.advantages[at][1:])
+        total = total - (torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages) * trained).sum()
+    loss = total / int(batch.trained.sum())
+    loss.backward()
+    assert update._losses[0] == pytest.approx(float(loss.detach()), rel=1e-6)
+    expected = {name: value.grad for name, value in theirs.named_parameters() if value.grad is not None}
+    found = {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
+    assert found.keys() == expected.keys() == {name for name, _ in ours.named_parameters() if "lora_" in name}
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 1e-7, name
+        torch.testing.assert_close(found[name], gradient, atol=1e-8, rtol=1e-5)
+
+
+async def test_targets_and_layers_choose_what_is_adapted(open_trainer):
+    trainer = await open_trainer(lora={**LORA})
+    assert adapted_modules(trainer.model) == {
+        f"model.layers.{layer}.{'self_attn' if name[0] in 'qkvo' else 'mlp'}.{name}"
+        for layer in (0, 1)
+        for name in EVERY_LAYER
+    }
+    trainer = await open_trainer(lora={**LORA, "targets": ["q_proj", "down_proj"], "layers": [1]})
+    assert adapted_modules(trainer.model) == {"model.layers.1.self_attn.q_proj", "model.layers.1.mlp.down_proj"}
+    trainable = [name for name, value in trainer.model.named_parameters() if value.requires_grad]
+    assert len(trainable) == 4
+    assert all(".layers.1." in name for name in trainable)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"targets": ["q_proj", "c_attn"]},
+            r"'c_attn'.*There is: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj",
+        ),
+        ({"targets": ["lm_head"]}, "the head is not one"),
+        ({"targets": ["embed_tokens"]}, "no such linear layer"),
+        ({"layers": [0, 2]}, r"layers names 2, and Qwen3ForCausalLM has layers 0 to 1"),
+    ],
+)
+async def test_what_matches_nothing_is_refused_and_what_there_is_is_listed(open_trainer, options, match):
+    with pytest.raises(ConfigError, match=match):
+        await open_trainer(lora={**LORA, **options})
+
+
+def test_empty_lists_are_refused():
+    for key in ("targets", "layers"):
+        with pytest.raises(ValueError, match="would train nothing"):
+            LoraOptions(**{key: []})
+
+
+async def test_the_learning_rate_is_ten_times_that_of_full_training_unless_it_is_set(open_trainer, make_batch, gate):
+    for options, rate in (({}, 3e-2), ({"learning_rate": 5e-4}, 5e-4)):
+        trainer = await open_trainer(learning_rate=3e-3, lora=options)
+        assert (await trainer.step(make_batch(), gate))["learning_rate"] == pytest.approx(rate)
+
+
+async def test_a_bridge_that_carries_adapters_makes_the_trainer_train_one(open_trainer):
+    trainer = await open_trainer(transport="adapter")
+    assert trainer.model.peft_config["default"].r == LoraOptions().rank
+    assert (await open_trainer(transport="copy")).model.__class__.__name__ == "Qwen3ForCausalLM"
+
+
+async def test_dropout_acts_where_gradients_are_computed_and_nowhere_else(open_trainer, make_batch, gate):
+    sequence = np.arange(2, 20, dtype=np.int32)
+    for checkpointing in (False, True):
+        plain, dropped = [
+            await open_trainer(lora={**LORA, "dropout": p}, gradient_checkpointing=checkpointing) for p in (0.0, 0.5)
+        ]
+        for trainer in (plain, dropped):
+            disturb(trainer.model)
+        [expected], [found] = await plain.logprobs([sequence]), await dropped.logprobs([sequence])
+        np.testing.assert_array_equal(expected, found)
+        batch = make_batch()
+        scored = await plain.logprobs(list(np.split(batch.tokens, batch.offsets[1:-1])))
+        batch = replace(batch, logprobs=np.where(batch.sampled, np.concatenate(scored), 0).astype(np.float32))
+        seen = {trainer: await trainer.step(batch, gate) for trainer in (plain, dropped)}
+        for metrics in seen.values():
+            assert metrics["alignment/max_abs_logprob_diff"] < 1e-5
+            assert metrics["alignment/fresh_tokens"] == batch.sampled.sum()
+        assert abs(seen[plain]["ratio/mean"] - 1) < 1e-5
+        assert abs(seen[dropped]["ratio/mean"] - 1) > 1e-4  # of the network that dropout makes
+        assert not any(layer.training for layer in dropped._dropouts)
+        assert dropped._dropouts
+
+
+RESUME = """
+import asyncio, json, sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from safetensors.torch import save_file
+from atropos_core.codec import decode
+from atropos_core.registry import RunContext
+from atropos_trainer_grpo import lora
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.trainer import GrpoTrainer
+
+model, checkpoint, batches, options, out = sys.argv[1:]
+
+@asynccontextmanager
+async def writing():
+    yield
+
+async def main():
+    context = RunContext(Path(out), Path(model), threads=1, transport="adapter")
+    trainer = GrpoTrainer(GrpoOptions(**json.loads(options)), context)
+    await trainer.open()
+    await trainer.restore(Path(checkpoint))
+    for batch in decode(Path(batches).read_bytes()):
+        await trainer.step(batch, writing)
+    save_file({name: value.contiguous() for name, value in lora.tensors(trainer.model).items()}, out + "/resumed")
+
+asyncio.run(main())
+"""
+
+
+async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch, model_of, gate, tmp_path):
+    options = {"lora": {**LORA, "dropout": 0.1}, "minibatches": 2, "warmup_steps": 5, "weight_decay": 0.01}
+    trainer = await open_trainer(transport="adapter", **options)
+    for seed in range(3):
+        await trainer.step(make_batch(seed, version=seed + 1), gate)
+    (tmp_path / "saved").mkdir()
+    await trainer.save(tmp_path / "saved")
+    later = [make_batch(seed, version=seed + 1) for seed in range(3, 6)]
+    for batch in later:
+        await trainer.step(batch, gate)
+    (tmp_path / "batches").write_bytes(encode_bytes(later))
+    arguments = [model_of(), tmp_path / "saved", tmp_path / "batches", json.dumps(options), tmp_path]
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", RESUME, *map(str, arguments)], check=True)
+    resumed = load_file(tmp_path / "resumed")
+    for name, tensor in lora.tensors(trainer.model).items():
+        assert torch.equal(tensor, resumed[name]), name
+    await trainer.restore(tmp_path / "saved")  # and back, in the same process
+    for batch in later:
+        await trainer.step(batch, gate)
+    for name, tensor in lora.tensors(trainer.model).items():
+        assert torch.equal(tensor, resumed[name]), name
+
+
+async def test_what_is_saved_loads_with_transformers_and_with_peft_and_holds_no_base(
+    open_trainer, make_batch, model_of, gate, tmp_path
+):
+    trainer = await open_trainer(lora=LORA)
+    for seed in range(2):
+        await trainer.step(make_batch(seed), gate)
+    (tmp_path / "saved").mkdir()
+    await trainer.save(tmp_path / "saved")
+    files = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "trainer_state.pt", "tokenizer.json"} <= files
+    assert "model.safetensors" not in files
+    settings = json.loads((tmp_path / "saved/adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(model_of().resolve())
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("w5 w9").input_ids[-2:] == [5, 9]
+    tokens = np.arange(2, 12, dtype=np.int32)
+    mine = (await trainer.logprobs([tokens]))[0][1:]
+    start = (await (await open_trainer()).logprobs([tokens]))[0][1:]
+    assert np.abs(mine - start).max() > 0.01
+    for load in (AutoModelForCausalLM, AutoPeftModelForCausalLM):
+        model = load.from_pretrained(tmp_path / "saved").eval()
+        logs = torch.log_softmax(model(input_ids=torch.from_numpy(tokens).long()[None]).logits[0, :-1], -1)
+        expected = logs.gather(1, torch.from_numpy(tokens[1:]).long()[:, None])[:, 0].detach().numpy()
+        np.testing.assert_allclose(mine, expected, atol=1e-5)
+    await trainer.step(make_batch(1), gate)  # saving has left the trainer as it was
+
+
+async def test_a_checkpoint_of_another_adapter_or_of_a_whole_model_is_refused_before_anything_changes(
+    open_trainer, gate, make_batch, tmp_path
+):
+    trainer = await open_trainer(lora=LORA)
+    others = {
+        "missing": {"lora": {**LORA, "targets": ["q_proj"]}},
+        r"\(8, 32\)": {"lora": {**LORA, "rank": 8}},
+        "cannot be read": {},
+    }
+    before = {name: value.clone() for name, value in lora.tensors(trainer.model).items()}
+    for number, (match, options) in enumerate(others.items()):
+        other = await open_trainer(**options)
+        await other.step(make_batch(), gate)
+        (saved := tmp_path / str(number)).mkdir()
+        await other.save(saved)
+        with pytest.raises(CheckpointError, match=match):
+            await trainer.restore(saved)
+    assert all(torch.equal(value, before[name]) for name, value in lora.tensors(trainer.model).items())
+
+
+async def test_a_model_directory_that_is_an_adapter_is_refused(open_trainer, tmp_path):
+    trainer = await open_trainer(lora=LORA)
+    (tmp_path / "saved").mkdir()
+    await trainer.save(tmp_path / "saved")
+    with pytest.raises(FitError, match="holds an adapter"):
+        await open_trainer(tmp_path / "saved")
+
+
+def test_without_peft_a_trainer_of_adapters_says_what_to_install():
+    code = (
+        "import sys; sys.modules['peft'] = None; import importlib.util; from pathlib import Path; "
+        "find = importlib.util.find_spec; importlib.util.find_spec = lambda name: None if name == 'peft' else find(name); "
+        "from atropos_core.registry import RunContext; from atropos_trainer_grpo.config import GrpoOptions; "
+        "from atropos_trainer_grpo.plugin import build; here = Path(); "
+        "build(GrpoOptions(), RunContext(here, here, transport='checkpoint')); "
+        "build(GrpoOptions(), RunContext(here, here, transport='adapter'))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr.strip().splitlines()[-1].strip() == "pip install atropos-plugin-trainer-grpo[lora]"

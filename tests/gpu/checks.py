@@ -1,0 +1,297 @@
+"""The checks. Each starts what it needs, enters its figures in a Report, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from atropos_core.errors import AtroposError, ProcessDied
+from atropos_core.types import Batch, Completion, Floats, Sampling, Tokens, tokens
+from tests.gpu import models
+from tests.gpu.memory import Memory
+from tests.gpu.pair import Pair, Setting, started
+from tests.gpu.report import Report
+
+UPDATES = 5
+PUBLISHES = 20
+BOUND = {"float32": 1e-4, "bfloat16": 0.1}  # nats; a run stops at 1e-4 and 0.5 (training.max_logprob_diff)
+CONTEXT_BYTES = 64e6  # what a device may still count some time after a process has ended
+
+
+@dataclass(frozen=True)
+class Check:
+    """`run` raises nothing for a figure out of bounds: Report.settle does."""
+
+    name: str
+    run: Callable[[Setting, Report], Awaitable[None]]
+    deadline_s: float
+
+
+async def updates(setting: Setting, report: Report, dtype: str) -> None:
+    """Engine "hf" samples, trainer "grpo" updates in the engine's memory, and both give the same tokens the same
+    logprobs."""
+    with tempfile.TemporaryDirectory() as folder:
+        models.make(models.SMALL, dtype, "cpu", Path(folder))
+        async with started(setting, Path(folder), dtype, holder=False) as pair:
+            await pair.open(holder=False)
+            await pair.connect()
+            addresses = await pair.ask_engine("addresses")
+            random = np.random.default_rng(1)
+            probe = [_ids(random, models.VOCABULARY, 64)]
+            before = await pair.trainer.logprobs(probe)
+            worst: list[float] = []
+            means: list[float] = []
+            publishes: list[float] = []
+            copied = 0
+            for version in range(UPDATES + 1):
+                prompts, made = await _sample(pair, version)
+                _require(
+                    all((c.policy_version == version).all() for c in made), f"tokens of another version: {version}"
+                )
+                sequences = [np.concatenate([prompt, c.tokens]) for prompt, c in zip(prompts, made, strict=True)]
+                scored = await pair.trainer.logprobs(sequences)
+                off = np.concatenate(
+                    [np.abs(row[-len(c.tokens) :] - c.logprobs) for row, c in zip(scored, made, strict=True)]
+                )
+                worst.append(_most(off))
+                means.append(float(off.mean()))
+                if version < UPDATES:
+                    batch = _batch(prompts, made, version + 1, random)
+                    await pair.trainer.step(batch, partial(pair.bridge.writing, version + 1))
+                    published = pair.bridge.published
+                    assert published is not None, "writing was entered"
+                    publishes.append(published.seconds)
+                    copied += published.bytes_copied
+            after = await pair.trainer.logprobs(probe)
+            ours = await pair.engine.logprobs(probe)
+            report.at_most(f"{dtype}: largest logprob difference, after each update", max(worst), BOUND[dtype], "nats")
+            report.note(f"{dtype}: mean logprob difference", statistics.mean(means), "nats")
+            report.at_most(f"{dtype}: engine's probe against the trainer's", _gap(ours, after), BOUND[dtype], "nats")
+            report.at_least(f"{dtype}: the probe moved by", _gap(after, before), 0.5, "nats")
+            report.note(f"{dtype}: publish, slowest of {UPDATES}", max(publishes), "s")
+            report.holds(f"{dtype}: nothing copied", copied == 0, f"{copied} bytes")
+            report.holds(
+                f"{dtype}: no parameter of the engine's moved", addresses == await pair.ask_engine("addresses")
+            )
+
+
+async def graphs(setting: Setting, report: Report) -> None:
+    """A graph of the engine's forward pass, captured before a write of the trainer's, computes with what was written."""
+    with tempfile.TemporaryDirectory() as folder:
+        models.make(models.SMALL, "float32", "cpu", Path(folder))
+        async with started(setting, Path(folder), "float32", holder=True) as pair:
+            await pair.open(holder=True)
+            await pair.connect()
+            await pair.ask_engine("graph", 48)
+            addresses = await pair.ask_engine("addresses")
+            old = await pair.ask_engine("replay")
+            report.at_most("replay against eager, before", _most(old - await pair.ask_engine("eager")), 1e-4)
+            for version in (1, 2):
+                async with pair.bridge.writing(version):
+                    await pair.scale(1.25)
+                new, eager = await pair.ask_engine("replay"), await pair.ask_engine("eager")
+                report.at_most(f"replay against eager, after write {version}", _most(new - eager), 1e-4)
+                report.at_least(f"replay against the one before write {version}", _most(new - old), 1e-2)
+                old = new
+            report.holds("no parameter of the engine's moved", addresses == await pair.ask_engine("addresses"))
+
+
+async def one_copy(setting: Setting, report: Report) -> None:
+    """A large model's weights are on the device once, and a publish under load takes no time to speak of."""
+    with tempfile.TemporaryDirectory() as folder:
+        size = models.make(models.large(setting.parameters), "bfloat16", setting.device, Path(folder))
+        report.note("weights", size / 1e9, "GB")
+        async with started(setting, Path(folder), "bfloat16", holder=True) as pair:
+            await pair.warm()
+            memory = Memory(setting.device, pair.pids)
+            bare = memory.used_bytes()
+            with memory.watched():
+                await pair.open(holder=True)
+                loaded = memory.used_bytes()
+                await pair.connect()
+                await pair.scale(1.0)  # and touches every page
+                shared = memory.used_bytes()
+                await _publishes(setting, pair, report)
+            resident, added, highest = (
+                (used - since) / size for used, since in ((shared, bare), (shared, loaded), (memory.peak_bytes, bare))
+            )
+            if setting.device == "cpu":  # transformers leaves the weights in the file until they move to the segment
+                slack = 80e6 / size  # Python's own memory counts beside a small model
+                report.note("what moving and attaching added", added, "copies")
+            else:
+                slack = 0.0
+                report.at_most("what moving and attaching added", added, 0.05, "copies")
+            report.at_most("resident once attached", resident, 1.1 + slack, "copies")
+            report.at_most("highest, from loading to the last publish", highest, 1.25 + slack, "copies")
+
+
+async def _publishes(setting: Setting, pair: Pair, report: Report) -> None:
+    random = np.random.default_rng(2)
+    prompts = [_ids(random, 8000, 24) for _ in range(8)]
+    probe = [_ids(random, 8000, 32)]
+    before = await pair.engine.logprobs(probe)
+    await pair.engine.sample(prompts[0], 1, Sampling(4), [0], 120)  # what is made lazily is there before the clock runs
+    load = [pair.engine.sample(prompt, 1, Sampling(48), [i], 300) for i, prompt in enumerate(prompts)]
+    in_flight = asyncio.gather(*load)
+    outside, own, writes = [], [], []
+    copied = 0
+    try:
+        for version in range(1, PUBLISHES + 1):
+            times = [time.perf_counter()]
+            async with pair.bridge.writing(version):
+                times.append(time.perf_counter())
+                await pair.scale(1.01)
+                times.append(time.perf_counter())
+            times.append(time.perf_counter())
+            entered, wrote, left = np.diff(times).tolist()
+            outside.append(entered + left)
+            writes.append(wrote)
+            published = pair.bridge.published
+            assert published is not None, "writing was entered"
+            own.append(published.seconds)
+            copied += published.bytes_copied
+        made = [completion for (completion,) in await in_flight]
+    finally:
+        in_flight.cancel()
+    after = await pair.engine.logprobs(probe)
+    # A pause waits for the pass that computes: on a CPU, and a busy one, that is what it measures.
+    bound = 0.5 if setting.device != "cpu" else 10.0
+    report.at_most(f"publish, slowest of {PUBLISHES} (pause, version, resume)", max(outside), bound, "s")
+    report.note("publish, median", statistics.median(outside), "s")
+    report.note("publish, slowest by the bridge's own clock", max(own), "s")
+    report.note("one write into every parameter, median (not counted)", statistics.median(writes), "s")
+    report.holds("nothing copied", copied == 0, f"{copied} bytes")
+    report.holds("requests in flight came to their end", all(len(c.tokens) == 48 for c in made), f"{len(made)}")
+    report.at_least("versions that they saw", max(int(c.policy_version.max()) for c in made), 1)
+    report.at_least("the engine's probe moved by", _gap(after, before), 1e-2, "nats")
+
+
+async def killed(setting: Setting, report: Report, victim: int) -> None:
+    """kill -9 of one end: a named error, the other end's memory is as it was or said to be gone, and all of it is given
+    back."""
+    who, other = (("owner", "attached"), ("attached", "owner"))[victim]
+    memory = Memory(setting.device)
+    with tempfile.TemporaryDirectory() as folder:
+        models.make(models.SMALL, "float32", "cpu", Path(folder))
+        before = memory.used_bytes()
+        async with started(setting, Path(folder), "float32", holder=True) as pair:
+            memory.pids = pair.pids
+            await pair.open(holder=True)
+            await pair.connect()
+            probe = [tokens(range(3, 60))]
+            expected = await pair.engine.logprobs(probe)
+            began = time.perf_counter()
+            pair.children[victim].process.kill()
+            said = await _error(pair.children[victim].peer.call("ask", "read_sentinel", 0, deadline_s=10))
+            report.at_most(f"{who} killed: seconds to the error", time.perf_counter() - began, 10, "s")
+            named_so = isinstance(said, ProcessDied) and "SIGKILL" in str(said)
+            report.holds(f"{who} killed: what is said", named_so, str(said).splitlines()[0])
+            survivor = await _error(pair.children[1 - victim].peer.call("ask", "read_sentinel", 1, deadline_s=10))
+            if survivor is None and victim == 1:
+                gap = _gap(await pair.engine.logprobs(probe), expected)
+                report.at_most("the owner goes on: logprobs changed by", gap, 1e-5, "nats")
+            report.holds(
+                f"{who} killed: the {other} process",
+                survivor is None or (victim == 0 and setting.device != "cpu" and isinstance(survivor, AtroposError)),
+                "reads on" if survivor is None else str(survivor).splitlines()[0],
+            )
+        until = time.monotonic() + 10
+        while memory.used_bytes() > before + CONTEXT_BYTES and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        report.at_most(f"{who} killed: memory not given back", (memory.used_bytes() - before) / 1e6, 64, "MB")
+        gone = not any(Path(f"/proc/{pid}").exists() for pid in pair.pids)
+        report.holds(f"{who} killed: no process left", gone)
+    # Where torch counts references: torch_PID_RANDOM_NUMBER.
+    left = [name for name in os.listdir("/dev/shm") if set(map(str, pair.pids)) & set(name.split("_"))]
+    report.holds(f"{who} killed: nothing left in /dev/shm", not left, ", ".join(left) or "nothing")
+
+
+async def refused(setting: Setting, report: Report) -> None:
+    """Where the device permits no sharing between processes, the error names that and what to do."""
+    with tempfile.TemporaryDirectory() as folder:
+        models.make(models.SMALL, "float32", "cpu", Path(folder))
+        async with started(setting, Path(folder), "float32", holder=True) as pair:
+            said = str(await pair.ask_engine("refuse"))
+            report.holds("CUDA IPC refused: what is said", "\n" in said, said.replace("\n", " | ") or "no error")
+
+
+CHECKS = (
+    Check("updates_float32", partial(updates, dtype="float32"), 240),
+    Check("updates_bfloat16", partial(updates, dtype="bfloat16"), 240),
+    Check("graphs", graphs, 240),
+    Check("one_copy", one_copy, 480),
+    Check("owner_killed", partial(killed, victim=0), 180),
+    Check("attached_killed", partial(killed, victim=1), 180),
+    Check("refused", refused, 120),
+)
+
+
+async def _sample(pair: Pair, version: int) -> tuple[list[Tokens], list[Completion]]:
+    """Four continuations of each of eight prompts, and the prompt of each."""
+    random = np.random.default_rng([3, version])
+    prompts = [_ids(random, models.VOCABULARY, int(length)) for length in random.integers(4, 40, 8)]
+    seeds = [[100 * version + 4 * i + j for j in range(4)] for i in range(8)]
+    made = await asyncio.gather(
+        *(pair.engine.sample(p, 4, Sampling(24), seed, 120) for p, seed in zip(prompts, seeds, strict=True))
+    )
+    return [prompt for prompt in prompts for _ in range(4)], [completion for call in made for completion in call]
+
+
+def _batch(prompts: Sequence[Tokens], made: Sequence[Completion], version: int, random: np.random.Generator) -> Batch:
+    """With random advantages: it is not what is learned that counts here."""
+    lengths = [len(prompt) + len(completion.tokens) for prompt, completion in zip(prompts, made, strict=True)]
+    sampled = np.concatenate([np.arange(n) >= len(prompt) for prompt, n in zip(prompts, lengths, strict=True)])
+    logprobs, versions = np.zeros(len(sampled), np.float32), np.full(len(sampled), version - 1, np.int32)
+    logprobs[sampled] = np.concatenate([completion.logprobs for completion in made])
+    advantages = np.repeat(random.normal(size=len(made)), lengths)
+    return Batch(
+        tokens=np.concatenate([part for p, c in zip(prompts, made, strict=True) for part in (p, c.tokens)]),
+        offsets=np.cumsum([0, *lengths]).astype(np.int64),
+        sampled=sampled,
+        trained=sampled.copy(),
+        logprobs=logprobs,
+        has_logprobs=np.ones(len(made), np.bool_),
+        policy_version=versions,
+        advantages=np.where(sampled, advantages, 0).astype(np.float32),
+        temperature=np.ones(len(made), np.float32),
+        truncated=np.zeros(len(made), np.bool_),
+        group=np.repeat(np.arange(len(made) // 4, dtype=np.int32), 4),
+        version=version,
+    )
+
+
+def _ids(random: np.random.Generator, vocabulary: int, length: int) -> Tokens:
+    return random.integers(0, vocabulary, length, dtype=np.int32)
+
+
+async def _error(call: Awaitable[object]) -> AtroposError | None:
+    try:
+        await call
+    except AtroposError as error:
+        return error
+    return None
+
+
+def _gap(ones: Sequence[Floats], others: Sequence[Floats]) -> float:
+    return max(_most(one - other) for one, other in zip(ones, others, strict=True))
+
+
+def _most(difference: Floats) -> float:
+    """The largest in size. What is not a number is beyond every bound."""
+    found = float(np.abs(difference).max())
+    return math.inf if math.isnan(found) else found
+
+
+def _require(claim: bool, otherwise: str) -> None:
+    if not claim:
+        raise AssertionError(otherwise)

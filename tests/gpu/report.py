@@ -1,0 +1,44 @@
+"""What a check found: every figure with its bound, also those of a check that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class CheckFailed(AssertionError):
+    """Figures of a check are beyond their bounds."""
+
+
+class Report:
+    """The figures of one check, said as they are found."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.figures: dict[str, Any] = {}
+        self.failed: list[str] = []
+        self._say = say
+
+    def note(self, what: str, value: Any, unit: str = "") -> None:
+        self._enter(what, value, unit, "")
+
+    def at_most(self, what: str, value: float, bound: float, unit: str = "") -> None:
+        self._enter(what, value, unit, f"at most {bound:g}", value <= bound)
+
+    def at_least(self, what: str, value: float, bound: float, unit: str = "") -> None:
+        self._enter(what, value, unit, f"at least {bound:g}", value >= bound)
+
+    def holds(self, what: str, claim: bool, found: str = "") -> None:
+        self._enter(what, found or claim, "", "must hold", claim)
+
+    def settle(self) -> None:
+        """Raise CheckFailed for what was out of bounds."""
+        if self.failed:
+            raise CheckFailed("; ".join(self.failed))
+
+    def _enter(self, what: str, value: Any, unit: str, bound: str, good: bool = True) -> None:
+        self.figures[f"{what} [{unit}]" if unit else what] = value
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        line = f"{what}: {shown} {unit}".rstrip() + (f" ({bound})" if bound else "")
+        self._say(f"  {'' if good else 'FAILED '}{line}")
+        if not good:
+            self.failed.append(line)

@@ -1,0 +1,93 @@
+"""The checks as tests: each by itself on a GPU, and most of them on a CPU in an interpreter that lacks what a GPU machine
+may lack. `python -m benchmarks.gpu` runs them without pytest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from atropos_core.policy import within
+from tests.conftest import REPOSITORY
+from tests.gpu.checks import CHECKS, Check
+from tests.gpu.pair import Setting
+from tests.gpu.report import Report
+
+ON_A_CPU = ["updates_float32", "graphs", "one_copy", "owner_killed"]  # the others differ from these in a word or two
+
+HIDING = """
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        hidden = name.partition(".")[0] in {"pydantic", "pydantic_core", "pluggy", "pytest", "typer", "rich", "psutil", "peft"}
+        return None if hidden else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="NOT RUN: no CUDA device; run on one by `python -m benchmarks.gpu`, or by this test",
+)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+async def test_on_a_gpu(check: Check) -> None:
+    report = Report(print)
+    await within(check.run(Setting("cuda:0"), report), check.deadline_s, check.name)
+    report.settle()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_checks_hold_on_a_cpu_where_only_torch_and_transformers_are_installed(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDING)
+    out = tmp_path / "figures.json"
+    options = ["--device", "cpu", "--parameters", "50e6", "--out", str(out), "--only", *ON_A_CPU]
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *options],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=360,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    checks = json.loads(out.read_text())["checks"]
+    assert list(checks) == ON_A_CPU
+    for name, result in checks.items():
+        assert result["failure"] is None, name
+        assert result["figures"], name
+
+
+def test_the_interpreter_above_has_no_pydantic(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDING)
+    ended = subprocess.run(
+        [sys.executable, "-c", "import pydantic"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "No module named 'pydantic'" in ended.stderr
+
+
+def test_a_figure_out_of_bounds_fails_its_check_and_is_kept() -> None:
+    said: list[str] = []
+    report = Report(said.append)
+    report.at_most("copies", 2.0, 1.1)
+    report.at_most("seconds", float("nan"), 0.5, "s")
+    report.at_least("moved", 1.0, 0.5)
+    with pytest.raises(AssertionError, match="copies: 2 .*; seconds: nan s"):
+        report.settle()
+    assert set(report.figures) == {"copies", "seconds [s]", "moved"}
+    assert [line for line in said if "FAILED" not in line] == ["  moved: 1 (at least 0.5)"]

@@ -1,0 +1,131 @@
+"""The engine "vllm" in a process of its own, as a run has it, and the same tokens scored by transformers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from atropos_core.hosting import Child, HostedEngine
+from atropos_core.interfaces import ModelInfo
+from atropos_core.types import Completion, Floats, Tokens
+
+
+@dataclass
+class Hosted:
+    """An open engine, and the processes behind it."""
+
+    engine: HostedEngine
+    child: Child
+    info: ModelInfo
+    model: Path
+
+    @property
+    def url(self) -> str:
+        """Where its server listens."""
+        [port] = [one.laddr.port for one in self.processes["server"].net_connections() if one.status == "LISTEN"]
+        return f"http://127.0.0.1:{port}"
+
+    @property
+    def key(self) -> str:
+        return self.processes["server"].environ()["VLLM_API_KEY"]
+
+    @property
+    def processes(self) -> dict[str, psutil.Process]:
+        """engine, guard, server, core, worker: each the only one of its name."""
+        engine = psutil.Process(self.child.process.pid)
+        found = {"engine": engine}
+        for process in engine.children(recursive=True):
+            command = process.cmdline()
+            for name, sign in SIGNS.items():
+                if any(part.startswith(sign) for part in command):
+                    assert name not in found
+                    found[name] = process
+        assert set(found) == {"engine", *SIGNS}, [process.cmdline() for process in engine.children(recursive=True)]
+        return found
+
+
+SIGNS = {
+    "guard": "atropos_engine_vllm.guard",
+    "server": "atropos_engine_vllm.server",
+    "core": "VLLM::EngineCore",
+    "worker": "VLLM::Worker",
+}
+
+
+async def start(
+    model: Path,
+    directory: Path,
+    *,
+    told: Mapping[str, Any] | None = None,
+    transport: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Hosted:
+    """Whoever starts it closes it: `await hosted.engine.close()`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    wanted = {
+        "kind": "engine",
+        "name": "vllm",
+        "options": options,
+        "context": {
+            "directory": directory, "model": model, "transport": transport, "devices": ("cpu",), "threads": 1,
+            "told": dict(told or {}),
+        },
+    }  # fmt: skip
+    child = await Child.start("engine", wanted, directory / "engine.log", threads=1, environment=environment)
+    engine = HostedEngine(child)
+    try:
+        return Hosted(engine, child, await engine.open(), model)
+    except BaseException:
+        await engine.close()
+        raise
+
+
+@asynccontextmanager
+async def hosted(model: Path, directory: Path, **wanted: Any) -> AsyncIterator[Hosted]:
+    """`start`, and the end of it."""
+    made = await start(model, directory, **wanted)
+    try:
+        yield made
+    finally:
+        await made.engine.close()
+
+
+def reference(
+    directory: Path, sequences: Sequence[Tokens], temperature: float = 1.0, adapter: Path | None = None
+) -> list[Floats]:
+    """f32[T] each, as Engine.logprobs, by transformers' own forward pass, with peft's adapter where one is given."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(adapter))
+    model.eval()
+    scored = []
+    with torch.inference_mode():
+        for sequence in sequences:
+            ids = torch.from_numpy(sequence.astype(np.int64))[None]
+            logprobs = (model(ids).logits[0].double() / (temperature or 1.0)).log_softmax(-1)
+            chosen = logprobs[:-1].gather(-1, ids[0, 1:, None])[:, 0]
+            scored.append(np.concatenate([[0.0], chosen.numpy()]).astype(np.float32))
+    return scored
+
+
+def difference(
+    directory: Path, prompt: Tokens, completions: Sequence[Completion], adapter: Path | None = None
+) -> float:
+    """The largest |engine - transformers| over what was sampled, nats."""
+    whole = [np.concatenate([prompt, one.tokens]) for one in completions]
+    scored = reference(directory, whole, completions[0].temperature, adapter)
+    return max(
+        float(np.abs(score[len(prompt) :] - one.logprobs).max()) for score, one in zip(scored, completions, strict=True)
+    )
