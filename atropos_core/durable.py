@@ -10,20 +10,22 @@ from pathlib import Path
 
 
 @contextmanager
-def appearing(directory: Path) -> Iterator[Path]:
+def appearing(directory: Path, *, durable: bool = True) -> Iterator[Path]:
     """A directory to fill inside: afterwards it is on the disk under its name, in place of one that stood there. After
     an exception, or where the process was killed inside, there is none of that name; what is left half written begins
-    with a dot and ends in `.partial`."""
+    with a dot and ends in `.partial`. Without `durable` this holds for killed processes, not for a power cut: what is
+    read at once and then thrown away need not wait for the disk."""
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir()
         yield partial
-        for path in (*partial.rglob("*"), partial):
+        for path in (*partial.rglob("*"), partial) if durable else ():
             _sync(path)
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
-        _sync(directory.parent)
+        if durable:
+            _sync(directory.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -4,7 +4,8 @@
     .venv-vllm/bin/python -m benchmarks.soak_vllm --kills 2 --only kills
 
 Every family of models over every bridge; publishing and adapter swaps under 32 concurrent requests; kills at random
-moments. Writes benchmarks/results/soak_vllm.json with the commit; ends with 1 where something did not hold.
+moments. Each part writes benchmarks/results/soak_vllm_PART.json with the commit; ends with 1 where something did not
+hold.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from tests.e2e.runs import RunningRun
 from tests.vllm.ends import connected, five_updates
 from tests.vllm.load import publish_under_load, transformers_scorer, worst_difference
 from tests.vllm.models import FAMILIES, make_model
-from tests.vllm.processes import ROLES, vllm_processes
+from tests.vllm.processes import ROLES, left, segments, vllm_processes
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "ipc eager": ("ipc", {"engine": {"enforce_eager": True}}),
@@ -95,12 +97,12 @@ def under_load(bridge: str, publishes: int, folder: Path) -> dict[str, Any]:
 
 def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
     """Kill `role` at a random moment; the run must end with a name, leave nothing, and be resumed."""
-    segments = {path.name for path in Path("/dev/shm").iterdir()}
     run = RunningRun(folder, "run", "--dir", str(folder), "--bridge", bridge, *RUN, "--steps", "400")
     step = random.randrange(2, 12)
     run.wait_for_step(step, 240)
     time.sleep(random.uniform(0, 0.5))
     everyone = run.supervisor.children(recursive=True)
+    held = segments(everyone)
     victim = run.children["trainer"] if role == "trainer" else vllm_processes(run.supervisor)[role]
     killed = time.monotonic()
     victim.kill()
@@ -109,7 +111,7 @@ def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
     seconds = time.monotonic() - killed
     for one in alive:
         one.kill()
-    left = sorted({path.name for path in Path("/dev/shm").iterdir()} - segments)
+    stays = sorted(left(held))
     files = [str(path) for where in ("ipc", "adapters", "published") for path in folder.glob(f"{where}/*")]
     named = code == 1 and "ProcessDied" in run.text
     at = metrics_of(folder)[-1]["step"]
@@ -117,48 +119,58 @@ def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
     again = resumed.process.wait(300) == 0 and metrics_of(folder)[-1]["step"] == at + 2
     return {
         "role": role, "bridge": bridge, "step": step, "ended_in_s": seconds, "named": named, "alive": len(alive),
-        "left": left, "files": files, "resumed": again,
-        "held": named and not alive and not left and not files and again and seconds <= ENDED_WITHIN_S,
+        "left": stays, "files": files, "resumed": again,
+        "held": named and not alive and not stays and not files and again and seconds <= ENDED_WITHIN_S,
     }  # fmt: skip
+
+
+def families(folder: Path, wanted: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for family in FAMILIES:
+        for way in WAYS:
+            yield agrees(family, way, folder / f"{family}-{way.replace(' ', '-')}")
+
+
+def load(folder: Path, wanted: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for bridge in ("ipc", "lora"):
+        yield under_load(bridge, wanted.publishes, folder / f"load-{bridge}")
+
+
+def kills(folder: Path, wanted: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    roles = [*ROLES, "trainer"]
+    for number in range(wanted.kills):
+        bridge = random.choice(["ipc", "ipc", "lora", "checkpoint"])
+        yield survives(roles[number % len(roles)], bridge, folder / f"kill-{number}")
+
+
+PARTS = {
+    "families": (families, "engine and trainer agree to 1e-4 after each of 5 updates, while the policy moves"),
+    "load": (load, "nothing is lost under load, and every token is of the version that it names"),
+    "kills": (kills, "every kill has a name, ends within 10 s, leaves nothing, and is resumed"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--publishes", type=int, default=200)
-    parser.add_argument("--only", choices=["families", "load", "kills"])
+    parser.add_argument("--only", choices=list(PARTS))
     wanted = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    result: dict[str, Any] = {"machine": described(), "families": [], "load": [], "kills": []}
-
-    def said(kind: str, entry: dict[str, Any]) -> None:
-        result[kind].append(entry)
-        console.say(f"{kind}: {entry}")
-
-    with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
-        folder = Path(scratch)
-        if wanted.only in (None, "families"):
-            for family in FAMILIES:
-                for way in WAYS:
-                    said("families", agrees(family, way, folder / f"{family}-{way.replace(' ', '-')}"))
-        if wanted.only in (None, "load"):
-            for bridge in ("ipc", "lora"):
-                said("load", under_load(bridge, wanted.publishes, folder / f"load-{bridge}"))
-        if wanted.only in (None, "kills"):
-            for number in range(wanted.kills):
-                role = [*ROLES, "trainer"][number % 5]
-                bridge = random.choice(["ipc", "ipc", "lora", "checkpoint"])
-                said("kills", survives(role, bridge, folder / f"kill-{number}"))
-    holds = {
-        "engine and trainer agree to 1e-4 after each of 5 updates, while the policy moves": result["families"],
-        "nothing is lost under load, and every token is of the version that it names": result["load"],
-        "every kill has a name, ends within 10 s, leaves nothing, and is resumed": result["kills"],
-    }
-    result["holds"] = {name: all(entry["held"] for entry in entries) for name, entries in holds.items() if entries}
-    console.table(("", "holds"), [(name, "yes" if held else "NO") for name, held in result["holds"].items()])
+    holds = {}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "soak_vllm.json").write_text(json.dumps(result, indent=1) + "\n")
-    raise SystemExit(0 if all(result["holds"].values()) else 1)
+    with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
+        for name, (part, promise) in PARTS.items():
+            if wanted.only not in (None, name):
+                continue
+            machine, entries = described(), []
+            for entry in part(Path(scratch), wanted):
+                entries.append(entry)
+                console.say(f"{name}: {entry}")
+            holds[promise] = all(entry["held"] for entry in entries)
+            result = {"machine": machine, promise: holds[promise], name: entries}
+            (RESULTS / f"soak_vllm_{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    console.table(("", "holds"), [(name, "yes" if held else "NO") for name, held in holds.items()])
+    raise SystemExit(0 if all(holds.values()) else 1)
 
 
 if __name__ == "__main__":

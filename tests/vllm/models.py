@@ -26,8 +26,8 @@ def make_model(
     directory: Path, family: str, *, seed: int = 0, scale: float = 4.0, ends: bool = True, **changes: Any
 ) -> Path:
     """Random weights, with logits some nats apart (`scale`). Llama 3 has its rope scaling, Qwen2 biases that are not zero
-    and tied embeddings, Qwen3 norms of queries and keys that are not one. Without `ends` the stop token is hardly ever
-    sampled (untied families). `changes` are over the config's fields."""
+    and tied embeddings, Qwen3 norms of queries and keys that are not one. Without `ends` no token stops a reply.
+    `changes` are over the config's fields."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -41,12 +41,10 @@ def make_model(
                 parameter.normal_(std=0.3)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-        if not ends:
-            model.lm_head.weight[EOS] = 0.0
-    model.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=0)
+    model.generation_config = GenerationConfig(eos_token_id=EOS if ends else None, pad_token_id=0)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
-    write_tokenizer(directory)
+    write_tokenizer(directory, ends=ends)
     return directory
 
 
@@ -62,7 +60,7 @@ def _config(family: str, changes: dict[str, Any]) -> Any:
     raise ValueError(f"there is no family {family!r}: {', '.join(FAMILIES)}")
 
 
-def write_tokenizer(directory: Path, vocabulary: int = VOCABULARY) -> None:
+def write_tokenizer(directory: Path, vocabulary: int = VOCABULARY, *, ends: bool = True) -> None:
     """One word per id, and a chat template."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -72,7 +70,7 @@ def write_tokenizer(directory: Path, vocabulary: int = VOCABULARY) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<end>",
+        "eos_token": "<end>" if ends else None,
         "pad_token": "<pad>",
         "chat_template": "{% for message in messages %}{{ message['content'] }} {% endfor %}",
     }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
 import psutil
 
 from tests.vllm.hosted import SIGNS
@@ -17,3 +21,18 @@ def vllm_processes(supervisor: psutil.Process) -> dict[str, psutil.Process]:
         for name, sign in SIGNS.items()
         if any(part.startswith(sign) for part in process.cmdline())
     }
+
+
+def segments(processes: Iterable[psutil.Process]) -> set[str]:
+    """The files in /dev/shm that these processes map."""
+    found: set[str] = set()
+    for process in processes:
+        try:
+            found |= set(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{process.pid}/maps").read_text()))
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def left(names: set[str]) -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()} & names

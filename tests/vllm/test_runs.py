@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import metrics_of, plant
 from tests.e2e.runs import RunningRun
 from tests.e2e.test_tiny_run import PLANTED
-from tests.vllm.processes import ROLES, vllm_processes
+from tests.vllm.processes import ROLES, left, segments, vllm_processes
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -52,12 +52,13 @@ def test_the_tiny_policy_learns_over_each_bridge_and_leaves_nothing(bridge, atro
 
 @pytest.mark.parametrize("role", [*ROLES, "trainer"])
 def test_a_killed_process_ends_the_run_with_a_name_and_resume_goes_on(role, tmp_path):
-    before = shared_memory()
     folder = tmp_path / "run"
     run = RunningRun(folder, "run", "--dir", str(folder), "--bridge", "ipc", *SMALL, "--steps", "60")
     run.wait_for_step(3, 200)
     processes = vllm_processes(run.supervisor)
     everyone = run.supervisor.children(recursive=True)
+    held = segments(everyone)
+    assert any(name.startswith("psm_") for name in held), "vLLM's own"
     killed = time.monotonic()
     victim = run.children["trainer"] if role == "trainer" else processes[role]
     victim.send_signal(signal.SIGKILL)
@@ -67,7 +68,7 @@ def test_a_killed_process_ends_the_run_with_a_name_and_resume_goes_on(role, tmp_
     assert code == 1
     assert "ProcessDied" in run.text
     assert "atropos resume" in run.text
-    assert shared_memory() <= before, "no segment stays"
+    assert not left(held), "no segment stays"
     assert not list(folder.glob("ipc/*")), "no handle file stays"
     if role == "worker":  # one whole resume; the others' checkpoints are made alike
         resumed = RunningRun(folder, "resume", str(folder), "--steps", "8")
@@ -76,16 +77,16 @@ def test_a_killed_process_ends_the_run_with_a_name_and_resume_goes_on(role, tmp_
 
 
 def test_the_supervisor_takes_everything_along(tmp_path):
-    before = shared_memory()
     folder = tmp_path / "run"
     run = RunningRun(folder, "run", "--dir", str(folder), "--bridge", "ipc", *SMALL, "--steps", "60")
     run.wait_for_step(2, 200)
     everyone = run.supervisor.children(recursive=True)
     assert len(everyone) >= 5, "engine, trainer, server, engine core, worker"
+    held = segments(everyone)
     run.supervisor.kill()
     _, alive = psutil.wait_procs([run.supervisor, *everyone], 10)
     assert not alive, f"still running: {alive}"
-    assert shared_memory() <= before
+    assert not left(held)
 
 
 def test_a_run_over_two_engines_shares_with_one_and_copies_to_the_other(atropos, tmp_path):

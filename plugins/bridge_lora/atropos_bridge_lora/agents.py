@@ -40,7 +40,7 @@ def _save(model: Any, directory: Path) -> int:
     settings.inference_mode = True
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     try:
-        with appearing(directory) as partial:
+        with appearing(directory, durable=False) as partial:  # what outlives a power cut is the checkpoint
             settings.save_pretrained(partial)
             save_file(
                 {name: tensor.contiguous() for name, tensor in tensors.items()}, partial / "adapter_model.safetensors"

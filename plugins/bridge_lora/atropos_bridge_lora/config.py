@@ -13,6 +13,6 @@ class LoraBridgeOptions(Options):
     keep: int = Field(
         2,
         ge=2,
-        description="adapters that stay on disk: as many as an engine holds at once (vllm: engine.max_loras)",
+        description="adapters that stay on disk while the run lasts; engines read each once, when it is published",
     )
     save_deadline_s: float = Field(120.0, gt=0, description="seconds for writing one adapter to disk")

@@ -41,6 +41,8 @@ class Adapters:
         self._limit = limit
         self._drain_s = drain_s
         self._loaded: list[Loaded] = []  # oldest first
+        self._numbers: set[int] | None = None  # of the adapters that the workers hold; None: not asked yet
+        self._unloading: asyncio.Task[None] | None = None
         self._names = set(taken)  # ever used
         self._turn = asyncio.Lock()
 
@@ -67,20 +69,34 @@ class Adapters:
         vLLM never has more than it can hold, it is not read again. Raises WeightsMismatch where vLLM refuses it,
         DeadlineExceeded where no older one drains."""
         async with self._turn:
+            if self._unloading is not None:
+                await self._unloading
             while len(self._loaded) >= self._limit:
                 await self._wait_for(self._loaded[0])
-            name, before = self._new_name(version), await self._numbers()
+            if self._numbers is None:
+                self._numbers = await self._held()
+            name = self._new_name(version)
             body = {"lora_name": name, "lora_path": str(directory.resolve())}
             try:
                 await self._api.post("/v1/load_lora_adapter", body, deadline_s=LOAD_S)
             except (DataError, Refused) as error:
                 raise WeightsMismatch(f"vLLM does not take the adapter in {directory}: {error}") from error
-            (number,) = await self._numbers() - before
+            before, self._numbers = self._numbers, await self._held()
+            (number,) = self._numbers - before
             self.current = Loaded(name, version, number)
             self._loaded.append(self.current)
-            for old in self._loaded[:-1]:
-                if not old.in_flight and old.aborted_at + ABORT_S < time.monotonic():
-                    await self._unload(old)
+            # After this returns: each call waits for a step of the engine's, and nobody needs to wait for them.
+            self._unloading = asyncio.create_task(self._unload_unused())
+
+    async def close(self) -> None:
+        if self._unloading is not None:
+            self._unloading.cancel()
+            await asyncio.gather(self._unloading, return_exceptions=True)
+
+    async def _unload_unused(self) -> None:
+        for old in self._loaded[:-1]:
+            if not old.in_flight and old.aborted_at + ABORT_S < time.monotonic():
+                await self._unload(old)
 
     async def _wait_for(self, oldest: Loaded) -> None:
         try:
@@ -92,7 +108,7 @@ class Adapters:
             raise DeadlineExceeded(
                 f"{oldest.in_flight} requests still sample with adapter {oldest.name!r} after {self._drain_s:g} s, and the"
                 f" server holds {self._limit} adapters at once.",
-                remedy="Raise engine.max_loras, or lower sampling.max_tokens.",
+                remedy="Raise engine.max_loras beyond that, or lower sampling.max_tokens.",
             ) from None
         await asyncio.sleep(max(0.0, oldest.aborted_at + ABORT_S - time.monotonic()))
         await self._unload(oldest)
@@ -103,9 +119,11 @@ class Adapters:
         await self._api.post("/v1/unload_lora_adapter", {"lora_name": old.name})
         await self._api.post("/collective_rpc", {"method": "remove_lora", "args": [old.number]})
         self._loaded.remove(old)
+        if self._numbers is not None:
+            self._numbers.discard(old.number)
 
-    async def _numbers(self) -> set[int]:
-        """Of the adapters that the workers hold."""
+    async def _held(self) -> set[int]:
+        """The numbers of the adapters that the workers hold."""
         listed = (await self._api.post("/collective_rpc", {"method": "list_loras"}))["results"]
         return {int(number) for number in re.findall(r"\d+", str(listed[0]))}  # "{1, 2}", or "set()"
 

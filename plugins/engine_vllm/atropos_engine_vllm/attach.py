@@ -26,7 +26,7 @@ class Attached:
 
     served: str
     dtype: str
-    slots: int  # adapters at once; 0 where it takes none
+    held_loras: int  # adapters at once; 0 where it takes none
 
 
 async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any]) -> Attached:
@@ -67,15 +67,15 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
     models = (await api.get("/v1/models"))["data"]
     base = next(card for card in models if not card.get("parent"))
     _check_same_model(api.url, Path(base["root"]), config)
-    slots = 0
+    held = 0
     if adapters := told_adapters(context):
         lora, rank = info["lora_config"], adapters["rank"]
         if lora is None or lora["max_loras"] < 2 or lora["max_lora_rank"] < rank:
             raise FitError(
                 f"the vLLM server at {api.url} does not hold two adapters of rank {rank} at once.", remedy=start
             )
-        slots = lora["max_loras"]
-    return Attached(served=base["id"], dtype=str(served["dtype"]).removeprefix("torch."), slots=slots)
+        held = lora["max_cpu_loras"] or lora["max_loras"]
+    return Attached(served=base["id"], dtype=str(served["dtype"]).removeprefix("torch."), held_loras=held)
 
 
 def _check_same_model(url: str, root: Path, config: Mapping[str, Any]) -> None:

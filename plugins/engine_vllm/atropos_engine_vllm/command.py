@@ -44,6 +44,7 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
     if lora := told_adapters(context):
         rank = possible_rank(lora["rank"])
         made += ["--enable-lora", "--max-loras", str(options.max_loras), "--max-lora-rank", str(rank)]
+        made += ["--max-cpu-loras", str(options.held_loras)]
     if transfer := _transfer(context):
         made += ["--weight-transfer-config", json.dumps({"backend": transfer})]
     return made + options.extra_args

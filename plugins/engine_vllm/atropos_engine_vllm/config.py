@@ -23,6 +23,7 @@ _OURS = (  # flags that the engine sets itself: what it relies on, or what an op
     "--weight-transfer-config",
     "--enable-lora",
     "--max-loras",
+    "--max-cpu-loras",
     "--max-lora-rank",
     "--dtype",
     "--enforce-eager",
@@ -61,7 +62,17 @@ class VLLMOptions(Options):
     kv_cache_gb: float = Field(1.0, gt=0, description="memory for keys and values on a CPU")
     start_timeout_s: float = Field(600.0, gt=0, description="until the server answers, loading and compiling included")
     prefix_caching: bool = Field(True, description="compute a prompt that several requests share once")
-    max_loras: int = Field(2, ge=2, description="adapters that are held at once, where the trainer trains adapters")
+    max_loras: int = Field(
+        4,
+        ge=2,
+        description="adapters (one a version) that one batch can mix, where the trainer trains adapters; more wait",
+    )
+
+    @property
+    def held_loras(self) -> int:
+        """Adapters that the server keeps in memory: a version is published without waiting for old ones to drain."""
+        return max(16, self.max_loras)
+
     extra_args: list[str] = Field([], description='further flags of `vllm serve`, as ["--block-size", "32"]')
 
     @field_validator("url")

@@ -55,7 +55,7 @@ class VLLMEngine(Engine):
         self._context = context
         self._server: ManagedServer | None = None
         self._api: Api | None = None
-        self._adapters: Adapters
+        self._adapters: Adapters | None = None
         self._running = asyncio.Event()  # cleared while paused
         self._weights = asyncio.Lock()  # held while paused, and by a rescoring
         self._turn = asyncio.Lock()  # one pause or resume at a time
@@ -67,7 +67,7 @@ class VLLMEngine(Engine):
         """Raises ConfigError or FitError for what cannot be, ProcessDied or DeadlineExceeded where no server comes up."""
         options, context = self._options, self._context
         on_cpu = context.devices[0] == "cpu"
-        dtype, slots = model.dtype(self._config, options.dtype, on_cpu), options.max_loras
+        dtype, held = model.dtype(self._config, options.dtype, on_cpu), options.held_loras
         try:
             if options.url is None:
                 self._server = ManagedServer.start(options, context, dtype)
@@ -76,14 +76,14 @@ class VLLMEngine(Engine):
             else:
                 self._api = Api(options.url, os.environ.get("VLLM_API_KEY"), self._lost)
                 found = await check_attached(self._api, context, self._config)
-                dtype, self._served, slots = found.dtype, found.served, found.slots
+                dtype, self._served, held = found.dtype, found.served, found.held_loras
                 await self._api.post("/pause?mode=keep&clear_cache=true")  # what another run left there
                 await self._api.post("/resume")
             self._longest = int((await self._names())[self._served]["max_model_len"])
             self._vocabulary = int(model.text_config(self._config)["vocab_size"])
             await self._api.post("/update_weight_version", {"new_version": str(self.version)})
             await self._warm_up()
-            self._adapters = Adapters(self._api, slots, drain_s=DRAIN_S, taken=await self._names())
+            self._adapters = Adapters(self._api, held, drain_s=DRAIN_S, taken=await self._names())
         except BaseException:
             await self.close()
             raise
@@ -137,6 +137,7 @@ class VLLMEngine(Engine):
 
     async def _continue(self, prompt: Tokens, sampling: Sampling, seed: int, deadline_s: float) -> Completion:
         await self._running.wait()
+        assert self._adapters is not None, "open() has made it before it lets anything run"
         async with self._adapters.using() as adapter:
             version = adapter.version if adapter else self.version
             body = generate.request(prompt, sampling, seed, self._stops, f"v{version}")
@@ -205,6 +206,8 @@ class VLLMEngine(Engine):
             ) from error
 
     async def load_adapter(self, directory: Path, version: int) -> None:
+        if self._adapters is None:
+            raise AtroposError("engine 'vllm' is not open: call open() first")
         await self._adapters.load(directory, version)
         self.version = version
 
@@ -220,6 +223,8 @@ class VLLMEngine(Engine):
     async def close(self) -> None:
         api, self._api = self._api, None
         server, self._server = self._server, None
+        if self._adapters is not None:
+            await self._adapters.close()
         if api is not None:
             await api.close()
         if server is not None:
