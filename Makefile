@@ -8,7 +8,7 @@ VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 
-.PHONY: run test lint vllm test-vllm soak bench clean
+.PHONY: run test lint vllm test-vllm soak bench bench-bridges clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -27,13 +27,18 @@ vllm: .venv-vllm/stamp
 test-vllm: .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm
 
-# Long fault and statistics runs. Writes benchmarks/results/soak.json with the commit that it ran on.
-soak: .venv/test.stamp
+# Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
+soak: .venv/test.stamp .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm
 
 # Beside TRL, in an environment of its own.
 bench: .venv/run.stamp .venv-trl/stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.quickstart
+
+# The three bridges on the same work, with vLLM.
+bench-bridges: .venv-vllm/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.bridges
 
 .venv/run.stamp: pyproject.toml constraints.txt $(PLUGINS)
 	@echo "installing into .venv (about a minute; torch is the most of it)"

@@ -47,6 +47,10 @@ def test_the_tiny_policy_learns_over_each_bridge_and_leaves_nothing(bridge, atro
     assert shared_memory() <= before
     held = {path.name for path in (tmp_path / "run").iterdir()}
     assert held == {"checkpoints", "logs", "rollouts", "config.toml", "lock", "metrics.jsonl", "summary.json"}
+    if bridge == "lora":  # its checkpoint is an adapter: vLLM serves it over its base
+        again = atropos("eval", "run", "--engine", "vllm", timeout=200)
+        assert again.code == 0, again.err
+        assert f"{lines[-1]['eval/accuracy']:.4g}" in again.out
     assert not [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("PWD") == str(tmp_path)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,9 +49,21 @@ class VLLMEngine(Engine):
     """Samples from a vLLM server. It is the `WeightServer` that a bridge's agent finds."""
 
     def __init__(self, options: VLLMOptions, context: RunContext) -> None:
+        if context.deterministic:
+            raise FitError(
+                "deterministic = true, and vLLM forms its batches by the time at which requests reach it: which shares a batch"
+                " with which shifts logprobs by 1e-5.",
+                remedy="Use `--engine hf` for a deterministic run.",
+            )
         if options.url is None:
             check_installed(context.devices[0], installed())
         self.version = 0
+        self._adapter: Path | None = None  # that is the model to open, over its base
+        if adapter := model.adapter_config(context.model):
+            self._adapter = context.model
+            base = Path(adapter["base_model_name_or_path"])
+            told = {"lora": {"rank": adapter["r"]}}
+            context = dataclasses.replace(context, model=base, transport="adapter", told=told)
         self._options = options
         self._context = context
         self._server: ManagedServer | None = None
@@ -88,6 +101,8 @@ class VLLMEngine(Engine):
             await self.close()
             raise
         self._running.set()
+        if self._adapter is not None:
+            await self.load_adapter(self._adapter, self.version)
         return ModelInfo(
             architecture=str(self._config["architectures"][0]),
             parameters=model.parameters(context.model, self._config),
@@ -259,6 +274,8 @@ class VLLMEngine(Engine):
 
     async def _lost(self, what: str) -> AtroposError:
         server = self._server
+        if self._api is None:
+            return ProcessDied(f"engine 'vllm' was closed while it was asked ({what}).")
         if server is None:
             return ProcessDied(f"the vLLM server at {self._options.url} does not answer ({what}).")
         with contextlib.suppress(TimeoutError):  # its guard, and with it this process, ends as soon as it is lost

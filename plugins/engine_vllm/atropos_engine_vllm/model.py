@@ -24,6 +24,22 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
+def adapter_config(directory: Path) -> dict[str, Any] | None:
+    """What a peft adapter's directory says of it; None for a whole model's. Raises ConfigError where its base model is not
+    on this machine."""
+    path = directory / "adapter_config.json"
+    if (directory / "config.json").is_file() or not path.is_file():
+        return None
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    base = Path(str(config.get("base_model_name_or_path")))
+    if not (base / "config.json").is_file():
+        raise ConfigError(
+            f"{directory} is an adapter of {base}, and there is no such model directory.",
+            remedy="Put the base model there, or write its place into adapter_config.json.",
+        )
+    return config
+
+
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The language model's part."""
     return {**config, **(config.get("text_config") or {})}

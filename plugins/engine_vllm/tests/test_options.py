@@ -138,3 +138,8 @@ def test_stop_ids_and_parameters_are_read_off_the_files(model: Path) -> None:
     assert parameters(model, {"tie_word_embeddings": True}) == 8
     save_file({"packed": torch.zeros(4, dtype=torch.int32)}, model / "more.safetensors")
     assert parameters(model, {}) is None
+
+
+def test_a_deterministic_run_is_refused(options: Any, context: Any) -> None:
+    with pytest.raises(FitError, match="Use `--engine hf`"):
+        plugin.build(options(url="http://127.0.0.1:9"), context(deterministic=True))
