@@ -23,9 +23,9 @@ lint: .venv/test.stamp
 
 vllm: .venv-vllm/stamp
 
-# With a real vLLM; about ten minutes.
+# With a real vLLM; about ten minutes. Most of it is the start of servers, of which two at a time fit on two cores.
 test-vllm: .venv-vllm/stamp
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm -n 2 --dist loadfile
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp
@@ -55,11 +55,12 @@ bench-bridges: .venv-vllm/stamp
 # torch is the one file without a hash: requirements-vllm.txt says why.
 .venv-vllm/stamp: pyproject.toml constraints.txt requirements-vllm.txt $(PLUGINS)
 	@echo "installing vLLM into .venv-vllm (two minutes, 2 GB)"
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atropos needs Python 3.11 or later; this is " + sys.version)'
+	$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("requirements-vllm.txt is for Python 3.11 to 3.13; this is " + sys.version)'
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	$(VLLM_PIP) --no-deps --require-hashes -r requirements-vllm.txt
 	$(VLLM_PIP) --no-deps -c constraints.txt torch
 	$(VLLM_PIP) --no-deps --no-build-isolation $(EDITABLE)
+	.venv-vllm/bin/python -c 'import torch, vllm' || (echo "torch in .venv-vllm is not the build that vLLM wants: see requirements-vllm.txt"; false)
 	touch $@
 
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt

@@ -65,7 +65,13 @@ class EngineComponent(Placed):
                 raise ValueError(
                     f"engine.replica.{name} says only what differs from [engine]; `use` is the same for all"
                 )
-            made[f"engine.replica.{name}"] = Placed.model_validate({**base, **different})
+            try:
+                made[f"engine.replica.{name}"] = Placed.model_validate({**base, **different})
+            except ValidationError as error:
+                raise ValueError(explain(error, Placed, {}, f"engine.replica.{name}.")) from error
+        urls = [one.options["url"] for one in made.values() if one.options.get("url")]
+        if len(urls) != len(set(urls)):
+            raise ValueError(f"two engines of the run have one url, {urls[0]}: give each replica its own")
         return made
 
 

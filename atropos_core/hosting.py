@@ -29,7 +29,7 @@ from atropos_core.types import Batch, Completion, Episode, Floats, Metrics, Samp
 
 START_DEADLINE_S = 300.0  # imports; building a component
 OPEN_DEADLINE_S = 1800.0  # model loading and compilation; an engine with a server of its own has a shorter one
-CLOSE_DEADLINE_S = 5.0
+CLOSE_DEADLINE_S = 10.0  # an engine ends a server of its own within 6
 STEP_DEADLINE_S = 3600.0
 CALL_DEADLINE_S = 60.0
 LOG_LINES = 12  # of a dead child's log, in the error

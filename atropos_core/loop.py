@@ -171,7 +171,7 @@ class Loop:
             evaluation = await self._unless_broken(
                 self._evaluate()
             )  # a stop waits for it: the step is not done without
-            metrics |= evaluation.metrics
+            metrics |= evaluation.metrics | {"eval/version": float(self._engines_at)}
             self.progress.last = evaluation.metrics
             self._spend("evaluation", evaluation.seconds)
         seconds = trained - start

@@ -62,14 +62,15 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
         for left in range(plan.config.restarts, -1, -1):
             checkpoints.sweep()
             checkpoint = checkpoints.latest(console.warn) if resume else None
+            began = asyncio.Event()
             try:
-                summary = asyncio.run(_execute(plan, directory, checkpoint))
+                summary = asyncio.run(_execute(plan, directory, checkpoint, began))
                 _write(directory / "summary.json", json.dumps(asdict(summary), default=str, indent=1) + "\n")
                 return summary
             except asyncio.CancelledError:
                 raise Interrupted("ended at once; what came after the last checkpoint is lost") from None
             except ProcessDied as error:
-                if not left:
+                if not left or not began.is_set():  # what cannot start will not start the next time
                     raise
                 resume = True
                 console.warn(f"{error}\nstarting again from the last checkpoint ({left - 1} more times at most)")
@@ -121,21 +122,28 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-async def _execute(plan: Plan, directory: Path, checkpoint: Checkpoint | None) -> Summary:
+async def _execute(plan: Plan, directory: Path, checkpoint: Checkpoint | None, began: asyncio.Event) -> Summary:
     started = perf_counter()
     stop = asyncio.Event()
     with signals(stop), blocked_loop_alarm():
         async with watched_memory() as peak:
-            return await _run(plan, directory, checkpoint, stop, started, peak)
+            return await _run(plan, directory, checkpoint, stop, began, started, peak)
 
 
 async def _run(
-    plan: Plan, directory: Path, checkpoint: Checkpoint | None, stop: asyncio.Event, started: float, peak: Peak
+    plan: Plan,
+    directory: Path,
+    checkpoint: Checkpoint | None,
+    stop: asyncio.Event,
+    began: asyncio.Event,
+    started: float,
+    peak: Peak,
 ) -> Summary:
     tokenizer = ChatTokenizer(plan.model.directory)
     parts = await build(plan, directory)
     try:
         loop = await interruptible(stop, _prepare(plan, parts, tokenizer, directory, checkpoint, stop))
+        began.set()
         loop.progress.seconds["start-up"] = loop.progress.seconds.get("start-up", 0.0) + perf_counter() - started
         await watched(loop.run(), parts.children)
     except BaseException:

@@ -15,6 +15,8 @@ import asyncio
 import json
 import os
 import random
+import secrets
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -106,8 +108,12 @@ def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
     victim = run.children["trainer"] if role == "trainer" else vllm_processes(run.supervisor)[role]
     killed = time.monotonic()
     victim.kill()
-    code = run.process.wait(60)
-    _, alive = psutil.wait_procs(everyone, 30)
+    try:
+        code = run.process.wait(60)
+    except subprocess.TimeoutExpired:
+        run.process.kill()
+        code = run.process.wait()
+    _, alive = psutil.wait_procs(everyone, 10)
     seconds = time.monotonic() - killed
     for one in alive:
         one.kill()
@@ -154,7 +160,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--publishes", type=int, default=200)
     parser.add_argument("--only", choices=list(PARTS))
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="of the moments of the kills")
     wanted = parser.parse_args()
+    random.seed(wanted.seed)
     os.environ["HF_HUB_OFFLINE"] = "1"
     holds = {}
     RESULTS.mkdir(exist_ok=True)
@@ -167,7 +175,7 @@ def main() -> None:
                 entries.append(entry)
                 console.say(f"{name}: {entry}")
             holds[promise] = all(entry["held"] for entry in entries)
-            result = {"machine": machine, promise: holds[promise], name: entries}
+            result = {"machine": machine, "seed": wanted.seed, promise: holds[promise], name: entries}
             (RESULTS / f"soak_vllm_{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     console.table(("", "holds"), [(name, "yes" if held else "NO") for name, held in holds.items()])
     raise SystemExit(0 if all(holds.values()) else 1)

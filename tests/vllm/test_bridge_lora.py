@@ -49,7 +49,7 @@ async def test_requests_end_with_the_adapter_they_began_with_and_engine_and_trai
         counting = asyncio.create_task(count())
         load = await publish_under_load(ends, tmp_path / "saved", publishes=PUBLISHES, concurrent=8)
         counting.cancel()
-        assert max(at_once) == 2, "the next one comes while the last is in use, and no third"
+        assert 2 <= max(at_once) < PUBLISHES, "the next one comes while the last is in use, and unused ones go"
         assert len(load.answers) == load.requests
         assert load.mixed == 0
         worst, compared = worst_difference(load, tmp_path / "saved", transformers_scorer)
@@ -61,6 +61,8 @@ async def test_requests_end_with_the_adapter_they_began_with_and_engine_and_trai
         assert max(seen.difference) <= 1e-4
         assert seen.probe_shift > 0.5
         last = PUBLISHES + 5
-        assert (await endpoint.ask("adapters"))[0] == [f"policy-v{last}"]
+        async with asyncio.timeout(10):  # the one before goes by itself, with no further publish
+            while (await endpoint.ask("adapters"))[0] != [f"policy-v{last}"]:
+                await asyncio.sleep(0.05)
         assert sorted(path.name for path in (tmp_path / "adapters").iterdir()) == [f"v{last - 1:06d}", f"v{last:06d}"]
     assert not (tmp_path / "adapters").exists()

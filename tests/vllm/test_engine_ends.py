@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -144,11 +143,16 @@ async def test_an_engine_may_attach_to_a_server_and_leaves_it_running(models: di
 
 
 async def test_a_server_that_cannot_start_says_why(models: dict[str, Path], tmp_path: Path) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("atropos-vllm-*"))
+    (temporary := tmp_path / "temporary").mkdir()
     with pytest.raises(ProcessDied, match="no-such-flag") as caught:
-        await start(models["qwen3"], tmp_path / "run", extra_args=["--no-such-flag", "1"])
+        await start(
+            models["qwen3"],
+            tmp_path / "run",
+            extra_args=["--no-such-flag", "1"],
+            environment={"TMPDIR": str(temporary)},
+        )
     assert str(tmp_path / "run" / "engine.vllm.log") in str(caught.value)
-    assert set(Path(tempfile.gettempdir()).glob("atropos-vllm-*")) <= before
+    assert list(temporary.iterdir()) == []
 
 
 TINY = Path(__file__).parents[2] / "plugins/env_gsm8k/atropos_env_gsm8k/tiny"

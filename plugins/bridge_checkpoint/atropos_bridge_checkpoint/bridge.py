@@ -26,6 +26,7 @@ class CheckpointBridge(Bridge):
     def __init__(self, options: CheckpointBridgeOptions, context: RunContext) -> None:
         self._options = options
         self._model = context.model
+        self._last = context.steps  # the version of a run that skipped no step
         self._directory = context.directory / "published"
         self._published: list[Path] = []  # by this connection, oldest first
         self._trainer: Endpoint
@@ -44,10 +45,11 @@ class CheckpointBridge(Bridge):
     @asynccontextmanager
     async def writing(self, version: int) -> AsyncIterator[None]:
         """Publishes the first version after `connect` whatever its number: it may be a checkpoint's that the trainer has
-        taken up, and the engines have the base model. Afterwards each that `every` divides."""
+        taken up, and the engines have the base model. Afterwards each that `every` divides, and the run's last, which is
+        the one that will be evaluated."""
         try:
             yield
-            due = not self._published or version % self._options.every == 0
+            due = not self._published or version % self._options.every == 0 or version == self._last
             self.published = await self._publish(version) if due else None
         except BaseException:
             await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from atropos_core.errors import DataError, DeadlineExceeded, WeightsMismatch
@@ -28,12 +28,11 @@ class Loaded:
     version: int
     number: int  # vLLM's own
     in_flight: int = 0
-    aborted_at: float = -ABORT_S  # when a request was last given up
-    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted_at: float = float("-inf")  # when a request was last given up
 
 
 class Adapters:
-    """At most `limit` at once, the newest of which is for what begins from now on."""
+    """At most `limit` at once, the newest of which is for what begins from now on; an older one goes when nothing uses it."""
 
     def __init__(self, api: Api, limit: int, *, drain_s: float, taken: Iterable[str]) -> None:
         self.current: Loaded | None = None  # None: the base model
@@ -41,9 +40,11 @@ class Adapters:
         self._limit = limit
         self._drain_s = drain_s
         self._loaded: list[Loaded] = []  # oldest first
-        self._numbers: set[int] | None = None  # of the adapters that the workers hold; None: not asked yet
-        self._unloading: asyncio.Task[None] | None = None
         self._names = set(taken)  # ever used
+        self._numbers: set[int] | None = None  # of the adapters that the workers hold; None: not asked yet
+        self._unused = asyncio.Event()  # there may be one to unload
+        self._unloaded = asyncio.Event()
+        self._unloading: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
@@ -61,18 +62,16 @@ class Adapters:
             raise
         finally:
             taken.in_flight -= 1
-            if not taken.in_flight:
-                taken.drained.set()
+            self._unused.set()
 
     async def load(self, directory: Path, version: int) -> None:
         """Returns once the server has read `directory`: since an adapter is taken out only when nothing uses it, and
         vLLM never has more than it can hold, it is not read again. Raises WeightsMismatch where vLLM refuses it,
         DeadlineExceeded where no older one drains."""
         async with self._turn:
-            if self._unloading is not None:
-                await self._unloading
-            while len(self._loaded) >= self._limit:
-                await self._wait_for(self._loaded[0])
+            if self._unloading is None:
+                self._unloading = asyncio.create_task(self._unload_unused(), name="unloading adapters")
+            await self._wait_for_room()
             if self._numbers is None:
                 self._numbers = await self._held()
             name = self._new_name(version)
@@ -85,33 +84,58 @@ class Adapters:
             (number,) = self._numbers - before
             self.current = Loaded(name, version, number)
             self._loaded.append(self.current)
-            # After this returns: each call waits for a step of the engine's, and nobody needs to wait for them.
-            self._unloading = asyncio.create_task(self._unload_unused())
+            self._unused.set()
 
-    async def close(self) -> None:
+    async def close(self, *, unload: bool) -> None:
+        """With `unload`, for a server that goes on, none of ours stays in it."""
         if self._unloading is not None:
             self._unloading.cancel()
             await asyncio.gather(self._unloading, return_exceptions=True)
+        for each in list(self._loaded) if unload else ():
+            await self._unload(each)
 
-    async def _unload_unused(self) -> None:
-        for old in self._loaded[:-1]:
-            if not old.in_flight and old.aborted_at + ABORT_S < time.monotonic():
-                await self._unload(old)
-
-    async def _wait_for(self, oldest: Loaded) -> None:
+    async def _wait_for_room(self) -> None:
         try:
             async with asyncio.timeout(self._drain_s):
-                while oldest.in_flight:
-                    oldest.drained.clear()
-                    await oldest.drained.wait()
+                while len(self._loaded) >= self._limit:
+                    self._check_unloading()
+                    self._unloaded.clear()
+                    await self._unloaded.wait()
         except TimeoutError:
+            oldest = self._loaded[0]
             raise DeadlineExceeded(
                 f"{oldest.in_flight} requests still sample with adapter {oldest.name!r} after {self._drain_s:g} s, and the"
                 f" server holds {self._limit} adapters at once.",
                 remedy="Raise engine.max_loras beyond that, or lower sampling.max_tokens.",
             ) from None
-        await asyncio.sleep(max(0.0, oldest.aborted_at + ABORT_S - time.monotonic()))
-        await self._unload(oldest)
+        self._check_unloading()
+
+    def _check_unloading(self) -> None:
+        if self._unloading is not None and self._unloading.done():
+            self._unloading.result()
+
+    async def _unload_unused(self) -> None:
+        """For as long as there are adapters, beside everything else: each call waits for a step of the engine's, and no
+        publish needs to wait for that."""
+        try:
+            while True:
+                await self._unused.wait()
+                self._unused.clear()
+                waits = [self._idle_in(old) for old in self._loaded if old is not self.current and not old.in_flight]
+                if waits and min(waits) > 0:
+                    await asyncio.sleep(min(waits))
+                for old in list(self._loaded):
+                    if old is not self.current and not old.in_flight and self._idle_in(old) <= 0:
+                        await self._unload(old)
+                        self._unloaded.set()
+                        self._unused.set()  # look again: another may wait for its time
+        finally:
+            self._unloaded.set()  # whoever waits must hear that it has ended
+
+    @staticmethod
+    def _idle_in(old: Loaded) -> float:
+        """Seconds until a request that was given up has surely left the server."""
+        return old.aborted_at + ABORT_S - time.monotonic()
 
     async def _unload(self, old: Loaded) -> None:
         """The name goes from the server, the adapter from its workers: by themselves they drop whichever was used least

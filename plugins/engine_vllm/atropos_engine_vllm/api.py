@@ -9,9 +9,10 @@ from typing import Any
 
 import aiohttp
 
-from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied, RemoteError
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, RemoteError
 
 CALL_S = 30.0
+PROBE_S = 5.0
 _DEAD = "EngineCore encountered an issue"  # vLLM's EngineDeadError
 
 
@@ -49,10 +50,10 @@ class Api:
     async def answers(self) -> bool:
         """Whether the server is up."""
         try:
-            await self.get("/health", deadline_s=5)
-        except (DeadlineExceeded, ProcessDied, Refused):
+            async with asyncio.timeout(PROBE_S), self._session.get(f"{self.url}/health") as response:
+                return response.status < 400
+        except (TimeoutError, aiohttp.ClientError):
             return False
-        return True
 
     async def close(self) -> None:
         await self._session.close()

@@ -29,6 +29,11 @@ class Attached:
     held_loras: int  # adapters at once; 0 where it takes none
 
 
+def loads_model(context: RunContext) -> bool:
+    """Whether an attached server is to load the run's model first: another run may have left other weights there."""
+    return context.transport in (None, "checkpoint")
+
+
 async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any]) -> Attached:
     """Raise FitError unless the server is of a supported version, has the routes, reports the logprobs that training
     needs, and serves this model."""
@@ -46,9 +51,9 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
     if missing := [route for route in needed if route not in routes]:
         raise FitError(f"the vLLM server at {api.url} does not offer {', '.join(missing)}.", remedy=start)
     info = (await api.get("/server_info?config_format=json", deadline_s=_SLOW_S))["vllm_config"]
-    if context.transport == "checkpoint" and info["parallel_config"]["worker_extension_cls"] != EXTENSION:
+    if loads_model(context) and info["parallel_config"]["worker_extension_cls"] != EXTENSION:
         raise FitError(
-            f"the vLLM server at {api.url} was started without {EXTENSION}, which loads the checkpoints of a run.",
+            f"the vLLM server at {api.url} was started without {EXTENSION}, which loads the weights of a run.",
             remedy=start,
         )
     served = info["model_config"]

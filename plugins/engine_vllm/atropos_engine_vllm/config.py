@@ -10,6 +10,14 @@ from atropos_core.registry import Options
 
 _OURS = (  # flags that the engine sets itself: what it relies on, or what an option is there for
     "--model",
+    "--seed",
+    "-tp",
+    "-pp",
+    "-dp",
+    "--pipeline-parallel-size",
+    "--enable-chunked-prefill",
+    "--no-enable-chunked-prefill",
+    "--worker-extension-cls",
     "--served-model-name",
     "--host",
     "--port",
@@ -85,6 +93,21 @@ class VLLMOptions(Options):
     @model_validator(mode="after")
     def _flags_are_free(self) -> VLLMOptions:
         flags = [argument.split("=")[0].replace("_", "-") for argument in self.extra_args]
-        if taken := sorted({flag for flag in flags if flag in _OURS}):
+        ours = {flag for flag in flags if flag in _OURS}
+        # vLLM takes a beginning for the whole; "--m" may still be somebody else's.
+        ours |= {flag for flag in flags if flag.startswith("--") and any(one.startswith(flag) for one in _OURS)}
+        if taken := sorted(ours):
             raise ValueError(f"extra_args: {', '.join(taken)} is set by the engine: use its options")
+        return self
+
+    @model_validator(mode="after")
+    def _an_attached_server_is_as_it_is(self) -> VLLMOptions:
+        if self.url is not None:
+            fields = type(self).model_fields
+            given = [name for name, field in fields.items() if getattr(self, name) != field.default]
+            if idle := [name for name in given if name not in ("url", "start_timeout_s")]:
+                raise ValueError(
+                    f"{', '.join(idle)} would be said to a server that the engine starts; the one at {self.url} runs already:"
+                    " say it there"
+                )
         return self

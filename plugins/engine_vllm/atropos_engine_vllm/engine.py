@@ -25,7 +25,7 @@ from atropos_core.types import Completion, Floats, Sampling, Tokens, tokens
 from atropos_engine_vllm import generate, model
 from atropos_engine_vllm.adapters import Adapters
 from atropos_engine_vllm.api import Api, Refused
-from atropos_engine_vllm.attach import check_attached
+from atropos_engine_vllm.attach import check_attached, loads_model
 from atropos_engine_vllm.command import SERVED, told_adapters
 from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.process import ManagedServer
@@ -49,7 +49,7 @@ class VLLMEngine(Engine):
     """Samples from a vLLM server. It is the `WeightServer` that a bridge's agent finds."""
 
     def __init__(self, options: VLLMOptions, context: RunContext) -> None:
-        if context.deterministic:
+        if context.deterministic and context.transport is not None:
             raise FitError(
                 "deterministic = true, and vLLM forms its batches by the time at which requests reach it: which shares a batch"
                 " with which shifts logprobs by 1e-5.",
@@ -91,6 +91,8 @@ class VLLMEngine(Engine):
                 found = await check_attached(self._api, context, self._config)
                 dtype, self._served, held = found.dtype, found.served, found.held_loras
                 await self._api.post("/pause?mode=keep&clear_cache=true")  # what another run left there
+                if loads_model(context):
+                    await self.load_weights(context.model)
                 await self._api.post("/resume")
             self._longest = int((await self._names())[self._served]["max_model_len"])
             self._vocabulary = int(model.text_config(self._config)["vocab_size"])
@@ -169,7 +171,7 @@ class VLLMEngine(Engine):
             )
         if told_adapters(self._context):
             raise NotImplementedError(
-                "vLLM's LoRA kernels for CPUs fail when they score a prompt: have the trainer score it"
+                "engine 'vllm' scores no prompts with adapters (vLLM's kernels for CPUs fail at it): have the trainer score it"
             )
         if any(len(sequence) >= self._longest for sequence in sequences):
             raise NotImplementedError(
@@ -238,10 +240,15 @@ class VLLMEngine(Engine):
     async def close(self) -> None:
         api, self._api = self._api, None
         server, self._server = self._server, None
-        if self._adapters is not None:
-            await self._adapters.close()
-        if api is not None:
-            await api.close()
+        adapters, self._adapters = self._adapters, None
+        try:
+            if adapters is not None:
+                await adapters.close(unload=server is None)
+            if api is not None and server is None and adapters is not None:
+                await api.post("/resume")  # it is not ours: whatever we paused goes on
+        finally:
+            if api is not None:
+                await api.close()
         if server is not None:
             await server.close()
 

@@ -28,6 +28,8 @@ from atropos_engine_vllm.orphan import GUARD_VARIABLE
 
 STOP_S = 2.5  # for vLLM to end in order; the supervisor's own patience is 5 s
 SAYS = "atropos: "  # how a line of the log begins that is not vLLM's
+LOST = 3  # exit code: everything was ended, and not because it was asked for
+STUCK_S = 10.0  # that a killed process may take to go: one that waits for a driver may never
 TRACKERS_S = 2.0  # for Python's resource trackers to remove what their processes left
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SHARED = re.compile(r"(/dev/shm/\S+?)(?: \(deleted\))?$", re.MULTILINE)
@@ -96,6 +98,11 @@ def end_group(group: int, segments: dict[str, int], scratch: Path) -> None:
     until = time.monotonic() + TRACKERS_S
     while living := members(group):
         late = time.monotonic() > until
+        if time.monotonic() > until + STUCK_S:
+            with contextlib.suppress(OSError):
+                stuck = ", ".join(f"{member.name} (pid {member.pid})" for member in living)
+                print(f"{SAYS}killed, and still there: {stuck}.", flush=True)  # noqa: T201 - into the log
+            break
         for member in living:
             if late or not member.is_tracker:
                 with contextlib.suppress(ProcessLookupError):
@@ -141,16 +148,16 @@ class Guard:
         self._watched[os.pidfd_open(self._server.pid)] = Member(self._server.pid, 0, "atropos_engine_vllm.server")
 
     def run(self) -> int:
-        """Until the end. The exit code: 0 where it was asked for."""
+        """Until the end. The exit code: 0 where it was asked for, LOST where not; with any other it has failed itself."""
         said = b""
         while True:
             ready, _, _ = select.select([0, *self._watched], [], [])
             if lost := [self._watched[descriptor] for descriptor in ready if descriptor]:
                 time.sleep(0.2)  # whoever noticed as well may still be writing why
-                return self._end(f"vLLM's {lost[0].name} (pid {lost[0].pid}) {self._how(lost[0])}", 1)
+                return self._end(f"vLLM's {lost[0].name} (pid {lost[0].pid}) {self._how(lost[0])}", LOST)
             received = os.read(0, 4096)
             if not received:
-                return self._end("the engine's process has gone away", 1)
+                return self._end("the engine's process has gone away", LOST)
             *lines, said = (said + received).split(b"\n")
             for line in lines:
                 if line == b"watch":
@@ -183,7 +190,8 @@ class Guard:
 
     def _end(self, reason: str, code: int) -> int:
         if reason:
-            print(f"{SAYS}{reason}; the rest of the server is ended.", flush=True)  # noqa: T201 - into the log
+            with contextlib.suppress(OSError):  # a full disk must not keep it from what follows
+                print(f"{SAYS}{reason}; the rest of the server is ended.", flush=True)  # noqa: T201 - into the log
         end_group(self._group, self._segments, self._scratch)
         return code
 

@@ -65,7 +65,12 @@ def stop_ids(directory: Path, config: dict[str, Any]) -> list[int]:
 def parameters(directory: Path, config: dict[str, Any]) -> int | None:
     """How many, tied ones counted once, by the headers of the weight files; None where they do not say: other formats,
     quantised weights."""
-    files = sorted(directory.glob("*.safetensors"))
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():  # other files beside it may hold the same weights again
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [directory / name for name in sorted(named)]
+    else:
+        files = [path for path in (directory / "model.safetensors",) if path.is_file()]
     tied = text_config(config).get("tie_word_embeddings", False)
     total = 0
     for file in files:

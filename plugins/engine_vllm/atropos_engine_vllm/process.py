@@ -128,8 +128,8 @@ class ManagedServer:
         os.close(self._pidfd)
         self._pidfd = None
         killed = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if killed is None or killed.si_code != os.CLD_EXITED:
-            if killed is not None:
+        if killed is None or killed.si_code != os.CLD_EXITED or killed.si_status not in (0, guard.LOST):
+            if killed is not None and killed.si_code != os.CLD_EXITED:
                 with self.log.open("a") as log:
                     log.write(
                         f"{guard.SAYS}the server's guard was killed by {signal.Signals(killed.si_status).name}.\n"

@@ -1,7 +1,7 @@
 """Inside vLLM's worker (`--worker-extension-cls`): weights from a directory, in place of the present ones.
 
 vLLM's own `reload_weights` leaves a tied output layer as it was where a CPU kernel has packed a copy of it: measured with
-0.32 and a random Qwen2, logprobs stayed 3 nats off the new weights, without a word.
+0.32 and a random Qwen2, logprobs stayed 3.4 nats off the new weights, without a word.
 """
 
 from __future__ import annotations

@@ -28,6 +28,12 @@ def value(flags: list[str], name: str) -> str:
         ({"max_loras": 1}, "greater than or equal to 2"),
         ({"extra_args": ["--logprobs-mode", "raw_logprobs"]}, "--logprobs-mode is set by the engine"),
         ({"extra_args": ["--max_model_len=5"]}, "--max-model-len is set by the engine"),
+        ({"extra_args": ["--tensor-paral", "2"]}, "--tensor-paral is set by the engine"),
+        ({"extra_args": ["-tp", "2"]}, "-tp is set by the engine"),
+        (
+            {"url": "http://h:1", "max_num_seqs": 3, "dtype": "bfloat16"},
+            "dtype, max_num_seqs would be said to a server",
+        ),
         ({"memory": 1}, "Extra inputs"),
     ],
 )
@@ -136,10 +142,14 @@ def test_stop_ids_and_parameters_are_read_off_the_files(model: Path) -> None:
     save_file(weights | {"rotary_emb.inv_freq": torch.zeros(9)}, model / "model.safetensors")
     assert parameters(model, {}) == 16
     assert parameters(model, {"tie_word_embeddings": True}) == 8
-    save_file({"packed": torch.zeros(4, dtype=torch.int32)}, model / "more.safetensors")
-    assert parameters(model, {}) is None
+    save_file(weights, model / "consolidated.safetensors")
+    assert parameters(model, {}) == 16, "the same weights once more, in another form"
+    save_file({"packed": torch.zeros(4, dtype=torch.int32)}, model / "packed.safetensors")
+    index = {"weight_map": {"lm_head.weight": "model.safetensors", "packed": "packed.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert parameters(model, {}) is None, "quantised"
 
 
 def test_a_deterministic_run_is_refused(options: Any, context: Any) -> None:
     with pytest.raises(FitError, match="Use `--engine hf`"):
-        plugin.build(options(url="http://127.0.0.1:9"), context(deterministic=True))
+        plugin.build(options(url="http://127.0.0.1:9"), context(deterministic=True, transport="checkpoint"))

@@ -18,7 +18,7 @@ from atropos_core.errors import (
     TrainingDiverged,
 )
 from atropos_core.types import Sampling, tokens
-from atropos_engine_vllm import generate
+from atropos_engine_vllm import command, generate
 from atropos_engine_vllm.api import Api, Refused
 from atropos_engine_vllm.attach import check_attached
 
@@ -119,6 +119,8 @@ async def test_every_way_to_fail_has_its_error(answering: Any) -> None:
 
 
 ROUTES = ("/pause", "/resume", "/update_weight_version", "/collective_rpc", "/server_info", generate.PATH)
+INFO = {"parallel_config": {"worker_extension_cls": command.EXTENSION}}
+BARE = {"vllm_config": {"parallel_config": {"worker_extension_cls": ""}}}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,8 @@ ROUTES = ("/pause", "/resume", "/update_weight_version", "/collective_rpc", "/se
         ({"/version": "hello"}, "is not a vLLM server"),
         ({"/version": (401, {"error": "Unauthorized"})}, r"(?s)wants another key.*VLLM_API_KEY"),
         ({"/openapi.json": {"paths": {"/pause": {}}}}, r"(?s)does not offer /resume.*VLLM_SERVER_DEV_MODE=1.*--enable-scale-out"),
-        ({"/server_info": {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}}}, "raw_logprobs, which are not"),
+        ({"/server_info": {"vllm_config": INFO | {"model_config": {"logprobs_mode": "raw_logprobs"}}}}, "raw_logprobs, which are not"),
+        ({"/server_info": BARE}, "was started without .* which loads the weights of a run"),
     ],
 )  # fmt: skip
 async def test_a_server_that_cannot_serve_a_run_is_refused_with_a_reason(

@@ -5,6 +5,7 @@ Where an adapter is trained it is a peft directory that names its base model, wh
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Mapping
@@ -60,6 +61,8 @@ def restore(model: nn.Module, optimizer: Optimizer, directory: Path) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
     _check_fit(weights, present, directory / file)
+    if _is_adapted(model):
+        _check_adapter(model, weights, present, directory)
     for name, parameter in present.items():
         parameter.copy_(weights[name])
     optimizer.adopt()
@@ -89,6 +92,24 @@ def _check_fit(weights: Mapping[str, torch.Tensor], parameters: Mapping[str, tor
                 f"{file}: parameter {name!r} is {found or 'missing'} there, "
                 f"and {(tuple(parameter.shape), parameter.dtype)} in the model that is to take it up."
             )
+
+
+def _check_adapter(
+    model: Any, weights: Mapping[str, torch.Tensor], present: Mapping[str, torch.Tensor], directory: Path
+) -> None:
+    """Other targets or layers would leave trained parts behind, another alpha would scale them, without a word."""
+    if left := sorted(weights.keys() - present.keys()):
+        raise CheckpointError(
+            f"the adapter in {directory} has {left[0]!r} and {len(left) - 1} more parameters that this run's adapter has not.",
+            remedy="trainer.lora.targets and trainer.lora.layers must be as they were.",
+        )
+    saved = json.loads((directory / "adapter_config.json").read_text())["lora_alpha"]
+    now = model.peft_config["default"].lora_alpha
+    if saved != now:
+        raise CheckpointError(
+            f"the adapter in {directory} was trained with alpha {saved}, and this run has {now}: the policy would be another.",
+            remedy=f"Set trainer.lora.alpha={saved}.",
+        )
 
 
 def _random_states() -> dict[str, Any]:

@@ -300,3 +300,16 @@ def test_without_peft_a_trainer_of_adapters_says_what_to_install():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.stderr.strip().splitlines()[-1].strip() == "pip install atropos-plugin-trainer-grpo[lora]"
+
+
+async def test_an_adapter_is_taken_up_only_by_one_of_the_same_parts_and_scale(open_trainer, tmp_path):
+    whole = await open_trainer(lora=LORA)
+    await whole.save(tmp_path)
+    other = await open_trainer(
+        lora={**LORA, "alpha": 2 * LORA["alpha"]} if "alpha" in LORA else {**LORA, "alpha": 99.0}
+    )
+    with pytest.raises(CheckpointError, match="was trained with alpha"):
+        await other.restore(tmp_path)
+    fewer = await open_trainer(lora={**LORA, "layers": [0]})
+    with pytest.raises(CheckpointError, match="more parameters that this run's adapter has not"):
+        await fewer.restore(tmp_path)

@@ -1,0 +1,85 @@
+"""`kill -9` of any process of a run with vLLM: a named error, nothing left, and a resume that goes on."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.conftest import metrics_of
+from tests.e2e.runs import RunningRun
+from tests.vllm.processes import left, segments, vllm_processes
+
+pytestmark = pytest.mark.timeout(400)
+
+VLLM = ("--engine", "vllm", "--env", "gsm8k")
+SMALL = (
+    *VLLM, "--set", "training.groups_per_step=4", "--set", "training.group_size=4", "--set", "evaluation.problems=8",
+    "--set", "checkpoint.every=2", "--set", "engine.enforce_eager=true",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["worker", "core", "server", "trainer"])
+def test_a_killed_process_ends_the_run_with_a_name_and_resume_goes_on(role, tmp_path):
+    folder = tmp_path / "run"
+    run = RunningRun(folder, "run", "--dir", str(folder), "--bridge", "ipc", *SMALL, "--steps", "60")
+    run.wait_for_step(3, 200)
+    processes = vllm_processes(run.supervisor)
+    everyone = run.supervisor.children(recursive=True)
+    held = segments(everyone)
+    assert any(name.startswith("psm_") for name in held), "vLLM's own"
+    killed = time.monotonic()
+    victim = run.children["trainer"] if role == "trainer" else processes[role]
+    victim.send_signal(signal.SIGKILL)
+    code = run.process.wait(10)
+    _, alive = psutil.wait_procs(everyone, max(0.1, killed + 12 - time.monotonic()))
+    assert not alive, f"still running: {alive}"
+    assert code == 1
+    assert "ProcessDied" in run.text
+    assert "atropos resume" in run.text
+    assert not left(held), "no segment stays"
+    assert not list(folder.glob("ipc/*")), "no handle file stays"
+    if role == "worker":  # one whole resume; the others' checkpoints are made alike
+        resumed = RunningRun(folder, "resume", str(folder), "--steps", "8")
+        assert resumed.process.wait(200) == 0, resumed.text
+        assert metrics_of(folder)[-1]["step"] == 8
+
+
+def test_the_supervisor_takes_everything_along(tmp_path):
+    folder = tmp_path / "run"
+    run = RunningRun(folder, "run", "--dir", str(folder), "--bridge", "ipc", *SMALL, "--steps", "60")
+    run.wait_for_step(2, 200)
+    everyone = run.supervisor.children(recursive=True)
+    assert len(everyone) >= 5, "engine, trainer, server, engine core, worker"
+    held = segments(everyone)
+    run.supervisor.kill()
+    _, alive = psutil.wait_procs([run.supervisor, *everyone], 10)
+    assert not alive, f"still running: {alive}"
+    assert not left(held)
+
+
+def test_strangers_called_vllm_are_never_touched(tmp_path):
+    decoy = tmp_path / "vllm"
+    shutil.copy(shutil.which("sleep") or "sleep", decoy)
+    listen = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); time.sleep(600)"
+    strangers = [
+        subprocess.Popen([str(decoy), "600"]),
+        subprocess.Popen([sys.executable, "-c", listen, "VLLM::EngineCore", "vllm.entrypoints.openai.api_server"]),
+    ]
+    try:
+        folder = tmp_path / "run"
+        run = RunningRun(folder, "run", "--dir", str(folder), "--bridge", "ipc", *SMALL, "--steps", "60")
+        run.wait_for_step(1, 200)
+        vllm_processes(run.supervisor)["server"].kill()
+        assert run.process.wait(15) == 1
+        time.sleep(1)
+        assert [stranger.poll() for stranger in strangers] == [None, None]
+    finally:
+        for stranger in strangers:
+            stranger.kill()
+            stranger.wait()
