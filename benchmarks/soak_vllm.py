@@ -23,8 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from atropos_core import console
 from benchmarks.machine import RESULTS, described
 from tests.conftest import metrics_of
@@ -32,7 +30,7 @@ from tests.e2e.runs import RunningRun
 from tests.vllm.ends import connected, five_updates
 from tests.vllm.load import publish_under_load, transformers_scorer, worst_difference
 from tests.vllm.models import FAMILIES, make_model
-from tests.vllm.processes import ROLES, left, segments, vllm_processes
+from tests.vllm.processes import ROLES, left, segments, still_running, vllm_processes
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "ipc eager": ("ipc", {"engine": {"enforce_eager": True}}),
@@ -113,7 +111,7 @@ def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         run.process.kill()
         code = run.process.wait()
-    _, alive = psutil.wait_procs(everyone, 10)
+    alive = still_running(everyone, 10)
     seconds = time.monotonic() - killed
     for one in alive:
         one.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,3 +37,20 @@ def segments(processes: Iterable[psutil.Process]) -> set[str]:
 
 def left(names: set[str]) -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()} & names
+
+
+def still_running(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
+    """Those that have not ended by then. One that nobody has waited for yet has ended."""
+    until = time.monotonic() + within_s
+    while True:
+        alive = [one for one in processes if _runs(one)]
+        if not alive or time.monotonic() > until:
+            return alive
+        time.sleep(0.02)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -25,9 +25,9 @@ from atropos_core.registry import RunContext
 from atropos_core.types import Sampling
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.trainer import GrpoTrainer
-from tests.vllm.ends import Ends, five_updates
+from tests.vllm.ends import Ends
 from tests.vllm.faults_ipc import TENSOR
-from tests.vllm.hosted import Hosted, hosted, start
+from tests.vllm.hosted import Hosted, start
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -246,18 +246,6 @@ async def test_a_publish_that_loads_nothing_is_named_and_leaves_the_engine_pause
     assert not waiting.done() and ends.parts.bridge.published is None
     waiting.cancel()
     await ends.parts.bridge.close()
-
-
-async def test_compiled_one_copy_is_trained_and_sampled_from(models: dict[str, Path], tmp_path: Path) -> None:
-    """Llama 3's rotary scaling, and torch.compile."""
-    async with hosted(
-        models["llama3"], tmp_path / "engine", told=TOLD, transport="posix_shm", enforce_eager=False
-    ) as one:
-        ends = await connect([one], tmp_path, "posix_shm")
-        made = await five_updates(ends, SAMPLING)
-        assert max(made.difference) <= BOUND and made.probe_shift > 0.5
-        assert made.bytes_copied == [0] * 5
-        await ends.parts.bridge.close()
 
 
 async def test_a_vllm_that_lacks_a_name_or_is_another_version_is_refused_by_name() -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import psutil
 import pytest
 
 from tests.conftest import metrics_of, plant
 from tests.e2e.runs import RunningRun
-from tests.vllm.processes import left, segments
+from tests.vllm.processes import left, segments, still_running
 
 pytestmark = pytest.mark.timeout(400)
 
-STEPS = 24
+STEPS = 16
 VLLM = ("--engine", "vllm", "--env", "gsm8k")
 SMALL = (
     *VLLM, "--set", "training.groups_per_step=4", "--set", "training.group_size=4", "--set", "evaluation.problems=8",
@@ -20,11 +19,11 @@ SMALL = (
 
 
 @pytest.mark.parametrize("bridge", ["ipc", "lora", "checkpoint"])
-def test_the_tiny_policy_learns_over_each_bridge_and_leaves_nothing(bridge, atropos, tmp_path):
+def test_the_tiny_policy_learns_over_each_bridge_and_leaves_nothing(bridge, tmp_path):
     folder = tmp_path / "run"
     run = RunningRun(
         folder, "run", *VLLM, "--bridge", bridge, "--steps", str(STEPS), "--dir", str(folder),
-        "--set", "evaluation.problems=256",
+        "--set", "evaluation.problems=128",
     )  # fmt: skip
     run.wait_for_step(2, 240)
     everyone = run.supervisor.children(recursive=True)
@@ -35,14 +34,10 @@ def test_the_tiny_policy_learns_over_each_bridge_and_leaves_nothing(bridge, atro
     assert max(line["alignment/max_abs_logprob_diff"] for line in lines) <= 1e-4
     if bridge == "ipc":
         assert {line["bridge/bytes_copied"] for line in lines} == {0.0}
-    assert not psutil.wait_procs(everyone, 1)[1]
+    assert not still_running(everyone, 2)
     assert not left(held)
     stays = {path.name for path in folder.iterdir()}
     assert stays == {"checkpoints", "logs", "rollouts", "config.toml", "lock", "metrics.jsonl", "summary.json"}
-    if bridge == "lora":  # its checkpoint is an adapter: vLLM serves it over its base
-        again = atropos("eval", str(folder), "--engine", "vllm", timeout=200)
-        assert again.code == 0, again.err
-        assert f"{lines[-1]['eval/accuracy']:.4g}" in again.out
 
 
 def test_a_run_over_two_engines_shares_with_one_and_copies_to_the_other(atropos, tmp_path):
