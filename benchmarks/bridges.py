@@ -4,7 +4,7 @@
     .venv-vllm/bin/python -m benchmarks.bridges --steps 20 --engine hf
 
 Each bridge trains the tiny policy on the same problems under the same seed. Then a random model of half a gigabyte is
-opened and connected, to see how often its weights are in memory. Writes benchmarks/results/bridges.json.
+opened and connected, to see how often its weights are in memory. Writes benchmarks/results/bridges*.json.
 """
 
 from __future__ import annotations
@@ -89,11 +89,16 @@ async def _resident(model: Path, bridge: str, engine: str, folder: Path) -> dict
     async with opened(plan, folder) as (parts, _):
         before = all_processes()
         await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
-        return {"before": before, "after": all_processes()}
+        after = all_processes()
+        await parts.trainer.logprobs(
+            [np.arange(5, 13, dtype=np.int32)]
+        )  # what was loaded and never read is not resident
+        return {"before": before, "after": after, "read": all_processes()}
 
 
 def resident(bridge: str, engine: str, large: Path, weights: int, tiny: Path, folder: Path) -> dict[str, Any]:
-    """Copies of a large model's weights over all processes, before and after the bridge is connected. What a tiny model
+    """Copies of a large model's weights over all processes, before and after the bridge is connected, and after a forward
+    pass of the trainer. What a tiny model
     takes in the same processes is subtracted: interpreters, libraries, keys and values."""
     small = asyncio.run(_resident(tiny, bridge, engine, folder / f"small-{bridge}"))
     big = asyncio.run(_resident(large, bridge, engine, folder / f"large-{bridge}"))
@@ -104,6 +109,7 @@ def resident(bridge: str, engine: str, large: Path, weights: int, tiny: Path, fo
         "large": big,
         "copies_before": (big["before"] - small["before"]) / weights,
         "copies_after": (big["after"] - small["after"]) / weights,
+        "copies_read": (big["read"] - small["read"]) / weights,
     }
 
 
@@ -113,29 +119,36 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bridges", nargs="+", default=list(BRIDGES))
-    parser.add_argument("--no-memory", action="store_true", help="leave the half-gigabyte model out")
+    parser.add_argument("--only", choices=["runs", "memory"])
     wanted = parser.parse_args()
     from atropos_env_gsm8k.plugin import HERE
 
     work = Work(wanted.engine, wanted.steps, wanted.seed)
-    result: dict[str, Any] = {"machine": {**described(), "vllm": _vllm()}, "work": vars(work), "runs": [], "memory": []}
+    machine = {**described(), "vllm": _vllm()}
+    RESULTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="atropos-bridges-") as scratch:
         folder = Path(scratch)
-        for bridge in wanted.bridges:
-            console.say(f"{bridge}: {work.steps} steps with engine {work.engine}")
-            result["runs"].append(trained(bridge, work, folder / bridge))
-        if not wanted.no_memory:
+        if wanted.only != "memory":
+            runs = []
+            for bridge in wanted.bridges:
+                console.say(f"{bridge}: {work.steps} steps with engine {work.engine}")
+                runs.append(trained(bridge, work, folder / bridge))
+            show_runs(runs, work)
+            result = {"machine": machine, "work": vars(work), "runs": runs}
+            (RESULTS / "bridges.json").write_text(json.dumps(result, indent=1) + "\n")
+        if wanted.only != "runs":
             weights = make_model(folder / "large", HERE / "tiny", layers=13)
             assert weights > MODEL_BYTES
+            memory = []
             for bridge in wanted.bridges:
                 console.say(f"{bridge}: a model of {weights / 1e6:.0f} MB")
-                result["memory"].append(resident(bridge, work.engine, folder / "large", weights, HERE / "tiny", folder))
-    show(result)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "bridges.json").write_text(json.dumps(result, indent=1) + "\n")
+                memory.append(resident(bridge, work.engine, folder / "large", weights, HERE / "tiny", folder))
+            show_memory(memory)
+            result = {"machine": machine, "engine": work.engine, "memory": memory}
+            (RESULTS / "bridges_memory.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
-def show(result: dict[str, Any]) -> None:
+def show_runs(runs: list[dict[str, Any]], work: Work) -> None:
     console.table(
         (
             "bridge",
@@ -158,16 +171,21 @@ def show(result: dict[str, Any]) -> None:
                 f"{run['checkpoint_bytes'] / 1e6:.1f} MB, {run['published_bytes'] / 1e6:.1f} MB",
                 f"{run['before']:.1%} -> {run['after']:.1%}",
             )
-            for run in result["runs"]
+            for run in runs
         ],
-        f"{result['work']['steps']} steps, engine {result['work']['engine']}",
+        f"{work.steps} steps, engine {work.engine}",
     )
-    if result["memory"]:
-        console.table(
-            ("bridge", "copies of the weights, opened", "connected"),
-            [(one["bridge"], f"{one['copies_before']:.2f}", f"{one['copies_after']:.2f}") for one in result["memory"]],
-            f"A model of {result['memory'][0]['weights'] / 1e6:.0f} MB, PSS of all processes",
-        )
+
+
+def show_memory(memory: list[dict[str, Any]]) -> None:
+    console.table(
+        ("bridge", "copies of the weights, opened", "connected", "once the trainer has read them"),
+        [
+            (one["bridge"], f"{one['copies_before']:.2f}", f"{one['copies_after']:.2f}", f"{one['copies_read']:.2f}")
+            for one in memory
+        ],
+        f"A model of {memory[0]['weights'] / 1e6:.0f} MB, PSS of all processes",
+    )
 
 
 def _vllm() -> str:
