@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atropos_core.durable import sync
 from atropos_core.errors import CheckpointError, RemoteError
 
 FORMAT = 1
@@ -73,16 +73,16 @@ class Checkpoints:
         files = {}
         for path in sorted(path for path in partial.rglob("*") if path.is_file()):
             files[str(path.relative_to(partial))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-            _sync(path)
+            sync(path)
         manifest: dict[str, Any] = {"format": FORMAT, "step": step, "state": state, "files": files}
         manifest["sha256"] = _digest(manifest)
         (partial / "manifest.json").write_text(json.dumps(manifest))
         for path in (partial / "manifest.json", partial / POLICY, partial):
-            _sync(path)
+            sync(path)
         if final.exists():  # the same step again, after a resume: identical in a deterministic run
             shutil.rmtree(final)
         partial.rename(final)
-        _sync(self.directory)
+        sync(self.directory)
 
     def sweep(self) -> None:
         """Remove what a killed run left half written. Only for whoever holds the run directory's lock."""
@@ -131,11 +131,3 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

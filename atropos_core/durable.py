@@ -21,11 +21,11 @@ def appearing(directory: Path, *, durable: bool = True) -> Iterator[Path]:
         partial.mkdir()
         yield partial
         for path in (*partial.rglob("*"), partial) if durable else ():
-            _sync(path)
+            sync(path)
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
         if durable:
-            _sync(directory.parent)
+            sync(directory.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -35,7 +35,8 @@ def size_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return once a file, or a directory's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -17,6 +17,7 @@ from atropos_core import console
 from atropos_core.assemble import Parts, Plan, build
 from atropos_core.checkpoint import Checkpoint, Checkpoints
 from atropos_core.config import to_toml
+from atropos_core.durable import size_bytes
 from atropos_core.errors import (
     FitError,
     Interrupted,
@@ -221,7 +222,6 @@ def _check_model(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo
 
 
 def _summary(progress: Progress, directory: Path, peak: Peak) -> Summary:
-    saved = (directory / "checkpoints" / f"step-{progress.step:06d}").rglob("*")
     return Summary(
         directory,
         progress.step,
@@ -231,7 +231,7 @@ def _summary(progress: Progress, directory: Path, peak: Peak) -> Summary:
         progress.syncs,
         progress.sync_s,
         peak.size_bytes,
-        sum(path.stat().st_size for path in saved if path.is_file()),
+        size_bytes(directory / "checkpoints" / f"step-{progress.step:06d}"),
         progress.published_bytes,
     )
 
