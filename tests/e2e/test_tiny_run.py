@@ -94,7 +94,10 @@ class Forgetful(IpcBridge):
 
 @hookimpl
 def atropos_bridges():
-    yield Provider("forgetful", "never publishes", IpcOptions, Forgetful, lambda options: frozenset({"posix_shm"}))
+    yield Provider(
+        "forgetful", "never publishes", IpcOptions, Forgetful, lambda options: frozenset({"posix_shm"}),
+        tells=lambda options: {"weight_transfer": "atropos_ipc"},  # for an engine with a server
+    )
 """
 
 

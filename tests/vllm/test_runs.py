@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import metrics_of, plant
 from tests.e2e.runs import RunningRun
+from tests.e2e.test_tiny_run import PLANTED
 from tests.vllm.processes import left, segments, still_running
 
 pytestmark = pytest.mark.timeout(400)
@@ -61,37 +62,6 @@ def test_a_run_over_two_engines_shares_with_one_and_copies_to_the_other(atropos,
     assert max(line["alignment/max_abs_logprob_diff"] for line in lines) <= 1e-4, "tokens of both"
     for name in ("engine", "engine-second"):
         assert list((tmp_path / "run/logs").glob(f"*{name}*")), "each has a log of its own"
-
-
-PLANTED = """
-from atropos_bridge_ipc.agents import TrainerAgent
-from atropos_bridge_ipc.bridge import IpcBridge
-from atropos_bridge_ipc.config import IpcOptions
-from atropos_core import hookimpl
-from atropos_core.registry import Provider
-
-
-class Private(TrainerAgent):
-    async def adopt(self, offer, descriptors=()):
-        receipt = await super().adopt(offer, descriptors)
-        for parameter in self.holder.model.parameters():
-            parameter.data = parameter.data.clone()  # trains a copy that nobody samples from
-        self.holder.weights_moved()
-        return receipt
-
-
-class Forgetful(IpcBridge):
-    def agents(self):
-        return {**super().agents(), "trainer": "forgetful:Private"}
-
-
-@hookimpl
-def atropos_bridges():
-    yield Provider(
-        "forgetful", "never publishes", IpcOptions, Forgetful, lambda options: frozenset({"posix_shm"}),
-        tells=lambda options: {"weight_transfer": "atropos_ipc"},
-    )
-"""
 
 
 def test_a_run_whose_publish_is_skipped_stops_with_the_named_error(atropos, tmp_path):
