@@ -22,6 +22,7 @@ from atropos_core import console
 from benchmarks.machine import RESULTS, described
 from benchmarks.memory import pss
 from tests.e2e.runs import QUICK, RunningRun, finish, weights
+from tests.shared_memory import orphans
 
 STEPS = 9  # of QUICK
 ROLES = ("engine", "trainer", "supervisor")
@@ -60,7 +61,7 @@ def learns(seed: int, folder: Path) -> dict[str, Any]:
 
 def survives(role: str, reference: bytes, folder: Path) -> dict[str, Any]:
     """Kill `role` at a random moment between the first step and the last; resume; compare the weights."""
-    segments = {path.name for path in Path("/dev/shm").iterdir()}
+    before = orphans()
     run = RunningRun(folder, "run", "--dir", str(folder), *QUICK)
     step = random.randrange(1, STEPS - 1)
     run.wait_for_step(step)
@@ -72,7 +73,7 @@ def survives(role: str, reference: bytes, folder: Path) -> dict[str, Any]:
     code = run.ended_within(10)
     seconds = time.monotonic() - killed
     named = role == "supervisor" or f"ProcessDied {role}" in run.text
-    left = {path.name for path in Path("/dev/shm").iterdir()} - segments
+    left = orphans() - before
     finish(folder, "resume", str(folder))
     same = weights(folder, STEPS) == reference
     return {"role": role, "step": step, "exit": code, "ended_in_s": seconds, "named": named, "left": sorted(left),

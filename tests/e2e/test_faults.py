@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.e2e.runs import QUICK, RunningRun, finish, weights
+from tests.shared_memory import orphans
 
 pytestmark = pytest.mark.slow
 
@@ -21,19 +21,15 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return weights(folder, 9)
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
-
-
 @pytest.mark.parametrize("role", ["engine", "trainer", "supervisor"])
 def test_a_killed_process_ends_the_run_cleanly_and_resume_reaches_the_same_bits(role, tmp_path, uninterrupted):
-    before = shared_memory()
+    before = orphans()
     folder = tmp_path / "run"
     run = RunningRun(folder, "run", "--dir", str(folder), *QUICK)
     run.wait_for_step(5)
     run.kill(role)
     code = run.ended_within(10)
-    assert shared_memory() <= before, "no segment stays"
+    assert orphans() <= before, "no segment stays"
     if role == "supervisor":
         assert code == -signal.SIGKILL
     else:

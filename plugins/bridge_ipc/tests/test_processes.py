@@ -13,16 +13,13 @@ import pytest
 
 from atropos_core.errors import ProcessDied
 from atropos_core.types import Sampling, tokens
+from tests.shared_memory import orphans
 
 PROMPT = tokens([5, 9, 33, 12, 40])
 
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def segments() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}  # which are no memory of weights
 
 
 def rollup(pid: int) -> dict[str, int]:
@@ -42,7 +39,7 @@ def mapping(pid: int) -> tuple[str, int]:
 
 
 async def test_what_the_trainer_writes_the_engine_samples_from(connected: Any, tiny: Path) -> None:
-    held, named = descriptors(), segments()
+    held, named = descriptors(), orphans()
     run = await connected(tiny)
     assert descriptors() == held + 2  # the two sockets
     engine_pid, trainer_pid = (child.process.pid for child in run.children)
@@ -61,7 +58,7 @@ async def test_what_the_trainer_writes_the_engine_samples_from(connected: Any, t
     np.testing.assert_allclose(again, before, atol=1e-5)
     (completion,) = await run.engine.sample(PROMPT, 1, Sampling(4), [0], 30)
     assert set(completion.policy_version.tolist()) == {2}
-    assert segments() == named
+    assert orphans() <= named
 
 
 async def test_the_time_of_a_publication_leaves_out_what_happens_inside(connected: Any, tiny: Path) -> None:
@@ -85,7 +82,7 @@ async def test_an_exception_while_writing_leaves_the_engine_paused_and_propagate
 
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_a_killed_end_leaves_no_segment_and_the_other_goes_on(connected: Any, tiny: Path, victim: int) -> None:
-    named = segments()
+    named = orphans()
     run = await connected(tiny)
     dead, alive = run.children[victim], run.children[1 - victim]
     dead.process.send_signal(signal.SIGKILL)
@@ -95,7 +92,7 @@ async def test_a_killed_end_leaves_no_segment_and_the_other_goes_on(connected: A
     assert value > 0  # the weights and sentinels are still there
     for child in run.children:
         await child.close()
-    assert segments() == named
+    assert orphans() <= named
     assert all(child.process.poll() is not None for child in run.children)
     for child in run.children:
         assert not Path(f"/proc/{child.process.pid}").exists()
