@@ -1,5 +1,5 @@
 # Two commands: `make run` trains the tiny policy, `make test` runs every test that needs nothing but this machine.
-# With vLLM, in an environment of its own: `make vllm`, `make test-vllm`.
+# With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; with atroposlib: `make test-atroposlib`.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +8,7 @@ VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 
-.PHONY: run test lint vllm test-vllm soak bench bench-bridges clean
+.PHONY: run test lint vllm test-vllm test-atroposlib soak bench bench-bridges clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -26,6 +26,10 @@ vllm: .venv-vllm/stamp
 # With a real vLLM; about ten minutes. Most of it is the start of servers, of which two at a time fit on two cores.
 test-vllm: .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm -n 2 --dist loadfile
+
+# The server of ours against the clients of atroposlib 0.4.0, and beside its own server; about three minutes.
+test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest tests/atroposlib
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp
@@ -63,10 +67,18 @@ bench-bridges: .venv-vllm/stamp
 	.venv-vllm/bin/python -c 'import torch, vllm' || (echo "torch in .venv-vllm is not the build that vLLM wants: see requirements-vllm.txt"; false)
 	touch $@
 
+.venv-atroposlib/stamp: requirements-atroposlib.txt constraints.txt
+	@echo "installing atroposlib into .venv-atroposlib (a minute, 1 GB; torch is the most of it)"
+	test -x .venv-atroposlib/bin/python || $(PYTHON) -m venv .venv-atroposlib
+	.venv-atroposlib/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-atroposlib.txt
+	.venv-atroposlib/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
+	.venv-atroposlib/bin/python -c 'import atroposlib.envs.base, atroposlib.api, example_trainer.api'
+	touch $@
+
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-trl .venv-vllm build dist
+	rm -rf .venv .venv-atroposlib .venv-trl .venv-vllm build dist

@@ -7,14 +7,15 @@ import dataclasses
 import inspect
 import os
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, Protocol, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from atropos_core import console
 from atropos_core.config import NAMED, SINGLE, Component, Placed, RewardComponent, RunConfig, explain
-from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
+from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError, UnknownComponent
 from atropos_core.fleet import Fleet
 from atropos_core.hosting import Child, HostedEngine, HostedReward, HostedTrainer, LocalEndpoint
 from atropos_core.interfaces import (
@@ -63,7 +64,7 @@ class Plan:
 
     config: RunConfig
     model: ResolvedModel
-    engines: Sequence[Chosen]  # [engine] first, then its replicas
+    engines: Sequence[Chosen]  # [engine] first, then its replicas; none for what samples elsewhere
     single: Mapping[str, Chosen]  # trainer, bridge, curriculum
     named: Mapping[str, Mapping[str, Chosen]]  # environment, reward, transform, teacher, sink
     transports: tuple[Transport, ...]  # to each engine; empty where nothing is trained
@@ -76,22 +77,33 @@ class Plan:
         for section, chosen in (("engine", self.engines[0]), *self.single.items()):
             values[section] = {**values[section], **dump(chosen.options)}
         for section, several in self.named.items():
-            values[section] = {
+            values[section] |= {
                 name: {**values[section][name], **dump(chosen.options)} for name, chosen in several.items()
             }
         return values
 
 
-def make_plan(config: RunConfig, model: ResolvedModel, plugins: Plugins, *, training: bool = True) -> Plan:
+def make_plan(
+    config: RunConfig,
+    model: ResolvedModel,
+    plugins: Plugins,
+    *,
+    training: bool = True,
+    playing: bool = True,
+    sampling: bool = True,
+) -> Plan:
     """Raises ConfigError, UnknownComponent, PluginError or FitError; nothing is built, nothing heavy imported.
-    Without `training`, only what samples and scores is chosen."""
-    if not config.environment:
+    A process that does not do all three leaves components out: `training` needs trainer and bridge, `playing`
+    environments and rewards, `sampling` an engine. With an [api], workers play the environments: those that are not
+    installed here are left out."""
+    by_workers = training and config.api is not None
+    if not config.environment and playing and not by_workers:
         raise ConfigError(
             "there is no environment to train on.",
             remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
         )
     config = config.model_copy(update={kind: _placed(getattr(config, kind)) for kind in ("engine", "trainer")})
-    instances = config.engine.instances() if training else {"engine": config.engine}
+    instances = config.engine.instances() if training else {"engine": config.engine} if sampling else {}
     engines = [_choose(plugins, "engine", label, _placed(one)) for label, one in instances.items()]
     single = {
         kind: _choose(plugins, kind, kind, getattr(config, kind)) for kind in SINGLE if training and kind != "engine"
@@ -100,11 +112,21 @@ def make_plan(config: RunConfig, model: ResolvedModel, plugins: Plugins, *, trai
         kind: {
             name: _choose(plugins, kind, f"{kind}.{name}", component)
             for name, component in getattr(config, kind).items()
+            if not (kind == "environment" and by_workers) or _is_installed(name, component, plugins)
         }
-        for kind in (NAMED if training else ("environment", "reward"))
+        for kind in (NAMED if training else ("environment", "reward") if playing else ())
     }
     transports = _fit(engines, single, plugins) if training else ()
     return Plan(config, model, engines, single, named, transports)
+
+
+def _is_installed(name: str, component: Component, plugins: Plugins) -> bool:
+    try:
+        plugins.registry.find("environment", component.use)
+    except UnknownComponent:
+        console.warn(f"environment {name!r} is not installed here: workers play it, and it is not evaluated.")
+        return False
+    return True
 
 
 P = TypeVar("P", bound=Placed)
@@ -188,6 +210,10 @@ def _list(transports: frozenset[Transport]) -> str:
     return ", ".join(sorted(transports)) or "nothing"
 
 
+class Closable(Protocol):
+    async def close(self) -> None: ...
+
+
 @dataclass
 class Parts:
     """The living components of a run. `close` ends all of them, whatever state they are in."""
@@ -203,6 +229,7 @@ class Parts:
     teachers: list[Teacher]
     sinks: dict[str, Sink]
     children: list[Child]
+    opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first
 
     def stateful(self) -> dict[str, Any]:
         """Whatever has state to save, by its path in the run file."""
@@ -214,18 +241,20 @@ class Parts:
         return {label: part for label, part in named.items() if isinstance(part, Stateful)}
 
     async def close(self) -> list[Exception]:
-        """Close sinks and environments, then the processes. All are tried; what they raised is returned."""
+        """Close what rests on the parts, then sinks and environments, then the processes. All are tried; what they
+        raised is returned."""
         here: list[Sink | Environment | Bridge] = [*self.sinks.values(), *self.environments.values(), self.bridge]
         hosted: list[Trainer | Engine | HostedReward] = [
             self.trainer,
             *self.engines,
             *(of.reward for of in self.rewards if isinstance(of.reward, HostedReward)),
         ]
-        errors = await _close_all(here)
+        errors = await _close_all(self.opened)
+        errors += await _close_all(here)
         return errors + await _close_all(hosted)
 
 
-async def _close_all(parts: Sequence[Sink | Environment | Bridge | Trainer | Engine | HostedReward]) -> list[Exception]:
+async def _close_all(parts: Sequence[Closable]) -> list[Exception]:
     closing = [within(part.close(), CLOSE_DEADLINE_S, f"{type(part).__name__}: close()") for part in parts]
     ended = await asyncio.gather(*closing, return_exceptions=True)
     return [error for error in ended if isinstance(error, Exception)]
@@ -255,9 +284,10 @@ async def build(plan: Plan, directory: Path) -> Parts:
     return await _or_end(builder, builder.build())
 
 
-async def build_for_evaluation(plan: Plan, directory: Path) -> EvaluationParts:
+async def build_for_evaluation(plan: Plan, directory: Path, engine: Engine | None = None) -> EvaluationParts:
+    """With `engine`, that one in place of the plan's own."""
     builder = _Builder(plan, directory)
-    return await _or_end(builder, builder.build_for_evaluation())
+    return await _or_end(builder, builder.build_for_evaluation(engine))
 
 
 async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
@@ -323,12 +353,12 @@ class _Builder:
             children=self.children,
         )
 
-    async def build_for_evaluation(self) -> EvaluationParts:
+    async def build_for_evaluation(self, engine: Engine | None) -> EvaluationParts:
         named = self.plan.named
         return EvaluationParts(
-            environments={name: self._here(chosen) for name, chosen in named["environment"].items()},
-            rewards=[await self._reward(name, chosen) for name, chosen in named["reward"].items()],
-            engine=await self._hosted_or_here("engine", self.plan.engines[0]),
+            environments={name: self._here(chosen) for name, chosen in named.get("environment", {}).items()},
+            rewards=[await self._reward(name, chosen) for name, chosen in named.get("reward", {}).items()],
+            engine=engine or await self._hosted_or_here("engine", self.plan.engines[0]),
             children=self.children,
         )
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from atropos_core.errors import DataError
-from atropos_core.types import Batch, Floats, Rollout, ScoredGroup
+from atropos_core.types import Batch, Column, Floats, Ragged, Rollout, ScoredGroup, TopK, offsets_of
 
 
 def pack(groups: Sequence[ScoredGroup], version: int) -> Batch:
     """`version` is the policy version that this batch will produce: `version - 1` samples while it is trained.
 
-    A rollout's own per-token advantages go before its episode's. Raises DataError where neither is there.
+    A rollout's own per-token advantages go before its episode's. Raises DataError where neither is there. What only some
+    rollouts bring is a column of the batch where any of this batch does: `ref_logprobs`, `sft`, `teacher_*`.
     """
     rollouts: list[Rollout] = []
     advantages: list[Floats] = []
@@ -26,15 +27,12 @@ def pack(groups: Sequence[ScoredGroup], version: int) -> Batch:
                 group_of.append(number)
     if not rollouts:
         raise DataError("a batch needs at least one rollout")
-    lengths = [len(rollout.tokens) for rollout in rollouts]
     return Batch(
         tokens=np.concatenate([rollout.tokens for rollout in rollouts]),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        offsets=offsets_of([len(rollout.tokens) for rollout in rollouts]),
         sampled=np.concatenate([rollout.sampled for rollout in rollouts]),
         trained=np.concatenate([rollout.trained for rollout in rollouts]),
-        logprobs=np.concatenate(
-            [np.zeros(len(r.tokens), np.float32) if r.logprobs is None else r.logprobs for r in rollouts]
-        ),
+        logprobs=np.concatenate([_or_zeros(rollout.logprobs, rollout) for rollout in rollouts]),
         has_logprobs=np.array([rollout.logprobs is not None for rollout in rollouts]),
         policy_version=np.concatenate([rollout.policy_version for rollout in rollouts]),
         advantages=np.concatenate(advantages),
@@ -42,6 +40,8 @@ def pack(groups: Sequence[ScoredGroup], version: int) -> Batch:
         truncated=np.array([rollout.truncated for rollout in rollouts]),
         group=np.array(group_of, np.int32),
         version=version,
+        columns=_columns(rollouts),
+        ragged=_ragged(rollouts),
     )
 
 
@@ -54,3 +54,37 @@ def _advantages(group: ScoredGroup, member: int, rollout: Rollout) -> Floats:
             remedy="Name a transform that computes them: [transform.group_advantage]",
         )
     return np.where(rollout.trained, group.advantages[member], 0).astype(np.float32)
+
+
+def _or_zeros(column: Floats | None, rollout: Rollout) -> Floats:
+    return np.zeros(len(rollout.tokens), np.float32) if column is None else column
+
+
+def _columns(rollouts: Sequence[Rollout]) -> Mapping[str, Column]:
+    made: dict[str, Column] = {}
+    if any(rollout.ref_logprobs is not None for rollout in rollouts):
+        made["ref_logprobs"] = Column(
+            "token",
+            np.concatenate([_or_zeros(rollout.ref_logprobs, rollout) for rollout in rollouts]),
+            np.concatenate([np.full(len(rollout.tokens), rollout.ref_logprobs is not None) for rollout in rollouts]),
+        )
+    if any(rollout.sft for rollout in rollouts):
+        made["sft"] = Column(
+            "sequence", np.array([rollout.sft for rollout in rollouts]), np.ones(len(rollouts), np.bool_)
+        )
+    return made
+
+
+def _ragged(rollouts: Sequence[Rollout]) -> Mapping[str, Ragged]:
+    if all(rollout.teacher is None for rollout in rollouts):
+        return {}
+    teachers = [rollout.teacher or _silent(len(rollout.tokens)) for rollout in rollouts]
+    offsets = offsets_of(np.concatenate([np.diff(teacher.offsets) for teacher in teachers]))
+    return {
+        "teacher_token_ids": Ragged(offsets, np.concatenate([teacher.token_ids for teacher in teachers])),
+        "teacher_logprobs": Ragged(offsets, np.concatenate([teacher.logprobs for teacher in teachers])),
+    }
+
+
+def _silent(length: int) -> TopK:
+    return TopK(np.zeros(length + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))

@@ -13,9 +13,9 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atropos_core.errors import ConfigError
 from atropos_core.types import Sampling
@@ -114,6 +114,33 @@ class HubSection(Section):
     size_mb: float = Field(256.0, gt=0)
 
 
+def _absolute(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+class ApiSection(Section):
+    """Where the groups come from, in place of plays in this process: workers at a trajectory API."""
+
+    url: str
+    token_file: Annotated[Path, AfterValidator(_absolute)] | None = None  # absolute: a resumed run may start elsewhere
+    engine_door: str = "127.0.0.1:0"  # HOST:PORT where workers reach the engines of this run; port 0: any free one
+    wait_s: float = Field(600.0, gt=0)  # for workers, at the start
+
+    def token(self) -> str | None:
+        return None if self.token_file is None else read_token(self.token_file)
+
+
+def read_token(file: Path) -> str:
+    """The token in a file. Raises ConfigError."""
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token file {file} cannot be read: {error}") from error
+    if not (token and token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(f"the token file {file} must hold one word of ASCII characters.")
+    return token
+
+
 class RunConfig(Section):
     """Everything that a run is."""
 
@@ -141,6 +168,7 @@ class RunConfig(Section):
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     hub: HubSection = HubSection()
+    api: ApiSection | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> RunConfig:
@@ -151,6 +179,10 @@ class RunConfig(Section):
         self.engine.instances()
         if self.deterministic and self.training.max_staleness:
             raise ValueError("deterministic = true needs training.max_staleness = 0: overlap depends on timing")
+        if self.deterministic and self.api:
+            raise ValueError(
+                "deterministic = true needs rollouts in this process: with [api], workers play when they can"
+            )
         return self
 
 

@@ -90,6 +90,26 @@ class HubClosed(AtroposError):
     """The hub no longer takes or gives groups: the run is ending."""
 
 
+class HubFull(AtroposError):
+    """The hub had no room for a group before the deadline."""
+
+
+class StoreFull(HubFull):
+    """The disk had no room for a group. What was acknowledged before is safe."""
+
+
+class LeaseLost(AtroposError):
+    """Groups that a trainer held are no longer its own: its lease ran out, or another session was opened."""
+
+
+class ApiError(AtroposError):
+    """The trajectory API cannot be reached, or refused a call."""
+
+
+class AccessRefused(ApiError):
+    """The trajectory API wants a token, or another one."""
+
+
 class NoProgress(AtroposError):
     """The run goes on without anything to train on."""
 

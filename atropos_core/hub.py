@@ -1,142 +1,540 @@
-"""The hub: raw scored groups between those that play and the one that trains.
+"""The hub: scored groups between those that play and the one that trains.
 
-Bounded in bytes, first in first out, leased, aware of policy versions. A group's life here: `put` (waits while the hub
-is full), `lease`, then `trained` (its update is in memory; the payload is let go) or `give_back`, and `commit` once a
-durable checkpoint holds the update. What is not committed when a run dies was never trained, as far as its resumed self
-knows, and its draws are played again.
+Bounded, first in first out within an environment, fair between environments, leased, aware of policy versions. A
+group's life: `put` (waits while the hub is full), `lease`, then `give_back` or `trained` (its update is in the
+trainer's memory), and `commit` once a durable checkpoint holds the update: it is never served again. One session at a
+time leases; a session that is opened, or that is silent for `lease_s`, ends the one before, and whatever that one had
+not committed waits again. With a store, all of this outlives the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import heapq
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Generic, TypeVar, cast
 
-from atropos_core.errors import DataError, DeadlineExceeded, HubClosed
-from atropos_core.types import ScoredGroup
+from atropos_core import console
+from atropos_core.choosing import Chooser
+from atropos_core.errors import DataError, HubClosed, HubFull, LeaseLost, StoreFull
+from atropos_core.held import Entry, EnvironmentStatus, Held, HubStatus, Label, Limits, Store, Want
+from atropos_core.session import RESUME, Asked, Session
+from atropos_core.shares import Lane, Lanes, Offer
+
+__all__ = ["Entry", "EnvironmentStatus", "Hub", "HubStatus", "Label", "Limits", "Session", "Store", "Want"]
+
+T = TypeVar("T")
+KEYS = 100_000  # groups whose idempotency keys are remembered
 
 
-@dataclass(frozen=True)
-class Lease:
-    """One group, handed out to the trainer alone."""
+class Hub(Generic[T]):
+    """All decisions are synchronous; `put` and `lease` only add the waiting. `on_dropped` is told of groups that no
+    trainer will see, with the cause: "stale", or "damaged" on the disk, then with the payload None. Without
+    `keep_trained` a group is let go once it is trained, for a trainer that plays its draws again where it dies before
+    the commit."""
 
-    id: int
-    group: ScoredGroup
-
-
-class Hub:
-    """The in-process hub. Counts every byte that it holds, leased groups included.
-
-    `on_stale` is told of groups that were dropped because training them would break `max_staleness`.
-    """
-
-    def __init__(self, size_bytes: int, max_staleness: int, on_stale: Callable[[ScoredGroup], None]) -> None:
-        self.size_bytes = size_bytes
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        max_staleness: int | None,
+        on_dropped: Callable[[Entry[T], str], None],
+        store: Store[T] | None = None,
+        lease_s: float | None = None,
+        allocation_grace_s: float = 30.0,
+        keep_trained: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
         self.max_staleness = max_staleness
-        self.held_bytes = 0
-        self.stale = 0
-        self._on_stale = on_stale
-        self._queue: deque[Lease] = deque()
-        self._leased: dict[int, Lease] = {}
-        self._trained: set[int] = set()  # not committed yet
-        self._committed = 0
-        self._next = 0
-        self._changed = asyncio.Condition()
+        self.lease_s = lease_s
+        self.dropped: Counter[str] = Counter()
+        self.current: Session[T] | None = None  # the session that may lease now
+        self._on_dropped = on_dropped
+        self._store = store
+        self._keep_trained = keep_trained
+        self._clock = clock
+        self._lanes: Lanes[T] = Lanes(limits)
+        self._chooser = Chooser(self._lanes, allocation_grace_s, clock)
+        self._held: dict[int, Held[T]] = {}
+        self._out: dict[int, Held[T]] = {}  # leased or trained, by the current session
+        self._let_go: set[int] = set()  # trained, not committed, not kept
+        self._trained_bytes = self._trained_sequences = self._trained_groups = 0
+        self._by_version: list[tuple[int, int]] = []  # heap of (oldest version, id) of what waits or waited
+        self._keys: OrderedDict[bytes, int] = OrderedDict()
+        self._next = self._sessions = self._committed = 0
+        self._offers = 0
+        self._offered: dict[bytes, asyncio.Future[int]] = {}  # those with a key
+        self._asking: deque[Asked[T]] = deque()
+        self._unmet: Want | None = None  # the last batch that could not be formed
         self._closed = False
-        self._wanted = 0  # groups that a waiting lease asks for
+        if store:
+            self._restore(store)
 
     def __len__(self) -> int:
         """Groups that wait to be leased."""
-        return len(self._queue)
+        return self._lanes.waiting
 
-    async def put(self, group: ScoredGroup) -> None:
-        """Return once the group is held. Raises DataError for one that could never fit, HubClosed at the end."""
-        size = group.size_bytes
-        if size > self.size_bytes:
+    # -- environments
+
+    def share(self, environment: str, *, weight: float = 1.0, minimum: float = 0.0) -> None:
+        """Register an environment: `weight` is its part of the batches beside the others' weights, `minimum` the part
+        of every batch (0 to 1) that is its own while it has groups."""
+        if not (weight > 0 and 0 <= minimum <= 1):
             raise DataError(
-                f"a group of task {group.task.id!r} holds {size / 1e6:.1f} MB, more than the whole hub ({self.size_bytes / 1e6:.1f} MB).",
+                f"environment {environment!r} asks for weight {weight!r} and minimum {minimum!r} of the batches.",
+                remedy="A weight is above 0, a minimum is a part from 0 to 1.",
+            )
+        self._lanes.register(environment, weight, minimum, self._clock())
+        self._proceed()
+
+    def forget(self, environment: str) -> None:
+        """It is no longer registered. What it has sent stays."""
+        self._lanes.forget(environment)
+        self._proceed()
+
+    # -- in
+
+    def knows(self, key: str) -> bool:
+        """Whether a group came under this key, among the last 100,000."""
+        return _digest(key) in self._keys
+
+    def labels(self) -> Iterator[tuple[int, Label]]:
+        """Of all that is held, by id."""
+        return ((held.id, held.label) for held in self._held.values())
+
+    def admits(self, label: Label) -> bool:
+        """Whether a put would be taken now."""
+        self._refuse_what_never_fits(label)
+        if not self._lanes.fits(label):
+            return False
+        if self._offers:
+            lane = self._lanes.by_name.get(label.environment)
+            if (lane is not None and lane.offers) or self._is_stuck():
+                return False
+        return self._starving or self._lanes.may_take(label)
+
+    def try_put(self, payload: T, label: Label, *, key: str | None = None) -> int | None:
+        """The group's id, or None where there is no room now. A key seen before returns the former id."""
+        self._refuse_when_closed()
+        digest = _digest(key)
+        if digest is not None and digest in self._keys:
+            return self._keys[digest]
+        if not self.admits(label):
+            return None
+        taken = self._admit(payload, label, digest)
+        if self._asking:
+            self._proceed()
+        return taken
+
+    async def put(self, payload: T, label: Label, *, key: str | None = None, deadline_s: float | None = None) -> int:
+        """The group's id, once it is held and written. A key seen before returns the former id and stores nothing.
+        Raises HubFull at the deadline, StoreFull on a full disk, DataError for what could never fit, HubClosed."""
+        digest, loop = _digest(key), asyncio.get_running_loop()
+        end = None if deadline_s is None else loop.time() + deadline_s
+        while (taken := self.try_put(payload, label, key=key)) is None:
+            left = None if end is None else max(end - loop.time(), 0.0)
+            twin = self._offered.get(digest) if digest else None
+            if twin is None:
+                taken = await self._wait_for_room(payload, label, digest, left)
+                break
+            await asyncio.wait([twin], timeout=left)
+            if not twin.done():
+                raise self._full(label)
+        if self._store:
+            await self._store.written()
+        return taken
+
+    async def _wait_for_room(self, payload: T, label: Label, key: bytes | None, timeout_s: float | None) -> int:
+        now = self._clock()
+        lane = self._lanes.lane(label.environment, now)
+        lane.last_put, lane.silent = now, False
+        offer = Offer(payload, label, key, asyncio.get_running_loop().create_future())
+        lane.offers.append(offer)
+        self._offers += 1
+        if key:
+            self._offered[key] = offer.answer
+        if len(lane.offers) == 1:  # behind another nothing has become possible
+            self._proceed()
+        try:
+            await asyncio.wait([offer.answer], timeout=timeout_s)
+            if offer.answer.done():
+                return offer.answer.result()
+            raise self._full(label)
+        finally:
+            if key:
+                del self._offered[key]
+            if not offer.answer.done():
+                offer.answer.cancel()
+                lane.offers.remove(offer)
+                self._offers -= 1
+                self._lanes.tidy(lane)
+                self._proceed()
+
+    def _admit(self, payload: T, label: Label, key: bytes | None) -> int:
+        if self._store:
+            self._store.put(self._next, payload, label, key)
+        now = self._clock()
+        held = Held(self._next, payload, label, now)
+        self._next += 1
+        self._lanes.take_room(label, now)
+        lane = self._lanes.enqueue(held)
+        lane.last_put, lane.silent = now, False
+        self._held[held.id] = held
+        self._watch_version(held)
+        if key is not None:
+            self._keys[key] = held.id
+            if len(self._keys) > KEYS:
+                self._keys.popitem(last=False)
+        return held.id
+
+    def _admit_offers(self) -> bool:
+        """Let in who waits for room: the environment that holds least of its share first; its oldest group is never
+        passed by because it is large."""
+        admitted = False
+        while self._offers:
+            for lane in self._lanes.offering():
+                offer = lane.offers[0]
+                if not (self._starving or self._lanes.may_take(offer.label)):
+                    continue
+                if not self._lanes.fits(offer.label):
+                    return admitted
+                lane.offers.popleft()
+                self._offers -= 1
+                try:
+                    offer.answer.set_result(self._admit(offer.payload, offer.label, offer.key))
+                except StoreFull as error:
+                    offer.answer.set_exception(error)
+                admitted = True
+                break
+            else:
+                return admitted
+        return admitted
+
+    # -- out
+
+    def open(self, holder: str, committed: Iterable[int] = ()) -> Session[T]:
+        """A new session. The one before is over; of what it leased and trained, the groups named in `committed` (they
+        are in the opener's checkpoint) are settled and the others wait again."""
+        self._refuse_when_closed()
+        self._settle([held for id in committed if (held := self._held.get(id)) is not None])
+        if self._store:
+            self._store.session(self._sessions + 1, holder)
+        self._end_session(f"session {self._sessions + 1} was opened by {holder!r}")
+        self._sessions += 1
+        self.current = Session(self, self._sessions, holder, self._clock())
+        self._proceed()
+        return self.current
+
+    def session(self, number: int) -> Session[T]:
+        """The session of that number. Raises LeaseLost where it is over."""
+        self.tick()
+        if self.current is None or self.current.number != number:
+            newer = f"session {self._sessions} was opened" if self._sessions > number else "it was silent for too long"
+            raise LeaseLost(f"session {number} is over: {newer}.", remedy=RESUME)
+        return self.current
+
+    def tick(self) -> None:
+        """End the session whose lease ran out. To be called about once a second where there is a `lease_s`."""
+        current = self.current
+        if current and self.lease_s is not None and self._clock() - current.renewed > self.lease_s:
+            self._over(current, f"it was not renewed for {self.lease_s:g} s")
+
+    def _over(self, session: Session[T], cause: str) -> None:
+        if self._store:
+            self._store.session(session.number, None)
+        self._end_session(cause)
+        self._proceed()
+
+    def _end_session(self, cause: str) -> None:
+        """Without a word to the store: what a session held waits again on replay as well."""
+        if self.current is None:
+            return
+        self.current.ended = cause
+        self.current = None
+        returned = list(self._out.values())
+        self._out.clear()
+        self._let_go.clear()
+        self._trained_bytes = self._trained_sequences = self._trained_groups = 0
+        self._unmet = None
+        self._chooser.done()
+        self._return(returned)
+        for asked in [asked for asked in self._asking if asked.session.ended]:
+            self._asking.remove(asked)
+            if not asked.answer.done():
+                asked.answer.set_exception(asked.session.lost())
+
+    def _return(self, returned: list[Held[T]]) -> None:
+        for held in returned:
+            held.state = "waiting"
+            self._watch_version(held)
+        self._lanes.requeue(returned)
+
+    def _settle(self, some: Sequence[Held[T]], cause: str | None = None) -> None:
+        """They leave the hub: committed, or dropped for a `cause`."""
+        if not some:
+            return
+        entries = [self._entry(held) for held in some] if cause is not None else []
+        if self._store:
+            self._store.settle([held.id for held in some], committed=cause is None)
+        for held in some:
+            del self._held[held.id]
+            if held.state == "waiting":
+                self._lanes.dequeue(held, served=False)
+            else:
+                del self._out[held.id]
+                if held.state == "trained":
+                    self._count_trained(held, -1)
+            self._lanes.leave_room(held.label)
+            if cause is None:
+                self._committed += 1
+            else:
+                self.dropped[cause] += 1
+        for entry in entries:
+            self._on_dropped(entry, cause or "")
+
+    def _count_trained(self, held: Held[T], sign: int) -> None:
+        self._trained_groups += sign
+        self._trained_bytes += sign * held.label.size_bytes
+        self._trained_sequences += sign * held.label.sequences
+
+    def _entry(self, held: Held[T]) -> Entry[T]:
+        """With the payload None where the store's copy is damaged."""
+        payload = held.payload
+        if payload is None and self._store is not None:
+            try:
+                payload = self._store.read(held.id)
+            except DataError as error:
+                console.warn(f"{error} Its group of task {held.label.task!r} is dropped.")
+        return Entry(held.id, cast(T, payload), held.label)
+
+    # -- batches
+
+    def _lease(self, want: Want, version: int) -> list[Entry[T]] | None:
+        """A batch, if one can be formed now."""
+        self._drop_stale(version)
+        while (batch := self._chooser.form(want, stuck=self._is_stuck())) is not None:
+            batch.sort(key=lambda held: held.id)
+            entries = [self._entry(held) for held in batch]
+            torn = {entry.id for entry in entries if entry.payload is None}
+            if torn:
+                self._settle([held for held in batch if held.id in torn], "damaged")
+                continue
+            if self._store:
+                self._store.mark([held.id for held in batch], "leased")
+            self._lanes.mark_time()
+            for held in batch:
+                self._lanes.dequeue(held, served=True)
+                held.state = "leased"
+                self._out[held.id] = held
+                if self._store:
+                    held.payload = None
+            self._unmet = None
+            self._chooser.done()
+            return entries
+        self._unmet = want
+        return None
+
+    def _watch_version(self, held: Held[T]) -> None:
+        if self.max_staleness is not None and held.label.oldest_version is not None:
+            heapq.heappush(self._by_version, (held.label.oldest_version, held.id))
+
+    def _drop_stale(self, version: int) -> None:
+        if self.max_staleness is None:
+            return
+        oldest = version - self.max_staleness
+        stale: dict[int, Held[T]] = {}
+        while self._by_version and self._by_version[0][0] < oldest:
+            _, id = heapq.heappop(self._by_version)
+            held = self._held.get(id)
+            if held is not None and held.state == "waiting":
+                stale[id] = held
+        try:
+            self._settle(list(stale.values()), "stale")
+        except StoreFull:
+            for held in stale.values():
+                self._watch_version(held)
+            raise
+        if stale and self._offers:
+            self._admit_offers()
+
+    # -- progress
+
+    def _proceed(self) -> None:
+        """Do all that has become possible: puts that fit, leases that can be filled."""
+        while self._admit_offers() | self._serve():
+            pass
+        if self._asking and self._starving and self._is_stuck():
+            asked = self._asking.popleft()
+            self._unmet = None
+            asked.answer.set_exception(self._too_small(asked.want))
+            self._proceed()
+
+    def _serve(self) -> bool:
+        served = False
+        while self._asking:
+            asked = self._asking[0]
+            try:
+                batch = self._lease(asked.want, asked.version)
+            except StoreFull as error:
+                self._asking.popleft()
+                asked.answer.set_exception(error)
+                continue
+            if batch is None:
+                break
+            self._asking.popleft()
+            asked.answer.set_result(batch)
+            served = True
+        return served
+
+    @property
+    def _starving(self) -> bool:
+        """The batch that was last asked for needs more than waits: now fairness must not keep anything out."""
+        want, lanes = self._unmet, self._lanes
+        if want is None:
+            return False
+        return (lanes.waiting if want.groups else lanes.waiting_sequences) < want.size
+
+    def _is_stuck(self) -> bool:
+        """Somebody waits for room that only the trainer can make."""
+        if not self._offers:
+            return False
+        lanes = self._lanes
+        return any(lane.offers and not lanes.fits(lane.offers[0].label) for lane in lanes.by_name.values())
+
+    def _full(self, label: Label) -> HubFull:
+        return HubFull(
+            f"the hub had no room for a group of {label.environment!r} ({label.size_bytes / 1e6:.3g} MB) in time: "
+            f"{self._fill()} are held.",
+            remedy="Try again later: room comes back as the trainer trains and saves.",
+        )
+
+    def _too_small(self, want: Want) -> HubFull:
+        kept = f", {self._trained_groups} of them trained but in no checkpoint yet" if self._trained_groups else ""
+        return HubFull(
+            f"the hub is full ({self._fill()}) with {len(self)} groups waiting, and the step needs {want}: neither can "
+            f"go on. It holds {len(self._held)} groups{kept}.",
+            remedy="Raise hub.size_mb, lower training.groups_per_step, group_size or sampling.max_tokens, or save checkpoints more often.",
+        )
+
+    def _fill(self) -> str:
+        limits, lanes = self.limits, self._lanes
+        text = f"{lanes.held_bytes / 1e6:.1f} of {limits.size_bytes / 1e6:.1f} MB"
+        if limits.sequences is not None:
+            text += f", {lanes.held_sequences} of {limits.sequences} sequences"
+        return text
+
+    def _refuse_what_never_fits(self, label: Label) -> None:
+        if label.sequences < 1 or label.size_bytes < 0:
+            raise DataError(
+                f"a group of task {label.task!r} has {label.sequences} sequences and {label.size_bytes} bytes"
+            )
+        bound = self.limits.sequences
+        if label.size_bytes > self.limits.size_bytes or (bound is not None and label.sequences > bound):
+            raise DataError(
+                f"a group of task {label.task!r} holds {label.size_bytes / 1e6:.1f} MB and {label.sequences} sequences, more "
+                f"than the whole hub ({self.limits.size_bytes / 1e6:.1f} MB, {bound or 'any number of'} sequences).",
                 remedy="Raise hub.size_mb, or shorten the rollouts (sampling.max_tokens).",
             )
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._closed or self.held_bytes + size <= self.size_bytes or self._wanted > len(self._queue)
-            )
-            self._refuse_when_closed()
-            if self.held_bytes + size > self.size_bytes:
-                raise DataError(
-                    f"the hub is full ({self.size_bytes / 1e6:.1f} MB) with {len(self._queue)} groups waiting, and the step "
-                    f"needs {self._wanted}: neither can go on.",
-                    remedy="Raise hub.size_mb, or lower training.groups_per_step, group_size or sampling.max_tokens.",
-                )
-            self.held_bytes += size
-            self._queue.append(Lease(self._next, group))
-            self._next += 1
-            self._changed.notify_all()
-
-    async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
-        """The `n` oldest groups, none with a token more than `max_staleness` versions behind `version`.
-        Raises DeadlineExceeded where so many do not come."""
-        try:
-            async with asyncio.timeout(deadline_s), self._changed:
-                self._wanted = n
-                self._changed.notify_all()
-                await self._changed.wait_for(lambda: self._closed or self._fresh(version) >= n)
-                self._refuse_when_closed()
-                leases = [self._queue.popleft() for _ in range(n)]
-                self._leased |= {lease.id: lease for lease in leases}
-                return leases
-        except TimeoutError:
-            raise DeadlineExceeded(f"the hub got {len(self)} of {n} groups within {deadline_s:g} s") from None
-        finally:
-            self._wanted = 0
-
-    async def give_back(self, leases: Iterable[Lease]) -> None:
-        """Undo a lease: the groups go back to where they stood in the queue."""
-        async with self._changed:
-            returned = [self._leased.pop(lease.id) for lease in leases]
-            self._queue = deque(sorted([*returned, *self._queue], key=lambda lease: lease.id))
-            self._changed.notify_all()
-
-    async def trained(self, leases: Iterable[Lease]) -> None:
-        """The groups were trained or deliberately dropped: let their payload go, remember their ids until `commit`."""
-        async with self._changed:
-            for lease in leases:
-                self.held_bytes -= self._leased.pop(lease.id).group.size_bytes
-                self._trained.add(lease.id)
-            self._changed.notify_all()
-
-    def commit(self) -> int:
-        """Everything trained so far is inside a durable checkpoint. Returns how many groups that settles."""
-        settled = len(self._trained)
-        self._committed += settled
-        self._trained.clear()
-        return settled
-
-    async def close(self) -> None:
-        """Wake everyone who waits, with HubClosed."""
-        self._closed = True
-        async with self._changed:
-            self._changed.notify_all()
-
-    def state(self) -> Mapping[str, Any]:
-        """To be saved in the checkpoint that `commit` follows."""
-        return {"next": self._next, "committed": self._committed + len(self._trained), "stale": self.stale}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._next, self._committed, self.stale = state["next"], state["committed"], state["stale"]
-
-    def _fresh(self, version: int) -> int:
-        """How many wait, once those that are too old for `version` have been dropped."""
-        for lease in [lease for lease in self._queue if version - lease.group.oldest_version > self.max_staleness]:
-            self._queue.remove(lease)
-            self.held_bytes -= lease.group.size_bytes
-            self.stale += 1
-            self._on_stale(lease.group)
-            self._changed.notify_all()
-        return len(self._queue)
 
     def _refuse_when_closed(self) -> None:
         if self._closed:
             raise HubClosed("the hub is closed: the run is ending")
+
+    async def close(self) -> None:
+        """Wake everyone who waits, with HubClosed. What is held stays in the store."""
+        self._closed = True
+        closed = HubClosed("the hub is closed: the run is ending")
+        for lane in list(self._lanes.by_name.values()):
+            for offer in lane.offers:
+                offer.answer.set_exception(closed)
+            lane.offers.clear()
+        self._offers = 0
+        for asked in self._asking:
+            asked.answer.set_exception(closed)
+        self._asking.clear()
+
+    # -- what is known
+
+    def status(self) -> HubStatus:
+        """Takes the same time whatever the number of groups."""
+        lanes, now = self._lanes, self._clock()
+        heads = [next(iter(lane.waiting.values())).since for lane in lanes.by_name.values() if lane.waiting]
+        return HubStatus(
+            groups=lanes.waiting,
+            sequences=lanes.waiting_sequences,
+            size_bytes=sum(lane.waiting_bytes for lane in lanes.by_name.values()),
+            leased=len(self._out) - self._trained_groups,
+            trained=self._trained_groups + len(self._let_go),
+            committed=self._committed,
+            held_bytes=lanes.held_bytes,
+            held_sequences=lanes.held_sequences,
+            limits=self.limits,
+            puts_waiting=self._offers,
+            oldest_s=now - min(heads) if heads else None,
+            environments={name: _status(lane) for name, lane in lanes.by_name.items()},
+            dropped=dict(self.dropped),
+            why=self._why(),
+        )
+
+    def _why(self) -> str | None:
+        if self._unmet is None:
+            return None
+        lanes = self._lanes
+        waiting = f"{lanes.waiting} groups of {lanes.waiting_sequences} sequences wait, {self._unmet} are wanted"
+        if self._chooser.held_up_by:
+            lane = lanes.by_name.get(self._chooser.held_up_by)
+            part = f"{lane.minimum:.0%}" if lane else "part"
+            return (
+                f"{waiting}: {part} of a batch is kept for environment {self._chooser.held_up_by!r}, which has nothing"
+            )
+        if self._unmet.sequences and lanes.waiting_sequences >= self._unmet.sequences:
+            return f"{waiting}: groups of {', '.join(map(str, sorted(lanes.sizes)[:8]))} do not add up to it yet"
+        if out := len(self._out):
+            waiting += f"; {out - self._trained_groups} more are leased and {self._trained_groups} trained, not saved"
+        return f"{waiting}; {self._fill()} held, {self._offers} groups wait for room"
+
+    def state(self) -> Mapping[str, Any]:
+        """For the checkpoint that `commit` follows, of a run whose hub is in its own process."""
+        committed = self._committed + self._trained_groups + len(self._let_go)
+        return {"next": self._next, "committed": committed, "stale": self.dropped["stale"]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._next, self._committed, self.dropped["stale"] = state["next"], state["committed"], state["stale"]
+
+    def _restore(self, store: Store[T]) -> None:
+        now = self._clock()
+        known = store.restored(now)
+        self._next, self._committed, self._sessions = known.next_id, known.committed, known.session
+        self._keys.update(list(known.keys)[-KEYS:])
+        for held in known.held:
+            self._held[held.id] = held
+            self._lanes.take_room(held.label, now)
+            if held.state == "waiting":
+                self._lanes.enqueue(held)
+                self._watch_version(held)
+            else:
+                self._out[held.id] = held
+                if held.state == "trained":
+                    self._count_trained(held, 1)
+        if known.holder is not None:
+            self.current = Session(self, known.session, known.holder, now)
+
+
+def _digest(key: str | None) -> bytes | None:
+    return None if key is None else blake2b(key.encode(), digest_size=16).digest()
+
+
+def _status(lane: Lane[Any]) -> EnvironmentStatus:
+    return EnvironmentStatus(
+        groups=len(lane.waiting),
+        sequences=lane.waiting_sequences,
+        size_bytes=lane.waiting_bytes,
+        held_bytes=lane.held_bytes,
+        puts_waiting=len(lane.offers),
+        weight=lane.weight,
+        minimum=lane.minimum,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +16,11 @@ from atropos_core.checkpoint import Checkpoint, Checkpoints
 from atropos_core.config import RunConfig
 from atropos_core.errors import Interrupted, Misaligned, NoProgress
 from atropos_core.evaluation import Evaluation, evaluate, greedy
-from atropos_core.hub import Hub, Lease
-from atropos_core.interfaces import ModelInfo, Outcome, TaskSource
+from atropos_core.interfaces import ModelInfo, Outcome
 from atropos_core.metrics import group_metrics, rescoring_difference, rescoring_gap
 from atropos_core.probe import Probe
-from atropos_core.producer import Producer
-from atropos_core.rollouts import Player, task_count
+from atropos_core.rollouts import Player
+from atropos_core.sources import Lease, Source
 from atropos_core.types import Metrics, Sampling, ScoredGroup
 
 T = TypeVar("T")
@@ -47,15 +46,23 @@ class Progress:
 
 
 class Loop:
-    """Runs to `config.training.steps`. `directory` is the run's own."""
+    """Runs to `config.training.steps`. `directory` is the run's own; `player` plays the evaluation."""
 
     def __init__(
-        self, config: RunConfig, parts: Parts, player: Player, model: ModelInfo, directory: Path, stop: asyncio.Event
+        self,
+        config: RunConfig,
+        parts: Parts,
+        source: Source,
+        player: Player,
+        model: ModelInfo,
+        directory: Path,
+        stop: asyncio.Event,
     ) -> None:
         self.progress = Progress()
         self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
         self._config = config
         self._parts = parts
+        self._source = source
         self._player = player
         self._directory = directory
         self._stop = stop
@@ -65,25 +72,6 @@ class Loop:
         bound = config.training.max_logprob_diff
         self._max_diff = bound or MAX_LOGPROB_DIFF.get(model.dtype, MAX_LOGPROB_DIFF_16_BIT)
         self._sampling = config.sampling.record()
-        self._dropped: dict[str, int] = {}
-        self._failed: list[ScoredGroup] = []  # groups of this step that failed whole
-        self._hub = Hub(int(config.hub.size_mb * 1e6), config.training.max_staleness, self._settle_as("stale"))
-        self._producer = Producer(
-            player,
-            parts.curriculum,
-            self._hub,
-            group_size=config.training.group_size,
-            min_group=config.training.min_group,
-            sampling=self._sampling,
-            on_failed=self._failed.append,
-        )
-
-    def open_curriculum(self) -> None:
-        sources = {
-            name: TaskSource(task_count(name, environment, "train"), self._config.environment[name].weight)
-            for name, environment in self._parts.environments.items()
-        }
-        self._parts.curriculum.open(sources)
 
     async def run(self) -> None:
         """To the last step. Raises Interrupted, once everything is saved, where `stop` was set."""
@@ -97,16 +85,18 @@ class Loop:
                 await self._step()
                 self._check_progress()
                 every = self._config.checkpoint.every
-                if every and self.progress.step % every == 0 and self.progress.step < steps:
+                due = every and self.progress.step % every == 0
+                if (due or self._source.commit_due) and self.progress.step < steps:
                     await self.save()
+            await self._source.stop()
+            await self.save()
         except Interrupted:
-            await self._producer.stop()
+            await self._source.stop()
             await self.save()
             raise
         finally:
-            await self._producer.stop()
-            await self._hub.close()
-        await self.save()
+            await self._source.stop()
+            await self._source.close()
 
     async def save(self) -> None:
         """One durable checkpoint of everything; what it holds is then settled for good."""
@@ -114,20 +104,19 @@ class Loop:
             return
         state = {
             "progress": vars(self.progress),
-            "hub": self._hub.state(),
+            "source": self._source.state(),
             "probe": self._probe.state() if self._probe else None,
             "parts": {label: part.state() for label, part in self._parts.stateful().items()},
         }
         await self.checkpoints.save(self.progress.step, state, self._parts.trainer.save)
         self._saved_step = self.progress.step
-        self._hub.commit()
+        await self._source.commit()
 
     async def restore(self, checkpoint: Checkpoint) -> None:
-        """Take up where `checkpoint` left off. Called before `run`, after everything is connected."""
+        """Take up where `checkpoint` left off. Called before `run`, once everything is connected and open."""
         state: Mapping[str, Any] = checkpoint.state
         self.progress = Progress(**state["progress"])
         self._saved_step = self.progress.step
-        self._hub.load(state["hub"])
         self._probe = Probe.from_state(state["probe"]) if state["probe"] else None
         for label, part in self._parts.stateful().items():
             if label in state["parts"]:
@@ -136,18 +125,18 @@ class Loop:
         async with bridge.writing(self.progress.version):
             await self._parts.trainer.restore(checkpoint.policy)
         self._engines_at = bridge.published.version if bridge.published else 0
+        await self._source.publish(self._engines_at)
 
     # -- one step
 
     async def _step(self) -> None:
         start = perf_counter()
         version = self.progress.version + 1
-        self._dropped = {}
         leases, groups = await self._gather(version - 1)
         gathered = perf_counter()
         raw = [lease.group for lease in leases]
-        failed, self._failed[:] = list(self._failed), []
-        metrics = group_metrics(raw, failed)
+        news = self._source.news()
+        metrics = group_metrics(raw, news.failed)
         if groups:
             metrics |= await self._train(groups, version)
         else:
@@ -163,11 +152,12 @@ class Loop:
         kept = {group.draw.id for group in groups}
         for group in raw:
             outcome: Outcome = "trained" if group.draw.id in kept else "dropped"
-            self._parts.curriculum.settle(group.draw, outcome, group)
-        await self._hub.trained(leases)
+            if group.draw.id >= 0:
+                self._parts.curriculum.settle(group.draw, outcome, group)
+        await self._source.trained(leases)
         step = self.progress.step = self.progress.step + 1
         config = self._config.evaluation
-        if config.problems and (step == self._config.training.steps or (config.every and step % config.every == 0)):
+        if self._evaluates and (step == self._config.training.steps or (config.every and step % config.every == 0)):
             evaluation = await self._unless_broken(
                 self._evaluate()
             )  # a stop waits for it: the step is not done without
@@ -179,8 +169,8 @@ class Loop:
         self._spend("training", trained - gathered)
         metrics |= {
             "groups/trained": float(len(groups)),
-            "groups/failed": float(len(failed)),
-            **{f"groups/{cause}": float(count) for cause, count in self._dropped.items()},
+            "groups/failed": float(len(news.failed)),
+            **{f"groups/{cause}": float(count) for cause, count in news.dropped.items()},
             "time/step_s": seconds,
             "time/rollouts_s": gathered - start,
             "time/training_s": trained - gathered,
@@ -189,7 +179,7 @@ class Loop:
             "policy/version": float(self.progress.version),
         }
         by_draw = {group.draw.id: group for group in groups}
-        await self._record(step, metrics, [*(by_draw.get(group.draw.id, group) for group in raw), *failed])
+        await self._record(step, metrics, [*(by_draw.get(group.draw.id, group) for group in raw), *news.failed])
         self._check_alignment(metrics)
 
     async def _gather(self, version: int) -> tuple[list[Lease], list[ScoredGroup]]:
@@ -201,8 +191,8 @@ class Loop:
             missing = training.groups_per_step - len(groups)
             if missing <= 0:
                 break
-            self._producer.want(missing + training.max_staleness * training.groups_per_step)
-            new = await self._unless_stopped(self._hub.lease(missing, version, 2 * training.rollout_deadline_s + 60))
+            self._source.want(missing + training.max_staleness * training.groups_per_step)
+            new = await self._unless_stopped(self._source.lease(missing, version, 2 * training.rollout_deadline_s + 60))
             new.sort(key=lambda lease: lease.group.draw.id)
             leases += new
             groups += await self._transform([lease.group for lease in new])
@@ -232,6 +222,7 @@ class Loop:
             self.progress.syncs += 1
             self.progress.sync_s += published.seconds
             self.progress.published_bytes = published.bytes_on_disk
+            await self._source.publish(self._engines_at)
         return metrics | {
             "policy/probe_shift_nats": await self._probe.shift(trainer),
             "bridge/publish_s": published.seconds if published else 0.0,
@@ -241,8 +232,13 @@ class Loop:
 
     # -- evaluation
 
+    @property
+    def _evaluates(self) -> bool:
+        """Workers elsewhere may play environments that are not here."""
+        return bool(self._config.evaluation.problems and self._parts.environments)
+
     async def _first_evaluation(self) -> None:
-        if not self._config.evaluation.problems:
+        if not self._evaluates:
             return
         evaluation = await self._unless_stopped(self._evaluate())
         self.progress.first = evaluation.metrics
@@ -289,26 +285,16 @@ class Loop:
             )
 
     async def _unless_broken(self, work: Awaitable[T]) -> T:
-        return await _first(work, self._producer.broken)
+        return await _first(work, self._source.broken)
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
-            return await _first(work, self._producer.broken, stopping)
+            return await _first(work, self._source.broken, stopping)
         finally:
             stopping.cancel()
 
     # -- keeping count
-
-    def _settle_as(self, outcome: Outcome) -> Callable[[ScoredGroup], None]:
-        def settle(group: ScoredGroup) -> None:
-            self._count(outcome)
-            self._parts.curriculum.settle(group.draw, outcome, group)
-
-        return settle
-
-    def _count(self, cause: str) -> None:
-        self._dropped[cause] = self._dropped.get(cause, 0) + 1
 
     def _spend(self, stage: str, seconds: float) -> None:
         self.progress.seconds[stage] = self.progress.seconds.get(stage, 0.0) + seconds

@@ -33,6 +33,8 @@ def opening(
         if config.evaluation.problems:
             sizes += f", {task_count(name, environment, 'test'):,} held out"
         data.append(f"{name}: {sizes}{source}")
+    if config.api is not None:
+        data = [f"by workers at {config.api.url}", *(f"evaluated here: {one}" for one in data)]
     rows = [
         ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters or 0:,} parameters, {model.dtype}"),
         ("data", "; ".join(data)),

@@ -6,12 +6,20 @@ import asyncio
 from collections.abc import Callable
 
 from atropos_core.errors import NoProgress
-from atropos_core.hub import Hub
+from atropos_core.hub import Hub, Label
 from atropos_core.interfaces import Curriculum
 from atropos_core.rollouts import Player
 from atropos_core.types import Draw, Sampling, ScoredGroup
 
 PATIENCE = 4  # times the number of wanted groups that may fail in a row before the run gives up
+
+
+def no_progress(failed: int, last: ScoredGroup) -> NoProgress:
+    cause = last.failed[0]
+    return NoProgress(
+        f"the last {failed} groups all failed; the last of them in {cause.where}: {cause.cause}\n"
+        + cause.trace.rstrip()
+    )
 
 
 class Producer:
@@ -21,7 +29,7 @@ class Producer:
         self,
         player: Player,
         curriculum: Curriculum,
-        hub: Hub,
+        hub: Hub[ScoredGroup],
         *,
         group_size: int,
         min_group: int,
@@ -67,7 +75,7 @@ class Producer:
         group = await self._player.play(draw, places, self._group_size, self._sampling)
         if len(group.episodes) >= self._min_group:
             self._failed_in_a_row = 0
-            await self._hub.put(group)
+            await self._hub.put(group, Label.of(group))
             current = asyncio.current_task()
             assert current is not None, "a coroutine runs in a task"
             self._playing.discard(current)  # now: whoever leases the group may ask for more before `_ended` is called
@@ -76,11 +84,7 @@ class Producer:
         self._on_failed(group)
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= PATIENCE * max(self._target, 1):
-            cause = group.failed[0]
-            raise NoProgress(
-                f"the last {self._failed_in_a_row} groups all failed; the last of them in {cause.where}: {cause.cause}\n"
-                + cause.trace.rstrip()
-            )
+            raise no_progress(self._failed_in_a_row, group)
         self._start(1)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import IO
+from typing import IO, Protocol
+from urllib.parse import urlsplit
 
 from atropos_core import console
-from atropos_core.assemble import Parts, Plan, build
+from atropos_core.assemble import Closable, Parts, Plan, build
 from atropos_core.checkpoint import Checkpoint, Checkpoints
-from atropos_core.config import to_toml
+from atropos_core.config import RunConfig, to_toml
 from atropos_core.durable import size_bytes
 from atropos_core.errors import (
     FitError,
@@ -31,11 +32,19 @@ from atropos_core.interfaces import ModelInfo
 from atropos_core.loop import Loop, Progress
 from atropos_core.opening import opening
 from atropos_core.policy import within
+from atropos_core.registry import load_reference
 from atropos_core.rollouts import Player
+from atropos_core.sources import LocalSource, Source
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Metrics
 
+DOOR = "atropos_trajectory_api.door:open_door"  # the plugin that brings `atropos train` has the HTTP server for it
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ENVIRONMENT_DEADLINE_S = 600.0  # to open: a data set may have to be fetched
+
+
+class Door(Closable, Protocol):
+    url: str
 
 
 @dataclass(frozen=True)
@@ -191,14 +200,40 @@ async def _prepare(
         deadline_s=config.training.rollout_deadline_s,
         deterministic=config.deterministic,
     )
-    loop = Loop(config, parts, player, model, directory, stop)
-    loop.open_curriculum()
+    source = _source(plan, parts, player, model, directory)
+    parts.opened.append(source)
+    await source.open(checkpoint.state.get("source") if checkpoint else None)
+    loop = Loop(config, parts, source, player, model, directory, stop)
     if checkpoint is not None:
         await loop.restore(checkpoint)
+    await _let_in(config, parts, source, model)
     for sink in parts.sinks.values():
         await sink.open()
     console.facts(opening(plan, parts, model, directory, checkpoint))
     return loop
+
+
+def _source(plan: Plan, parts: Parts, player: Player, model: ModelInfo, directory: Path) -> Source:
+    """Plays here, or the workers of a trajectory API."""
+    if plan.config.api is None:
+        return LocalSource(plan.config, player, parts.curriculum)
+    from atropos_core.api_source import ApiSource
+
+    return ApiSource(plan.config, parts.curriculum, model, directory)
+
+
+async def _let_in(config: RunConfig, parts: Parts, source: Source, model: ModelInfo) -> None:
+    """Open a door to the engines for workers elsewhere, once the engines hold the run's own weights."""
+    if config.api is None:
+        return
+    door: Door = await load_reference(DOOR)(parts.engine, config.api.engine_door, config.api.token_file, model)
+    parts.opened.insert(0, door)
+    await source.add_engine(door.url)
+    console.say(f"workers sample from {door.url}")
+    if urlsplit(door.url).hostname in LOOPBACK and urlsplit(config.api.url).hostname not in LOOPBACK:
+        console.warn(
+            "workers on other machines cannot reach that: give --engine-door HOST:PORT, an address of this machine."
+        )
 
 
 def _check_model(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo) -> None:

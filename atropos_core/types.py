@@ -7,6 +7,7 @@ is False the value beside it is 0 and means nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -22,6 +23,8 @@ Bools = NDArray[np.bool_]
 Versions = NDArray[np.int32]
 Message = Mapping[str, Any]  # OpenAI chat form: role, content, and whatever the template knows
 Metrics = dict[str, float]
+
+UNKNOWN_VERSION = -1  # of a token whose client did not say what it was sampled from
 
 Split = Literal["train", "test"]
 Finish = Literal["stop", "length"]
@@ -80,6 +83,35 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class TopK:
+    """A teacher's likeliest tokens at each of T positions, any number at each: position t, the distribution that
+    predicts `tokens[t]`, is `[offsets[t], offsets[t + 1])` of the other columns."""
+
+    offsets: NDArray[np.int64]  # [T + 1]
+    token_ids: Tokens  # [K]
+    logprobs: Floats  # [K]
+
+    def __post_init__(self) -> None:
+        offsets, held = self.offsets, len(self.token_ids)
+        if (
+            offsets.ndim != 1
+            or not len(offsets)
+            or offsets[0] != 0
+            or offsets[-1] != held
+            or (np.diff(offsets) < 0).any()
+        ):
+            raise DataError(f"a teacher's offsets must rise from 0 to its {held} token ids")
+        if self.token_ids.shape != (held,) or self.logprobs.shape != (held,):
+            raise DataError(f"a teacher has {self.logprobs.shape} logprobs for {self.token_ids.shape} token ids")
+        if held and (not np.isfinite(self.logprobs).all() or self.token_ids.min() < 0):
+            raise DataError("a teacher has a logprob that is not a finite number, or a token id below 0")
+
+    @property
+    def size_bytes(self) -> int:
+        return self.offsets.nbytes + self.token_ids.nbytes + self.logprobs.nbytes
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One token history. Entry t of every column speaks of `tokens[t]`."""
 
@@ -91,20 +123,30 @@ class Rollout:
     temperature: float
     truncated: bool = False
     advantages: Floats | None = None  # [T] the environment's own, over any that a transform computes
+    ref_logprobs: Floats | None = None  # [T] of a reference model
+    teacher: TopK | None = None  # of T positions
+    sft: bool = False  # supervised data: nobody sampled it, the loss is that of imitation
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
-        for name in ("sampled", "trained", "logprobs", "policy_version", "advantages"):
+        for name in ROLLOUT_COLUMNS[1:]:
             column = getattr(self, name)
             if column is not None and column.shape != (length,):
                 raise DataError(f"rollout column {name!r} has shape {column.shape}, but there are {length} tokens")
-        if self.logprobs is not None and not np.isfinite(self.logprobs).all():
-            raise DataError("a rollout has a logprob that is not a finite number")
+        for name in ("logprobs", "ref_logprobs"):
+            column = getattr(self, name)
+            if column is not None and not np.isfinite(column).all():
+                raise DataError(f"a rollout has a number in {name!r} that is not finite")
+        if self.teacher is not None and len(self.teacher.offsets) != length + 1:
+            raise DataError(
+                f"a teacher speaks of {len(self.teacher.offsets) - 1} positions, but there are {length} tokens"
+            )
 
     @property
     def size_bytes(self) -> int:
-        columns = (self.tokens, self.sampled, self.trained, self.logprobs, self.policy_version, self.advantages)
-        return sum(column.nbytes for column in columns if column is not None)
+        columns = [getattr(self, name) for name in ROLLOUT_COLUMNS]
+        held: int = sum(column.nbytes for column in columns if column is not None)
+        return held + (0 if self.teacher is None else self.teacher.size_bytes)
 
 
 @dataclass(frozen=True)
@@ -140,6 +182,7 @@ class ScoredGroup:
     parts: Mapping[str, Floats] = field(default_factory=dict)  # [G] each
     failed: tuple[Failed, ...] = ()
     advantages: Floats | None = None  # [G]
+    wire: Mapping[str, Any] = field(default_factory=dict)  # JSON: what only clients of the old protocol understand
 
     def __post_init__(self) -> None:
         if self.rewards.shape != (len(self.episodes),):
@@ -151,20 +194,22 @@ class ScoredGroup:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the token columns, plus an allowance of one kilobyte a message for what Python keeps beside them."""
+        """Bytes of the token columns and of `wire` as JSON, plus an allowance of one kilobyte a message for what Python
+        keeps beside them."""
         held = sum(rollout.size_bytes for episode in self.episodes for rollout in episode.rollouts)
+        held += len(json.dumps(self.wire)) if self.wire else 0
         return held + 1024 * (1 + sum(len(episode.messages) for episode in self.episodes))
 
     @property
-    def oldest_version(self) -> int:
-        """The lowest policy version that any sampled token of the group carries."""
+    def oldest_version(self) -> int | None:
+        """The lowest policy version that any sampled token of the group carries. None where none of them says."""
         versions = [
-            int(rollout.policy_version[rollout.sampled].min())
+            int(known.min())
             for episode in self.episodes
             for rollout in episode.rollouts
-            if rollout.sampled.any()
+            if len(known := rollout.policy_version[rollout.sampled & (rollout.policy_version != UNKNOWN_VERSION)])
         ]
-        return min(versions, default=0)
+        return min(versions, default=None)
 
     def with_advantages(self, advantages: Floats) -> ScoredGroup:
         return replace(self, advantages=np.asarray(advantages, dtype=np.float32))
@@ -177,6 +222,20 @@ class Column:
     axis: Literal["token", "sequence", "group"]
     values: NDArray[Any]
     present: Bools
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A further column with any number of values at each token: token n has `[offsets[n], offsets[n + 1])` of them."""
+
+    offsets: NDArray[np.int64]  # [N + 1]
+    values: NDArray[Any]
+
+    def select(self, at: NDArray[np.int64]) -> Ragged:
+        """The column of these tokens alone, in this order."""
+        counts = np.diff(self.offsets)[at]
+        offsets = offsets_of(counts)
+        return Ragged(offsets, self.values[np.repeat(self.offsets[at] - offsets[:-1], counts) + np.arange(offsets[-1])])
 
 
 @dataclass(frozen=True)
@@ -196,6 +255,7 @@ class Batch:
     group: NDArray[np.int32]  # [S] sequences of one task share a number
     version: int  # the policy version that this batch updates
     columns: Mapping[str, Column] = field(default_factory=dict)
+    ragged: Mapping[str, Ragged] = field(default_factory=dict)
 
     @property
     def sequences(self) -> int:
@@ -206,7 +266,7 @@ class Batch:
         return np.diff(self.offsets)
 
     def select(self, chosen: Sequence[int] | NDArray[np.int64]) -> Batch:
-        """The batch of these sequences alone, in this order; token, sequence and group columns follow."""
+        """The batch of these sequences alone, in this order; token, sequence, group and ragged columns follow."""
         rows = np.asarray(chosen, dtype=np.int64)
         spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
         at = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
@@ -215,7 +275,7 @@ class Batch:
             self,
             **{name: getattr(self, name)[at] for name in TOKEN_COLUMNS},
             **{name: getattr(self, name)[rows] for name in SEQUENCE_COLUMNS},
-            offsets=np.concatenate([[0], np.cumsum(self.lengths[rows])]).astype(np.int64),
+            offsets=offsets_of(self.lengths[rows]),
             columns={
                 name: column
                 if column.axis == "group"
@@ -224,8 +284,15 @@ class Batch:
                 )
                 for name, column in self.columns.items()
             },
+            ragged={name: column.select(at) for name, column in self.ragged.items()},
         )
 
 
+def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each run of so many entries begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+ROLLOUT_COLUMNS = ("tokens", "sampled", "trained", "logprobs", "policy_version", "advantages", "ref_logprobs")
 TOKEN_COLUMNS = ("tokens", "sampled", "trained", "logprobs", "policy_version", "advantages")
 SEQUENCE_COLUMNS = ("has_logprobs", "temperature", "truncated", "group")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from atropos_core.registry import Options
@@ -35,6 +37,11 @@ class JsonlOptions(Options):
 
 class ToyEngineOptions(Options):
     latency_s: float = Field(0.0, ge=0)  # what each call takes
+
+
+class RemoteEngineOptions(Options):
+    url: str  # of `atropos engine` on another machine, like http://10.0.0.5:8001
+    token_file: Path | None = None
 
 
 class ToyTrainerOptions(Options):

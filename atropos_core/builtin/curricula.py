@@ -38,7 +38,8 @@ class OrderedCurriculum(Curriculum):
         self._sources = {name: source for name, source in sources.items() if source.weight > 0}
         if not self._sources:
             raise ConfigError("no environment has a weight above 0: there is nothing to train on.")
-        self._drawn = {name: self._drawn.get(name, 0) for name in self._sources}
+        self._drawn = {**dict.fromkeys(self._sources, 0), **self._drawn}
+        self._orders.clear()  # a source may have another size than before
 
     def draw(self, n: int) -> list[Draw]:
         drawn = [self._again.pop(0) if self._again else self._new() for _ in range(n)]

@@ -26,6 +26,17 @@ def _in_process(options: object) -> frozenset[Transport]:
     return frozenset({"in_process"})
 
 
+def _by_files(options: object) -> frozenset[Transport]:
+    return frozenset({"checkpoint", "adapter"})
+
+
+def _remote(options: config.RemoteEngineOptions, context: RunContext) -> Engine:
+    from atropos_core.config import read_token
+    from atropos_core.remote import RemoteEngine
+
+    return RemoteEngine(options.url, read_token(options.token_file) if options.token_file else None)
+
+
 @hookimpl
 def atropos_rewards() -> Iterable[Provider[Reward]]:
     def made(name: str, summary: str, options: Any, make: Callable[[Any, Any, RunContext], Any]) -> Provider[Reward]:
@@ -74,6 +85,7 @@ def atropos_bridges() -> Iterable[Provider[Bridge]]:
 def atropos_engines() -> Iterable[Provider[Engine]]:
     toy = _of("toy", lambda m, o, c: m.ToyEngine(o, c))
     yield Provider("toy", "a table of next-token logits, for tests", config.ToyEngineOptions, toy, _in_process)
+    yield Provider("remote", "an engine elsewhere: `atropos engine`", config.RemoteEngineOptions, _remote, _by_files)
 
 
 @hookimpl

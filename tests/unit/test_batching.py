@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from atropos_core.batching import pack
 from atropos_core.errors import DataError
-from atropos_core.types import SEQUENCE_COLUMNS, TOKEN_COLUMNS, Column, Rollout, ScoredGroup
+from atropos_core.types import (
+    SEQUENCE_COLUMNS,
+    TOKEN_COLUMNS,
+    UNKNOWN_VERSION,
+    Column,
+    Ragged,
+    Rollout,
+    ScoredGroup,
+    TopK,
+)
 from tests.unit.parts import episode, group, rollout
 
 
@@ -78,6 +87,68 @@ def test_a_group_without_advantages_is_named_with_the_remedy():
     assert "group_advantage" in str(caught.value)
 
 
+def test_what_only_some_rollouts_bring_is_a_column_and_says_where_it_is():
+    reference = np.array([0, -1, -2], np.float32)
+    with_reference, bare = rollout(1, 2, ref_logprobs=reference), rollout(1, 1)
+    batch = pack([of(0, (1.0, [bare]), (1.0, [with_reference])), of(1, (1.0, [rollout(0, 1, sft=True)]))], version=1)
+    column = batch.columns["ref_logprobs"]
+    assert column.values.tolist() == [0, 0, 0, -1, -2, 0]
+    assert column.present.tolist() == [False, False, True, True, True, False]
+    assert batch.columns["sft"].values.tolist() == [False, False, True]
+    assert batch.ragged == {}
+    assert pack([of(0, (1.0, [bare]))], version=1).columns == {}
+
+
+def test_a_teachers_tokens_lie_ragged_beside_the_tokens_that_they_speak_of():
+    batch = pack([of(0, (1.0, [rollout(1, 1)]), (1.0, [rollout(1, 2, teacher=teacher(0, 2, 1))]))], version=1)
+    ids, logprobs = batch.ragged["teacher_token_ids"], batch.ragged["teacher_logprobs"]
+    assert ids.offsets.tolist() == logprobs.offsets.tolist() == [0, 0, 0, 0, 2, 3]
+    assert ids.values.tolist() == [0, 1, 2]
+    assert ids.values.dtype == np.int32
+    assert logprobs.values.tolist() == [-1, -2, -3]
+    assert batch.select([1]).ragged["teacher_token_ids"].offsets.tolist() == [0, 0, 2, 3]
+    assert batch.select([0]).ragged["teacher_token_ids"].values.tolist() == []
+
+
+def teacher(*counts: int) -> TopK:
+    """As many tokens at each position as `counts` says: 0, 1, 2, ... with logprobs -1, -2, ..."""
+    held = np.arange(sum(counts))
+    return TopK(np.cumsum([0, *counts]), held.astype(np.int32), (-1 - held).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "ids", "logprobs"),
+    [([1, 2], [4, 5], [-1, -1]), ([0, 1], [4, 5], [-1, -1]), ([0, 2, 1, 2], [4, 5], [-1, -1]), ([], [], []),
+     ([0, 1], [4], [-1, -1]), ([0, 1], [-4], [-1]), ([0, 1], [4], [np.nan]), ([[0, 1]], [4], [-1])],
+    ids=str,
+)  # fmt: skip
+def test_a_teacher_that_is_not_in_order_is_refused(offsets, ids, logprobs):
+    with pytest.raises(DataError, match="a teacher"):
+        TopK(np.array(offsets, np.int64), np.array(ids, np.int32), np.array(logprobs, np.float32))
+
+
+def test_a_rollouts_further_columns_are_checked_and_counted():
+    bare = rollout(1, 2)
+    more = rollout(1, 2, ref_logprobs=np.zeros(3, np.float32), teacher=teacher(0, 1, 2))
+    assert more.size_bytes == bare.size_bytes + 3 * 4 + 4 * 8 + 3 * (4 + 4)
+    with pytest.raises(DataError, match="a teacher speaks of 2 positions, but there are 3 tokens"):
+        rollout(1, 2, teacher=teacher(0, 1))
+    with pytest.raises(DataError, match="'ref_logprobs' has shape"):
+        rollout(1, 2, ref_logprobs=np.zeros(2, np.float32))
+    with pytest.raises(DataError, match="'ref_logprobs' that is not finite"):
+        rollout(1, 2, ref_logprobs=np.array([0, 1, np.inf], np.float32))
+
+
+def test_a_group_counts_what_it_keeps_for_old_clients_and_knows_its_oldest_version():
+    made = group(0, version=3)
+    assert replace(made, wire={"images": "x" * 1000}).size_bytes == made.size_bytes + len('{"images": ""}') + 1000
+    assert made.oldest_version == 3
+    mixed = rollout(1, 2, policy_version=np.array([0, 5, UNKNOWN_VERSION], np.int32))
+    assert of(0, (0.0, [mixed])).oldest_version == 5, "what was not sampled or is not known does not count"
+    unknown = rollout(1, 1, policy_version=np.full(2, UNKNOWN_VERSION, np.int32))
+    assert of(0, (0.0, [unknown])).oldest_version is None
+
+
 @pytest.mark.parametrize("groups", [[], [of(0)]])
 def test_no_rollouts_make_no_batch(groups):
     with pytest.raises(DataError, match="at least one rollout"):
@@ -99,8 +170,11 @@ def test_selecting_sequences_gives_what_packing_them_alone_would_have(shapes, ra
         "per_sequence": Column("sequence", np.arange(batch.sequences), np.ones(batch.sequences, bool)),
         "per_group": Column("group", np.arange(len(groups)), np.ones(len(groups), bool)),
     }
+    counts = [random.randint(0, 3) for _ in batch.tokens]
+    held = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    ragged = {"many": Ragged(np.cumsum([0, *counts]), np.arange(sum(counts)))}
     chosen = random.sample(range(batch.sequences), random.randint(0, batch.sequences))
-    picked = replace(batch, columns=extra).select(chosen)
+    picked = replace(batch, columns=extra, ragged=ragged).select(chosen)
     at = [position for row in chosen for position in range(batch.offsets[row], batch.offsets[row + 1])]
     for name in TOKEN_COLUMNS:
         assert getattr(picked, name).tolist() == getattr(batch, name)[at].tolist(), name
@@ -110,3 +184,6 @@ def test_selecting_sequences_gives_what_packing_them_alone_would_have(shapes, ra
     assert picked.columns["per_token"].values.tolist() == at
     assert picked.columns["per_sequence"].values.tolist() == chosen
     assert picked.columns["per_group"].values.tolist() == list(range(len(groups)))
+    many = picked.ragged["many"]
+    assert many.offsets.tolist() == [0, *np.cumsum([counts[position] for position in at]).tolist()]
+    assert many.values.tolist() == [value for position in at for value in held[position]]

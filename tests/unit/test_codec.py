@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
+import math
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from atropos_core import codec
 from atropos_core.batching import pack
-from atropos_core.codec import PREFIX_BYTES, decode, encode, encode_bytes, frame_size
+from atropos_core.codec import MAX_IMPLIED_BYTES, PREFIX_BYTES, decode, encode, encode_bytes, frame_size
 from atropos_core.errors import DataError
 from atropos_core.interfaces import ModelInfo
 from atropos_core.testing.samples import make_groups
-from atropos_core.types import Column, Completion, Sampling, Task
+from atropos_core.types import Column, Completion, Ragged, Sampling, Task, TopK
 
 arrays = hnp.arrays(
     st.sampled_from([np.bool_, np.int8, np.int32, np.int64, np.uint16, np.float16, np.float32, np.float64, ">i4"]),
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
 )
+alike = st.builds(  # long enough to be written as one value, or almost
+    lambda dtype, value, length, odd: np.where(np.arange(length) == odd, 1 - value, value).astype(dtype),
+    st.sampled_from([np.bool_, np.int8, np.uint16, np.int32, np.float32, np.float64, ">f4", ">i8", np.longdouble]),
+    st.sampled_from([0, 1, -0.0]),
+    st.integers(60, 140),
+    st.integers(0, 200),
+)
 leaves = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=40) | arrays
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(max_size=40)
+    | arrays
+    | alike
 )
 values = st.recursive(
     leaves,
@@ -33,7 +49,7 @@ values = st.recursive(
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=4).map(tuple)
         | st.dictionaries(
-            st.text(max_size=5) | st.sampled_from(["~a", "~r", "~t", "~b", "~d", "~f"]), inner, max_size=4
+            st.text(max_size=5) | st.sampled_from(["~a", "~c", "~p", "~r", "~t", "~b", "~d", "~f"]), inner, max_size=4
         )
     ),
     max_leaves=12,
@@ -65,6 +81,8 @@ def test_any_value_comes_back_as_it_was(value: Any) -> None:
         Sampling(7, 0.5, 0.9, 3),
         Task("id", ({"role": "user", "content": "hé"},), None, {"a": [1, {"b": np.arange(3)}]}),
         ModelInfo("A", 1, 2, "float32", "cpu", "f", 2),
+        TopK(np.array([0, 0, 2]), np.array([3, 4], np.int32), np.array([-1, -2], np.float32)),
+        Ragged(np.array([0, 2]), np.arange(2.0)),
         Completion(np.arange(2, dtype=np.int32), np.zeros(2, np.float32), np.zeros(2, np.int32), "length", 1.0, True),
         *make_groups(),
     ],
@@ -78,7 +96,8 @@ def test_a_batch_with_columns_comes_back_as_it_was() -> None:
     groups = [group.with_advantages(group.rewards) for group in make_groups()]
     batch = pack(groups, 3)
     column = Column("sequence", np.arange(batch.sequences, dtype=np.float32), np.ones(batch.sequences, bool))
-    batch = type(batch)(**{**vars(batch), "columns": {"teacher": column}})
+    ragged = Ragged(np.arange(len(batch.tokens) + 1), np.arange(len(batch.tokens), dtype=np.float32))
+    batch = replace(batch, columns={"value": column}, ragged={"teacher": ragged})
     assert same(decode(encode_bytes(batch)), batch)
 
 
@@ -94,6 +113,53 @@ def test_arrays_are_not_copied_in_and_are_views_of_the_frame_out() -> None:
     assert np.shares_memory(decode(frame), np.frombuffer(frame, np.uint8))
     assert not decode(frame).flags.writeable
     assert decode(bytearray(frame)).flags.writeable
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.full(1024, 3, np.int32), np.zeros((32, 32), np.float32), np.full(100, -0.0), np.full(100, math.nan, ">f4"),
+        np.ones(2000, bool), np.full(64, -(2**63)), np.full(64, 1e-310), np.broadcast_to(np.float32(0.1), (50, 50)),
+    ],
+    ids=lambda value: f"{value.dtype}",
+)  # fmt: skip
+def test_an_array_of_one_value_costs_no_more_than_the_value(value: Any) -> None:
+    frame = encode_bytes(value)
+    assert len(frame) < PREFIX_BYTES + 64
+    again = decode(frame)
+    assert same(again, value)
+    assert not again.flags.writeable
+    assert encode_bytes(again) == frame
+
+
+@pytest.mark.parametrize("odd", [0, 1, 511, 1023])
+def test_one_entry_that_differs_is_kept(odd: int) -> None:
+    values = np.where(np.arange(1024) == odd, np.float32(0.0), np.float32(-0.0))
+    assert same(decode(encode_bytes(values)), values), "0.0 is not -0.0"
+
+
+def test_flags_are_written_as_bits_and_one_array_only_once() -> None:
+    flags = np.arange(1003) % 3 == 0
+    assert len(encode_bytes(flags)) < 1003 // 8 + 64
+    assert same(decode(encode_bytes(flags.reshape(17, 59)[::-1, ::2])), flags.reshape(17, 59)[::-1, ::2].copy())
+    values = np.arange(1000)
+    once, thrice = encode_bytes([values]), encode_bytes([values, values, {"a": values}])
+    assert len(thrice) < len(once) + 100
+    assert same(decode(thrice), [values, values, {"a": values}])
+
+
+def test_what_a_frame_stands_for_is_bounded_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_IMPLIED_BYTES", 10_000)
+    values = [np.zeros(1000), np.arange(1000), *[np.ones(1000, np.int32)] * 5, np.arange(500) > 1]
+    values.append(values[1])
+    frame = encode_bytes(values)
+    assert same(decode(frame), values), "what goes over the bound is written out"
+    assert len(frame) > 8000 + 4 * 4000
+    monkeypatch.setattr(codec, "MAX_IMPLIED_BYTES", MAX_IMPLIED_BYTES)
+    header = json.dumps([{"~c": ["<f8", [MAX_IMPLIED_BYTES // 8 - 1], 0]}, {"~c": ["<f8", [2], 0]}]).encode()
+    frame = b"ATR1" + len(header).to_bytes(4, "little") + bytes(8) + header
+    with pytest.raises(DataError, match="stands for arrays this long"):
+        decode(frame)
 
 
 def test_numpy_numbers_and_paths_become_plain_ones() -> None:
@@ -140,6 +206,19 @@ def test_a_damaged_frame_decodes_to_something_or_raises_data_error(data: st.Data
         {"~r": "Rollout", "~f": [1, 2, 3, 4, 5, 6, 7, 8]},
         {"~r": ["Rollout"], "~f": []},
         {"~r": "ScoredGroup", "~f": [1, 2, 3, 4]},
+        {"~c": ["|O", [1], 0]},
+        {"~c": ["<i4", [1], -1]},
+        {"~c": ["<i4", [1], 2**32]},
+        {"~c": ["<i4", [1], 0.5]},
+        {"~c": ["<i4", [-1], 0]},
+        {"~c": ["<i4", [2**40], 0]},
+        {"~c": ["<i4", [2**32, 2**32], 0]},
+        [{"~c": ["<i4", [2**25], 0]}] * 3,
+        {"~p": [[65], 0]},
+        {"~p": [[-8], 0]},
+        {"~p": [[8], 8]},
+        {"~p": [[2**62], 0]},
+        {"~z": 1},
         {"~b": [5, 100]},
         {"~d": 4},
         {"~t": 4},

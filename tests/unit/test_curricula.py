@@ -131,3 +131,20 @@ def test_an_environment_without_tasks_is_named():
 def test_weights_that_are_all_nothing_are_refused():
     with pytest.raises(ConfigError, match="weight above 0"):
         curriculum(a=(3, 0.0), b=(3, 0.0))
+
+
+def test_an_environment_that_goes_and_comes_back_goes_on_where_it_was():
+    one = curriculum(shuffled=False, a=(5, 1.0), b=(9, 1.0))
+    before = [draw.index for draw in one.draw(8) if draw.environment == "b"]
+    one.open({"a": TaskSource(5, 1.0)})
+    assert {draw.environment for draw in one.draw(8)} == {"a"}
+    one.open({"a": TaskSource(5, 1.0), "b": TaskSource(9, 1.0)})
+    after = [draw.index for draw in one.draw(20) if draw.environment == "b"]
+    assert [*before, *after][:9] == list(range(9))
+
+
+def test_an_environment_may_come_back_with_more_tasks():
+    one = curriculum(a=(3, 1.0))
+    one.draw(2)
+    one.open({"a": TaskSource(9, 1.0)})
+    assert len({draw.index for draw in one.draw(7)}) == 7

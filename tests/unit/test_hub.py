@@ -1,179 +1,233 @@
-"""The in-process hub: examples of each promise, and a model that hypothesis plays against it."""
+"""The hub in memory: examples of each promise about bounds, order, staleness, and the end of a group."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from atropos_core.errors import DataError, DeadlineExceeded, HubClosed
-from atropos_core.hub import Hub
-from atropos_core.types import ScoredGroup
+from atropos_core.errors import DataError, DeadlineExceeded, HubClosed, HubFull
+from atropos_core.hub import Label, Want
+from tests.unit.hubs import Clock, hub, ids, label, opened, payloads, settle
 from tests.unit.parts import episode, group, rollout
 
-ROOM = 1_000_000
+ONE, TWO, THREE = Want(groups=1), Want(groups=2), Want(groups=3)
 
 
-def hub(size_bytes: int = ROOM, max_staleness: int = 0, stale: list[ScoredGroup] | None = None) -> Hub:
-    return Hub(size_bytes, max_staleness, (stale if stale is not None else []).append)
+def test_a_label_counts_rollouts_and_the_oldest_sampled_token():
+    mixed = rollout(2, 3, policy_version=np.array([0, 0, 5, 4, 5], np.int32))  # a weight update came in between
+    aged = replace(group(7, [1.0]), episodes=(episode(1.0, "", rollout(version=5), mixed),))
+    said = Label.of(aged)
+    assert said == Label("words", 2, aged.size_bytes, 4, 7, "train-7"), "what was not sampled has no version"
+    assert Label.of(aged, 12).size_bytes == 12
+    undrawn = replace(aged, draw=replace(aged.draw, id=-1))
+    assert Label.of(undrawn).draw is None
 
 
-def numbers(leases: Any) -> list[int]:
-    return [lease.group.draw.id for lease in leases]
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
+@pytest.mark.parametrize("wrong", [{}, {"groups": 1, "sequences": 1}, {"groups": 0}, {"sequences": -1}])
+def test_a_batch_is_wanted_in_groups_or_in_sequences(wrong):
+    with pytest.raises(DataError, match="a batch is one or more"):
+        Want(**wrong)
 
 
 # -- leases
 
 
-async def test_a_hub_too_small_for_a_step_says_so_instead_of_waiting():
-    size = group(0).size_bytes
-    one = hub(size_bytes=2 * size)
-    await one.put(group(0))
-    await one.put(group(1))
-    third = asyncio.ensure_future(one.put(group(2)))
-    await settle()
-    assert not third.done(), "a full hub makes producers wait"
-    waiting = asyncio.ensure_future(one.lease(3, 0, 5))
-    with pytest.raises(DataError, match="the hub is full .* with 2 groups waiting, and the step needs 3"):
-        await third
-    waiting.cancel()
-
-
 async def test_groups_come_out_in_the_order_in_which_they_went_in():
-    one = hub()
-    for number in (4, 1, 3):
-        await one.put(group(number))
-    assert numbers(await one.lease(2, 0, 1)) == [4, 1]
-    assert numbers(await one.lease(1, 0, 1)) == [3]
+    one, session = opened()
+    for number in "413":
+        await one.put(number, label())
+    assert payloads(await session.lease(TWO, 0, 1)) == ["4", "1"]
+    assert payloads(await session.lease(ONE, 0, 1)) == ["3"]
     assert len(one) == 0
 
 
 async def test_a_lease_waits_until_there_are_enough_and_takes_none_before():
-    one = hub()
-    await one.put(group(0))
-    waiting = asyncio.ensure_future(one.lease(2, 0, 10))
+    one, session = opened()
+    await one.put("a", label())
+    waiting = asyncio.ensure_future(session.lease(TWO, 0, 10))
     await settle()
     assert not waiting.done()
     assert len(one) == 1
-    await one.put(group(1))
-    assert numbers(await waiting) == [0, 1]
+    await one.put("b", label())
+    assert payloads(await waiting) == ["a", "b"]
 
 
 async def test_a_lease_that_is_not_filled_in_time_says_how_many_there_were_and_takes_none():
-    one = hub()
-    await one.put(group(0))
-    with pytest.raises(DeadlineExceeded, match=r"the hub got 1 of 3 groups within 0.05 s"):
-        await one.lease(3, 0, 0.05)
-    assert numbers(await one.lease(1, 0, 1)) == [0]
+    one, session = opened()
+    await one.put("a", label())
+    with pytest.raises(DeadlineExceeded, match=r"no batch of 3 groups within 0.05 s: 1 groups of 1 sequences wait"):
+        await session.lease(THREE, 0, 0.05)
+    assert one.status().why is not None
+    assert payloads(await session.lease(ONE, 0, 1)) == ["a"]
+    assert one.status().why is None
 
 
 async def test_a_lease_that_is_cancelled_takes_nothing():
-    one = hub()
-    waiting = asyncio.ensure_future(one.lease(1, 0, 10))
+    one, session = opened()
+    waiting = asyncio.ensure_future(session.lease(ONE, 0, 10))
     await settle()
     waiting.cancel()
-    await one.put(group(0))
+    await one.put("a", label())
+    await settle()
+    assert waiting.cancelled()
+    assert len(one) == 1
+
+
+async def test_a_lease_that_is_cancelled_as_it_is_filled_gives_its_groups_back():
+    one, session = opened()
+    waiting = asyncio.ensure_future(session.lease(ONE, 0, 10))
+    await settle()
+    one.try_put("a", label())
+    waiting.cancel()
     await settle()
     assert waiting.cancelled()
     assert len(one) == 1
 
 
 async def test_what_is_given_back_comes_first_again_in_its_old_order():
-    one = hub()
-    for number in range(5):
-        await one.put(group(number))
-    await one.give_back(reversed(await one.lease(3, 0, 1)))
-    assert numbers(await one.lease(5, 0, 1)) == [0, 1, 2, 3, 4]
+    one, session = opened()
+    for number in "01234":
+        await one.put(number, label())
+    session.give_back(reversed(ids(await session.lease(THREE, 0, 1))))
+    assert payloads(await session.lease(Want(groups=5), 0, 1)) == list("01234")
 
 
 async def test_leases_given_back_one_after_another_still_come_out_oldest_first():
-    one = hub()
-    for number in range(4):
-        await one.put(group(number))
-    first, second = await one.lease(2, 0, 1), await one.lease(1, 0, 1)
-    await one.give_back(first)
-    await one.give_back(second)
-    assert numbers(await one.lease(4, 0, 1)) == [0, 1, 2, 3]
+    one, session = opened()
+    for number in "0123":
+        await one.put(number, label())
+    first, second = await session.lease(TWO, 0, 1), await session.lease(ONE, 0, 1)
+    session.give_back(ids(first))
+    session.give_back(ids(second))
+    assert payloads(await session.lease(Want(groups=4), 0, 1)) == list("0123")
 
 
 async def test_a_group_given_back_can_fill_a_lease_that_waits():
-    one = hub()
-    await one.put(group(0))
-    leases = await one.lease(1, 0, 1)
-    waiting = asyncio.ensure_future(one.lease(1, 0, 10))
+    one, session = opened()
+    await one.put("a", label())
+    leased = await session.lease(ONE, 0, 1)
+    waiting = asyncio.ensure_future(session.lease(ONE, 0, 10))
     await settle()
-    await one.give_back(leases)
-    assert numbers(await waiting) == [0]
+    session.give_back(ids(leased))
+    assert payloads(await waiting) == ["a"]
 
 
-# -- bytes
+# -- bounds
 
 
-async def test_leased_groups_count_until_they_were_trained():
-    size = group(0).size_bytes
-    one = hub(2 * size)
-    await one.put(group(0))
-    await one.put(group(1))
-    waiting = asyncio.ensure_future(one.put(group(2)))
-    leases = await one.lease(1, 0, 1)
+async def test_a_hub_too_small_for_a_step_says_so_instead_of_waiting():
+    one, session = opened(200)
+    await one.put("a", label())
+    await one.put("b", label())
+    third = asyncio.ensure_future(one.put("c", label()))
+    await settle()
+    assert not third.done(), "a full hub makes producers wait"
+    with pytest.raises(HubFull, match=r"the hub is full .* with 2 groups waiting, and the step needs 3 groups"):
+        await session.lease(THREE, 0, 5)
+    assert not third.done()
+    third.cancel()
+
+
+async def test_leased_and_trained_groups_count_until_they_are_committed():
+    one, session = opened(200)
+    await one.put("a", label())
+    await one.put("b", label())
+    waiting = asyncio.ensure_future(one.put("c", label()))
+    leased = ids(await session.lease(ONE, 0, 1))
     await settle()
     assert not waiting.done(), "a lease frees nothing"
-    assert one.held_bytes == 2 * size
-    await one.trained(leases)
+    session.trained(leased)
+    await settle()
+    assert not waiting.done(), "it may have to be served again"
+    assert one.status().held_bytes == 200
+    assert session.commit(leased) == 1
     await waiting
-    assert one.held_bytes == 2 * size
+    assert one.status().held_bytes == 200
+
+
+async def test_a_run_that_plays_its_draws_again_lets_go_of_what_is_trained():
+    one, session = opened(200, keep_trained=False)
+    await one.put("a", label())
+    leased = ids(await session.lease(ONE, 0, 1))
+    session.trained(leased)
+    session.trained(leased)
+    assert one.status().held_bytes == 0
+    assert one.status().trained == 1
+    assert session.commit() == 1
+    assert one.status().committed == 1
 
 
 async def test_a_full_hub_takes_no_more_and_one_byte_less_is_enough_to_be_full():
-    size = group(0).size_bytes
-    exact, tight = hub(2 * size), hub(2 * size - 1)
+    exact, tight = hub(200), hub(199)
     for one in (exact, tight):
-        await one.put(group(0))
-    await asyncio.wait_for(exact.put(group(1)), 1)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(tight.put(group(1)), 0.05)
-    assert tight.held_bytes == size, "whoever gave up waiting left nothing behind"
+        await one.put("a", label())
+    await exact.put("b", label(), deadline_s=1)
+    with pytest.raises(HubFull, match=r"had no room for a group of 'words' .* in time: 0.0 of 0.0 MB"):
+        await tight.put("b", label(), deadline_s=0.05)
+    assert tight.status().held_bytes == 100, "whoever gave up waiting left nothing behind"
+    assert tight.status().puts_waiting == 0
     assert len(tight) == 1
 
 
+async def test_sequences_have_a_bound_of_their_own():
+    one = hub(sequences=10)
+    await one.put("a", label(sequences=6))
+    assert not one.admits(label(sequences=5))
+    assert one.admits(label(sequences=4))
+    assert one.try_put("b", label(sequences=5)) is None
+    with pytest.raises(DataError, match="11 sequences, more than the whole hub"):
+        await one.put("c", label(sequences=11))
+
+
 async def test_a_group_that_could_never_fit_is_refused_at_once():
-    with pytest.raises(DataError, match=r"task 'train-7' holds .* more than the whole hub") as caught:
-        await hub(1000).put(group(7))
+    with pytest.raises(DataError, match=r"task 't' holds .* more than the whole hub") as caught:
+        await hub(1000).put("a", Label("words", 1, 1001, task="t"))
     assert "hub.size_mb" in str(caught.value)
 
 
+@pytest.mark.parametrize("sequences", [0, -1])
+async def test_a_group_without_sequences_is_refused(sequences):
+    with pytest.raises(DataError, match="sequences"):
+        await hub().put("a", label(sequences=sequences))
+
+
+async def test_a_large_group_is_not_passed_by_for_ever_by_small_ones():
+    one, session = opened(1000)
+    for number in range(8):
+        await one.put(str(number), label())
+    large = asyncio.ensure_future(one.put("large", label(size_bytes=500)))
+    await settle()
+    small = asyncio.ensure_future(one.put("small", label()))
+    await settle()
+    assert not small.done(), "there is room for it, but the large one came first"
+    for _ in range(3):
+        session.commit(ids(await session.lease(ONE, 0, 1)))
+    await asyncio.wait_for(large, 1)
+    small.cancel()
+
+
 async def test_every_group_passes_exactly_once_however_producers_and_trainer_interleave():
-    size = group(0).size_bytes
-    one = hub(5 * size)
+    one, session = opened(500, keep_trained=False)
     most = 0
 
     async def produce(start: int) -> None:
         for number in range(start, start + 20):
-            await one.put(group(number))
+            await one.put(str(number), label())
             await asyncio.sleep(0)
 
     async def train() -> list[int]:
         nonlocal most
         seen: list[int] = []
         while len(seen) < 60:
-            leases = await one.lease(3, 0, 10)
-            most = max(most, one.held_bytes)
-            seen += numbers(leases)
+            leased = await session.lease(THREE, 0, 10)
+            most = max(most, one.status().held_bytes)
+            seen += [int(number) for number in payloads(leased)]
             await asyncio.sleep(0)
-            await one.trained(leases)
+            session.trained(ids(leased))
         return seen
 
     *_, seen = await asyncio.gather(produce(0), produce(20), produce(40), train())
@@ -181,235 +235,144 @@ async def test_every_group_passes_exactly_once_however_producers_and_trainer_int
     for start in (0, 20, 40):
         own = [number for number in seen if start <= number < start + 20]
         assert own == sorted(own), "each producer's groups stay in order"
-    assert most == 5 * size, "the bound was reached, and never passed"
-    assert one.held_bytes == 0
+    assert most == 500, "the bound was reached, and never passed"
+    assert one.status().held_bytes == 0
+
+
+async def test_a_checkpoint_is_due_once_trained_groups_take_more_than_half():
+    one, session = opened(1000)
+    for number in range(6):
+        await one.put(str(number), label())
+    leased = ids(await session.lease(Want(groups=6), 0, 1))
+    session.trained(leased[:5])
+    assert not session.commit_due
+    session.trained(leased)
+    assert session.commit_due
+    session.commit(leased[:1])
+    assert not session.commit_due
+
+
+# -- keys
+
+
+async def test_a_key_seen_before_returns_the_former_id_and_stores_nothing():
+    one, session = opened()
+    first = await one.put("a", label(), key="k")
+    assert await one.put("b", label(), key="k") == first
+    assert one.knows("k")
+    assert not one.knows("other")
+    session.commit(ids(await session.lease(ONE, 0, 1)))
+    assert await one.put("c", label(), key="k") == first, "also when it is long settled"
+    assert len(one) == 0
+
+
+async def test_the_same_key_twice_at_a_full_door_is_stored_once():
+    one, session = opened(100)
+    await one.put("a", label())
+    both = [asyncio.ensure_future(one.put("b", label(), key="k")) for _ in range(2)]
+    await settle()
+    session.commit(ids(await session.lease(ONE, 0, 1)))
+    first, second = await asyncio.wait_for(asyncio.gather(*both), 1)
+    assert first == second
+    assert len(one) == 1
+
+
+async def test_where_the_first_of_two_with_one_key_gives_up_the_second_takes_its_place():
+    one, session = opened(100)
+    await one.put("a", label())
+    first = asyncio.ensure_future(one.put("b", label(), key="k"))
+    await settle()
+    second = asyncio.ensure_future(one.put("b", label(), key="k"))
+    await settle()
+    first.cancel()
+    await settle()
+    session.commit(ids(await session.lease(ONE, 0, 1)))
+    assert await asyncio.wait_for(second, 1) == 1
 
 
 # -- staleness
 
 
-@pytest.mark.parametrize(("max_staleness", "kept"), [(0, [3]), (1, [2, 3]), (2, [1, 2, 3])])
+@pytest.mark.parametrize(("max_staleness", "kept"), [(0, "3"), (1, "23"), (2, "123"), (None, "123")])
 async def test_no_group_is_leased_that_is_older_than_the_bound(max_staleness, kept):
-    dropped: list[ScoredGroup] = []
-    one = hub(max_staleness=max_staleness, stale=dropped)
+    dropped: list[tuple[str, str]] = []
+    one, session = opened(max_staleness=max_staleness, dropped=dropped)
     for version in (1, 2, 3):
-        await one.put(group(version, version=version))
-    assert numbers(await one.lease(len(kept), 3, 1)) == kept
-    assert [each.draw.id for each in dropped] == [number for number in (1, 2, 3) if number not in kept]
-    assert one.stale == len(dropped)
-    assert one.held_bytes == len(kept) * group(0).size_bytes
-
-
-async def test_a_group_is_as_old_as_its_oldest_sampled_token():
-    mixed = rollout(2, 3, policy_version=np.array([0, 0, 5, 4, 5], np.int32))  # a weight update came in between
-    aged = replace(group(0, [1.0]), episodes=(episode(1.0, "", rollout(version=5), mixed),))
-    assert aged.oldest_version == 4, "what was not sampled has no version"
-    dropped: list[ScoredGroup] = []
-    one = hub(max_staleness=0, stale=dropped)
-    await one.put(aged)
-    with pytest.raises(DeadlineExceeded):
-        await one.lease(1, 5, 0.01)
-    assert dropped == [aged]
+        await one.put(str(version), label(version=version))
+    await one.put("unknown", label())
+    assert payloads(await session.lease(Want(groups=len(kept) + 1), 3, 1)) == [*kept, "unknown"]
+    assert dropped == [(number, "stale") for number in "123" if number not in kept]
+    status = one.status()
+    assert status.dropped.get("stale", 0) == len(dropped)
+    assert status.held_bytes == 100 * (len(kept) + 1)
 
 
 async def test_a_stale_group_that_is_dropped_makes_room_for_one_that_waits():
-    one = hub(group(0).size_bytes)
-    await one.put(group(0, version=0))
-    waiting = asyncio.ensure_future(one.put(group(1, version=1)))
+    one, session = opened(100)
+    await one.put("old", label(version=0))
+    waiting = asyncio.ensure_future(one.put("new", label(version=1)))
     await settle()
-    assert numbers(await one.lease(1, 1, 1)) == [1]
+    assert payloads(await session.lease(ONE, 1, 1)) == ["new"]
     await waiting
 
 
 async def test_what_was_given_back_may_have_become_stale():
-    dropped: list[ScoredGroup] = []
-    one = hub(stale=dropped)
-    await one.put(group(0, version=0))
-    await one.put(group(1, version=1))
-    await one.give_back(await one.lease(1, 0, 1))
-    assert numbers(await one.lease(1, 1, 1)) == [1]
-    assert [each.draw.id for each in dropped] == [0]
+    dropped: list[tuple[str, str]] = []
+    one, session = opened(dropped=dropped)
+    await one.put("0", label(version=0))
+    await one.put("1", label(version=1))
+    session.give_back(ids(await session.lease(ONE, 0, 1)))
+    assert payloads(await session.lease(ONE, 1, 1)) == ["1"]
+    assert dropped == [("0", "stale")]
 
 
-# -- the end of a group
-
-
-async def test_a_commit_settles_what_was_trained_since_the_last_one():
-    one = hub()
-    for number in range(3):
-        await one.put(group(number))
-    await one.trained(await one.lease(2, 0, 1))
-    assert one.state() == {"next": 3, "committed": 2, "stale": 0}, "what the checkpoint that commits them will hold"
-    assert one.commit() == 2
-    assert one.commit() == 0
-    await one.trained(await one.lease(1, 0, 1))
-    assert one.commit() == 1
-    assert one.state()["committed"] == 3
-
-
-async def test_a_lease_is_settled_once():
-    one = hub()
-    await one.put(group(0))
-    leases = await one.lease(1, 0, 1)
-    await one.trained(leases)
-    with pytest.raises(KeyError):
-        await one.trained(leases)
-    with pytest.raises(KeyError):
-        await one.give_back(leases)
-    assert one.held_bytes == 0
+# -- the end
 
 
 async def test_counts_go_on_after_a_resume():
-    one = hub()
-    await one.put(group(0))
-    await one.trained(await one.lease(1, 0, 1))
-    resumed = hub()
+    one, session = opened(keep_trained=False)
+    await one.put("a", label())
+    session.trained(ids(await session.lease(ONE, 0, 1)))
+    assert one.state() == {"next": 1, "committed": 1, "stale": 0}, "what the checkpoint that commits it will hold"
+    resumed, session = opened(keep_trained=False)
     resumed.load(json.loads(json.dumps(one.state())))
-    await resumed.put(group(1))
-    [lease] = await resumed.lease(1, 0, 1)
-    assert lease.id == 1, "an id is never given twice"
-    await resumed.trained([lease])
-    resumed.commit()
+    await resumed.put("b", label())
+    leased = await session.lease(ONE, 0, 1)
+    assert ids(leased) == [1], "an id is never given twice"
+    session.trained(ids(leased))
+    session.commit()
     assert resumed.state() == {"next": 2, "committed": 2, "stale": 0}
 
 
 async def test_closing_wakes_everyone_who_waits():
-    full, empty = hub(group(0).size_bytes), hub()
-    await full.put(group(0))
-    waiting = [asyncio.ensure_future(full.put(group(1))), asyncio.ensure_future(empty.lease(2, 0, 60))]
+    full, empty = hub(100), hub()
+    await full.put("a", label())
+    session = empty.open("trainer")
+    waiting = [asyncio.ensure_future(full.put("b", label())), asyncio.ensure_future(session.lease(TWO, 0, 60))]
     await settle()
     for one in (full, empty):
         await one.close()
     for task in waiting:
         with pytest.raises(HubClosed):
             await asyncio.wait_for(task, 1)
-    for late in (full.put(group(2)), empty.lease(1, 0, 1)):
+    for late in (full.put("c", label()), session.lease(ONE, 0, 1)):
         with pytest.raises(HubClosed):
             await late
     await full.close()
 
 
-# -- the model
-
-CAPACITY = 4 * 5120
-
-
-class HubModel(RuleBasedStateMachine):
-    """One trainer and any number of producers, against a list in memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.dropped: list[ScoredGroup] = []
-        self.hub = Hub(CAPACITY, 1, self.dropped.append)
-        self.version = 0
-        self.drawn = 0
-        self.admitted: list[ScoredGroup] = []  # in the order in which the hub took them
-        self.waiting: dict[asyncio.Task[None], ScoredGroup] = {}
-        self.queue: list[int] = []  # of numbers into `admitted`
-        self.leased: dict[int, Any] = {}
-        self.stale: list[int] = []
-        self.trained = 0
-        self.committed = 0
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        made = self.loop.run_until_complete(work)
-        self.loop.run_until_complete(settle())
-        self.waiting = {task: one for task, one in self.waiting.items() if not task.done()}
-        return made
-
-    def size(self, number: int) -> int:
-        return self.admitted[number].size_bytes
-
-    @rule(members=st.integers(1, 5), sampled=st.integers(1, 60), behind=st.integers(0, 2))
-    def put(self, members: int, sampled: int, behind: int) -> None:
-        one = group(self.drawn, [0.0] * members, version=max(self.version - behind, 0), sampled=sampled)
-        self.drawn += 1
-
-        async def held() -> None:
-            try:
-                await self.hub.put(one)
-            except (HubClosed, DataError):  # the latter: it does not fit, and a lease waits for more than there is
-                return
-            self.queue.append(len(self.admitted))
-            self.admitted.append(one)
-
-        async def start() -> None:
-            self.waiting[asyncio.ensure_future(held())] = one
-
-        self.run(start())
-
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def a_producer_gives_up(self, data: st.DataObject) -> None:
-        task = data.draw(st.sampled_from(list(self.waiting)))
-        task.cancel()
-        self.run(asyncio.sleep(0))
-
-    @rule(n=st.integers(1, 4))
-    def lease(self, n: int) -> None:
-        old = [number for number in self.queue if self.version - self.admitted[number].oldest_version > 1]
-        self.stale += old
-        self.queue = [number for number in self.queue if number not in old]
-        if len(self.queue) >= n:
-            leases = self.run(self.hub.lease(n, self.version, 0))
-            wanted, self.queue = self.queue[:n], self.queue[n:]
-            assert [lease.group for lease in leases] == [self.admitted[number] for number in wanted], "oldest first"
-            self.leased |= dict(zip(wanted, leases, strict=True))
-        else:
-            with pytest.raises(DeadlineExceeded):
-                self.run(self.hub.lease(n, self.version, 0))
-            self.run(asyncio.sleep(0))
-
-    @precondition(lambda self: self.leased)
-    @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.leased)), unique=True))
-        self.run(self.hub.give_back([self.leased.pop(number) for number in chosen]))
-        self.queue = sorted([*self.queue, *chosen])
-
-    @precondition(lambda self: self.leased)
-    @rule(data=st.data())
-    def train(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.leased)), unique=True))
-        self.run(self.hub.trained([self.leased.pop(number) for number in chosen]))
-        self.trained += len(chosen)
-        self.version += 1
-
-    @rule()
-    def commit(self) -> None:
-        assert self.hub.commit() == self.trained
-        self.committed += self.trained
-        self.trained = 0
-
-    @invariant()
-    def memory_is_what_is_held_and_never_more_than_the_bound(self) -> None:
-        assert self.hub.held_bytes == sum(self.size(number) for number in (*self.queue, *self.leased))
-        assert self.hub.held_bytes <= CAPACITY
-
-    @invariant()
-    def nobody_waits_who_would_fit(self) -> None:
-        for one in self.waiting.values():
-            assert self.hub.held_bytes + one.size_bytes > CAPACITY
-
-    @invariant()
-    def every_group_is_in_one_place(self) -> None:
-        assert len(self.hub) == len(self.queue)
-        assert [one.draw.id for one in self.dropped] == [self.admitted[number].draw.id for number in self.stale]
-        assert self.hub.stale == len(self.stale)
-        assert self.hub.state() == {
-            "next": len(self.admitted),
-            "committed": self.committed + self.trained,
-            "stale": len(self.stale),
-        }
-
-    def teardown(self) -> None:
-        self.run(self.hub.close())
-        assert not self.waiting, "closing lets everyone go"
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
-        self.loop.close()
-
-
-HubModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-test_the_hub_behaves_as_its_model = HubModel.TestCase
+async def test_status_says_what_is_where():
+    clock = Clock()
+    one, session = opened(clock=clock)
+    await one.put("a", label("math", 4, version=3))
+    clock.now = 5.0
+    await one.put("b", label("code", 2))
+    await one.put("c", label("code", 2))
+    session.trained(ids(await session.lease(ONE, 3, 1)))
+    clock.now = 7.0
+    status = one.status()
+    assert (status.groups, status.sequences, status.size_bytes) == (2, 4, 200)
+    assert (status.leased, status.trained, status.committed, status.held_bytes) == (0, 1, 0, 300)
+    assert status.oldest_s == 2.0
+    assert (status.environments["code"].groups, status.environments["math"].held_bytes) == (2, 100)
+    assert [said for _, said in one.labels()] == [label("math", 4, version=3), label("code", 2), label("code", 2)]

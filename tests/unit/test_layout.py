@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 CORE = REPOSITORY / "atropos_core"
 PLUGINS = sorted(path.parent for path in (REPOSITORY / "plugins").glob("*/pyproject.toml"))
 FRAMEWORKS = {"torch", "transformers", "peft", "vllm", "skyrl", "gem", "ray", "datasets"}
-LIGHT = {"atropos_core", "numpy", "pydantic", "pluggy"}
+LIGHT = {"atropos_core", "numpy", "pydantic", "pluggy", "typer"}  # typer for a plugin's commands
 
 
 def imports(path: Path) -> Iterator[str]:

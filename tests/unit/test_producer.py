@@ -11,7 +11,7 @@ import pytest
 from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.errors import DataError, HubClosed, NoProgress, ProcessDied
-from atropos_core.hub import Hub
+from atropos_core.hub import Hub, Limits, Want
 from atropos_core.interfaces import TaskSource
 from atropos_core.producer import PATIENCE, Producer
 from atropos_core.rollouts import Player, WeightedReward
@@ -46,7 +46,10 @@ class Scene:
 
         self.curriculum = OrderedCurriculum(0, shuffled=False)
         self.curriculum.open({"words": TaskSource(8, 1.0)})
-        self.hub = Hub(size_bytes, 0, lambda group: None)
+        self.hub: Hub[ScoredGroup] = Hub(
+            Limits(size_bytes), max_staleness=0, on_dropped=lambda entry, cause: None, keep_trained=False
+        )
+        self.session = self.hub.open("test")
         reward = WeightedReward("environment", EnvironmentReward(), 1.0, 10.0)
         player = Player({"words": Gated()}, [reward], SayingEngine(), TOKENIZER, deadline_s=10, deterministic=False)
         self.producer = Producer(
@@ -60,7 +63,7 @@ class Scene:
         )
 
     async def lease(self, n: int) -> list[int]:
-        return sorted(lease.group.draw.id for lease in await self.hub.lease(n, 0, 5))
+        return sorted(entry.payload.draw.id for entry in await self.session.lease(Want(groups=n), 0, 5))
 
     def unsettled(self) -> list[int]:
         return [fields[0] for fields in self.curriculum.state()["unsettled"]]
@@ -161,8 +164,8 @@ async def test_a_success_now_and_then_is_progress():
     scene = Scene(how)
     scene.producer.want(1)
     for _ in range(8):
-        [lease] = await scene.hub.lease(1, 0, 5)
-        await scene.hub.trained([lease])
+        [entry] = await scene.session.lease(Want(groups=1), 0, 5)
+        scene.session.trained([entry.id])
         scene.producer.want(1)
     assert not scene.producer.broken.done()
     assert len(scene.failed) > PATIENCE

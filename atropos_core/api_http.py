@@ -1,0 +1,149 @@
+"""Calls to the trajectory API over HTTP: codec frames there and back, errors under their own names, tries until a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from atropos_core import errors
+from atropos_core.codec import decode, encode_bytes
+from atropos_core.errors import ApiError, AtroposError, ConfigError, HubClosed
+
+if TYPE_CHECKING:
+    import httpx
+
+CONTENT_TYPE = "application/x-atropos"
+NOT_WANTED = (1 << 63) - 1  # in place of a group's id: another play of its draw was sooner, or no trainer wants it
+LONG_POLL_S = 20.0  # one request's share of a longer wait
+_BACKOFF_S = (0.05, 2.0)  # the first pause between two tries, and the longest
+
+
+class UnknownThere(ApiError):
+    """The server does not know what a call names: a worker after the server was started anew, say."""
+
+
+class _Busy(ApiError):
+    """Something between here and the server, or the server before it reads a request, has no room now."""
+
+
+class Api:
+    """One server, by its URL. Raises the server's own errors under their own names, AccessRefused without the right
+    token, and ApiError where no answer comes before a call's deadline."""
+
+    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 30.0) -> None:
+        http = import_httpx("--api")
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        try:
+            parsed = http.URL(self.url)
+            if parsed.scheme not in ("http", "https") or not parsed.host:
+                raise http.InvalidURL("no http:// or https:// with a host")
+        except http.InvalidURL as error:
+            raise ConfigError(
+                f"{url!r} is no address of a trajectory API: {error}.", remedy="Give one like http://127.0.0.1:8000"
+            ) from error
+        headers = {"content-type": CONTENT_TYPE} | ({"authorization": f"Bearer {token}"} if token else {})
+        self._http = http.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            limits=http.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=parsed.host not in ("127.0.0.1", "localhost", "::1"),  # no proxy to oneself
+            verify=ssl.create_default_context() if parsed.scheme == "https" else False,
+        )
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        wait_s: float = 0.0,
+        deadline_s: float | None = None,
+        content: Any = None,
+    ) -> Any:
+        """One call, tried again while the server is away, until `deadline_s` (by default this Api's timeout) beyond
+        `wait_s`, which is how long the server itself may take to answer. `content`: a callable that gives the raw body
+        anew for each try, in place of `body`."""
+        http = import_httpx("--api")
+        until = time.monotonic() + wait_s + (self._timeout_s if deadline_s is None else deadline_s)
+        frame = None if body is None else encode_bytes(body)
+        pause = _BACKOFF_S[0]
+        while True:
+            left = max(until - time.monotonic(), 0.001)
+            try:
+                async with asyncio.timeout(left):
+                    answer = await self._http.request(
+                        method, path, content=content() if content else frame, timeout=wait_s + self._timeout_s
+                    )
+                return _value(answer, self.url)
+            except (http.TransportError, TimeoutError, HubClosed, _Busy) as error:
+                if time.monotonic() + pause >= until:
+                    raise ApiError(
+                        f"{method} {self.url}{path} got no answer in time: {reason(error)}.",
+                        remedy="Is the server up (`atropos serve`), and can this machine reach it?",
+                    ) from error
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _BACKOFF_S[1])
+
+    async def about(self, deadline_s: float | None = None) -> dict[str, Any]:
+        """What the server is: protocol, version, the policy that is trained, its offer of shared memory."""
+        found: dict[str, Any] = await self.call("GET", "/v1/", deadline_s=deadline_s)
+        if found.get("protocol") != 1:
+            raise ApiError(f"{self.url} speaks protocol {found.get('protocol')}, and this program speaks 1.")
+        return found
+
+    async def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = await self.call("GET", "/v1/status")
+        return found
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def import_httpx(asked: str) -> Any:
+    """The module httpx: an optional part of core. Raises ConfigError that says how to get it."""
+    try:
+        import httpx
+    except ImportError as error:
+        raise ConfigError(
+            f"{asked} needs the module 'httpx', which is not installed.", remedy="pip install 'atropos-core[api]'"
+        ) from error
+    return httpx
+
+
+def _value(answer: httpx.Response, url: str) -> Any:
+    if answer.status_code < 300:
+        return decode(answer.content) if answer.content else None
+    try:
+        told = answer.json()["error"]
+        kind, message, remedy = str(told["kind"]), str(told["message"]), told.get("remedy")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        kind_of_error = _Busy if answer.status_code in (502, 503, 504) else ApiError
+        raise kind_of_error(
+            f"{url} answered {answer.status_code} to {answer.request.url.path}: {answer.text[:200]!r}"
+        ) from None
+    if answer.status_code == 404 and kind == "UnknownThere":
+        raise UnknownThere(message, remedy=remedy)
+    if kind == "NotImplementedError":  # an answer that interfaces allow: callers do without
+        raise NotImplementedError(message)
+    known = getattr(errors, kind, None)
+    made = known if isinstance(known, type) and issubclass(known, AtroposError) else ApiError
+    raise made(message, remedy=remedy)
+
+
+def reason(error: BaseException) -> str:
+    return str(error).rstrip(".") or type(error).__name__
+
+
+async def in_background(work: Coroutine[Any, Any, None], broken: asyncio.Future[None]) -> None:
+    """Background work: what it raises is what `broken` raises."""
+    try:
+        await work
+    except AtroposError as error:
+        if not broken.done():
+            broken.set_exception(error)
+            broken.exception()  # seen: nobody may be waiting

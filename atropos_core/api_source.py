@@ -1,0 +1,215 @@
+"""Groups that workers elsewhere play, over the trajectory API. The curriculum stays here: draws are offered, groups come back."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from atropos_core.client import Api, SessionSpec, TrainerSession
+from atropos_core.config import ApiSection, RunConfig
+from atropos_core.errors import DeadlineExceeded
+from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
+from atropos_core.producer import PATIENCE, no_progress
+from atropos_core.sources import Lease, Source
+from atropos_core.types import Draw
+
+LOOK_S = 1.0  # between two looks at who is there, while workers are awaited
+POLL_S = 10.0  # of waiting for groups before another look at who is there
+
+
+class ApiSource(Source):
+    """One session of the API's one trainer. The groups of old environments, which nobody drew, get a draw of their own
+    below 0 each."""
+
+    def __init__(self, config: RunConfig, curriculum: Curriculum, model: ModelInfo, directory: Path) -> None:
+        super().__init__(curriculum)
+        assert config.api is not None, "the run file has a section [api]"
+        training = config.training
+        self._section: ApiSection = config.api
+        self._named = {name: environment.weight for name, environment in config.environment.items()}
+        self._spec = SessionSpec(
+            holder=_holder(directory),
+            group_size=training.group_size,
+            min_group=training.min_group,
+            sampling=config.sampling.record(),
+            batch_groups=training.groups_per_step,
+            tokenizer=model.tokenizer,
+            vocabulary=model.vocabulary,
+            model=config.model,
+            max_staleness=training.max_staleness,
+        )
+        self._api = Api(self._section.url, self._section.token())
+        self._session: TrainerSession | None = None
+        self._sources: dict[str, TaskSource] = {}  # with a worker at present
+        self._open: dict[int, Draw] = {}  # drawn, and nothing has come of them yet
+        self._unoffered: list[Draw] = []
+        self._adopted = False
+        self._target = 0
+        self._trained: list[int] = []  # hub ids that the server does not know to be inside a checkpoint
+        self._failed_in_a_row = 0
+
+    @property
+    def commit_due(self) -> bool:
+        return self._session is not None and self._session.commit_due
+
+    async def open(self, state: Mapping[str, Any] | None) -> None:
+        """Open the session and wait for workers: of each environment that the run file names, or of any. Raises
+        DeadlineExceeded where they do not come."""
+        self._trained = list(state.get("trained", ())) if state else []
+        self._session = await TrainerSession.open(self._api, self._spec, committed=self._trained)
+        self.broken = self._session.lost
+        self._trained = []
+        await self._await_workers(self._session)
+
+    async def add_engine(self, url: str) -> None:
+        """Workers may sample from the engine behind this URL."""
+        await self._here.add_engine(url)
+
+    def want(self, groups: int) -> None:
+        self._target = groups  # `lease` offers them
+
+    async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
+        until = time.monotonic() + deadline_s
+        leases: list[Lease] = []
+        why: str | None = None
+        while len(leases) < n:
+            left = until - time.monotonic()
+            if left <= 0:
+                await self._here.give_back([lease.id for lease in leases])
+                raise DeadlineExceeded(
+                    f"{len(leases)} of {n} groups came from {self._section.url} within {deadline_s:g} s"
+                    + (f": {why}" if why else "."),
+                    remedy="Is there a worker of each environment? `atropos env NAME --api URL` starts one.",
+                )
+            await self._look(await self._here.fetch_environments())
+            await self._offer()
+            answer = await self._here.lease(n - len(leases), version, min(POLL_S, left))
+            why = answer.why
+            for group in answer.failed:
+                if self._open.pop(group.draw.id, None):
+                    self.curriculum.settle(group.draw, "failed", group)
+                self._failed(group)
+                self._failed_in_a_row += 1
+                if self._failed_in_a_row >= PATIENCE * max(self._target, 1):
+                    raise no_progress(self._failed_in_a_row, group)
+            for number, cause in answer.dropped:
+                outcome = self._dropped(cause)
+                if draw := self._open.pop(number, None):
+                    self.curriculum.settle(draw, outcome, None)
+            for number, group in answer.entries:
+                self._failed_in_a_row = 0
+                if self._open.pop(group.draw.id, None) is None:  # an old client's, or of a draw that is not known here
+                    group = replace(group, draw=replace(group.draw, id=-1 - number))
+                leases.append(Lease(number, group))
+        return leases
+
+    async def trained(self, leases: Sequence[Lease]) -> None:
+        ids = [lease.id for lease in leases]
+        await self._here.trained(ids)
+        self._trained += ids
+
+    def state(self) -> Mapping[str, Any]:
+        return {"trained": list(self._trained)}
+
+    async def commit(self) -> None:
+        await self._here.commit(self._trained)
+        self._trained = []
+
+    async def publish(self, version: int) -> None:
+        await self._here.set_version(version)
+
+    async def stop(self) -> None:
+        """Workers end what they play; its groups wait for the resumed run."""
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        await self._api.close()
+
+    @property
+    def _here(self) -> TrainerSession:
+        assert self._session is not None, "open() comes first"
+        return self._session
+
+    async def _await_workers(self, session: TrainerSession) -> None:
+        wait_s, asked = self._section.wait_s, ""
+        until = time.monotonic() + wait_s
+        while True:
+            found = await session.fetch_environments()
+            sending = {name for name, entry in found.items() if entry["workers"]}
+            sending |= (await self._api.status())["hub"]["environments"].keys()  # old environments as well
+            missing = [name for name in self._named if name not in sending]
+            if not missing and sending:
+                break
+            waiting = f"a worker of {' and of '.join(missing) or 'any environment'} at {self._section.url}"
+            if time.monotonic() > until:
+                raise DeadlineExceeded(
+                    f"waited {wait_s:g} s for {waiting}.",
+                    remedy=f"Start one: atropos env NAME --api {self._section.url}; or wait longer: --set api.wait_s=3600",
+                )
+            if waiting != asked:
+                asked = waiting
+                console.say(f"waiting for {waiting} ({wait_s:g} s at most)")
+            await asyncio.sleep(LOOK_S)
+        await self._look(found)
+
+    async def _look(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Draw from the environments that are played at present. An old environment has no tasks to draw."""
+        sources = {
+            name: TaskSource(entry["tasks"], self._named.get(name, entry["weight"]))
+            for name, entry in sorted(found.items())
+            if entry["workers"] and entry["tasks"] and (name in self._named or not self._named)
+        }
+        if sources == self._sources:
+            return
+        for name in self._sources.keys() - sources.keys():
+            console.warn(f"environment {name!r} has no worker any more: the run goes on without it until one comes.")
+        for name in sources.keys() - self._sources.keys():
+            console.say(
+                f"environment {name!r}: {sources[name].size:,} training tasks, by workers at {self._section.url}"
+            )
+        self._sources = sources
+        if any(source.weight > 0 for source in sources.values()):
+            self.curriculum.open(sources)
+
+    async def _offer(self) -> None:
+        """As many open draws as are wanted; those of environments that have no worker at present do not count."""
+        if not any(source.weight > 0 for source in self._sources.values()):
+            return
+        if not self._adopted:
+            self._adopt()
+        missing = self._target - sum(draw.environment in self._sources for draw in self._open.values())
+        if missing > 0:
+            again, self._unoffered = self._unoffered[:missing], self._unoffered[missing:]
+            offered = again + self.curriculum.draw(missing - len(again))
+            self._open |= {draw.id: draw for draw in offered}
+            await self._here.offer_draws(offered)
+
+    def _adopt(self) -> None:
+        """Groups that came while this run was dead wait on the server: take their draws from the curriculum again."""
+        self._adopted = True
+        waiting = set(self._here.waiting_draws)
+        highest = max(waiting, default=-1)
+        while waiting:
+            [draw] = self.curriculum.draw(1)
+            if draw.id in waiting:
+                waiting.remove(draw.id)
+                self._open[draw.id] = draw
+            else:
+                self._unoffered.append(draw)
+            if draw.id >= highest:
+                break
+
+
+def _holder(directory: Path) -> str:
+    """A name of this run, the same when it is resumed."""
+    file = directory / "holder"
+    if not file.exists():
+        file.write_text(f"{directory.resolve().name}-{secrets.token_hex(8)}")
+    return file.read_text()

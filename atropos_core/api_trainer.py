@@ -1,0 +1,195 @@
+"""The trajectory API as the trainer sees it: draws to offer, groups to lease, train and commit, a lease to renew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atropos_core import console
+from atropos_core.api_http import LONG_POLL_S, Api, in_background
+from atropos_core.codec import decode
+from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost
+from atropos_core.types import Draw, Sampling, ScoredGroup
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What a trainer opens its session as."""
+
+    holder: str  # names the run, also when it is resumed: another holder is another run
+    group_size: int
+    min_group: int
+    sampling: Sampling
+    batch_groups: int
+    tokenizer: str = ""
+    vocabulary: int = 0
+    model: str = ""
+    max_staleness: int = 0
+    max_token_len: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Leased:
+    """One answer to `TrainerSession.lease`: groups or none, and what became of draws that will bring none."""
+
+    entries: tuple[tuple[int, ScoredGroup], ...] = ()  # hub id, group
+    failed: tuple[ScoredGroup, ...] = ()
+    dropped: tuple[tuple[int, str], ...] = ()  # draw id, cause
+    commit_due: bool = False  # the hub fills with what is trained and not committed: save a checkpoint
+    why: str | None = None  # no batch could be formed: what is missing
+
+    def __bool__(self) -> bool:
+        return bool(self.entries or self.failed or self.dropped)
+
+
+@dataclass
+class _Told:
+    """What the trainer has said to the server, to be said again to one that was started anew."""
+
+    boot: str
+    version: int
+    draws: dict[int, Draw] = field(default_factory=dict)  # offered, and nothing has come of them yet
+    engines: list[str] = field(default_factory=list)
+
+
+class TrainerSession:
+    """The one trainer's hold on the hub. Every call raises LeaseLost once another session was opened, or this one was
+    silent for longer than its lease; `lost` raises it too, as soon as it is known."""
+
+    def __init__(self, api: Api, spec: SessionSpec, opened: Mapping[str, Any]) -> None:
+        self.api = api
+        self.spec = spec
+        self.number: int = opened["session"]
+        self.lease_s: float = opened["lease_s"]  # of silence, after which the session is over
+        self.environments: dict[str, dict[str, Any]] = opened["environments"]
+        self.waiting_draws: frozenset[int] = frozenset(opened["waiting_draws"])  # their groups are in the hub
+        self.commit_due = False
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._holding: set[int] = set()  # hub ids that are leased here
+        self._told = _Told(opened["boot"], spec.version)
+        self._seen = 0  # failed and dropped draws that have arrived here
+        self._turn = asyncio.Lock()
+        self._renewing = asyncio.create_task(in_background(self._renew_on(), self.lost))
+
+    @classmethod
+    async def open(
+        cls, api: Api, spec: SessionSpec, *, committed: Sequence[int] = (), deadline_s: float | None = None
+    ) -> TrainerSession:
+        """Ends whatever session there was. `committed`: hub ids inside the checkpoint that this trainer resumes from."""
+        body = {**vars(spec), "committed": list(committed)}
+        return cls(api, spec, await api.call("POST", "/v1/sessions", body, deadline_s=deadline_s))
+
+    async def lease(self, groups: int, version: int, wait_s: float) -> Leased:
+        """`groups` groups that fit `version`, or what became of draws that will bring none; an empty answer with its
+        reason where neither came in `wait_s`. Nothing is lost with an answer that does not arrive."""
+        until = time.monotonic() + wait_s
+        async with self._turn:
+            while True:
+                wait = max(min(until - time.monotonic(), LONG_POLL_S), 0.0)
+                body = {
+                    "groups": groups, "version": version, "wait_s": wait,
+                    "holding": sorted(self._holding), "seen": self._seen, "boot": self._told.boot,
+                }  # fmt: skip
+                found = await self._call("lease", body, wait_s=wait)
+                leased = self._take(found)
+                if leased or time.monotonic() >= until:
+                    return leased
+
+    async def give_back(self, ids: Sequence[int]) -> None:
+        await self._call("give_back", {"ids": list(ids)})
+        self._holding -= set(ids)
+
+    async def trained(self, ids: Sequence[int]) -> None:
+        """The updates are in the trainer's memory: these ids belong to its next checkpoint."""
+        await self._call("trained", {"ids": list(ids)})
+        self._holding -= set(ids)
+
+    async def commit(self, ids: Sequence[int]) -> int:
+        """The updates are inside a durable checkpoint: these groups are never served again. How many that settles."""
+        settled: int = (await self._call("commit", {"ids": list(ids)}))["settled"]
+        return settled
+
+    async def offer_draws(self, draws: Sequence[Draw]) -> None:
+        self._told.draws |= {draw.id: draw for draw in draws}
+        await self._call("draws", {"draws": list(draws)})
+
+    async def set_version(self, version: int) -> None:
+        """The version that the engines sample from."""
+        self._told.version = version
+        await self._call("version", {"version": version})
+
+    async def add_engine(self, url: str) -> None:
+        """Workers may sample from the engine behind this URL."""
+        self._told.engines.append(url)
+        await self.api.call("POST", "/v1/engines", {"session": self.number, "url": url})
+
+    async def fetch_environments(self) -> dict[str, dict[str, Any]]:
+        """Those that workers play at present."""
+        self.environments = await self.api.call("GET", "/v1/environments")
+        return self.environments
+
+    async def renew(self) -> None:
+        await self._call("renew", {}, deadline_s=self.lease_s)
+
+    async def close(self) -> None:
+        """End the session: what is leased and not committed goes back. May be called twice."""
+        if self._renewing.cancel():
+            with contextlib.suppress(AtroposError):  # a server that is away ends it by itself
+                await self.api.call("DELETE", f"/v1/sessions/{self.number}", deadline_s=2.0)
+
+    def _take(self, found: Mapping[str, Any]) -> Leased:
+        self.commit_due, self._seen = found["commit_due"], found["seen"]
+        entries = tuple((entry["id"], _group(entry["frame"])) for entry in found["entries"])
+        self._holding |= {number for number, _ in entries}
+        dropped = tuple((entry["draw"], entry["cause"]) for entry in found["dropped"])
+        done = [group.draw.id for group in (*(group for _, group in entries), *found["failed"])]
+        for number in (*done, *(number for number, _ in dropped)):
+            self._told.draws.pop(number, None)
+        return Leased(entries, tuple(found["failed"]), dropped, self.commit_due, found["why"])
+
+    async def _call(
+        self, what: str, body: dict[str, Any], *, wait_s: float = 0.0, deadline_s: float | None = None
+    ) -> Any:
+        if self.lost.done():
+            self.lost.result()
+        found = await self.api.call(
+            "POST", f"/v1/sessions/{self.number}/{what}", body, wait_s=wait_s, deadline_s=deadline_s
+        )
+        if found["boot"] != self._told.boot:
+            await self._tell_again(found["boot"])
+        return found
+
+    async def _tell_again(self, boot: str) -> None:
+        """The server was started anew: its hub is as it was, what it held in memory alone is not."""
+        told = self._told
+        before, told.boot, self._seen = told.boot, boot, 0
+        try:
+            for url in told.engines:
+                await self.api.call("POST", "/v1/engines", {"session": self.number, "url": url})
+            await self._call("version", {"version": told.version})
+            await self._call("draws", {"draws": list(told.draws.values())})
+        except BaseException:
+            told.boot = before  # the next call tries again
+            raise
+
+    async def _renew_on(self) -> None:
+        while True:
+            await asyncio.sleep(self.lease_s / 4)
+            try:
+                await self.renew()
+            except (LeaseLost, AccessRefused):
+                raise
+            except AtroposError as error:
+                console.warn(f"trainer: {Exception.__str__(error)} Trying on.")
+
+
+def _group(frame: bytes) -> ScoredGroup:
+    group = decode(frame)
+    if not isinstance(group, ScoredGroup):
+        raise DataError(f"the server sent a {type(group).__name__} in place of a group")
+    return group

@@ -1,0 +1,325 @@
+"""An append-only log of records in segment files, which survives `kill -9`, and a power cut as far as `sync` says.
+
+A segment begins with a random salt, and the checksum of each of its records begins from that salt: what a client sends
+can never pass for a record of ours. A record is written by one `writev` before anyone hears that it is there. What a
+killed process left half written at the very end is cut off when the journal is opened; a record that was damaged later
+is named, and reading goes on behind it. Both are said aloud.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from atropos_core import console, durable
+from atropos_core.errors import DataError, RunDirectoryError, StoreFull
+
+Sync = Literal["always", "second", "never"]  # when what was appended is also safe from a power cut
+SEGMENT_BYTES = 64 << 20
+RESERVE_BYTES = 256 << 10  # given up on a full disk, so that what frees room can still be written
+
+_SEGMENT = struct.Struct("<8sQ")  # magic, salt
+_SEGMENT_MAGIC = b"ATRJRNL1"
+_HEAD = struct.Struct("<4sII")  # magic, kind, length of the body; a checksum of these and the body follows
+_CRC = struct.Struct("<I")
+_MAGIC = b"\xa7rec"
+_HEAD_BYTES = _HEAD.size + _CRC.size
+
+
+class Place(NamedTuple):
+    """Where the body of a record is."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+class _Segment:
+    """One file. `size` is where its last whole record ends, `filled` what of that brings it nearer to its end."""
+
+    def __init__(self, path: Path, descriptor: int, salt: int, size: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self.salt = salt & 0xFFFFFFFF
+        self.size = self.filled = size
+
+
+class Journal:
+    """The open journal of one directory, locked against other processes."""
+
+    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, sync: Sync = "second") -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.segments: dict[int, _Segment] = {}  # in order; the last is written to
+        self.size_bytes = 0  # of all segments
+        self._sync = sync
+        self._dirty: set[int] = set()
+        self._lock = threading.Lock()  # of `_dirty`, and of closing what it names
+        self._flushing = asyncio.Lock()
+        self._appended = self._flushed = 0
+        self._stop = threading.Event()
+        self._held = _lock(directory)
+        self._syncer: threading.Thread | None = None
+        for path in sorted(directory.glob("*.journal")):
+            self._open(path)
+        if sync == "second":
+            self._syncer = threading.Thread(target=self._sync_every_second, name="journal", daemon=True)
+            self._syncer.start()
+
+    # -- writing
+
+    def append(self, kind: int, *parts: bytes | memoryview, urgent: bool = False, copied: bool = False) -> Place:
+        """Written when this returns. Raises StoreFull where it could not be, with nothing left of it. An `urgent`
+        record, which must be small, gets the reserve of a full disk. One that is `copied` from a segment that goes does
+        not fill its new one: else a few segments of copies would chase one another."""
+        number = next(reversed(self.segments))
+        segment = self.segments[number]
+        length = sum(map(len, parts))
+        head = _HEAD.pack(_MAGIC, kind, length)
+        crc = zlib.crc32(head, segment.salt)
+        for part in parts:
+            crc = zlib.crc32(part, crc)
+        buffers = [head + _CRC.pack(crc), *parts]
+        try:
+            self._write(segment, buffers, _HEAD_BYTES + length)
+        except StoreFull:
+            if not (urgent and self._use_reserve()):
+                raise
+            self._write(segment, buffers, _HEAD_BYTES + length)
+        place = Place(number, segment.size + _HEAD_BYTES, length)
+        segment.size += _HEAD_BYTES + length
+        segment.filled += 0 if copied else _HEAD_BYTES + length
+        self.size_bytes += _HEAD_BYTES + length
+        self._appended += 1
+        if self._sync != "never":
+            with self._lock:
+                self._dirty.add(segment.descriptor)
+        return place
+
+    @property
+    def is_due(self) -> bool:
+        """The segment that is written to has had its fill."""
+        return not self.segments or next(reversed(self.segments.values())).filled >= self.segment_bytes
+
+    def roll(self) -> None:
+        """Go on in a new segment. Raises StoreFull."""
+        number = next(reversed(self.segments), 0) + 1
+        path = self.directory / f"{number:012d}.journal"
+        salt = int.from_bytes(os.urandom(8), "little")
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        segment = _Segment(path, descriptor, salt, 0)
+        try:
+            self._write(segment, [_SEGMENT.pack(_SEGMENT_MAGIC, salt)], _SEGMENT.size)
+        except StoreFull:
+            os.close(descriptor)
+            path.unlink()
+            raise
+        segment.size = segment.filled = _SEGMENT.size
+        self.size_bytes += segment.size
+        self.segments[number] = segment
+        if self._sync != "never":
+            durable.sync(self.directory)
+
+    def drop_first(self) -> None:
+        """Delete the oldest segment. What is in the others reaches the disk first."""
+        if self._sync != "never":
+            self.sync()
+        segment = self.segments.pop(next(iter(self.segments)))
+        self.size_bytes -= segment.size
+        with self._lock:
+            self._dirty.discard(segment.descriptor)
+            os.close(segment.descriptor)
+        segment.path.unlink()
+        self._fill_reserve()
+
+    async def written(self) -> None:
+        """Once everything that was appended before is as safe as `sync` promises."""
+        if self._sync != "always":
+            return
+        upto = self._appended
+        async with self._flushing:
+            if self._flushed < upto:
+                latest = self._appended
+                await asyncio.to_thread(self.sync)
+                self._flushed = latest
+
+    def sync(self) -> None:
+        """Return once everything is on the disk. Raises StoreFull where the disk refuses it."""
+        with self._lock:
+            copies = [os.dup(descriptor) for descriptor in self._dirty]
+            self._dirty.clear()
+        try:
+            for copy in copies:
+                os.fdatasync(copy)
+        except OSError as error:
+            raise StoreFull(
+                f"the journal in {self.directory} could not be synced to the disk: {error.strerror}."
+            ) from None
+        finally:
+            for copy in copies:
+                os.close(copy)
+
+    def close(self) -> None:
+        if self._held < 0:
+            return
+        self._stop.set()
+        if self._syncer:
+            self._syncer.join()
+        try:
+            if self._sync != "never":
+                self.sync()
+        finally:
+            for segment in self.segments.values():
+                os.close(segment.descriptor)
+            os.close(self._held)
+            self._held = -1
+
+    def _write(self, segment: _Segment, buffers: list[bytes | memoryview], total: int) -> None:
+        """All of it or nothing."""
+        try:
+            done = os.writev(segment.descriptor, buffers)
+            if done < total:
+                rest = memoryview(b"".join(buffers))
+                while done < total:
+                    done += os.write(segment.descriptor, rest[done:])
+        except OSError as error:
+            os.ftruncate(segment.descriptor, segment.size)
+            raise StoreFull(
+                f"the journal in {self.directory} cannot be written: {error.strerror}.",
+                remedy="Make room on that disk. What was acknowledged before is safe, and work goes on once there is room.",
+            ) from None
+
+    def _use_reserve(self) -> bool:
+        path = self.directory / "reserve"
+        if not path.exists() or not path.stat().st_size:
+            return False
+        os.truncate(path, 0)
+        return True
+
+    def _fill_reserve(self) -> None:
+        path = self.directory / "reserve"
+        if path.exists() and path.stat().st_size:
+            return
+        try:
+            path.write_bytes(bytes(RESERVE_BYTES))
+        except OSError:  # a disk this full has nothing to reserve; the next segment that goes makes room
+            path.unlink(missing_ok=True)
+
+    def _sync_every_second(self) -> None:
+        while not self._stop.wait(1.0):
+            try:
+                self.sync()
+            except StoreFull as error:
+                console.warn(str(error))
+
+    # -- reading
+
+    def read(self, place: Place) -> bytes:
+        """The body of a record, checked again. Raises DataError where it is no longer what was written."""
+        segment = self.segments.get(place.segment)
+        if segment is not None:
+            found = os.pread(segment.descriptor, _HEAD_BYTES + place.length, place.offset - _HEAD_BYTES)
+            if _is_whole(memoryview(found), 0, len(found), segment.salt):
+                return found[_HEAD_BYTES:]
+        raise DataError(
+            f"the record at byte {place.offset} of segment {place.segment} of the journal in {self.directory} is damaged."
+        )
+
+    def replay(self) -> Iterator[tuple[int, Place, memoryview]]:
+        """Kind, place and body of every whole record, oldest first; the bodies are gone after the next step. To be
+        used up before anything is appended: it also cuts off what was left half written."""
+        for number, segment in self.segments.items():
+            is_last = number == next(reversed(self.segments))
+            with mmap.mmap(segment.descriptor, 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+                at, end = _SEGMENT.size, len(data)
+                while at < end:
+                    if _is_whole(data, at, end, segment.salt):
+                        _, kind, length = _HEAD.unpack_from(data, at)
+                        start = at + _HEAD_BYTES
+                        with data[start : start + length] as body:
+                            yield kind, Place(number, start, length), body
+                        at = start + length
+                        continue
+                    found = self._next_whole(mapped, data, at + 1, segment.salt)
+                    if found is None and is_last:
+                        console.warn(f"{segment.path}: {end - at} bytes at the end were half written, and are cut off")
+                        self.size_bytes -= end - at
+                        segment.size = at
+                        break
+                    lost = (found or end) - at
+                    console.warn(
+                        f"{segment.path}: {lost} bytes from byte {at} on are damaged; groups in them are lost, and "
+                        "groups that they settled may be served again"
+                    )
+                    at = found or end
+            if is_last:
+                os.ftruncate(segment.descriptor, segment.size)
+        self._fill_reserve()
+
+    def _next_whole(self, mapped: mmap.mmap, data: memoryview, start: int, salt: int) -> int | None:
+        while (at := mapped.find(_MAGIC, start)) >= 0:
+            if _is_whole(data, at, len(data), salt):
+                return at
+            start = at + 1
+        return None
+
+    def _open(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        head = os.pread(descriptor, _SEGMENT.size, 0)
+        if len(head) < _SEGMENT.size:  # killed between making the file and its first write
+            os.close(descriptor)
+            path.unlink()
+            return
+        magic, salt = _SEGMENT.unpack(head)
+        if magic != _SEGMENT_MAGIC:
+            os.close(descriptor)
+            raise DataError(
+                f"{path} is not a journal segment that this version can read.",
+                remedy="Move the directory away, or serve from another one (--dir).",
+            )
+        segment = _Segment(path, descriptor, salt, os.fstat(descriptor).st_size)
+        self.segments[int(path.stem)] = segment
+        self.size_bytes += segment.size
+
+
+def _is_whole(data: memoryview, at: int, end: int, salt: int) -> bool:
+    if at + _HEAD_BYTES > end:
+        return False
+    magic, _, length = _HEAD.unpack_from(data, at)
+    if magic != _MAGIC or at + _HEAD_BYTES + length > end:
+        return False
+    (crc,) = _CRC.unpack_from(data, at + _HEAD.size)
+    with data[at : at + _HEAD.size] as head, data[at + _HEAD_BYTES : at + _HEAD_BYTES + length] as body:
+        return bool(zlib.crc32(body, zlib.crc32(head, salt)) == crc)
+
+
+def _lock(directory: Path) -> int:
+    """One process at a time: two would write into each other's records."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RunDirectoryError(f"the journal directory {directory} cannot be used: {error.strerror}.") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise RunDirectoryError(
+            f"the journal directory {directory} is in use by process {owner}.",
+            remedy="Stop that server first, or give this one a directory of its own (--dir).",
+        ) from None
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    except OSError:  # a full disk: the lock holds without the name of who has it
+        pass
+    return descriptor

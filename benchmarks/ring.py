@@ -1,0 +1,247 @@
+"""Messages per second and latency between two processes: the shared-memory ring beside a plain Unix socket.
+
+    python -m benchmarks.ring [--count 200000] [--repeat 5] [--slots 1000]
+
+One process sends, this one receives; ways alternate, and the median of the repetitions counts. `ring` reads two numbers
+of each message in place; `ring, copied` copies it out, as a server or a trainer does; `ring, asyncio` does that on an
+event loop; `ring, hub` also puts it into a hub without a journal, from which a session takes it; `socket` is sendmsg of a
+length and the payload over SOCK_STREAM, and recv_into one buffer. Latency is one way, from the moment that a message is
+due (a sender that is held up has no excuse) until its reader has it, at half of the goal's rate, one doorbell for each
+message. Writes benchmarks/results/ring.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atropos_core.hub import Hub, Label, Limits, Want
+from atropos_core.ring import RingProducer
+from atropos_core.ring_consumer import Lease, RingConsumer
+from atropos_core.ring_listener import RingListener
+from atropos_core.ring_socket import short
+from atropos_core.slots import HEADER_BYTES
+from benchmarks.machine import RESULTS, described
+
+SIZES = {"8,224 B": (8_224, 40_000), "98,368 B": (98_368, 20_000)}  # bytes, messages a second that are asked for
+NONCE = "benchmark"
+DEADLINE_S = 120.0
+_SENT = struct.Struct("<q")  # ns, at the head of a payload
+_LENGTH = struct.Struct("<I")
+
+
+def produce(way: str, path: Path, size: int, count: int, rate: float, slots: int) -> None:
+    """Send `count` messages, as fast as they are taken, or `rate` a second."""
+    payload = bytearray(os.urandom(size))
+    if way == "socket":
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with short(path) as address:
+            stream.connect(address)
+        length = _LENGTH.pack(size)
+
+        def send() -> None:
+            sent = stream.sendmsg([length, payload])
+            if sent < len(length) + size:
+                stream.sendall(memoryview(length + payload)[sent:])
+    else:
+        ring = RingProducer.connect(path, NONCE, slots=slots, slot_bytes=size + 64)
+
+        def send() -> None:
+            ring.send([payload], key=str(number), deadline_s=DEADLINE_S)
+            if rate:
+                ring.ring()
+
+    number = 0
+    start = time.perf_counter_ns()
+    for number in range(count):
+        due = 0
+        if rate:
+            due = start + int(number * 1e9 / rate)
+            while (left := due - time.perf_counter_ns()) > 0:
+                if left > 500_000:
+                    time.sleep(left / 2e9)
+        _SENT.pack_into(payload, 0, due if rate else time.perf_counter_ns())
+        send()
+    if way == "socket":
+        stream.close()
+    else:
+        ring.flush(DEADLINE_S)
+        ring.close()
+
+
+class Reader:
+    """Looks at each message, and at the clock."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.first = self.last = self.count = 0
+        self.latencies: list[int] = []
+
+    def see(self, payload: Any) -> None:
+        now = time.perf_counter_ns()
+        self.first = self.first or now
+        self.last = now
+        self.count += 1
+        assert len(payload) == self.size
+        self.latencies.append(now - _SENT.unpack_from(payload)[0])
+
+    def copy(self, lease: Lease) -> None:
+        self.see(lease.copy())
+
+    def view(self, lease: Lease) -> None:
+        self.see(lease.payload)
+
+
+def from_ring(ring: RingConsumer, see: Callable[[Lease], None]) -> None:
+    while not ring.ended:
+        for lease in ring.take(DEADLINE_S):
+            see(lease)
+            lease.release()
+    ring.close()
+
+
+async def on_a_loop(listener: RingListener, reader: Reader, *, into_hub: bool) -> None:
+    done = asyncio.Event()
+    hub: Hub[bytes] = Hub(Limits(1 << 30), max_staleness=None, on_dropped=lambda entry, cause: None)
+    session = hub.open("benchmark")
+    label = Label("benchmark", 1, reader.size)
+
+    async def handle(ring: RingConsumer) -> None:
+        async for leases in ring.arrivals():
+            for lease in leases:
+                if into_hub:
+                    frame = lease.copy()
+                    lease.release(await hub.put(frame, label, key=lease.key, deadline_s=DEADLINE_S))
+                    reader.see(frame)
+                else:
+                    reader.copy(lease)
+                    lease.release()
+            if into_hub and (entries := session.try_lease(Want(groups=len(leases)), 0)):
+                session.commit([entry.id for entry in entries])
+        done.set()
+
+    serving = asyncio.create_task(listener.serve(handle))
+    await asyncio.wait_for(done.wait(), DEADLINE_S)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+def from_socket(path: Path, reader: Reader, start: Callable[[], None]) -> None:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with short(path) as address:
+        listening.bind(address)
+    listening.listen(1)
+    start()
+    listening.settimeout(DEADLINE_S)
+    stream, _ = listening.accept()
+    buffer = memoryview(bytearray(reader.size + _LENGTH.size))
+    while True:
+        got = 0
+        while got < len(buffer):
+            more = stream.recv_into(buffer[got:])
+            if not more:
+                stream.close()
+                listening.close()
+                return
+            got += more
+        reader.see(buffer[_LENGTH.size :])
+
+
+def measure(way: str, size: int, count: int, rate: float, slots: int) -> dict[str, float]:
+    """One run of two processes."""
+    reader = Reader(size)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rings" / "ring.sock"
+        children: list[subprocess.Popen[bytes]] = []
+
+        def start() -> None:
+            values = (way, str(path), str(size), str(count), str(rate), str(slots))
+            children.append(subprocess.Popen([sys.executable, "-m", "benchmarks.ring", "--produce", *values]))
+
+        if way == "socket":
+            path.parent.mkdir()
+            from_socket(path, reader, start)
+        else:
+            listener = RingListener(path, NONCE)
+            start()
+            if way in ("ring, asyncio", "ring, hub"):
+                asyncio.run(on_a_loop(listener, reader, into_hub=way == "ring, hub"))
+            else:
+                ring = listener.accept(DEADLINE_S)
+                assert ring is not None, "the producer did not come"
+                from_ring(ring, reader.copy if way == "ring, copied" else reader.view)
+            listener.close()
+        code = children[0].wait(DEADLINE_S)
+    assert code == 0 and reader.count == count, (way, code, reader.count)
+    ordered = sorted(reader.latencies)
+    return {
+        "per_s": (count - 1) / (reader.last - reader.first) * 1e9,
+        "p50_ms": ordered[len(ordered) // 2] / 1e6,
+        "p99_ms": ordered[len(ordered) * 99 // 100] / 1e6,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200_000, help="messages of 8,224 B; a quarter as many of 98,368 B")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--slots", type=int, default=1000)
+    parser.add_argument("--produce", nargs=6, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    if options.produce:
+        way, path, size, count, rate, slots = options.produce
+        produce(way, Path(path), int(size), int(count), float(rate), int(slots))
+        return
+    machine, measured = described(), {}
+    print(
+        f"load {os.getloadavg()[0]:.1f} on {machine['cores']} cores; {options.slots} slots; median (best) of {options.repeat}"
+    )
+    print("size      way              messages/s (best)       p50 / p99 [ms] at half of the goal's rate")
+    for name, (size, goal) in SIZES.items():
+        count = options.count if size < 50_000 else options.count // 4
+        ways = ("ring", "ring, copied", "ring, asyncio", "ring, hub", "socket")
+        runs: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {way: [] for way in ways}
+        for _ in range(options.repeat):
+            for way in ways:
+                full = measure(way, size, count, 0.0, options.slots)
+                runs[way].append((full, measure(way, size, count // 4, goal / 2, options.slots)))
+        for way, pairs in runs.items():
+            rates = [full["per_s"] for full, _ in pairs]
+            row = {
+                "per_s": statistics.median(rates),
+                "per_s_best": max(rates),
+                "p50_ms": statistics.median(half["p50_ms"] for _, half in pairs),
+                "p99_ms": statistics.median(half["p99_ms"] for _, half in pairs),
+                "p99_ms_best": min(half["p99_ms"] for _, half in pairs),
+            }
+            measured[f"{name}, {way}"] = row
+            print(
+                f"{name:9s} {way:15s} {row['per_s']:10,.0f} ({row['per_s_best']:9,.0f})"
+                f"   {row['p50_ms']:.3f} / {row['p99_ms']:.3f} (best p99 {row['p99_ms_best']:.3f})"
+            )
+    segment = {
+        name: options.slots * (HEADER_BYTES + size + 64 + -size % HEADER_BYTES) for name, (size, _) in SIZES.items()
+    }
+    figures = {"machine": machine, "load_at_end": os.getloadavg()[0], "slots": options.slots, "segment_bytes": segment}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "ring.json").write_text(json.dumps(figures | {"measured": measured}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The trajectory API: `atropos serve`, and the roles that meet there."""

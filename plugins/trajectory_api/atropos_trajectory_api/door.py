@@ -1,0 +1,124 @@
+"""An HTTP server inside a process that does something else: the door to its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from atropos_core.errors import ConfigError, DeadlineExceeded
+from atropos_core.interfaces import Engine, ModelInfo
+from atropos_trajectory_api.access import Access, is_loopback, read_token
+from atropos_trajectory_api.engine_door import EngineDoor, engine_app
+from atropos_trajectory_api.limits import Limits
+
+START_S = 10.0
+GRACE_S = 2  # for the answers that are under way at the end
+BODY_BYTES = 16_000_000  # of one call of a worker: prompts, or sequences to be scored
+REQUEST_S = 60.0  # in which a call must have arrived
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to the process around it."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Door:
+    """Serves until `close`."""
+
+    def __init__(self, url: str, app: EngineDoor, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+        self.url = url
+        self._app = app
+        self._server = server
+        self._serving = serving
+
+    async def close(self) -> None:
+        self._server.should_exit = True
+        await asyncio.gather(self._serving, return_exceptions=True)
+        self._app.close()
+
+
+async def open_door(
+    engine: Engine, where: str, token_file: Path | None, info: ModelInfo | None = None, *, allow_weights: bool = False
+) -> Door:
+    """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT. Raises ConfigError where that
+    cannot be, or must not be."""
+    host, port = address(where)
+    token = None if token_file is None else read_token(token_file)
+    if token is None and not is_loopback(host):
+        raise ConfigError(
+            f"the engine is to be reached at {where}, from other machines, and there is no token.",
+            remedy="Name a file that holds one: --token-file FILE, the same for server, trainer and workers.",
+        )
+    bound = _bind(host, port)
+    app = engine_app(engine, allow_weights, info)
+    bounded: ASGIApp = app  # what uploads weights has the right to send much
+    if not allow_weights:
+        bounded = Limits(
+            app, body_bytes=BODY_BYTES, in_flight_bytes=8 * BODY_BYTES, request_s=REQUEST_S, hold_s=REQUEST_S
+        )
+    config = uvicorn.Config(
+        Access(bounded, token=token),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=3600,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve([bound]))
+    door = Door(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}", app, server, serving)
+    try:
+        async with asyncio.timeout(START_S):
+            await server.listens.wait()
+    except TimeoutError:
+        await door.close()
+        raise DeadlineExceeded(f"the door at {where} did not open within {START_S:g} s") from None
+    return door
+
+
+def address(where: str) -> tuple[str, int]:
+    """HOST:PORT in two. Raises ConfigError."""
+    host, colon, port = where.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{where!r} is no HOST:PORT, like 127.0.0.1:8001; port 0 is any free one.")
+    if host in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"{where!r} is every address of this machine, and workers must be told one.",
+            remedy="Give the name or address by which workers reach this machine.",
+        )
+    return host, int(port)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, bindable = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(bindable)
+        except BaseException:
+            bound.close()
+            raise
+        return bound
+    except OSError as error:
+        raise ConfigError(
+            f"nothing can listen at {host}:{port}: {error.strerror or error}.", remedy="Choose another port, or 0."
+        ) from error

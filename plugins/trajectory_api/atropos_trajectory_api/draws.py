@@ -1,0 +1,149 @@
+"""What the trainer offers to be played, who plays it, and which of it has come back.
+
+A draw is waiting, with one worker, or back: its group is in the hub. Of two groups of one draw the first counts. Where
+the trainer begins a new session, what waits is forgotten (it offers again what it wants), and what workers play stays
+theirs: the same draw offered again is not played twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from atropos_core.types import Draw, Sampling
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the present trainer wants its draws played."""
+
+    group_size: int
+    min_group: int
+    sampling: Sampling
+
+
+class Draws:
+    """Sync but for `take`. An `id` below 0 is a group that nobody drew: it is none of this class's business."""
+
+    def __init__(self, present: Iterable[int] = ()) -> None:
+        self.rules: Rules | None = None  # None: no trainer
+        self._waiting: dict[str, deque[Draw]] = {}  # by environment
+        self._offered: dict[int, Draw] = {}  # waiting and played
+        self._player: dict[int, str] = {}  # draw -> worker
+        self._present = set(present)  # their groups are in the hub
+        self._known = False  # whether the trainer has said, to this process, what it wants
+        self._changed = asyncio.Event()
+        self._stopped = False
+
+    def begin(self, rules: Rules | None, present: Iterable[int], *, anew: bool) -> None:
+        """A trainer's session begins, or (no rules) has ended; groups of the draws `present` are in the hub. `anew`:
+        another run's, whose draws have nothing to do with what is being played."""
+        self.rules = rules
+        self._present = set(present)
+        self._waiting.clear()
+        self._offered = {} if anew else {number: self._offered[number] for number in self._player}
+        if anew:
+            self._player.clear()
+            self._known = True
+
+    def offer(self, draws: Iterable[Draw], playing: Mapping[int, str]) -> int:
+        """How many of them were news. `playing`: what workers say they play."""
+        added = 0
+        for draw in draws:
+            if draw.id in self._present or self._offered.get(draw.id) == draw:
+                continue
+            added += 1
+            self._offered[draw.id] = draw
+            if draw.id in playing:
+                self._player[draw.id] = playing[draw.id]
+            else:
+                self._player.pop(draw.id, None)
+                self._waiting.setdefault(draw.environment, deque()).append(draw)
+        self._known = True
+        self._changed.set()
+        return added
+
+    async def take(self, worker: str, environment: str, n: int, wait_s: float) -> list[Draw]:
+        """Up to `n` draws for this worker, the oldest first; none where none comes in time."""
+        until = asyncio.get_running_loop().time() + wait_s
+        while not (queue := self._waiting.get(environment)):
+            if self._stopped:
+                return []
+            left = until - asyncio.get_running_loop().time()
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError:
+                return []
+        taken = [queue.popleft() for _ in range(min(n, len(queue)))]
+        self._player |= {draw.id: worker for draw in taken}
+        return taken
+
+    def stop(self) -> None:
+        """Nobody waits for draws any more."""
+        self._stopped = True
+        self._changed.set()
+
+    def refusal(self, draw: Draw) -> str | None:
+        """Why nobody wants a group of this draw, or None."""
+        if draw.id < 0 or self._offered.get(draw.id) == draw:
+            return None
+        if draw.id in self._present:
+            return f"draw {draw.id} has been played already"
+        if draw.id in self._offered or self._known:
+            return f"draw {draw.id} of {draw.environment!r} is none that the trainer wants"
+        return None  # this process has just started, and the trainer has not said yet what it wants
+
+    def arrived(self, draw: Draw) -> None:
+        """Its group is in the hub."""
+        if draw.id >= 0:
+            self._present.add(draw.id)
+            self._forget(draw.id)
+
+    def failed(self, draw: Draw) -> bool:
+        """Every play of it failed, and the trainer will hear of it; False where nobody wants to know."""
+        wanted = self._offered.get(draw.id) == draw
+        if wanted:
+            self._forget(draw.id)
+        return wanted
+
+    def gone(self, number: int) -> None:
+        """Its group has left the hub for good."""
+        self._present.discard(number)
+
+    def playing(self, worker: str, numbers: Iterable[int]) -> None:
+        """A worker that registers (again) says what it plays."""
+        for number in numbers:
+            draw = self._offered.get(number)
+            if draw is not None and number not in self._player:
+                self._waiting[draw.environment].remove(draw)
+                self._player[number] = worker
+
+    def give_back(self, worker: str, *, only: Iterable[int] | None = None) -> int:
+        """What this worker plays, or `only` these of it, waits again, before everything else. How many those were."""
+        chosen = self._player if only is None else only
+        numbers = sorted(number for number in chosen if self._player.get(number) == worker)
+        for number in reversed(numbers):
+            del self._player[number]
+            draw = self._offered[number]
+            self._waiting.setdefault(draw.environment, deque()).appendleft(draw)
+        if numbers:
+            self._changed.set()
+        return len(numbers)
+
+    def status(self) -> dict[str, int]:
+        waiting = {f"waiting/{name}": len(queue) for name, queue in self._waiting.items() if queue}
+        return {"waiting": sum(waiting.values()), "playing": len(self._player), **waiting}
+
+    @property
+    def present(self) -> list[int]:
+        """Draws whose groups are in the hub."""
+        return sorted(self._present)
+
+    def _forget(self, number: int) -> None:
+        draw = self._offered.pop(number, None)
+        if draw is not None and self._player.pop(number, None) is None:
+            self._waiting[draw.environment].remove(draw)

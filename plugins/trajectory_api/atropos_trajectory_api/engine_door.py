@@ -1,0 +1,175 @@
+"""An engine over HTTP: the other end of `atropos_core.remote`.
+
+Who may reach it is decided before it (access.py). Without `allow_weights` it samples and scores, and that is all: a
+worker can neither stop the trainer's engine nor change what it samples from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from starlette.types import Receive, Scope, Send
+
+from atropos_core.errors import AccessRefused, AtroposError, DataError
+from atropos_core.interfaces import Engine, ModelInfo
+from atropos_core.policy import within
+from atropos_core.types import Tokens
+from atropos_trajectory_api.frames import Asked, Gone, Handler, Native, refusal
+
+LOAD_S = 1800.0
+SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
+FILES = 10_000  # of one upload
+_UPLOADS = "/v1/engine/uploads/"
+
+
+def engine_app(engine: Engine, allow_weights: bool, info: ModelInfo | None = None) -> EngineDoor:
+    """`info` is what `engine.open()` gave; without it the first caller's `open` opens the engine."""
+    return EngineDoor(engine, allow_weights, info)
+
+
+class EngineDoor:
+    """An ASGI application. `close` removes what uploads have left."""
+
+    def __init__(self, engine: Engine, allow_weights: bool, info: ModelInfo | None) -> None:
+        self._engine = engine
+        self._info = info
+        self._opening = asyncio.Lock()
+        self._uploads: Path | None = None
+        self._allow_weights = allow_weights
+        calls = {"open": self._open, "sample": self._sample, "logprobs": self._logprobs}
+        changes = {
+            "pause": self._pause, "resume": self._resume,
+            "load_weights": self._load_weights, "load_adapter": self._load_adapter,
+        }  # fmt: skip
+        table: dict[tuple[str, str], Handler] = {("POST", f"engine/{name}"): call for name, call in calls.items()}
+        table |= {("POST", f"engine/{name}"): call if allow_weights else _refuse for name, call in changes.items()}
+        self._calls = Native(table)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "PUT" and scope["path"].startswith(_UPLOADS):
+            await self._take_upload(scope["path"][len(_UPLOADS) :], receive, send)
+        elif scope["type"] == "http":
+            await self._calls(scope, receive, send)
+
+    def close(self) -> None:
+        uploads, self._uploads = self._uploads, None
+        if uploads is not None:
+            shutil.rmtree(uploads, ignore_errors=True)
+
+    async def _open(self, asked: Asked) -> ModelInfo:
+        async with self._opening:
+            if self._info is None:
+                self._info = await self._engine.open()
+        return self._info
+
+    async def _sample(self, asked: Asked) -> Any:
+        prompt, n, seeds = _tokens(asked.get("prompt", np.ndarray)), asked.count("n", least=1), asked.get("seeds", list)
+        deadline_s = _seconds(asked, "deadline_s")
+        if len(seeds) != n or not all(type(seed) is int for seed in seeds):
+            raise DataError(f"'seeds' must hold {n} whole numbers")
+        sampling = asked.sampling()
+        return await within(self._engine.sample(prompt, n, sampling, seeds, deadline_s), deadline_s, "sample()")
+
+    async def _logprobs(self, asked: Asked) -> Any:
+        sequences: Sequence[Any] = asked.get("sequences", list)
+        temperature = float(asked.get("temperature", (int, float), 1.0))
+        return await self._engine.logprobs([_tokens(sequence) for sequence in sequences], temperature)
+
+    async def _pause(self, asked: Asked) -> None:
+        await self._engine.pause()
+
+    async def _resume(self, asked: Asked) -> None:
+        await self._engine.resume(asked.count("version"))
+
+    async def _load_weights(self, asked: Asked) -> None:
+        await self._with_upload(asked, self._engine.load_weights)
+
+    async def _load_adapter(self, asked: Asked) -> None:
+        version = asked.count("version")
+        await self._with_upload(asked, lambda directory: self._engine.load_adapter(directory, version))
+
+    async def _with_upload(self, asked: Asked, load: Any) -> None:
+        directory = self._directory() / _plain(asked.get("upload", str))
+        if not directory.is_dir():
+            raise DataError(f"nothing was uploaded as {directory.name!r}")
+        try:
+            await within(load(directory), LOAD_S, "loading")
+        finally:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    async def _take_upload(self, where: str, receive: Receive, send: Send) -> None:
+        status, headers, answer = 200, [(b"content-length", b"0")], b""
+        try:
+            if not self._allow_weights:
+                await _refuse(None)
+            await self._write(where, receive)
+        except Gone:
+            return
+        except AtroposError as error:
+            status, headers, pieces = refusal(error)
+            answer = b"".join(pieces)
+        except OSError as error:
+            status, headers, pieces = refusal(DataError(f"{where[:200]!r} cannot be written here: {error.strerror}"))
+            answer = b"".join(pieces)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _write(self, where: str, receive: Receive) -> None:
+        """One file of an upload, piece by piece."""
+        parts = PurePosixPath(where).parts
+        if len(parts) < 2 or any(_plain(part) != part for part in parts):
+            raise DataError(f"{where[:200]!r} names no file of an upload")
+        directory = self._directory() / parts[0]
+        path = directory.joinpath(*parts[1:])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if sum(1 for _ in directory.rglob("*")) > FILES:
+            raise DataError(f"an upload of more than {FILES} files")
+        with path.open("wb") as file:
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Gone
+                more = message.get("more_body", False)
+                if piece := message.get("body", b""):
+                    await asyncio.to_thread(file.write, piece)
+
+    def _directory(self) -> Path:
+        if self._uploads is None:
+            self._uploads = Path(tempfile.mkdtemp(prefix="atropos-engine-"))
+        return self._uploads
+
+
+async def _refuse(asked: Asked | None) -> None:
+    raise AccessRefused(
+        "this door to the engine is for sampling: its weights are the trainer's.",
+        remedy="An engine that others may steer is started with `atropos engine`.",
+    )
+
+
+def _plain(part: str) -> str:
+    """A name of a file or folder that is nothing but a name. Raises DataError."""
+    if part in ("", ".", "..") or "/" in part or "\\" in part or "\0" in part or len(part) > 200:
+        raise DataError(f"{part[:200]!r} is no name of a file")
+    return part
+
+
+def _tokens(values: Any) -> Tokens:
+    if not isinstance(values, np.ndarray) or values.dtype != np.int32 or values.ndim != 1 or not len(values):
+        raise DataError("token ids must be an int32 array in one dimension")
+    if values.min() < 0:
+        raise DataError("a token id is below 0")
+    return values
+
+
+def _seconds(asked: Asked, key: str) -> float:
+    seconds = float(asked.get(key, (int, float)))
+    if not 0 < seconds < float("inf"):
+        raise DataError(f"{key!r} cannot be {seconds}")
+    return min(seconds, SAMPLE_S)

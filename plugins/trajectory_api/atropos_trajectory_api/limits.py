@@ -1,0 +1,223 @@
+"""What one request and all of them together may cost: size before and after decompression, time, memory.
+
+A body is read whole, then handed on as one message. Of what is read, the first 64 kB of each request are free; what is
+above that counts against one budget until the request has been answered. Who finds it used up waits before reading on.
+One request at a time may go beyond it, else those that are half read would wait for one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubFull
+from atropos_trajectory_api.answers import header, refuse
+
+FREE = 1 << 16
+_STEP = 1 << 18  # decompressed at a time
+
+
+class TooLarge(AtroposError):
+    """A body beyond the limit."""
+
+
+class GoneAway(Exception):
+    """The client closed the connection before its request was whole."""
+
+
+class Budget:
+    """Bytes that bodies in flight may hold together."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.held = 0
+        self._beyond: Share | None = None  # who may go beyond it
+        self._waiting: deque[tuple[Share, int, asyncio.Future[None]]] = deque()
+
+    def share(self) -> Share:
+        return Share(self)
+
+    async def take(self, share: Share, size: int, deadline_s: float) -> None:
+        """Raises HubFull at the deadline."""
+        if not self._waiting and self._fits(share, size):
+            self._give(share, size)
+            return
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = (share, size, ready)
+        self._waiting.append(place)
+        self.serve()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await ready
+        except TimeoutError:
+            raise HubFull(
+                f"bodies of {self.held / 1e6:.0f} MB are being read or wait for room in the hub, and no more are taken.",
+                remedy="Send it again later; --in-flight-mb sets the bound.",
+            ) from None
+        finally:
+            if place in self._waiting:
+                self._waiting.remove(place)
+                self.serve()
+
+    def serve(self) -> None:
+        """Let those go on that can, oldest first; the favoured one wherever it stands."""
+        for place in list(self._waiting):
+            share, size, ready = place
+            if not self._fits(share, size):
+                if self._beyond is None:
+                    self._beyond = share
+                elif self._beyond is not share:
+                    continue
+            self._waiting.remove(place)
+            if not ready.done():
+                self._give(share, size)
+                ready.set_result(None)
+
+    def end(self, share: Share) -> None:
+        self.held -= share.held
+        share.held = 0
+        if self._beyond is share:
+            self._beyond = None
+        self.serve()
+
+    def _fits(self, share: Share, size: int) -> bool:
+        return self._beyond is share or self.held + size <= self.size_bytes
+
+    def _give(self, share: Share, size: int) -> None:
+        share.held += size
+        self.held += size
+
+
+class Share:
+    """What one request holds of the budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.held = 0
+        self._free = FREE
+
+    async def take(self, size: int, deadline_s: float) -> None:
+        free = min(size, self._free)
+        self._free -= free
+        if size > free:
+            await self._budget.take(self, size - free, deadline_s)
+
+    def end(self) -> None:
+        if self.held or self._budget._beyond is self:
+            self._budget.end(self)
+
+
+class Limits:
+    """ASGI middleware: the application gets its body whole, decompressed and within bounds, or is not asked."""
+
+    def __init__(self, app: ASGIApp, *, body_bytes: int, in_flight_bytes: int, request_s: float, hold_s: float) -> None:
+        self._app = app
+        self._body_bytes = body_bytes
+        self._request_s = request_s
+        self._hold_s = hold_s
+        self.budget = Budget(in_flight_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        share = self.budget.share()
+        try:
+            await self._bounded(scope, receive, send, share)
+        finally:
+            share.end()
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
+        closing = [(b"connection", b"close")]  # what is left of the body will not be read
+        try:
+            body = await self._read(scope, receive, share)
+        except GoneAway:
+            return
+        except TooLarge as error:
+            # 413 makes old clients drop a group in silence as any 4xx does; 422 is the one whose text their owners look at
+            await refuse(scope, send, 413 if scope["path"].startswith("/v1") else 422, error, closing)
+            return
+        except DataError as error:
+            await refuse(scope, send, 400, error, closing)
+            return
+        except DeadlineExceeded as error:
+            await refuse(scope, send, 408, error, closing)
+            return
+        except HubFull as error:
+            await refuse(scope, send, 503, error, [*closing, (b"retry-after", b"5")])
+            return
+        given = False
+
+        async def whole() -> Message:
+            nonlocal given, body
+            if given:
+                return await receive()
+            given, handed, body = True, body, b""
+            return {"type": "http.request", "body": handed, "more_body": False}
+
+        await self._app(scope, whole, send)
+
+    async def _read(self, scope: Scope, receive: Receive, share: Share) -> bytes:
+        declared = header(scope, b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > self._body_bytes:
+            raise self._too_large(f"{int(declared) / 1e6:.1f} MB")
+        coding = (header(scope, b"content-encoding") or b"").strip().lower()
+        if coding not in (b"", b"identity", b"gzip", b"x-gzip"):
+            raise DataError(f"the body is encoded as {coding[:40]!r}.", remedy="Send it plain, or with gzip.")
+        inflate = zlib.decompressobj(wbits=31) if b"gzip" in coding else None
+        pieces: list[bytes] = []
+        size, received, spent_s, clock = 0, 0, 0.0, asyncio.get_running_loop().time
+
+        async def keep(piece: bytes) -> None:
+            nonlocal size
+            size += len(piece)
+            if size > self._body_bytes:
+                raise self._too_large(f"more than {self._body_bytes / 1e6:g} MB")
+            await share.take(len(piece), self._hold_s)
+            pieces.append(piece)
+
+        while True:
+            since = clock()
+            try:
+                async with asyncio.timeout(max(self._request_s - spent_s, 0.001)):
+                    message = await receive()
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"the request was not whole after {self._request_s:g} s.", remedy="--request-s sets the bound."
+                ) from None
+            spent_s += clock() - since
+            if message["type"] == "http.disconnect":
+                raise GoneAway
+            rest = message.get("body", b"")
+            received += len(rest)
+            while rest:
+                piece, rest = (rest, b"") if inflate is None else _inflated(inflate, rest)
+                await keep(piece)
+            if not message.get("more_body", False):
+                break
+        if inflate is not None and received:
+            while not inflate.eof and (piece := inflate.decompress(b"", _STEP)):
+                await keep(piece)
+            if not inflate.eof:
+                raise DataError("the gzip data in the body ends too early.")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _too_large(self, size: str) -> TooLarge:
+        return TooLarge(
+            f"the body has {size} after decompression, and the limit is {self._body_bytes / 1e6:g} MB.",
+            remedy="Send fewer groups at once, or start the server with a larger --body-mb.",
+        )
+
+
+def _inflated(inflate: zlib._Decompress, data: bytes) -> tuple[bytes, bytes]:
+    """Some of what the data holds, and the data that is still to be looked at."""
+    if inflate.eof:
+        raise DataError("there is something after the end of the gzip data in the body.")
+    try:
+        piece = inflate.decompress(data, _STEP)
+    except zlib.error as error:
+        raise DataError(f"the body says gzip and is not: {error}.") from error
+    return piece, inflate.unconsumed_tail or inflate.unused_data

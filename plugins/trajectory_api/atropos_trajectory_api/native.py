@@ -1,0 +1,242 @@
+"""The native protocol: `/v1`, codec frames both ways (frames.py), long polls in place of short ones."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from atropos_core import __version__
+from atropos_core.client import UnknownThere
+from atropos_core.errors import DataError, HubFull
+from atropos_core.types import Sampling, ScoredGroup
+from atropos_trajectory_api.checking import check_draw, check_group
+from atropos_trajectory_api.frames import LONG_BYTES, Asked, Native
+from atropos_trajectory_api.service import Service, Trainer
+from atropos_trajectory_api.workers import Policy, WorkerState, numbers
+
+MANY = 64  # groups that are read, or put, before others have a turn
+
+
+def native_routes(service: Service) -> Native:
+    """Every call of the native protocol. A star stands for a worker's id or a session's number."""
+    doors = Doors(service)
+    return Native(
+        {
+            ("GET", ""): doors.about,
+            ("POST", "workers"): doors.register,
+            ("DELETE", "workers/*"): doors.sign_off,
+            ("POST", "workers/*/heartbeat"): doors.heartbeat,
+            ("POST", "workers/*/draws"): doors.take,
+            ("POST", "workers/*/failed"): doors.failed,
+            ("POST", "groups"): doors.put,
+            ("POST", "sessions"): doors.open,
+            ("DELETE", "sessions/*"): doors.end,
+            ("POST", "sessions/*/lease"): doors.lease,
+            ("POST", "sessions/*/give_back"): doors.give_back,
+            ("POST", "sessions/*/trained"): doors.trained,
+            ("POST", "sessions/*/commit"): doors.commit,
+            ("POST", "sessions/*/renew"): doors.renew,
+            ("POST", "sessions/*/draws"): doors.offer,
+            ("POST", "sessions/*/version"): doors.set_version,
+            ("GET", "environments"): doors.environments,
+            ("POST", "engines"): doors.add_engine,
+            ("GET", "engines"): doors.engines,
+            ("GET", "status"): doors.status,
+        }
+    )
+
+
+class Doors:
+    """The handlers: what each call takes from a body, and gives back."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def about(self, asked: Asked) -> dict[str, Any]:
+        service = self._service
+        return {"protocol": 1, "version": __version__, "policy": _policy(service), "same_host": service.same_host}
+
+    # -- workers
+
+    async def register(self, asked: Asked) -> dict[str, Any]:
+        service = self._service
+        worker = service.register(asked.body)
+        return {"worker": worker.id, "heartbeat_s": service.heartbeat_s, **self._news()}
+
+    async def sign_off(self, asked: Asked) -> dict[str, Any]:
+        self._service.sign_off(self._worker(asked))
+        return {}
+
+    async def heartbeat(self, asked: Asked) -> dict[str, Any]:
+        worker = self._worker(asked)
+        returned = numbers(asked.get("returned", (list, tuple), ()))
+        self._service.heartbeat(worker, draining=asked.get("draining", bool, False), returned=returned)
+        return self._news()
+
+    async def take(self, asked: Asked) -> dict[str, Any]:
+        service, worker = self._service, self._worker(asked)
+        playing = numbers(asked.get("playing", (list, tuple), ()))
+        draws = await service.take(worker, asked.count("n", least=1), playing=playing, wait_s=asked.wait_s())
+        rules = service.draws.rules
+        return {
+            "draws": tuple(draws),
+            "group_size": rules.group_size if rules else 0,
+            "min_group": rules.min_group if rules else 0,
+            "sampling": rules.sampling if rules else Sampling(),
+            "version": service.version,
+        }
+
+    async def failed(self, asked: Asked) -> dict[str, Any]:
+        worker = self._worker(asked)
+        group = asked.get("group", ScoredGroup)
+        check_group(group, self._service.vocabulary, episodes=False)
+        self._service.failed(worker, group)
+        return {}
+
+    async def put(self, asked: Asked) -> dict[str, Any]:
+        """All are checked before any is taken."""
+        entries = [Asked("", entry, asked.scope) for entry in asked.get("groups", (list, tuple))]
+        frames = [entry.get("frame", bytes) for entry in entries]
+        if sum(map(len, frames)) >= LONG_BYTES or len(frames) > MANY:
+            groups = await asyncio.to_thread(lambda: [self._service.read(frame) for frame in frames])
+        else:
+            groups = [self._service.read(frame) for frame in frames]
+        puts = [
+            (frame, group, entry.get("key", str, ""), entry.get("worker", str, ""))
+            for frame, group, entry in zip(frames, groups, entries, strict=True)
+        ]
+        if puts and (sender := self._service.workers.find(puts[0][3])) is not None:
+            asked.scope["atropos.worker"] = sender.name
+        until = asyncio.get_running_loop().time() + asked.wait_s()
+        ids: list[int | None] = []
+        for place, (frame, group, key, worker) in enumerate(puts):
+            if place % MANY == MANY - 1:
+                await asyncio.sleep(0)  # others have a turn
+            left = max(until - asyncio.get_running_loop().time(), 0.0)
+            try:
+                ids.append(await self._service.put_group(frame, group, key=key, worker=worker, deadline_s=left))
+            except HubFull as error:
+                if not ids:
+                    raise
+                return {"ids": ids, "full": Exception.__str__(error)}
+        return {"ids": ids, "full": None}
+
+    # -- the trainer
+
+    async def open(self, asked: Asked) -> dict[str, Any]:
+        trainer = Trainer(
+            holder=asked.get("holder", str),
+            policy=Policy(asked.get("tokenizer", str, ""), asked.count("vocabulary", 0), asked.get("model", str, "")),
+            group_size=asked.count("group_size", least=1),
+            min_group=asked.count("min_group", 1),
+            sampling=asked.sampling(),
+            batch_groups=asked.count("batch_groups", 1, least=1),
+            max_staleness=asked.count("max_staleness", 0),
+            max_token_len=asked.count("max_token_len", 0),
+        )
+        committed = numbers(asked.get("committed", (list, tuple), ()))
+        service = self._service
+        number = service.open_session(trainer, committed, version=asked.count("version", 0))
+        return {
+            "session": number,
+            "boot": service.boot,
+            "lease_s": service.options.lease_s,
+            "environments": service.workers.environments(),
+            "waiting_draws": service.draws.present,
+        }
+
+    async def end(self, asked: Asked) -> dict[str, Any]:
+        self._service.end_session(asked.session())
+        return {}
+
+    async def lease(self, asked: Asked) -> dict[str, Any]:
+        service = self._service
+        leased = await service.lease(
+            asked.session(),
+            asked.count("groups", least=1),
+            version=asked.count("version"),
+            wait_s=asked.wait_s(),
+            holding=numbers(asked.get("holding", (list, tuple), ())),
+            seen=asked.count("seen", 0) if asked.get("boot", str, "") == service.boot else 0,
+        )
+        return {
+            "boot": service.boot,
+            "entries": [{"id": entry.id, "frame": entry.payload} for entry in leased.entries],
+            "failed": leased.failed,
+            "dropped": leased.dropped,
+            "seen": leased.posted,
+            "commit_due": leased.commit_due,
+            "why": leased.why,
+        }
+
+    async def give_back(self, asked: Asked) -> dict[str, Any]:
+        self._service.session(asked.session()).give_back(_ids(asked))
+        return self._boot()
+
+    async def trained(self, asked: Asked) -> dict[str, Any]:
+        self._service.session(asked.session()).trained(_ids(asked))
+        return self._boot()
+
+    async def commit(self, asked: Asked) -> dict[str, Any]:
+        return self._boot() | {"settled": self._service.commit(asked.session(), _ids(asked))}
+
+    async def renew(self, asked: Asked) -> dict[str, Any]:
+        self._service.session(asked.session()).renew()
+        return self._boot()
+
+    async def offer(self, asked: Asked) -> dict[str, Any]:
+        draws = asked.get("draws", (list, tuple))
+        for draw in draws:
+            check_draw(draw)
+            if draw.id < 0:
+                raise DataError(f"draw {draw.id}: an id below 0 is for groups that nobody drew")
+        self._service.session(asked.session()).renew()
+        return self._boot() | {"new": self._service.draws.offer(draws, self._service.workers.playing())}
+
+    async def set_version(self, asked: Asked) -> dict[str, Any]:
+        self._service.set_version(asked.session(), asked.count("version"))
+        return self._boot()
+
+    # -- what there is
+
+    async def environments(self, asked: Asked) -> dict[str, Any]:
+        return self._service.workers.environments()
+
+    async def add_engine(self, asked: Asked) -> dict[str, Any]:
+        url = asked.get("url", str)
+        if not url.startswith(("http://", "https://")) or len(url) > 1000:
+            raise DataError(f"{url[:100]!r} is no address of an engine")
+        self._service.add_engine(asked.count("session"), url)
+        return {}
+
+    async def engines(self, asked: Asked) -> dict[str, Any]:
+        return {"engines": list(self._service.engines)}
+
+    async def status(self, asked: Asked) -> dict[str, Any]:
+        return self._service.status()
+
+    def _worker(self, asked: Asked) -> WorkerState:
+        worker = self._service.workers.find(asked.named)
+        if worker is None:
+            raise UnknownThere(
+                f"this server knows no worker {asked.named[:40]!r}.",
+                remedy="Register (again): POST /v1/workers",
+            )
+        asked.scope["atropos.worker"] = worker.name
+        return worker
+
+    def _news(self) -> dict[str, Any]:
+        service = self._service
+        return {"version": service.version, "engines": list(service.engines), "policy": _policy(service)}
+
+    def _boot(self) -> dict[str, Any]:
+        return {"boot": self._service.boot}
+
+
+def _policy(service: Service) -> dict[str, Any] | None:
+    return asdict(service.policy) if service.policy is not None else None
+
+
+def _ids(asked: Asked) -> list[int]:
+    return sorted(numbers(asked.get("ids", (list, tuple))))

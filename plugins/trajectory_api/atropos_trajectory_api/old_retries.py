@@ -1,0 +1,85 @@
+"""Bodies that were stored and whose senders may not know it, so that the same body sent again is not stored twice.
+
+An old client has no key to send: it repeats the whole request when the answer does not come. A body counts as repeated
+only where the answer to it could not be delivered, or where the server was killed within moments of storing it: an
+environment may well send the same group twice on purpose. The hub's keys say what was stored when, so nothing else needs
+to be written for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+
+REMEMBERED_S = 300.0
+MOST = 10_000
+SLOT_S = 5.0  # how finely a key says when it came; what is in the last two slots may not have been answered
+
+
+def digest(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+class Retries:
+    """By digest of the body: how many of its items are stored. `killed_at`: when the server before this one last wrote,
+    where it did not end by itself; `knows`: whether a group with that key is stored."""
+
+    def __init__(
+        self,
+        knows: Callable[[str], bool],
+        killed_at: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._knows = knows
+        self._clock = clock
+        self._killed_slot = None if killed_at is None else int(killed_at / SLOT_S)
+        self._started = clock()
+        self._stored: dict[str, tuple[int, float]] = {}
+        self._asked: set[str] = set()  # of the time before this process
+        self._slot, self._in_slot = 0, Counter[str]()
+
+    def new_key(self, body_digest: str) -> str:
+        """For one request. The items of its body are told apart by `item_key`."""
+        slot = int(self._clock() / SLOT_S)
+        if slot != self._slot:
+            self._slot, self._in_slot = slot, Counter()
+        self._in_slot[body_digest] += 1
+        return _key(slot, body_digest, self._in_slot[body_digest] - 1)
+
+    def remember(self, body_digest: str, items: int) -> None:
+        self._stored.pop(body_digest, None)
+        self._stored[body_digest] = (items, self._clock() + REMEMBERED_S)
+        while len(self._stored) > MOST:
+            del self._stored[next(iter(self._stored))]
+
+    def take(self, body_digest: str, items: int) -> int:
+        """How many of its items are stored already. Asked once: the next such body is a new one."""
+        stored, until = self._stored.pop(body_digest, (0, 0.0))
+        if until > self._clock():
+            return stored
+        return self._from_before(body_digest, items)
+
+    def _from_before(self, body_digest: str, items: int) -> int:
+        if self._killed_slot is None:
+            return 0
+        if self._clock() - self._started > REMEMBERED_S:
+            self._killed_slot, self._asked = None, set()
+            return 0
+        if body_digest in self._asked:
+            return 0
+        self._asked.add(body_digest)
+        for slot in (self._killed_slot, self._killed_slot - 1):
+            known = [item for item in range(items) if self._knows(item_key(_key(slot, body_digest, 0), item))]
+            if known:
+                return known[-1] + 1
+        return 0
+
+
+def item_key(key: str, item: int) -> str:
+    return f"{key}-{item}"
+
+
+def _key(slot: int, body_digest: str, count: int) -> str:
+    return f"old-{slot}-{body_digest}-{count}"

@@ -1,0 +1,15 @@
+"""Offers the commands of the trajectory API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atropos_core import hookimpl
+
+
+@hookimpl
+def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothing of the sort is imported
+    from atropos_trajectory_api import commands, role_commands
+
+    commands.add(app)
+    role_commands.add(app)

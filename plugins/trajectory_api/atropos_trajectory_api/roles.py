@@ -1,0 +1,230 @@
+"""An environment worker: takes draws from the server, plays them with the trainer's engines, sends scored groups back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from atropos_core.assemble import EvaluationParts, Plan, build_for_evaluation
+from atropos_core.client import Api, Assignment, Worker, WorkerSpec
+from atropos_core.errors import AccessRefused, ApiError, DeadlineExceeded, HubFull
+from atropos_core.guards import blocked_loop_alarm
+from atropos_core.policy import within
+from atropos_core.remote import RemoteEngine
+from atropos_core.rollouts import Player, task_count
+from atropos_core.run import ENVIRONMENT_DEADLINE_S
+from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.types import Draw
+from atropos_trajectory_api.named_engines import NamedEngines
+
+AWAY_S = 600.0  # that a server may be away before its workers give up
+ROOM_S = 600.0  # of waiting for room in the hub before that is said
+POLICY_LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How one worker plays."""
+
+    environment: str  # its name on the server
+    concurrency: int  # draws at once
+    weight: float = 1.0
+    minimum: float = 0.0  # share of each batch
+    drain_s: float = 60.0  # at the end, for what is being played
+
+
+async def await_policy(api: Api, wait_s: float, stop: asyncio.Event) -> str | None:
+    """The model that is trained, as the trainer named it to the server; None where `stop` came first. Raises
+    DeadlineExceeded."""
+    until, said = time.monotonic() + wait_s, False
+    while not stop.is_set():
+        policy = (await api.about())["policy"]
+        if policy and policy["model"]:
+            return str(policy["model"])
+        if time.monotonic() > until:
+            raise DeadlineExceeded(
+                f"no trainer came to {api.url} within {wait_s:g} s.",
+                remedy=f"Start one: atropos train --api {api.url}; or name the model: --model NAME",
+            )
+        if not said:
+            said = True
+            console.say(f"waiting for a trainer at {api.url}, which says what model is played ({wait_s:g} s at most)")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), POLICY_LOOK_S)
+    return None
+
+
+async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, stop: asyncio.Event) -> int:
+    """Play until `stop`; what is being played then is finished, the rest goes to other workers. Returns how many groups
+    were sent."""
+    with blocked_loop_alarm(), tempfile.TemporaryDirectory(prefix="atropos-env-") as directory:
+        (Path(directory) / "logs").mkdir()
+        worker: Worker | None = None
+
+        async def ask() -> None:
+            if worker is not None:
+                await worker.give_back(())  # nothing; but the answer names the engines
+
+        engine = NamedEngines(
+            lambda: worker.engines if worker is not None else (), ask, lambda url: RemoteEngine(url, token=token)
+        )
+        parts = await build_for_evaluation(plan, Path(directory), engine)
+        try:
+            tokenizer = ChatTokenizer(plan.model.directory)
+            [environment] = parts.environments.values()
+            await within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {options.environment!r}: open()")
+            tasks = task_count(options.environment, environment, "train")
+            worker = await Worker.register(
+                api,
+                WorkerSpec(
+                    name=f"{options.environment}@{socket.gethostname()}-{os.getpid()}",
+                    environment=options.environment,
+                    tasks=tasks,
+                    weight=options.weight,
+                    minimum=options.minimum,
+                    tokenizer=tokenizer.fingerprint,
+                    vocabulary=tokenizer.vocabulary,
+                ),
+            )
+            console.facts(
+                [
+                    ("plays", f"{options.environment}: {tasks:,} training tasks, {options.concurrency} at once"),
+                    ("for", f"{api.url} ({plan.model.summary})"),
+                    (
+                        "to end",
+                        f"Ctrl-C or SIGTERM: what is being played is finished first ({options.drain_s:g} s at most)",
+                    ),
+                ]
+            )
+            return await _Shift(worker, _player(plan, parts, tokenizer, options), options, stop).run()
+        finally:
+            if worker is not None:
+                await worker.close()
+            await parts.close()
+
+
+def _player(plan: Plan, parts: EvaluationParts, tokenizer: ChatTokenizer, options: WorkerOptions) -> Player:
+    [environment] = parts.environments.values()
+    deadline_s = plan.config.training.rollout_deadline_s
+    named = {options.environment: environment}
+    return Player(named, parts.rewards, parts.engine, tokenizer, deadline_s=deadline_s, deterministic=False)
+
+
+class _Shift:
+    """From the first draw to the last."""
+
+    def __init__(self, worker: Worker, player: Player, options: WorkerOptions, stop: asyncio.Event) -> None:
+        self._worker = worker
+        self._player = player
+        self._options = options
+        self._stop = stop
+        self._playing: dict[asyncio.Task[None], Draw] = {}
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ended it
+        self._sent = 0
+        self._away_since: float | None = None
+
+    async def run(self) -> int:
+        taking = asyncio.ensure_future(self._take_on())
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            ends: set[asyncio.Future[Any]] = {taking, stopping, self._ended, self._worker.broken}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in (taking, self._ended, self._worker.broken):
+                if end.done():
+                    end.result()
+            await self._drain(taking)
+            return self._sent
+        finally:
+            for task in (taking, stopping, *self._playing):
+                task.cancel()
+            await asyncio.gather(taking, *self._playing, return_exceptions=True)
+
+    async def _take_on(self) -> None:
+        while True:
+            free = self._options.concurrency - len(self._playing)
+            if free <= 0:
+                await asyncio.wait(self._playing, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            try:
+                assignment = await self._worker.draws(free)
+                self._away_since = None
+            except AccessRefused:
+                raise
+            except ApiError as error:
+                self._note_away(error)
+                continue
+            for draw in assignment.draws:
+                task = asyncio.create_task(self._play(draw, assignment))
+                self._playing[task] = draw
+                task.add_done_callback(self._done)
+
+    async def _play(self, draw: Draw, how: Assignment) -> None:
+        places = self._player.places(draw, how.group_size)
+        group = await self._player.play(draw, places, how.group_size, how.sampling)
+        if len(group.episodes) < max(how.min_group, 1):
+            await self._worker.failed(group)
+            return
+        while True:
+            try:
+                number = await self._worker.put(group, deadline_s=ROOM_S)
+                break
+            except HubFull as error:
+                console.warn(f"{Exception.__str__(error)} Waiting on.")
+        self._sent += number is not None
+
+    async def _drain(self, taking: asyncio.Future[None]) -> None:
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        with contextlib.suppress(ApiError):  # a server that is away finds out by itself
+            await within(self._worker.drain(), 5.0, "the server")
+        if self._playing:
+            console.say(
+                f"finishing {len(self._playing)} groups ({self._options.drain_s:g} s at most; once more ends it at once)"
+            )
+            await asyncio.wait(self._playing, timeout=self._options.drain_s)
+        if self._playing:
+            console.say(f"{len(self._playing)} draws are left to other workers")
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        del self._playing[task]
+        if not task.cancelled() and (error := task.exception()) and not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _note_away(self, error: ApiError) -> None:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            console.warn(f"{Exception.__str__(error)} Trying on.")
+        elif now - self._away_since > AWAY_S:
+            raise error
+
+
+@contextlib.contextmanager
+def draining_signals(stop: asyncio.Event) -> Iterator[None]:
+    """The first SIGTERM or Ctrl-C drains; the second ends it at once."""
+    loop, current = asyncio.get_running_loop(), asyncio.current_task()
+    assert current is not None, "called from a coroutine"
+
+    def asked() -> None:
+        if stop.is_set():
+            current.cancel()
+        stop.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, asked)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

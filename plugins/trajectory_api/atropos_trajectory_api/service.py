@@ -1,0 +1,366 @@
+"""Everything that the doors of the server share: hub, workers, draws, the trainer's session. No HTTP in here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from atropos_core import console
+from atropos_core.client import NOT_WANTED
+from atropos_core.errors import AtroposError, LeaseLost, StoreFull
+from atropos_core.hub import Entry, Hub, Label, Limits, Session, Want
+from atropos_core.types import Draw, Sampling, ScoredGroup
+from atropos_trajectory_api.checking import read_group
+from atropos_trajectory_api.config import ServeOptions
+from atropos_trajectory_api.draws import Draws, Rules
+from atropos_trajectory_api.leasing import Answer, Leasing, Outbox
+from atropos_trajectory_api.observe import Observed
+from atropos_trajectory_api.old_state import OldState
+from atropos_trajectory_api.workers import Policy, Workers, WorkerState
+
+_NEVER_STALE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Who trains, and how its draws are played."""
+
+    holder: str
+    policy: Policy
+    group_size: int
+    min_group: int
+    sampling: Sampling
+    batch_groups: int
+    max_staleness: int
+    max_token_len: int
+
+
+class Service:
+    """One server. `open` takes up what the journal holds; `tick` is to be called once a second; `close` at the end."""
+
+    def __init__(self, options: ServeOptions, store: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.options = options
+        self.boot = secrets.token_hex(8)  # tells a client that the server was started anew
+        self.observed = Observed()
+        self.old = OldState()
+        self.policy: Policy | None = None
+        self.trainer: Trainer | None = None
+        self.version = 0
+        self.engines: list[str] = []
+        self.same_host: dict[str, str] | None = None  # path and nonce, once somebody listens there
+        self.workers = Workers(clock, options.silent_s)
+        self.heartbeat_s = options.silent_s / 4
+        self._store = store
+        self.hub: Hub[bytes] = Hub(
+            Limits(int(options.hub_mb * 1e6), options.hub_sequences),
+            max_staleness=_NEVER_STALE,
+            on_dropped=self._dropped,
+            store=store,
+            lease_s=options.lease_s,
+            allocation_grace_s=options.allocation_grace_s,
+            clock=clock,
+        )
+        self._draw_of = self._drawn()  # draw of each group in the hub
+        self.draws = Draws(self._draw_of.values())
+        self._number = -1  # of the trainer's session
+        self._outbox = Outbox()
+        self._leasing = Leasing(self._outbox)
+        self._arriving: set[int] = set()
+        self._holder = ""  # of the last native session
+        self._first_id = 0  # groups with lower ids were drawn for another run
+        self._restore(clock())
+        self.old.on_change = self.save
+
+    @classmethod
+    def open(cls, options: ServeOptions) -> Service:
+        """Raises RunDirectoryError where another server has the directory, and what a journal that cannot be trusted
+        raises."""
+        if not options.journal:
+            return cls(options)
+        from atropos_core.store import JournalStore
+
+        return cls(options, JournalStore(options.directory / "journal", sync=options.sync))
+
+    async def tick(self) -> None:
+        """End the session of a silent trainer; let go of silent workers, whose draws go to others."""
+        self.hub.tick()
+        current = self.hub.current
+        if self.trainer is not None and (current is None or current.number != self._number):
+            self._trainer_gone()
+        for worker in self.workers.silent():
+            console.warn(
+                f"worker {worker.name} of {worker.environment!r} has been silent for {self.options.silent_s:g} s: "
+                f"it is dropped, and {self._let_go(worker)} draws that it played go to others."
+            )
+
+    def stop(self) -> None:
+        """The server is ending: those who wait for groups or draws are answered now."""
+        self.draws.stop()
+        self._leasing.stop()
+
+    async def close(self) -> None:
+        await self.hub.close()
+        if self._store is not None:
+            self._store.close()
+
+    def save(self) -> None:
+        """What outlives the process beside the groups."""
+        if self._store is None:
+            return
+        trainer = None
+        if self.trainer is not None:
+            trainer = {
+                **vars(self.trainer),
+                "policy": asdict(self.trainer.policy),
+                "sampling": asdict(self.trainer.sampling),
+            }
+        self._store.save_meta(
+            {"trainer": trainer, "number": self._number, "version": self.version, "old": self.old.state(),
+             "holder": self._holder, "first_id": self._first_id}
+        )  # fmt: skip
+
+    # -- groups
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are; 0: not known yet."""
+        return self.policy.vocabulary if self.policy else 0
+
+    def read(self, frame: bytes) -> ScoredGroup:
+        """The group of a frame from outside. Raises DataError."""
+        return read_group(frame, self.vocabulary)
+
+    async def put(
+        self, frame: bytes, label: Label | None = None, *, key: str | None = None, worker: str = "", deadline_s: float
+    ) -> int:
+        """The group's id in the hub once it is as durable as was asked, or NOT_WANTED. Without a `label` the frame comes
+        from outside: it is checked. Raises DataError, HubFull, HubClosed."""
+        if label is None:
+            return await self.put_group(frame, self.read(frame), key=key, worker=worker, deadline_s=deadline_s)
+        number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
+        self.observed.group(worker, label.environment, label.sequences, label.size_bytes)
+        return number
+
+    async def put_group(
+        self, frame: bytes, group: ScoredGroup, *, key: str | None, worker: str, deadline_s: float
+    ) -> int:
+        """As `put`, for a frame that was checked already: `group` is what it holds. `worker` is an id."""
+        draw, label = group.draw, Label.of(group, len(frame))
+        sender = self.workers.find(worker)
+        if not (key and self.hub.knows(key)):
+            cause = self.draws.refusal(draw) or (
+                "another play of it is arriving" if draw.id in self._arriving else None
+            )
+            if cause is not None:
+                self.observed.dropped("not_wanted")
+                return NOT_WANTED
+        if draw.id >= 0:
+            self._arriving.add(draw.id)
+        try:
+            number = await self.hub.put(frame, label, key=key or None, deadline_s=deadline_s)
+        finally:
+            self._arriving.discard(draw.id)
+        if draw.id >= 0:
+            self._draw_of[number] = draw.id
+            self.draws.arrived(draw)
+        if sender is not None:
+            sender.playing.discard(draw.id)
+        self.observed.group(sender.name if sender else "", label.environment, label.sequences, label.size_bytes)
+        return number
+
+    def failed(self, worker: WorkerState, group: ScoredGroup) -> None:
+        """Too few plays of a draw ended in an episode: its trainer will hear of it."""
+        worker.playing.discard(group.draw.id)
+        if self.draws.failed(group.draw):
+            self._outbox.post(group)
+
+    # -- workers
+
+    def register(self, wanted: Mapping[str, Any]) -> WorkerState:
+        """Raises TokenizerMismatch, DataError."""
+        worker = self.workers.register(wanted)
+        try:
+            if self.policy is not None:
+                self.policy.refuse_other(worker.name, worker.tokenizer, worker.vocabulary)
+            self.hub.share(worker.environment, weight=worker.weight, minimum=worker.minimum)
+        except AtroposError:
+            self.workers.forget(worker.id)
+            raise
+        self.draws.playing(worker.id, worker.playing)
+        return worker
+
+    def heartbeat(self, worker: WorkerState, *, draining: bool, returned: set[int]) -> None:
+        """`returned`: draws that it will not play after all."""
+        worker.draining = draining
+        worker.playing -= returned
+        self.draws.give_back(worker.id, only=returned)
+
+    async def take(self, worker: WorkerState, n: int, *, playing: set[int], wait_s: float) -> list[Draw]:
+        """Draws for a worker, which plays `playing` already. What else it was given was in an answer that never arrived."""
+        self.draws.give_back(worker.id, only=worker.playing - playing)
+        worker.playing = playing
+        draws = [] if worker.draining else await self.draws.take(worker.id, worker.environment, n, wait_s)
+        worker.playing |= {draw.id for draw in draws}
+        return draws
+
+    def sign_off(self, worker: WorkerState) -> None:
+        self._let_go(worker)
+
+    def _let_go(self, worker: WorkerState) -> int:
+        self.workers.forget(worker.id)
+        if not self.workers.has(worker.environment):
+            self.hub.forget(worker.environment)
+        return self.draws.give_back(worker.id)
+
+    # -- the trainer
+
+    def open_session(self, trainer: Trainer, committed: Iterable[int], version: int) -> int:
+        """The number of a new session. What its holder trained and did not commit waits again; another holder is another
+        run, and groups that were drawn for the one before are not for it."""
+        anew = trainer.holder != self._holder
+        first = max(self._draw_of, default=-1) + 1 if anew else self._first_id
+        self._number = self.hub.open(trainer.holder, committed).number
+        self._draw_of = self._drawn()
+        self.trainer, self._holder, self._first_id = trainer, trainer.holder, first
+        self.policy, self.version = trainer.policy, version
+        self.hub.max_staleness = trainer.max_staleness
+        self.engines.clear()
+        self._outbox.clear()
+        held = [draw for number, draw in self._draw_of.items() if number >= first]
+        self.draws.begin(Rules(trainer.group_size, trainer.min_group, trainer.sampling), held, anew=anew)
+        for worker in list(self.workers.all()):
+            with contextlib.suppress(AtroposError):
+                trainer.policy.refuse_other(worker.name, worker.tokenizer, worker.vocabulary)
+                continue
+            self._let_go(worker)  # it registers again, and is told why it cannot
+        self.old.serve_native(
+            batch_size=trainer.batch_groups * trainer.group_size, max_token_len=trainer.max_token_len, step=version
+        )
+        self.save()
+        return self._number
+
+    def session(self, number: int) -> Session[bytes]:
+        """The trainer's session. Raises LeaseLost where it is over."""
+        session = self.hub.session(number)
+        if number != self._number:
+            raise LeaseLost(f"session {number} is not one of the native protocol.")
+        return session
+
+    async def lease(
+        self, number: int, groups: int, *, version: int, wait_s: float, holding: set[int], seen: int
+    ) -> Answer:
+        """Groups, or news of draws that will bring none, as soon as there is either. What is leased and not in `holding`
+        was in an answer that never arrived; news up to `seen` did arrive."""
+        session = self.session(number)
+        self._outbox.arrived(seen)
+        until = asyncio.get_running_loop().time() + wait_s
+        while True:
+            left = max(until - asyncio.get_running_loop().time(), 0.0)
+            entries, why = await self._leasing.lease(session, Want(groups=groups), version, left, holding)
+            foreign = [entry.id for entry in entries if self._is_foreign(entry)]
+            if not foreign:
+                break
+            self.commit(number, foreign)  # the others go back with the next turn
+            self.observed.dropped("other_run", len(foreign))
+            console.warn(f"{len(foreign)} groups that were drawn for another run are dropped.")
+        for entry in entries:
+            if entry.label.oldest_version is not None:
+                self.observed.lag(version - entry.label.oldest_version)
+        failed, dropped, posted = self._outbox.read()
+        return Answer(entries, failed, dropped, posted, session.commit_due, why)
+
+    def _is_foreign(self, entry: Entry[bytes]) -> bool:
+        return entry.label.draw is not None and entry.id < self._first_id
+
+    def commit(self, number: int, ids: Sequence[int]) -> int:
+        """How many groups that settles."""
+        settled = self.session(number).commit(ids)
+        for one in ids:
+            self._forget_draw(one)
+        return settled
+
+    def set_version(self, number: int, version: int) -> None:
+        """The engines sample from this version now."""
+        self.session(number).renew()
+        self.version = version
+        self.old.advance(version)
+
+    def add_engine(self, number: int, url: str) -> None:
+        self.session(number).renew()
+        if url not in self.engines:
+            self.engines.append(url)
+
+    def end_session(self, number: int) -> None:
+        self.session(number).close()
+        self._trainer_gone()
+
+    def _trainer_gone(self) -> None:
+        """Its policy stays known, so that what old environments send meanwhile is checked."""
+        self.trainer, self._number = None, -1
+        self.engines.clear()
+        self.draws.begin(None, self.draws.present, anew=False)
+        try:
+            self.save()
+        except StoreFull as error:
+            console.warn(f"a restarted server will not know that the trainer has gone: {Exception.__str__(error)}")
+
+    # -- what is known
+
+    def status(self) -> dict[str, Any]:
+        """Plain values."""
+        hub = self.hub.status()
+        return {
+            "hub": {**asdict(hub), "environments": {name: asdict(one) for name, one in hub.environments.items()}},
+            "why": hub.why,
+            "version": self.version,
+            "trainer": self.trainer.holder if self.trainer else None,
+            "policy": asdict(self.policy) if self.policy else None,
+            "engines": list(self.engines),
+            "draws": self.draws.status(),
+            "workers": [
+                {
+                    "name": one.name,
+                    "environment": one.environment,
+                    "playing": len(one.playing),
+                    "draining": one.draining,
+                }
+                for one in self.workers.all()
+            ],
+            "observed": self.observed.snapshot(),
+        }
+
+    def _drawn(self) -> dict[int, int]:
+        return {number: label.draw for number, label in self.hub.labels() if label.draw is not None}
+
+    def _dropped(self, entry: Entry[bytes], cause: str) -> None:
+        self.observed.dropped(cause)
+        if entry.label.draw is not None:
+            self._forget_draw(entry.id)
+            if not self._is_foreign(entry):
+                self._outbox.post({"draw": entry.label.draw, "cause": cause})
+
+    def _forget_draw(self, number: int) -> None:
+        if (draw := self._draw_of.pop(number, None)) is not None and number >= self._first_id:
+            self.draws.gone(draw)
+
+    def _restore(self, now: float) -> None:
+        meta = self._store.meta if self._store is not None else {}
+        if not meta:
+            return
+        self.old.load(meta["old"], now)
+        self._holder, self._first_id, self.version = meta["holder"], meta["first_id"], meta["version"]
+        if (kept := meta["trainer"]) is None:
+            return
+        policy, sampling = Policy(**kept["policy"]), Sampling(**kept["sampling"])
+        trainer = Trainer(**{**kept, "policy": policy, "sampling": sampling})
+        self.policy = policy
+        self.hub.max_staleness = trainer.max_staleness
+        if self.hub.current is not None and self.hub.current.number == meta["number"]:
+            self.trainer, self._number = trainer, meta["number"]
+            rules = Rules(trainer.group_size, trainer.min_group, sampling)
+            self.draws.begin(rules, self.draws.present, anew=False)

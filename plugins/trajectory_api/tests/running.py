@@ -1,0 +1,95 @@
+"""The whole server in a thread of the test's own process: real sockets, and options of a test's choosing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from atropos_trajectory_api.app import App
+from atropos_trajectory_api.config import ServeOptions
+from atropos_trajectory_api.connection import connections
+from atropos_trajectory_api.service import Service
+from atropos_trajectory_api.serving import bind
+
+REGISTER = {
+    "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 100, "checkpoint_dir": "here",
+    "save_checkpoint_interval": 5, "starting_step": 0, "num_steps": 50,
+}  # fmt: skip
+ENVIRONMENT = {"max_token_length": 64, "desired_name": "maths", "weight": 1.0, "group_size": 4}
+
+
+def group(sequences: int = 4, tag: int = 0, length: int = 3, **more: Any) -> dict[str, Any]:
+    """As an old client sends it; the prompt is one token."""
+    rows = [[1, *(2 + (tag + n + at) % 90 for at in range(length - 1))] for n in range(sequences)]
+    return {
+        "tokens": rows,
+        "masks": [[-100, *row[1:]] for row in rows],
+        "scores": [float(n) for n in range(sequences)],
+        "generation_params": {"tag": tag},
+        **more,
+    }
+
+
+def tags(batch: dict[str, Any]) -> list[int]:
+    return [one["generation_params"]["tag"] for one in batch["batch"] or []]
+
+
+class Running:
+    """`client` speaks to it; `service` and `app` live on its own loop."""
+
+    def __init__(self, options: ServeOptions, **more: Any) -> None:
+        self.options, self._more = options, more
+        self._socket = bind("127.0.0.1", 0)
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(20)
+
+    async def _serve(self) -> None:
+        self.service = Service.open(self.options)
+        self.app = App(self.service, self.options, **self._more)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self.app, http=connections(self.options.request_s), ws="none", log_level="error", lifespan="on",
+                timeout_graceful_shutdown=5,
+            )
+        )  # fmt: skip
+        self._ready.set()
+        await self._server.serve(sockets=[self._socket])
+        await self.service.close()
+
+    def close(self) -> None:
+        self.client.close()
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return self.client.post(path, content=body if isinstance(body, bytes) else json.dumps(body).encode())
+
+    def begin(self, *, batch_size: int = 4) -> None:
+        """A trainer registers and asks once, then an environment of groups of 4."""
+        self.post("/register", {**REGISTER, "batch_size": batch_size})
+        assert self.client.get("/batch").json() == {"batch": None}
+        assert self.post("/register-env", ENVIRONMENT).json()["status"] == "success"
+
+
+@contextmanager
+def running(folder: Path, **options: Any) -> Iterator[Running]:
+    more = {name: options.pop(name) for name in ("token", "vocabulary", "killed_at") if name in options}
+    server = Running(ServeOptions(directory=folder, same_host=False, **options), **more)
+    try:
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,113 @@
+"""No frame from outside gets in that a trainer would stumble over, and none makes the server stumble."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atropos_core.codec import encode_bytes
+from atropos_core.errors import DataError
+from atropos_core.types import Rollout, ScoredGroup, TopK
+from atropos_trajectory_api.checking import read_group
+from plugins.trajectory_api.tests.played import VOCABULARY, drawn, played
+
+GOOD = played(drawn(3))
+
+
+def with_rollout(**changes: Any) -> ScoredGroup:
+    first = GOOD.episodes[0]
+    made = replace(first.rollouts[0], **changes)
+    return replace(GOOD, episodes=(replace(first, rollouts=(made,)), *GOOD.episodes[1:]))
+
+
+def test_a_group_comes_through_as_it_was_sent():
+    read = read_group(encode_bytes(GOOD), VOCABULARY)
+    assert read.draw == GOOD.draw and read.rewards.tolist() == GOOD.rewards.tolist()
+    assert [e.rollouts[0].tokens.tolist() for e in read.episodes] == [
+        e.rollouts[0].tokens.tolist() for e in GOOD.episodes
+    ]
+
+
+T = len(GOOD.episodes[0].rollouts[0].tokens)
+ZEROS = np.zeros(T, np.int32)
+BAD = {
+    "no group": {"a": 1},
+    "a draw": GOOD.draw,
+    "an id beyond the vocabulary": with_rollout(tokens=np.full(T, VOCABULARY, np.int32)),
+    "an id below 0": with_rollout(tokens=np.full(T, -1, np.int32)),
+    "a teacher's id beyond the vocabulary": with_rollout(
+        teacher=TopK(np.arange(T + 1), np.full(T, VOCABULARY, np.int32), np.zeros(T, np.float32))
+    ),
+    "tokens of another type": with_rollout(tokens=np.zeros(T, np.int64)),
+    "flags that are numbers": with_rollout(trained=ZEROS),
+    "versions that are fractions": with_rollout(policy_version=np.zeros(T, np.float32)),
+    "an advantage that is no number": with_rollout(advantages=np.full(T, np.nan, np.float32)),
+    "a temperature that is text": with_rollout(temperature="hot"),
+    "no tokens": replace(
+        GOOD,
+        episodes=(replace(GOOD.episodes[0], rollouts=(Rollout(ZEROS[:0], ZEROS[:0] > 0, ZEROS[:0] > 0, None, ZEROS[:0], 1.0),)),),
+        rewards=np.zeros(1, np.float32),
+    ),
+    "no rollouts": replace(GOOD, episodes=(replace(GOOD.episodes[0], rollouts=()),), rewards=np.zeros(1, np.float32)),
+    "no episodes": replace(GOOD, episodes=(), rewards=np.zeros(0, np.float32)),
+    "rewards of another type": replace(GOOD, rewards=GOOD.rewards.astype(np.float64)),
+    "parts that are too short": replace(GOOD, parts={"exact": np.zeros(1, np.float32)}),
+    "metrics that are text": replace(GOOD, episodes=(replace(GOOD.episodes[0], metrics={"turns": "two"}), *GOOD.episodes[1:])),  # type: ignore[dict-item]
+    "a draw that is text": replace(GOOD, draw="first"),  # type: ignore[arg-type]
+    "a draw with a huge number": replace(GOOD, draw=replace(GOOD.draw, id=1 << 70)),
+    "a score that is no number": replace(GOOD, episodes=(replace(GOOD.episodes[0], score=float("nan")), *GOOD.episodes[1:])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", BAD.values(), ids=BAD.keys())
+def test_what_cannot_be_trained_is_refused(wrong: Any):
+    with pytest.raises(DataError):
+        read_group(encode_bytes(wrong), VOCABULARY)
+
+
+def test_a_draw_whose_plays_all_failed_is_a_group_only_where_that_is_asked_for():
+    none = replace(GOOD, episodes=(), rewards=np.zeros(0, np.float32))
+    read_group(encode_bytes(none), VOCABULARY, episodes=False)
+
+
+FRAME = encode_bytes(GOOD)
+PREFIX = struct.Struct("<4sIQ")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(FRAME) - 1), st.binary(min_size=1, max_size=8))
+def test_flipped_bytes_are_refused_or_still_a_group(at: int, put: bytes):
+    torn = FRAME[:at] + put + FRAME[at + len(put) :]
+    try:
+        read_group(torn[: len(FRAME)], VOCABULARY)
+    except DataError:
+        pass
+
+
+WORDS = st.sampled_from([None, True, -1, 0, 1.5, 1 << 70, "", "~a", [], {}, [[1]], {"~r": "Rollout", "~f": []}])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_header_with_anything_in_any_place_is_refused_or_still_a_group(data: st.DataObject):
+    _, length, size = PREFIX.unpack_from(FRAME)
+    header = json.loads(FRAME[PREFIX.size : PREFIX.size + length])
+    place = header
+    while isinstance(place, (dict, list)) and place:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(WORDS)
+            break
+        place = place[key]
+    raw = json.dumps(header).encode()
+    try:
+        read_group(PREFIX.pack(b"ATR1", len(raw), size) + raw + FRAME[PREFIX.size + length :], VOCABULARY)
+    except DataError:
+        pass

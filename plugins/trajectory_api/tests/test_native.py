@@ -1,0 +1,167 @@
+"""The routes of `/v1` as bytes: whatever comes in, what goes out is an answer or an error that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from atropos_core.codec import decode, encode_bytes
+from atropos_core.types import Sampling
+from atropos_trajectory_api.config import ServeOptions
+from atropos_trajectory_api.native import native_routes
+from atropos_trajectory_api.service import Service
+from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, drawn, played
+
+SESSION = {"holder": "run", "group_size": 4, "sampling": SAMPLING, "vocabulary": VOCABULARY}
+WORKER = {"name": "w", "environment": "words", "tasks": 9}
+
+
+class Wire:
+    """Calls the application as a server would."""
+
+    def __init__(self, **options: Any) -> None:
+        self.service = Service(ServeOptions(journal=False, **options))
+        self._app = native_routes(self.service)
+        self.hang_up = asyncio.Event()
+
+    async def raw(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[bytes, bytes], bytes]:
+        sent: list[Any] = []
+        given = False
+
+        async def receive() -> Any:
+            nonlocal given
+            if given:
+                await self.hang_up.wait()
+                return {"type": "http.disconnect"}
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self._app({"type": "http", "method": method, "path": path}, receive, send)
+        if not sent:
+            return 0, {}, b""
+        return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
+
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
+        status, _, answer = await self.raw(method, path, encode_bytes(body) if body is not None else b"")
+        assert status == 200, (status, answer)
+        return decode(answer)
+
+    async def refused(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
+        status, _, answer = await self.raw(method, path, encode_bytes(body) if body is not None else b"")
+        return status, json.loads(answer)["error"]["kind"]
+
+
+async def test_a_group_goes_from_a_worker_to_a_trainer_frame_for_frame():
+    wire = Wire()
+    frame = encode_bytes(played(drawn(0)))
+    worker = (await wire.call("POST", "/v1/workers", WORKER))["worker"]
+    session = f"/v1/sessions/{(await wire.call('POST', '/v1/sessions', SESSION))['session']}"
+    await wire.call("POST", f"{session}/draws", {"draws": [drawn(0)]})
+    taken = await wire.call("POST", f"/v1/workers/{worker}/draws", {"n": 5})
+    assert taken["draws"] == (drawn(0),) and taken["sampling"] == SAMPLING and taken["group_size"] == 4
+    ids = (await wire.call("POST", "/v1/groups", {"groups": [{"key": "a", "worker": worker, "frame": frame}]}))["ids"]
+    leased = await wire.call("POST", f"{session}/lease", {"groups": 1, "version": 0})
+    assert [(e["id"], e["frame"]) for e in leased["entries"]] == [(ids[0], frame)]
+    assert (await wire.call("POST", f"{session}/commit", {"ids": ids}))["settled"] == 1
+
+
+async def test_several_groups_are_taken_all_or_none_where_one_cannot_be():
+    wire = Wire()
+    good, bad = encode_bytes(played(drawn(-1))), encode_bytes({"no": "group"})
+    body = {"groups": [{"key": "a", "frame": good}, {"key": "b", "frame": bad}]}
+    assert await wire.refused("POST", "/v1/groups", body) == (422, "DataError")
+    assert wire.service.hub.status().groups == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "expected"),
+    [
+        ("GET", "/v1/nothing", None, (404, "NoSuchRoute")),
+        ("GET", "/v1/sessions/1/nothing/more", None, (404, "NoSuchRoute")),
+        ("PUT", "/v1/groups", None, (405, "WrongMethod")),
+        ("POST", "/v1/groups", {}, (422, "DataError")),
+        ("POST", "/v1/groups", [1], (422, "DataError")),
+        ("POST", "/v1/groups", {"groups": [1]}, (422, "DataError")),
+        ("POST", "/v1/workers/x/heartbeat", {}, (404, "UnknownThere")),
+        ("POST", "/v1/sessions/7/renew", {}, (409, "LeaseLost")),
+        ("POST", "/v1/sessions/-7/renew", {}, (422, "DataError")),
+        ("POST", "/v1/sessions/" + "9" * 400 + "/renew", {}, (422, "DataError")),
+        ("POST", "/v1/sessions", {"holder": 3}, (422, "DataError")),
+        ("POST", "/v1/sessions", {**SESSION, "group_size": 0}, (422, "DataError")),
+        ("POST", "/v1/sessions", {**SESSION, "vocabulary": 1 << 80}, (422, "DataError")),
+        ("POST", "/v1/sessions", {**SESSION, "committed": ["a"]}, (422, "DataError")),
+        ("POST", "/v1/sessions", {**SESSION, "sampling": Sampling(max_tokens="9")}, (422, "DataError")),  # type: ignore[arg-type]
+        ("POST", "/v1/sessions", {**SESSION, "sampling": Sampling(top_p=b"1")}, (422, "DataError")),  # type: ignore[arg-type]
+        ("POST", "/v1/sessions/1/draws", {"draws": [replace(drawn(1), environment=["a"])]}, (422, "DataError")),  # type: ignore[arg-type]
+        ("POST", "/v1/sessions/1/draws", {"draws": [drawn(-1)]}, (422, "DataError")),
+        ("POST", "/v1/workers", {**WORKER, "name": "n" * 1000}, (422, "DataError")),
+        ("POST", "/v1/engines", {"session": 1, "url": "file:///etc/passwd"}, (422, "DataError")),
+    ],
+)
+async def test_what_cannot_be_is_refused_under_its_name(method: str, path: str, body: Any, expected: tuple[int, str]):
+    assert await Wire().refused(method, path, body) == expected
+
+
+async def test_a_full_hub_is_a_503_that_says_when_to_come_back():
+    wire, one = Wire(hub_sequences=1), {"frame": encode_bytes(played(drawn(-1), members=1))}
+    told = await wire.call("POST", "/v1/groups", {"groups": [one, one]})
+    assert told["ids"] == [0] and "no room" in told["full"]
+    status, headers, answer = await wire.raw("POST", "/v1/groups", encode_bytes({"groups": [one]}))
+    assert (status, headers[b"retry-after"], json.loads(answer)["error"]["kind"]) == (503, b"1", "HubFull")
+
+
+async def test_a_client_that_hangs_up_ends_its_wait_and_gets_no_draws():
+    wire = Wire()
+    worker = (await wire.call("POST", "/v1/workers", WORKER))["worker"]
+    await wire.call("POST", "/v1/sessions", SESSION)
+    waiting = asyncio.create_task(
+        wire.raw("POST", f"/v1/workers/{worker}/draws", encode_bytes({"n": 1, "wait_s": 50.0}))
+    )
+    await asyncio.sleep(0.01)
+    wire.hang_up.set()
+    assert (await asyncio.wait_for(waiting, 5))[0] == 0
+    wire.service.draws.offer([drawn(0)], {})
+    await asyncio.sleep(0)
+    assert wire.service.draws.status()["waiting"] == 1
+
+
+PATHS = ["", "/workers", "/groups", "/sessions", "/environments", "/engines", "/status"]
+PATHS += [f"/workers/x/{what}" for what in ("heartbeat", "draws", "failed")]
+PATHS += [f"/sessions/1/{what}" for what in ("lease", "give_back", "trained", "commit", "renew", "draws", "version")]
+KEYS = ["groups", "frame", "key", "holder", "group_size", "sampling", "ids", "draws", "n", "wait_s", "version", "seen"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["GET", "POST", "DELETE"]), st.sampled_from(PATHS), st.dictionaries(st.sampled_from(KEYS), VALUES)
+)
+def test_nothing_that_is_sent_makes_the_server_fail(method: str, path: str, body: dict[str, Any]):
+    async def once() -> None:
+        wire = Wire()
+        wire.hang_up.set()  # whatever would wait is over
+        await wire.call("POST", "/v1/sessions", SESSION)
+        status, _, answer = await wire.raw(method, f"/v1{path}", encode_bytes(body))
+        assert status in (0, 200, 404, 405, 409, 422, 503), (status, answer)
+
+    asyncio.run(once())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_frame_are_refused(body: bytes):
+    status, _, _ = asyncio.run(Wire().raw("POST", "/v1/groups", b"ATR1" + body))
+    assert status == 422

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from atropos_core.codec import decode, encode_bytes
+from atropos_core.errors import ConfigError
+from atropos_core.types import Sampling
+from atropos_trajectory_api.serving import ids_of
+from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, Running, group, running, tags
+
+
+def until(holds: Any, deadline_s: float = 10) -> None:
+    end = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def post_aside(server: Running, body: Any, **more: Any) -> tuple[threading.Thread, list[httpx.Response]]:
+    answers: list[httpx.Response] = []
+
+    def post() -> None:
+        answers.append(httpx.post(f"{server.url}/scored_data", json=body, timeout=30, **more))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    return thread, answers
+
+
+def test_a_full_hub_tells_environments_to_stop_then_holds_a_group_until_there_is_room(tmp_path: Path) -> None:
+    with running(tmp_path, hub_sequences=8) as server:
+        server.begin()
+        assert server.post("/status-env", b"").status_code == 405
+        for tag in range(2):
+            assert server.post("/scored_data", group(tag=tag, env_id=0)).json() == {"status": "received"}
+        status = server.client.get("/status-env?env_id=0").json()
+        assert status["queue_size"] * 4 >= 3 * REGISTER["batch_size"], "where BaseEnv stops"
+        thread, answers = post_aside(server, group(tag=2, env_id=0))
+        until(lambda: server.service.hub.status().puts_waiting)
+        time.sleep(0.2)
+        assert not answers
+        assert tags(server.client.get("/batch").json()) == [0]
+        thread.join(10)
+        assert answers[0].json() == {"status": "received"}
+        assert [tags(server.client.get("/batch").json()) for _ in range(3)] == [[1], [2], []]
+
+
+def test_a_group_that_found_no_room_in_time_is_answered_503_and_not_stored(tmp_path: Path) -> None:
+    with running(tmp_path, hub_sequences=4, hold_s=0.3) as server:
+        server.begin()
+        server.post("/scored_data", group(tag=0, env_id=0))
+        late = server.post("/scored_data", group(tag=1, env_id=0))
+        assert late.status_code == 503 and int(late.headers["retry-after"]) > 0 and "room" in late.json()["detail"]
+        assert tags(server.client.get("/batch").json()) == [0]
+        assert tags(server.client.get("/batch").json()) == []
+
+
+def test_of_a_list_that_was_stored_in_part_the_rest_is_stored_when_it_is_sent_again(tmp_path: Path) -> None:
+    with running(tmp_path, hub_sequences=8, hold_s=0.3) as server:
+        server.begin()
+        body = [group(tag=tag, env_id=0) for tag in range(3)]
+        assert server.post("/scored_data_list", body).status_code == 503
+        assert tags(server.client.get("/batch").json()) == [0]
+        assert server.post("/scored_data_list", body).json() == {"status": "received", "groups_processed": 3}
+        assert [tags(server.client.get("/batch").json()) for _ in range(3)] == [[1], [2], []]
+        assert server.post("/scored_data_list", body[:2]).status_code == 200, "another body is another matter"
+
+
+def test_a_client_that_does_not_wait_for_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    with running(tmp_path, hub_sequences=4) as server:
+        server.begin()
+        server.post("/scored_data", group(tag=0, env_id=0))
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/scored_data", json=group(tag=1, env_id=0), timeout=0.3)
+        until(lambda: not server.service.hub.status().puts_waiting)
+        assert [tags(server.client.get("/batch").json()) for _ in range(2)] == [[0], []]
+        assert server.post("/scored_data", group(tag=1, env_id=0)).json() == {"status": "received"}
+        assert tags(server.client.get("/batch").json()) == [1]
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_batch_whose_client_goes_away_is_served_again(reset: bool, tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.begin()
+        server.post("/scored_data", group(tag=7, images=["x" * 20_000_000]))  # more than the kernel buffers
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(b"GET /batch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+            assert server.client.get("/status").json() == {"current_step": 0, "queue_size": 0}
+            if reset:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda: server.client.get("/status").json()["queue_size"] == 1)
+        assert server.client.get("/status").json()["current_step"] == 0
+        assert tags(server.client.get("/batch").json()) == [7]
+        assert server.client.get("/status").json() == {"current_step": 1, "queue_size": 0}
+
+
+def test_a_body_whose_answer_was_lost_is_answered_and_not_stored_twice(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.begin()
+        body = json.dumps(group(tag=1)).encode()
+        assert server.post("/scored_data", body).status_code == 200
+        server.app.door.intake.undelivered(body, 1)
+        assert server.post("/scored_data", body).json() == {"status": "received"}
+        assert server.client.get("/status").json()["queue_size"] == 1
+        assert server.post("/scored_data", body).json() == {"status": "received"}
+        assert server.client.get("/status").json()["queue_size"] == 2, "sent a third time it is meant"
+
+
+def test_ids_beyond_the_vocabulary_are_refused_by_name(tmp_path: Path) -> None:
+    with running(tmp_path, vocabulary=50) as server:
+        server.begin()
+        bad = group(tag=0, env_id=0)
+        bad["tokens"][2][1] = bad["masks"][2][1] = 50
+        answer = server.post("/scored_data", bad)
+        assert answer.status_code == 422
+        assert "tokens[2]" in answer.text and "maths_0" in answer.text and "50" in answer.text
+        bad["tokens"][2][1] = bad["masks"][2][1] = 49
+        assert server.post("/scored_data", bad).status_code == 200
+
+
+def test_what_environments_override_reaches_the_trainer(tmp_path: Path) -> None:
+    sent = group(
+        2, advantages=[[0.0, 1.0, 2.0], [0.0, 3.0, 4.0]], distill_token_ids=[[[], [5, 6], [7]]] * 2,
+        distill_logprobs=[[[], [-1.0, -2.0], [-0.5]]] * 2, overrides=[{"temperature": 0.25}, {"set_advantage_to_zero": True}],
+    )  # fmt: skip
+    with running(tmp_path) as server:
+        assert server.post("/scored_data", sent).json() == {"status": "received"}
+        frame = server.app.door.intake.latest
+        assert frame is not None
+        first, second = (episode.rollouts[0] for episode in decode(frame).episodes)
+        assert first.logprobs is None and first.temperature == 0.25
+        assert first.advantages.tolist() == [0.0, 1.0, 2.0] and second.advantages.tolist() == [0.0, 0.0, 0.0]
+        assert first.teacher is not None and first.teacher.token_ids.tolist() == [5, 6, 7]
+        shown = server.client.get("/latest_example").json()
+        assert {key: shown[key] for key in sent} == sent
+
+
+def test_pieces_outlive_the_server_and_are_one_group_once_they_are_whole(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.begin()
+        assert server.post("/scored_data", group(3, tag=1, env_id=0)).json() == {"status": "buffered", "buffer_size": 3}
+    with running(tmp_path) as server:
+        assert server.client.get("/info").json() == {"batch_size": 4, "max_token_len": 100}
+        assert server.post("/scored_data", group(2, tag=2, env_id=0)).json() == {"status": "buffered", "buffer_size": 5}
+        assert server.client.get("/status").json()["queue_size"] == 0
+        assert server.post("/scored_data", group(1, tag=3, env_id=0)).json() == {"status": "buffered", "buffer_size": 2}
+        (batch,) = server.client.get("/batch").json()["batch"]
+        assert len(batch["tokens"]) == len(batch["masks"]) == len(batch["scores"]) == 4
+        assert server.post("/register-env", ENVIRONMENT).json()["wandb_name"] == "maths_1"
+        assert server.client.get("/reset_data").text == "Reset successful"
+    with running(tmp_path) as server:
+        assert server.client.get("/info").json() == {"batch_size": -1, "max_token_len": -1}
+
+
+def test_pieces_that_say_nonsense_of_their_sequences_are_joined_without_it(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.begin()
+        for more in ({"overrides": [{"temperature": 0.5}], "messages": [[]]}, {"overrides": [], "images": [1]}):
+            assert server.post("/scored_data", group(2, env_id=0, **more)).status_code == 200
+        for overrides in (0, "", {}, False):
+            assert server.post("/scored_data", group(2, env_id=0, overrides=overrides)).status_code in (200, 422)
+        joined = [one["overrides"] for _ in range(2) for one in server.client.get("/batch").json()["batch"] or []]
+        assert joined[0] == [{"temperature": 0.5}, {}, {}, {}]
+
+
+def test_pieces_that_never_add_up_are_queued_all_the_same(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.begin(batch_size=3)
+        sizes = [server.post("/scored_data", group(3, tag=tag, env_id=0)).json()["buffer_size"] for tag in range(12)]
+        assert max(sizes) <= 16, "bounded"
+        assert len(tags(server.client.get("/batch").json())) == 1
+
+
+def test_a_silent_environment_loses_its_share_until_it_asks_again(tmp_path: Path) -> None:
+    with running(tmp_path, silent_s=0.2) as server:
+        server.begin()
+        server.post("/register-env", {**ENVIRONMENT, "desired_name": "other", "min_batch_allocation": 0.5})
+        until(lambda: not server.service.old.environments[1].connected)
+        assert server.client.get("/status-env?env_id=0").json()["unallocated_fraction"] == 1.0
+        assert server.client.get("/status-env?env_id=1").json()["unallocated_fraction"] == 0.5
+
+
+def test_numbers_of_any_size_and_sign_are_refused_and_not_met_with_a_500(tmp_path: Path) -> None:
+    huge = 10**400
+    with running(tmp_path) as server:
+        for field in ("batch_size", "max_token_len", "starting_step", "num_steps"):
+            assert server.post("/register", json.dumps({**REGISTER, field: huge}).encode()).status_code == 422
+        assert server.post("/register", {**REGISTER, "batch_size": -1}).status_code == 422
+        server.begin()
+        for wrong in ({"group_size": 0}, {"weight": 1e400}, {"max_token_length": huge}, {"min_batch_allocation": 2}):
+            assert server.post("/register-env", json.dumps({**ENVIRONMENT, **wrong}).encode()).status_code == 422, wrong
+        for number in (-1, huge, 2**62, "x", None, [1]):
+            answer = server.client.request("GET", "/status-env", content=json.dumps({"env_id": number}).encode())
+            assert answer.status_code in (404, 422), number
+            assert server.post("/disconnect-env", json.dumps({"env_id": number}).encode()).status_code in (200, 422)
+        assert server.client.get("/status-env?env_id=999999999999999999999999").status_code == 422
+        deep = b"[" * 100_000
+        assert server.post("/scored_data", deep).status_code == 422
+        assert server.post("/scored_data", json.dumps(group(images=huge)).encode()).status_code == 422
+
+
+def test_the_vocabulary_of_a_model_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="vocab_size"):
+        ids_of(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 512}')
+    assert ids_of(tmp_path) == 512
+
+
+def test_an_old_environment_plays_for_a_trainer_of_the_native_protocol(tmp_path: Path) -> None:
+    def call(server: Running, path: str, **asked: Any) -> Any:
+        answer = server.client.post(f"/v1/sessions{path}", content=encode_bytes(asked))
+        assert answer.status_code == 200, answer.text
+        return decode(answer.content)
+
+    with running(tmp_path) as server:
+        session = call(
+            server, "", holder="run-1", vocabulary=60, group_size=4, min_group=2, batch_groups=2, max_staleness=4,
+            max_token_len=100, version=3, sampling=Sampling(),
+        )["session"]  # fmt: skip
+        assert server.client.get("/info").json() == {"batch_size": 8, "max_token_len": 100}
+        made = server.post("/register-env", ENVIRONMENT).json()
+        assert (made["status"], made["starting_step"]) == ("success", 3)
+        assert "vocabulary" in server.post("/scored_data", group(tag=70, env_id=0)).text
+        assert server.post("/scored_data", group(env_id=0)).json() == {"status": "received"}
+        refused = server.client.get("/batch").json()
+        assert refused["status"] == "error" and "run-1" in refused["message"] and refused["batch"] == []
+        assert server.client.get("/reset_data").status_code == 409
+        (entry,) = call(server, f"/{session}/lease", groups=1, version=3, wait_s=5)["entries"]
+        leased = decode(entry["frame"])
+        assert leased.draw.id == -1 and leased.draw.environment == "maths_0" and leased.oldest_version == 3
+        call(server, f"/{session}/trained", ids=(entry["id"],))
+        call(server, f"/{session}/commit", ids=(entry["id"],))
+        call(server, f"/{session}/version", version=4)
+        assert server.client.get("/status").json() == {"current_step": 4, "queue_size": 0}

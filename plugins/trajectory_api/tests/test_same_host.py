@@ -1,0 +1,85 @@
+"""Groups of workers on the server's own machine travel through shared memory, and over HTTP where that ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from atropos_core.codec import encode, encode_bytes
+from atropos_core.errors import DataError, HubFull, ProcessDied
+from atropos_core.hub import Want
+from atropos_core.ring import RingProducer
+from atropos_trajectory_api import same_host
+from atropos_trajectory_api.config import ServeOptions
+from atropos_trajectory_api.service import Service
+from plugins.trajectory_api.tests.played import drawn, played
+
+
+@asynccontextmanager
+async def door(folder: Path, *, hold_s: float = 20.0, **options: float) -> AsyncIterator[tuple[Service, RingProducer]]:
+    """A service in this process, and a ring into it."""
+    settings = ServeOptions(directory=folder / "api", journal=False, **options)  # type: ignore[arg-type]
+    service = Service.open(settings)
+    async with same_host.listening(service, settings, hold_s=hold_s):
+        assert service.same_host is not None
+        offer = service.same_host
+        ring = await RingProducer.open(Path(offer["path"]), offer["nonce"], slots=4, slot_bytes=1 << 16, name="one")
+        yield service, ring
+        ring.close()
+    await service.close()
+    assert service.same_host is None and not Path(offer["path"]).exists()
+
+
+async def test_a_frame_is_put_once_for_its_key_and_answered_with_its_id(tmp_path):
+    async with door(tmp_path) as (service, ring):
+        groups = [played(drawn(-1 - number), length=16 + 4000 * (number == 3)) for number in range(20)]
+        acks = await asyncio.gather(*(ring.put(encode(group), key=str(n)) for n, group in enumerate(groups)))
+        assert (await ring.put(encode(groups[5]), key="5")).value == acks[5].value
+        assert service.hub.status().groups == 20
+        session = service.hub.open("test")
+        entries = session.try_lease(Want(groups=20), 0)
+        assert entries is not None
+        assert [entry.id for entry in entries] == [ack.value for ack in acks]
+        assert [entry.payload for entry in entries] == [encode_bytes(group) for group in groups]
+
+
+async def test_what_is_no_group_is_refused_by_name_and_the_ring_goes_on(tmp_path):
+    async with door(tmp_path) as (service, ring):
+        for wrong in (b"", b"no frame", encode_bytes({"not": "a group"})):
+            with pytest.raises(DataError):
+                await ring.put([wrong], key="x")
+        assert (await ring.put(encode(played(drawn(-1))), key="y")).value >= 0
+        assert service.hub.status().groups == 1
+
+
+async def test_a_full_hub_is_said_to_the_worker_and_its_slots_are_free_again(tmp_path):
+    async with door(tmp_path, hold_s=0.1, hub_mb=0.02) as (service, ring):
+        outcomes = await asyncio.gather(
+            *(ring.put(encode(played(drawn(-1), length=200)), key=str(n)) for n in range(20)), return_exceptions=True
+        )
+        full = [one for one in outcomes if isinstance(one, HubFull)]
+        assert full and len(full) + service.hub.status().groups == 20
+        assert ring.unanswered == 0
+
+
+async def test_a_server_that_ends_is_seen_by_the_ring_at_once(tmp_path):
+    async with door(tmp_path, hub_mb=0.01) as (service, ring):
+        puts = [asyncio.create_task(ring.put(encode(played(drawn(-1), length=200)), key=str(n))) for n in range(5)]
+        await asyncio.sleep(0.1)
+        await service.hub.close()
+        ended = await asyncio.wait_for(asyncio.gather(*puts, return_exceptions=True), 10)
+        assert any(isinstance(one, ProcessDied) for one in ended)
+
+
+async def test_a_second_server_in_one_directory_offers_no_ring_and_says_so(tmp_path, capsys):
+    async with door(tmp_path):
+        settings = ServeOptions(directory=tmp_path / "api", journal=False)
+        other = Service.open(settings)
+        async with same_host.listening(other, settings):
+            assert other.same_host is None
+        await other.close()
+    assert "another process listens" in capsys.readouterr().err

@@ -1,0 +1,155 @@
+"""`atropos serve` as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, group, tags
+
+
+class Served:
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.log = folder / f"log-{time.monotonic_ns()}"
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "atropos_core", "serve", "--dir", str(folder / "api"), *flags],
+                stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"},
+            )  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def url(self) -> str:
+        until = time.monotonic() + 30
+        while not (found := re.search(r"listening on (\S+)", self.text)):
+            assert self.process.poll() is None and time.monotonic() < until, self.text
+            time.sleep(0.02)
+        return found.group(1)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def start(*flags: str) -> Served:
+        started.append(Served(tmp_path, *flags))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.process.kill()
+        server.process.wait()
+
+
+def register(url: str) -> None:
+    httpx.post(f"{url}/register", json=REGISTER)
+    httpx.get(f"{url}/batch")
+    httpx.post(f"{url}/register-env", json=ENVIRONMENT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_0_and_answers_who_is_held(number: int, served: Callable[..., Served]) -> None:
+    server = served("--port", "0", "--hub-sequences", "4")
+    url = server.url
+    register(url)
+    httpx.post(f"{url}/scored_data", json=group(env_id=0))
+    answers: list[httpx.Response] = []
+    held = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{url}/scored_data", json=group(env_id=0), timeout=30))
+    )
+    held.start()
+    while not re.search(r"^atropos_hub_puts_waiting 1$", httpx.get(f"{url}/metrics").text, re.MULTILINE):
+        time.sleep(0.05)
+    server.process.send_signal(number)
+    assert server.process.wait(15) == 0
+    held.join(10)
+    assert answers[0].status_code == 503 and "retry-after" in answers[0].headers
+    assert "is in the journal" in server.text and "Traceback" not in server.text
+
+
+def test_a_port_that_is_taken_is_named_and_its_owner_left_alone(served: Callable[..., Served], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        port = owner.getsockname()[1]
+        server = served("--port", str(port))
+        assert server.process.wait(30) == 2
+        assert f"port {port} on 127.0.0.1 cannot be had" in server.text and "Traceback" not in server.text
+        assert not (tmp_path / "api").exists()
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_a_directory_that_another_server_has_is_refused(served: Callable[..., Served]) -> None:
+    first = served("--port", "0")
+    assert httpx.get(f"{first.url}/health").status_code == 200
+    second = served("--port", "0")
+    assert second.process.wait(30) != 0
+    assert "api" in second.text and "Traceback" not in second.text, second.text
+    assert httpx.get(f"{first.url}/health").status_code == 200
+
+
+def test_flags_that_cannot_be_are_named(served: Callable[..., Served]) -> None:
+    for flags, said in (
+        (("--host", "0.0.0.0"), "--token-file"),
+        (("--sync", "perhaps"), "--sync"),
+        (("--hub-mb", "-1"), "--hub-mb"),
+        (("--tls-cert", "x.pem"), "--tls-key"),
+        (("--host", "no.such.host.invalid", "--token-file", "nothing"), "token file"),
+    ):
+        server = served("--port", "0", *flags)
+        assert server.process.wait(30) == 2
+        assert said in server.text and "Traceback" not in server.text, server.text
+
+
+def test_after_a_kill_what_was_acknowledged_is_there_and_a_repeated_body_counts_once(
+    served: Callable[..., Served],
+) -> None:
+    server = served("--port", "0")
+    url = server.url
+    register(url)
+    first, last = (json.dumps(group(tag=tag, env_id=0)).encode() for tag in (1, 2))
+    for body in (first, last):
+        assert httpx.post(f"{url}/scored_data", content=body).status_code == 200
+    server.process.kill()
+    server.process.wait()
+    again = served("--port", "0")
+    url = again.url
+    assert "2 groups wait" in again.text
+    assert httpx.post(f"{url}/scored_data", content=last).json() == {"status": "received"}
+    assert httpx.get(f"{url}/status").json() == {"current_step": 0, "queue_size": 2}
+    assert [tags(httpx.get(f"{url}/batch").json()) for _ in range(3)] == [[1], [2], []]
+    again.process.kill()
+    again.process.wait()
+    third = served("--port", "0")
+    assert httpx.get(f"{third.url}/status").json() == {"current_step": 2, "queue_size": 0}, (
+        "a batch is settled for good"
+    )
+    assert httpx.get(f"{third.url}/status-env?env_id=0").json()["env_weight"] == 1.0
+
+
+def test_the_token_is_in_no_line_that_it_prints(served: Callable[..., Served], tmp_path: Path) -> None:
+    token = "a-token-of-this-test-0123456789"
+    path = tmp_path / "token"
+    path.write_text(token)
+    path.chmod(0o600)
+    server = served("--port", "0", "--token-file", str(path))
+    url = server.url
+    assert httpx.get(f"{url}/status").status_code == 401
+    assert httpx.get(f"{url}/status", headers={"authorization": f"Bearer {token}"}).status_code == 200
+    assert httpx.get(f"{url}/status?token={token}", headers={"authorization": "Bearer wrong"}).status_code == 401
+    server.process.terminate()
+    assert server.process.wait(15) == 0
+    assert token not in server.text

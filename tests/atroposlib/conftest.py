@@ -1,0 +1,43 @@
+"""atroposlib's clients are run by the Python of an environment of their own; the server is ours, or theirs beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.atroposlib.processes import OurServer, TheirServer
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "ATROPOSLIB_PYTHON" not in os.environ:
+        skip = pytest.mark.skip(reason="needs atroposlib in an environment of its own: `make test-atroposlib`")
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def our_server(tmp_path: Path) -> Iterator[Callable[..., OurServer]]:
+    """Start `atropos serve` with these flags; every one of them is ended afterwards."""
+    started: list[OurServer] = []
+
+    def start(*flags: str, port: int = 0) -> OurServer:
+        started.append(OurServer(tmp_path / "api", *flags, port=port))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.end()
+
+
+@pytest.fixture
+def their_server() -> Iterator[TheirServer]:
+    """atroposlib's own `run-api`."""
+    server = TheirServer()
+    yield server
+    server.end()

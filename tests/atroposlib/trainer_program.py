@@ -1,0 +1,32 @@
+"""A trainer as atroposlib's example has it: its API client, unmodified. Run by atroposlib's Python.
+
+Says each batch on a line of output: the numbers of its groups, their sizes and keys.
+"""
+
+import json
+import sys
+import time
+
+from example_trainer.api import check_atropos_api, get_batch, register_trainer
+from example_trainer.config import TrainingConfig
+
+SERVER, BATCH_SIZE, BATCHES, DEADLINE_S = sys.argv[1], *map(int, sys.argv[2:5])
+
+assert check_atropos_api(SERVER, timeout=20)
+register_trainer(
+    TrainingConfig(
+        model_name="scripted", atropos_url=SERVER, batch_size=BATCH_SIZE, gradient_accumulation_steps=1, seq_len=200,
+        training_steps=BATCHES, checkpoint_interval=0,
+    )
+)  # fmt: skip
+print("REGISTERED", flush=True)
+until, got = time.time() + DEADLINE_S, 0
+while got < BATCHES and time.time() < until:
+    batch = get_batch(SERVER)["batch"]
+    if batch is None:
+        time.sleep(0.1)
+        continue
+    got += 1
+    said = [[(group["generation_params"] or {}).get("tag"), len(group["tokens"]), sorted(group)] for group in batch]
+    print("BATCH", json.dumps(said), flush=True)
+print("DONE", got, flush=True)

@@ -1,0 +1,74 @@
+"""`kill -9` of server, trainer and producers: what was acknowledged is in the final commit log exactly once, nothing torn."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.api_faults import PRODUCERS, full_disk, killed
+from tests.e2e.roles import scene
+
+DISK_MB = 48
+SLOW = ("--model", "toy", "--set", "evaluation.problems=4", "--set", "training.groups_per_step=8",
+        "--set", "engine.latency_s=0.05", "--set", "checkpoint.every=2")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_five_kills_lose_nothing_double_nothing_and_tear_nothing(tmp_path: Path) -> None:
+    kinds = ["server", "journal write", "trainer", "slot write", random.choice(PRODUCERS)]
+    random.shuffle(kinds)
+    found = killed(tmp_path, kinds)
+    print(found)
+    assert found.missed() == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(where)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount a small tmpfs, so a full disk cannot be made")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_on_a_full_disk_keeps_what_it_acknowledged(tmp_path: Path, small_disk: Path) -> None:
+    found = full_disk(tmp_path, small_disk)
+    print(found)
+    assert found.missed() == []
+
+
+@pytest.mark.slow
+def test_a_run_of_several_processes_trains_every_draw_once_whoever_is_killed(tmp_path: Path, sevens: str) -> None:
+    """`atropos serve`, `train` and `env` themselves, over shared memory."""
+    with scene(tmp_path, "--silent-s", "4") as place:
+        trainer = place.train(*SLOW, "--steps", "16")
+        worker = place.worker(1, sevens)
+        steps = sorted(random.sample(range(2, 13), 3))
+        for step, role in zip(steps, random.sample(["server", "trainer", "worker"], 3), strict=True):
+            place.wait_for_step(step, trainer)
+            time.sleep(random.uniform(0, 0.5))
+            if role == "server":
+                place.server.kill()
+                place.server = place.serve("--port", place.url.rpartition(":")[2])
+            elif role == "trainer":
+                trainer.kill()
+                trainer = place.start("resume", "resume", "run")
+            else:
+                worker.kill()
+                worker = place.worker(2, sevens)
+        assert trainer.ends(180) == 0, place.all_text
+        drawn: Counter[int] = Counter()
+        for path in (place.folder / "run/rollouts").glob("step-*.jsonl"):
+            drawn.update({json.loads(line)["draw"] for line in path.read_text().splitlines()})
+        assert drawn == Counter(range(16 * 8)), place.all_text
+        assert [line["step"] for line in place.metrics] == list(range(1, 17))

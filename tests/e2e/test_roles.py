@@ -1,0 +1,272 @@
+"""A run spread over processes: server, trainer and workers, on the toy policy; kills, drains and resumes of each."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.roles import Scene, scene
+
+pytestmark = pytest.mark.slow
+
+QUICK = ("--model", "toy", "--set", "evaluation.problems=4", "--set", "training.groups_per_step=8")
+SLOW = (*QUICK, "--set", "engine.latency_s=0.02", "--set", "checkpoint.every=4")
+
+
+@pytest.fixture
+def place(tmp_path, sevens):
+    """A folder with an environment in it; `api` is a server there."""
+    with scene(tmp_path, "--silent-s", "2") as made:
+        yield made
+
+
+SEVENS = "./sevens.py:Sevens"
+
+
+def drawn(run: Path) -> Counter[int]:
+    """How often each draw is in the rollouts of the run's steps."""
+    steps = [
+        {json.loads(line)["draw"] for line in path.read_text().splitlines()}
+        for path in sorted(run.glob("rollouts/step-*.jsonl"))
+    ]
+    return Counter(draw for step in steps for draw in step)
+
+
+def status(place: Scene) -> dict[str, Any]:
+    from atropos_core.codec import decode
+
+    found: dict[str, Any] = decode(httpx.get(f"{place.url}/v1/status").content)
+    return found
+
+
+def test_four_processes_train_as_one_run_does(place):
+    trainer = place.train(*QUICK, "--env", SEVENS, "--steps", "40", "--set", "trainer.learning_rate=20.0")
+    workers = [place.worker(number, SEVENS) for number in (1, 2)]
+    assert trainer.ends(120) == 0, place.all_text
+    lines = place.metrics
+    assert [line["step"] for line in lines] == list(range(41))
+    assert lines[-1]["reward/mean"] > lines[1]["reward/mean"] + 0.3
+    assert lines[-1]["eval/accuracy"] > lines[0]["eval/accuracy"]
+    assert max(line["alignment/max_abs_logprob_diff"] for line in lines) <= 1e-4
+    assert drawn(place.folder / "run") == Counter(range(40 * 8)), "every draw once, none lost"
+    sent = []
+    for worker in workers:
+        assert worker.terminate() == 0, worker.text
+        sent.append(int(worker.says(r"(\d+) groups sent")))
+    assert sum(sent) == 320
+    assert min(sent) > 0, "both had their part"
+    assert place.server.terminate() == 0, place.server.text
+
+
+def test_the_trainer_waits_for_workers_aloud_and_not_for_ever(place):
+    trainer = place.train(*QUICK, "--steps", "2", "--set", "api.wait_s=2")
+    trainer.says(f"waiting for a worker of any environment at {place.url}")
+    assert trainer.ends() == 1
+    assert "waited 2 s for a worker of any environment" in trainer.text
+
+
+def test_a_worker_waits_for_a_trainer_aloud_and_not_for_ever(place):
+    worker = place.worker(1, SEVENS, "--wait-s", "2")
+    worker.says(f"waiting for a trainer at {place.url}")
+    assert worker.ends() == 1
+    assert f"no trainer came to {place.url} within 2 s" in worker.text
+
+
+def test_an_environment_that_is_not_installed_here_is_trained_and_not_evaluated(place):
+    (place.folder / "run.toml").write_text('[environment.sevens]\nuse = "of_the_workers"\n')
+    trainer = place.train("run.toml", *QUICK, "--steps", "3")
+    trainer.says("environment 'sevens' is not installed here")
+    place.worker(1, SEVENS)
+    assert trainer.ends() == 0, place.all_text
+    assert len(place.metrics) == 3, "no evaluation, and so no step 0"
+
+
+def test_a_worker_with_another_tokenizer_is_refused(place):
+    trainer = place.train(*QUICK, "--steps", "3")
+    trainer.says("waiting for a worker")
+    worker = place.worker(1, SEVENS, "--model", "tiny")
+    assert worker.ends() == 1
+    assert "TokenizerMismatch" in worker.text
+
+
+def test_a_worker_that_is_killed_leaves_its_draws_to_another(place):
+    trainer = place.train(*SLOW, "--steps", "12")
+    first = place.worker(1, SEVENS, "--concurrency", "4")
+    place.wait_for_step(2, trainer)
+    first.kill()
+    place.worker(2, SEVENS)
+    assert trainer.ends(120) == 0, place.all_text
+    assert drawn(place.folder / "run") == Counter(range(12 * 8))
+    assert "has been silent for 2 s: it is dropped" in place.server.text
+
+
+def test_a_worker_told_to_end_finishes_what_it_plays(place):
+    trainer = place.train(*SLOW, "--steps", "12")
+    first = place.worker(1, SEVENS)
+    place.wait_for_step(2, trainer)
+    assert first.terminate() == 0, first.text
+    assert status(place)["workers"] == []
+    place.worker(2, SEVENS)
+    assert trainer.ends(120) == 0, place.all_text
+    assert drawn(place.folder / "run") == Counter(range(12 * 8))
+    assert "silent" not in place.server.text
+
+
+def test_a_trainer_that_is_killed_resumes_with_the_same_workers_and_no_group_counts_twice(place):
+    trainer = place.train(*SLOW, "--steps", "16")
+    worker = place.worker(1, SEVENS)
+    place.wait_for_step(6, trainer)
+    trainer.kill()
+    resumed = place.start("resume", "resume", "run")
+    assert resumed.ends(120) == 0, place.all_text
+    assert [line["step"] for line in place.metrics] == list(range(1, 17))
+    assert drawn(place.folder / "run") == Counter(range(16 * 8))
+    assert worker.terminate() == 0
+
+
+def test_ctrl_c_on_the_trainer_saves_and_resume_goes_on(place):
+    trainer = place.train(*SLOW, "--steps", "12")
+    place.worker(1, SEVENS)
+    place.wait_for_step(3, trainer)
+    assert trainer.terminate() == 130, trainer.text
+    assert "atropos resume run" in trainer.text
+    resumed = place.start("resume", "resume", "run")
+    assert resumed.ends(120) == 0, place.all_text
+    assert drawn(place.folder / "run") == Counter(range(12 * 8))
+
+
+def test_a_server_that_is_killed_and_comes_back_costs_nothing(place):
+    trainer = place.train(*SLOW, "--steps", "16")
+    place.worker(1, SEVENS)
+    place.wait_for_step(3, trainer)
+    place.server.kill()
+    place.serve("--port", place.url.rpartition(":")[2])
+    assert trainer.ends(180) == 0, place.all_text
+    assert drawn(place.folder / "run") == Counter(range(16 * 8))
+
+
+def test_another_run_does_not_train_what_was_drawn_for_the_one_before(place):
+    first = place.train(*SLOW, "--steps", "200", "--set", "training.max_staleness=1")
+    place.worker(1, SEVENS)
+    place.wait_for_step(3, first)
+    first.kill()
+    second = place.start("second", "train", "--api", place.url, "--dir", "other", *SLOW, "--seed", "7", "--steps", "4")
+    assert second.ends(120) == 0, place.all_text
+    assert drawn(place.folder / "other") == Counter(range(4 * 8))
+
+
+def test_two_environments_share_the_batches_and_one_that_goes_leaves_them_to_the_other(place):
+    (place.folder / "eights.py").write_text(
+        (place.folder / "sevens.py").read_text().replace("class Sevens", "class Eights")
+    )
+    (place.folder / "run.toml").write_text("[environment.sevens]\nweight = 3\n[environment.eights]\n")
+    trainer = place.train("run.toml", *SLOW, "--steps", "20")
+    place.worker(1, SEVENS)
+    second = place.worker(2, "./eights.py:Eights")
+    place.wait_for_step(8, trainer)
+    second.kill()
+    assert trainer.ends(120) == 0, place.all_text
+    rows = [
+        json.loads(line)
+        for path in sorted((place.folder / "run/rollouts").glob("step-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    assert {row["environment"] for row in rows} == {"sevens", "eights"}
+    assert "environment 'eights' has no worker any more" in trainer.text
+
+
+OLD = {
+    "tokens": [[3, 4, 5], [3, 4, 6]],
+    "masks": [[-100, 4, 5], [-100, 4, 6]],
+    "inference_logprobs": [[1.0, -1.0, -2.0], [1.0, -1.0, -2.0]],
+    "scores": [1.0, 0.0],
+}
+
+
+OLD_RUN = (
+    *QUICK, "--set", "training.group_size=2", "--set", "training.max_logprob_diff=inf",
+    "--set", "training.max_staleness=9",  # an old group is as old as the policy was when it came
+)  # fmt: skip
+
+
+def send_old_groups(place: Scene, n: int) -> None:
+    wanted = {"max_token_length": 32, "desired_name": "old", "weight": 1.0, "group_size": 2}
+    number = httpx.post(f"{place.url}/register-env", json=wanted).json()["env_id"]
+    for _ in range(n):
+        assert httpx.post(f"{place.url}/scored_data", json={**OLD, "env_id": number}).status_code == 200
+
+
+def test_the_groups_of_old_environments_train_without_any_worker(place):
+    trainer = place.train(*OLD_RUN, "--steps", "3")
+    trainer.says("waiting for a worker of any environment")
+    send_old_groups(place, 3 * 8)
+    assert trainer.ends() == 0, place.all_text
+    assert [line["groups/trained"] for line in place.metrics if line["step"]] == [8, 8, 8]
+    assert len(drawn(place.folder / "run")) == 24, "each its own"
+
+
+def test_old_environments_and_workers_share_the_batches(place):
+    trainer = place.train(*OLD_RUN, "--steps", "8")
+    trainer.says("waiting for a worker of any environment")
+    place.worker(1, SEVENS)
+    place.wait_for_step(1, trainer)
+    send_old_groups(place, 12)
+    assert trainer.ends() == 0, place.all_text
+    counts = drawn(place.folder / "run")
+    assert set(counts.values()) == {1}
+    assert 0 < sum(draw < 0 for draw in counts) <= 12
+    assert sum(draw >= 0 for draw in counts) >= 8 * 8 - 12
+
+
+def test_a_hub_that_fills_with_what_no_checkpoint_holds_makes_the_trainer_save_one(tmp_path, sevens):
+    with scene(tmp_path, "--hub-mb", "0.5") as place:
+        trainer = place.train(*QUICK, "--steps", "20", "--set", "checkpoint.every=0")
+        place.worker(1, SEVENS)
+        place.wait_for_step(15, trainer)
+        assert list((tmp_path / "run/checkpoints").glob("step-*"))
+        assert trainer.ends() == 0, place.all_text
+        assert drawn(tmp_path / "run") == Counter(range(20 * 8))
+
+
+def test_a_worker_that_waits_for_a_trainer_ends_when_told(place):
+    worker = place.worker(1, SEVENS)
+    worker.says("waiting for a trainer")
+    assert worker.terminate() == 0, worker.text
+
+
+def test_an_engine_alone_serves_a_run_that_sends_it_weights(place):
+    engine = place.start("engine", "engine", "--model", "tiny", "--port", "0")
+    url = engine.says(r"(http://[\w.:]+)")
+    run = place.start(
+        "run", "run", "--env", "gsm8k", "--dir", "run", "--steps", "2", "--engine", "remote",
+        "--set", f"engine.url={url}", "--bridge", "checkpoint", "--set", "evaluation.problems=8",
+        "--set", "training.groups_per_step=4", "--set", "training.group_size=4",
+    )  # fmt: skip
+    assert run.ends(180) == 0, place.all_text
+    assert place.metrics[-1]["bridge/bytes_copied"] > 0
+    assert max(line["alignment/max_abs_logprob_diff"] for line in place.metrics) <= 1e-4
+    assert engine.terminate() == 0
+
+
+def test_a_server_with_a_token_refuses_who_has_none_or_another(tmp_path, sevens):
+    for name, word in (("token", "a-word-of-many-letters"), ("other", "some-other-word-instead")):
+        (tmp_path / name).write_text(word)
+        (tmp_path / name).chmod(0o600)
+    with scene(tmp_path, "--token-file", "token") as place:
+        for number, given in enumerate(((), ("--token-file", "other"))):
+            worker = place.worker(number, SEVENS, *given)
+            assert worker.ends() == 1
+            assert "AccessRefused" in worker.text
+        trainer = place.train(*QUICK, "--steps", "3", "--token-file", "other")
+        assert trainer.ends() == 1
+        assert "AccessRefused" in trainer.text
+        (tmp_path / "run").rename(tmp_path / "refused")
+        trainer = place.train(*QUICK, "--steps", "3", "--token-file", "token")
+        place.worker(3, SEVENS, "--token-file", "token")
+        assert trainer.ends() == 0, place.all_text
+        assert not any("a-word-of-many-letters" in role.text for role in place.roles)

@@ -1,0 +1,54 @@
+"""The API's client where there is no server: bad addresses, a missing module. With servers: plugins/trajectory_api/tests."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from atropos_core.client import Api
+from atropos_core.codec import encode_bytes
+from atropos_core.errors import ApiError, ConfigError
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://host:port"])
+def test_what_is_no_address_is_refused_with_one_that_is(url: str):
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:8000"):
+        Api(url)
+
+
+async def test_a_server_that_is_not_there_is_an_error_at_the_deadline_and_not_before():
+    api = Api("http://127.0.0.1:9")
+    with pytest.raises(ApiError, match="atropos serve"):
+        await api.about(deadline_s=0.3)
+    await api.close()
+
+
+async def test_a_server_that_is_too_busy_to_read_a_call_is_asked_again():
+    answers = [b"503 Service Unavailable", b"502 Bad Gateway", b"200 OK"]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = encode_bytes({"protocol": 1}) if len(answers) == 1 else b"try later"
+        writer.write(b"HTTP/1.1 " + answers.pop(0) + b"\r\nconnection: close\r\n\r\n" + body)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as busy:
+        api = Api(f"http://127.0.0.1:{busy.sockets[0].getsockname()[1]}")
+        assert await api.about() == {"protocol": 1}
+        await api.close()
+    assert answers == []
+
+
+def test_without_httpx_core_loads_and_the_client_says_what_to_install():
+    script = (
+        "import sys; sys.modules['httpx'] = None\n"
+        "from atropos_core.client import Api; from atropos_core.errors import ConfigError\n"
+        "import atropos_core.remote\n"
+        "try: Api('http://127.0.0.1:8000')\n"
+        "except ConfigError as error: sys.exit(str(error))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "pip install 'atropos-core[api]'" in ended.stderr

@@ -1,0 +1,243 @@
+"""The hub on its journal: what was acknowledged is there after a restart, what is settled is gone for good, and the
+disk stays bounded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atropos_core.errors import LeaseLost, StoreFull
+from atropos_core.hub import KEYS, Entry, Hub, Label, Limits, Session, Want
+from atropos_core.store import JournalStore
+from tests.unit.hubs import Clock, ids, payloads
+
+ROOM = 100_000_000
+ONE, TWO = Want(groups=1), Want(groups=2)
+
+
+@contextmanager
+def served(
+    directory: Path, *, size_bytes: int = ROOM, segment_bytes: int = 1 << 20, **more: Any
+) -> Iterator[tuple[Hub[bytes], JournalStore]]:
+    """A hub on a journal. Its end leaves on the disk what a killed process leaves: nothing is written at the close."""
+    store = JournalStore(directory, sync="never", segment_bytes=segment_bytes)
+    dropped: list[tuple[Entry[bytes], str]] = more.pop("dropped", [])
+    values: dict[str, Any] = {"max_staleness": None, **more}
+    try:
+        yield Hub(Limits(size_bytes), on_dropped=lambda *one: dropped.append(one), store=store, **values), store
+    finally:
+        store.close()
+
+
+def put(hub: Hub[bytes], payload: bytes, key: str | None = None, **label: Any) -> int:
+    number = hub.try_put(payload, Label("words", 1, len(payload), **label), key=key)
+    assert number is not None
+    return number
+
+
+def lease(session: Session[bytes], n: int, version: int = 0) -> list[Entry[bytes]]:
+    entries = session.try_lease(Want(groups=n), version)
+    assert entries is not None
+    return entries
+
+
+def test_everything_that_was_acknowledged_is_there_again_with_its_label_and_its_key(tmp_path):
+    label = Label("ünïcode", 3, 5, oldest_version=-2, draw=1 << 40, task="täsk")
+    with served(tmp_path) as (hub, _):
+        assert hub.try_put(b"hello", label, key="k") == 0
+        assert put(hub, b"", task="plain") == 1
+    with served(tmp_path) as (hub, _):
+        assert list(hub.labels()) == [(0, label), (1, Label("words", 1, 0, task="plain"))]
+        assert hub.try_put(b"again", label, key="k") == 0, "the producer's retry after the server's death"
+        assert payloads(lease(hub.open("t"), 2)) == [b"hello", b""]
+        assert put(hub, b"third") == 2
+
+
+def test_what_is_inside_a_checkpoint_is_never_served_again(tmp_path):
+    with served(tmp_path) as (hub, _):
+        for number in range(4):
+            put(hub, b"%d" % number)
+        session = hub.open("t")
+        leased = ids(lease(session, 3))
+        session.trained(leased)
+        session.commit(leased[1:])
+    with served(tmp_path) as (hub, _):
+        assert hub.status().committed == 2
+        assert payloads(lease(hub.open("t"), 2)) == [b"0", b"3"]
+
+
+def test_a_trainer_that_lived_through_the_servers_death_goes_on_with_what_it_held(tmp_path):
+    clock = Clock()
+    with served(tmp_path, clock=clock, lease_s=10.0) as (hub, _):
+        for number in range(5):
+            put(hub, b"%d" % number)
+        session = hub.open("t")
+        leased = ids(lease(session, 4))
+        session.trained(leased[:2])
+        session.give_back(leased[3:])
+    with served(tmp_path, clock=clock, lease_s=10.0) as (hub, _):
+        session = hub.session(1)
+        assert session.holder == "t"
+        assert session.holds == {0: "trained", 1: "trained", 2: "leased"}
+        assert payloads(lease(session, 2)) == [b"3", b"4"]
+        assert session.commit(leased[:3]) == 3
+        clock.now += 10.1
+    with served(tmp_path, clock=clock, lease_s=10.0) as (hub, _):
+        assert hub.session(1).holds == {3: "leased", 4: "leased"}, "the time of the restart is not held against it"
+        clock.now += 10.1
+        with pytest.raises(LeaseLost):
+            hub.session(1)
+    with served(tmp_path, clock=clock, lease_s=10.0) as (hub, _):
+        assert hub.current is None
+        assert len(hub) == 2
+        assert hub.open("t").number == 2, "a number is never given twice"
+
+
+def test_a_group_that_goes_back_is_read_from_the_journal(tmp_path):
+    with served(tmp_path) as (hub, _):
+        put(hub, b"payload")
+        session = hub.open("t")
+        session.give_back(ids(lease(session, 1)))
+        assert payloads(lease(session, 1)) == [b"payload"]
+
+
+def test_stale_groups_are_settled_on_the_disk_as_well(tmp_path):
+    dropped: list[tuple[Entry[bytes], str]] = []
+    with served(tmp_path, max_staleness=0) as (hub, _):
+        put(hub, b"old", oldest_version=0)
+    with served(tmp_path, max_staleness=0, dropped=dropped) as (hub, _):
+        assert hub.open("t").try_lease(ONE, 1) is None
+        assert [(entry.payload, cause) for entry, cause in dropped] == [(b"old", "stale")]
+    with served(tmp_path, max_staleness=0) as (hub, _):
+        assert len(hub) == 0
+
+
+def test_a_group_that_the_disk_has_damaged_is_dropped_aloud_and_the_others_are_served(tmp_path, capsys):
+    dropped: list[tuple[Entry[bytes], str]] = []
+    with served(tmp_path) as (hub, _):
+        for number in range(3):
+            put(hub, b"payload-%d" % number)
+    with served(tmp_path, dropped=dropped) as (hub, _):
+        [path] = tmp_path.glob("*.journal")
+        with path.open("r+b") as file:
+            file.seek(path.read_bytes().index(b"payload-1"))
+            file.write(b"!")
+        assert payloads(lease(hub.open("t"), 2)) == [b"payload-0", b"payload-2"]
+        assert [(entry.id, entry.payload, cause) for entry, cause in dropped] == [(1, None, "damaged")]
+        assert hub.status().dropped == {"damaged": 1}
+        assert "is damaged" in capsys.readouterr().err
+
+
+def test_what_the_owner_saved_is_there_again(tmp_path):
+    with served(tmp_path) as (_, store):
+        assert store.meta == {}
+        store.save_meta({"old": {"step": 3}})
+    with served(tmp_path, segment_bytes=1) as (hub, store):
+        assert store.meta == {"old": {"step": 3}}
+        put(hub, b"a new segment")
+    with served(tmp_path) as (_, store):
+        assert store.meta == {"old": {"step": 3}}
+
+
+# -- room
+
+
+def test_the_disk_stays_below_twice_what_is_live_and_two_segments(tmp_path):
+    """Some groups are never trained: they are copied out of the segments in which they would hold everything."""
+    segment_bytes, payload = 50_000, os.urandom(1000)
+    with served(tmp_path, segment_bytes=segment_bytes) as (hub, store):
+        hub.share("words")
+        session = hub.open("t")
+        for round in range(400):
+            for number in range(5):
+                put(hub, payload + b"%d" % (5 * round + number), key=f"{5 * round + number}")
+            leased = ids(lease(session, 5))
+            if round % 40 == 0:
+                continue  # leased to the end
+            session.trained(leased)
+            session.commit(leased)
+            assert store.size_bytes <= 2 * store.live_bytes + 2 * segment_bytes + 24 * 5 * round
+        on_disk = sum(path.stat().st_size for path in tmp_path.glob("*.journal"))
+        assert on_disk == store.size_bytes
+        assert on_disk < 400_000, "of more than 2,000,000 that were written"
+        kept = sorted(session.holds)
+        assert len(kept) == 50
+    with served(tmp_path) as (hub, _):
+        assert sorted(hub.session(1).holds) == kept, "who holds a group is not lost where it is copied"
+        assert all(hub.knows(str(number)) for number in range(2000)), "nor a key"
+        assert not hub.knows("2000")
+        assert payloads(lease(hub.open("t"), 50)) == [payload + b"%d" % number for number in kept]
+
+
+def test_keys_are_remembered_for_the_last_hundred_thousand_groups_across_a_restart(tmp_path):
+    with served(tmp_path, segment_bytes=4 << 20) as (hub, store):
+        session = hub.open("t")
+        for number in range(KEYS + 500):
+            put(hub, b"x", key=str(number))
+            if len(hub) == 1000:
+                session.commit(ids(lease(session, 1000)))
+        assert not hub.knows("499")
+        assert hub.knows("500")
+        assert store.size_bytes < 15_000_000
+    with served(tmp_path) as (hub, _):
+        assert not hub.knows("499")
+        assert hub.knows("500")
+        assert put(hub, b"again", key="500") == 500
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "disk"
+    where.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small tmpfs, so a full disk cannot be made")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_full_disk_refuses_the_group_by_name_loses_none_and_goes_on_once_there_is_room(small_disk, capsys):
+    sizes = {"segment_bytes": 100_000}
+    payload = os.urandom(9_000)
+    with served(small_disk / "journal", **sizes) as (hub, _):
+        taken = []
+        with pytest.raises(StoreFull, match=r"the journal in .* cannot be written: No space left on device") as caught:
+            while True:
+                taken.append(put(hub, payload + b"%d" % len(taken), key=str(len(taken))))
+        assert "Make room on that disk" in str(caught.value)
+        assert len(taken) > 50
+        assert len(hub) == len(taken)
+        with pytest.raises(StoreFull):
+            put(hub, payload)
+        session = hub.open("t")
+        first = ids(lease(session, 15))
+        session.trained(first)
+        assert session.commit(first) == 15, "what frees room can be written on a full disk"
+        more = put(hub, payload + b"more")
+    with served(small_disk / "journal", **sizes) as (hub, _):
+        assert capsys.readouterr().err == "", "nothing was torn"
+        left = payloads(lease(hub.open("t"), len(hub)))
+        assert left == [*(payload + b"%d" % number for number in taken[15:]), payload + b"more"]
+        assert more == taken[-1] + 1
+
+
+def test_a_disk_that_fills_up_while_a_put_waits_refuses_it_alone(small_disk):
+    with served(small_disk / "journal", size_bytes=20_000) as (hub, _):
+        put(hub, b"x" * 15_000)
+        (small_disk / "ballast").write_bytes(b"")
+        with pytest.raises(OSError, match="No space"):
+            (small_disk / "ballast").write_bytes(b"x" * 2_000_000)
+        session = hub.open("t")
+        leased = ids(lease(session, 1))
+        session.commit(leased)
+        with pytest.raises(StoreFull):
+            put(hub, b"y" * 15_000)
+        os.remove(small_disk / "ballast")
+        put(hub, b"z" * 15_000)
+    with served(small_disk / "journal") as (hub, _):
+        assert payloads(lease(hub.open("t"), 1)) == [b"z" * 15_000]
