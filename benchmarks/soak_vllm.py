@@ -128,6 +128,20 @@ def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def starts_again(role: str, folder: Path) -> dict[str, Any]:
+    """Kill `role` in a run that may start again once: it must go on to its last step by itself."""
+    run = RunningRun(folder, "run", "--dir", str(folder), *RUN, "--steps", "8", "--set", "restarts=1")
+    run.wait_for_step(random.randrange(3, 6), 240)
+    held = segments(run.supervisor.children(recursive=True))
+    victim = run.children["trainer"] if role == "trainer" else vllm_processes(run.supervisor)[role]
+    victim.kill()
+    code = run.process.wait(300)
+    steps = [line["step"] for line in metrics_of(folder)]
+    went_on = code == 0 and steps == list(range(9)) and "starting again from the last checkpoint" in run.text
+    stays = sorted(left(held))
+    return {"role": role, "restarts": 1, "steps": steps[-1], "left": stays, "held": went_on and not stays}
+
+
 def families(folder: Path, wanted: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for family in FAMILIES:
         for way in WAYS:
@@ -144,12 +158,17 @@ def kills(folder: Path, wanted: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for number in range(wanted.kills):
         bridge = random.choice(["ipc", "ipc", "lora", "checkpoint"])
         yield survives(roles[number % len(roles)], bridge, folder / f"kill-{number}")
+    if wanted.kills:
+        yield starts_again(random.choice(roles), folder / "restarted")
 
 
 PARTS = {
     "families": (families, "engine and trainer agree to 1e-4 after each of 5 updates, while the policy moves"),
     "load": (load, "nothing is lost under load, and every token is of the version that it names"),
-    "kills": (kills, "every kill has a name, ends within 10 s, leaves nothing, and is resumed"),
+    "kills": (
+        kills,
+        "every kill has a name, ends within 10 s, leaves nothing, and is resumed, or the run starts again where it may",
+    ),
 }
 
 
