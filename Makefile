@@ -8,7 +8,7 @@ VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 
-.PHONY: run test lint vllm test-vllm test-atroposlib soak bench bench-bridges clean
+.PHONY: run test lint vllm test-vllm test-atroposlib soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -34,6 +34,7 @@ test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_api
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm
 
 # Beside TRL, in an environment of its own.
@@ -43,6 +44,10 @@ bench: .venv/run.stamp .venv-trl/stamp
 # The three bridges on the same work, with vLLM.
 bench-bridges: .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.bridges
+
+# The trajectory API beside atroposlib's own server, in an environment of its own: the same bytes, journal off and on.
+bench-api: .venv/test.stamp .venv-atroposlib/stamp
+	$(BIN)/python -m benchmarks.api
 
 .venv/run.stamp: pyproject.toml constraints.txt $(PLUGINS)
 	@echo "installing into .venv (about a minute; torch is the most of it)"

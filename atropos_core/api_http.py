@@ -6,11 +6,11 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import errors
-from atropos_core.codec import decode, encode_bytes
+from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
 from atropos_core.errors import ApiError, AtroposError, ConfigError, HubClosed
 
 if TYPE_CHECKING:
@@ -89,6 +89,29 @@ class Api:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _BACKOFF_S[1])
 
+    async def stream(self, path: str, frame: bytes, *, silent_s: float) -> AsyncGenerator[Any, None]:
+        """The values of an answer that comes frame by frame. Raises ApiError as soon as the other end is gone, or has
+        said nothing for `silent_s`; nothing is tried again."""
+        http = import_httpx("--api")
+        limits = http.Timeout(silent_s, connect=min(silent_s, self._timeout_s))
+        held = bytearray()
+        try:
+            async with self._http.stream("POST", path, content=frame, timeout=limits) as answer:
+                if answer.status_code >= 300:
+                    await answer.aread()
+                    _value(answer, self.url)
+                async for piece in answer.aiter_raw():
+                    held += piece
+                    while len(held) >= PREFIX_BYTES and len(held) >= (end := PREFIX_BYTES + frame_size(held)):
+                        whole = bytes(memoryview(held)[:end])
+                        del held[:end]
+                        yield decode(whole)
+        except http.HTTPError as error:
+            raise ApiError(
+                f"{self.url} went away during {path}: {reason(error)}.",
+                remedy="Is it up, and can this machine reach it?",
+            ) from error
+
     async def about(self, deadline_s: float | None = None) -> dict[str, Any]:
         """What the server is: protocol, version, the policy that is trained, its offer of shared memory."""
         found: dict[str, Any] = await self.call("GET", "/v1/", deadline_s=deadline_s)
@@ -128,11 +151,16 @@ def _value(answer: httpx.Response, url: str) -> Any:
         ) from None
     if answer.status_code == 404 and kind == "UnknownThere":
         raise UnknownThere(message, remedy=remedy)
+    raise error_of(kind, message, remedy)
+
+
+def error_of(kind: str, message: str, remedy: str | None) -> AtroposError | NotImplementedError:
+    """The error that the other end told of."""
     if kind == "NotImplementedError":  # an answer that interfaces allow: callers do without
-        raise NotImplementedError(message)
+        return NotImplementedError(message)
     known = getattr(errors, kind, None)
     made = known if isinstance(known, type) and issubclass(known, AtroposError) else ApiError
-    raise made(message, remedy=remedy)
+    return made(message, remedy=remedy)
 
 
 def reason(error: BaseException) -> str:

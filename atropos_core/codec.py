@@ -131,6 +131,11 @@ def encode_bytes(value: Any) -> bytes:
     return b"".join(encode(value))
 
 
+def framed(header: bytes, *body: Buffer) -> bytes:
+    """A frame whose header was written by hand: where a record is written often and always looks the same."""
+    return b"".join((_PREFIX.pack(MAGIC, len(header), sum(map(len, body))), header, *body))
+
+
 def frame_size(prefix: Buffer) -> int:
     """Bytes that follow the first PREFIX_BYTES of a frame. Raises DataError where these are not a frame's."""
     magic, header, body = _PREFIX.unpack_from(prefix)

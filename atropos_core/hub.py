@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Generic, TypeVar, cast
 
-from atropos_core import console
+from atropos_core import console, telling
 from atropos_core.choosing import Chooser
-from atropos_core.errors import DataError, HubClosed, HubFull, LeaseLost, StoreFull
+from atropos_core.errors import DataError, HubClosed, LeaseLost, StoreFull
 from atropos_core.held import Entry, EnvironmentStatus, Held, HubStatus, Label, Limits, Store, Want
 from atropos_core.session import RESUME, Asked, Session
-from atropos_core.shares import Lane, Lanes, Offer
+from atropos_core.shares import Lanes, Offer
 
 __all__ = ["Entry", "EnvironmentStatus", "Hub", "HubStatus", "Label", "Limits", "Session", "Store", "Want"]
 
@@ -108,7 +108,7 @@ class Hub(Generic[T]):
 
     def admits(self, label: Label) -> bool:
         """Whether a put would be taken now."""
-        self._refuse_what_never_fits(label)
+        telling.refuse_what_never_fits(self.limits, label)
         if not self._lanes.fits(label):
             return False
         if self._offers:
@@ -143,7 +143,7 @@ class Hub(Generic[T]):
                 break
             await asyncio.wait([twin], timeout=left)
             if not twin.done():
-                raise self._full(label)
+                raise telling.full(self, label)
         if self._store:
             await self._store.written()
         return taken
@@ -163,7 +163,7 @@ class Hub(Generic[T]):
             await asyncio.wait([offer.answer], timeout=timeout_s)
             if offer.answer.done():
                 return offer.answer.result()
-            raise self._full(label)
+            raise telling.full(self, label)
         finally:
             if key:
                 del self._offered[key]
@@ -343,23 +343,26 @@ class Hub(Generic[T]):
             heapq.heappush(self._by_version, (held.label.oldest_version, held.id))
 
     def _drop_stale(self, version: int) -> None:
+        """Also what comes in for what goes, where that is stale as well."""
         if self.max_staleness is None:
             return
-        oldest = version - self.max_staleness
+        while stale := self._take_stale(version - self.max_staleness):
+            try:
+                self._settle(stale, "stale")
+            except StoreFull:
+                for held in stale:
+                    self._watch_version(held)
+                raise
+            self._admit_offers()
+
+    def _take_stale(self, oldest: int) -> list[Held[T]]:
         stale: dict[int, Held[T]] = {}
         while self._by_version and self._by_version[0][0] < oldest:
             _, id = heapq.heappop(self._by_version)
             held = self._held.get(id)
             if held is not None and held.state == "waiting":
                 stale[id] = held
-        try:
-            self._settle(list(stale.values()), "stale")
-        except StoreFull:
-            for held in stale.values():
-                self._watch_version(held)
-            raise
-        if stale and self._offers:
-            self._admit_offers()
+        return list(stale.values())
 
     # -- progress
 
@@ -370,7 +373,7 @@ class Hub(Generic[T]):
         if self._asking and self._starving and self._is_stuck():
             asked = self._asking.popleft()
             self._unmet = None
-            asked.answer.set_exception(self._too_small(asked.want))
+            asked.answer.set_exception(telling.too_small(self, asked.want))
             self._proceed()
 
     def _serve(self) -> bool:
@@ -405,47 +408,16 @@ class Hub(Generic[T]):
         lanes = self._lanes
         return any(lane.offers and not lanes.fits(lane.offers[0].label) for lane in lanes.by_name.values())
 
-    def _full(self, label: Label) -> HubFull:
-        return HubFull(
-            f"the hub had no room for a group of {label.environment!r} ({label.size_bytes / 1e6:.3g} MB) in time: "
-            f"{self._fill()} are held.",
-            remedy="Try again later: room comes back as the trainer trains and saves.",
-        )
-
-    def _too_small(self, want: Want) -> HubFull:
-        kept = f", {self._trained_groups} of them trained but in no checkpoint yet" if self._trained_groups else ""
-        return HubFull(
-            f"the hub is full ({self._fill()}) with {len(self)} groups waiting, and the step needs {want}: neither can "
-            f"go on. It holds {len(self._held)} groups{kept}.",
-            remedy="Raise hub.size_mb, lower training.groups_per_step, group_size or sampling.max_tokens, or save checkpoints more often.",
-        )
-
-    def _fill(self) -> str:
-        limits, lanes = self.limits, self._lanes
-        text = f"{lanes.held_bytes / 1e6:.1f} of {limits.size_bytes / 1e6:.1f} MB"
-        if limits.sequences is not None:
-            text += f", {lanes.held_sequences} of {limits.sequences} sequences"
-        return text
-
-    def _refuse_what_never_fits(self, label: Label) -> None:
-        if label.sequences < 1 or label.size_bytes < 0:
-            raise DataError(
-                f"a group of task {label.task!r} has {label.sequences} sequences and {label.size_bytes} bytes"
-            )
-        bound = self.limits.sequences
-        if label.size_bytes > self.limits.size_bytes or (bound is not None and label.sequences > bound):
-            raise DataError(
-                f"a group of task {label.task!r} holds {label.size_bytes / 1e6:.1f} MB and {label.sequences} sequences, more "
-                f"than the whole hub ({self.limits.size_bytes / 1e6:.1f} MB, {bound or 'any number of'} sequences).",
-                remedy="Raise hub.size_mb, or shorten the rollouts (sampling.max_tokens).",
-            )
-
     def _refuse_when_closed(self) -> None:
         if self._closed:
             raise HubClosed("the hub is closed: the run is ending")
 
     async def close(self) -> None:
-        """Wake everyone who waits, with HubClosed. What is held stays in the store."""
+        """Twice is fine."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Wake everyone who waits, with HubClosed. What is held stays in the store, and can still be settled."""
         self._closed = True
         closed = HubClosed("the hub is closed: the run is ending")
         for lane in list(self._lanes.by_name.values()):
@@ -461,41 +433,7 @@ class Hub(Generic[T]):
 
     def status(self) -> HubStatus:
         """Takes the same time whatever the number of groups."""
-        lanes, now = self._lanes, self._clock()
-        heads = [next(iter(lane.waiting.values())).since for lane in lanes.by_name.values() if lane.waiting]
-        return HubStatus(
-            groups=lanes.waiting,
-            sequences=lanes.waiting_sequences,
-            size_bytes=sum(lane.waiting_bytes for lane in lanes.by_name.values()),
-            leased=len(self._out) - self._trained_groups,
-            trained=self._trained_groups + len(self._let_go),
-            committed=self._committed,
-            held_bytes=lanes.held_bytes,
-            held_sequences=lanes.held_sequences,
-            limits=self.limits,
-            puts_waiting=self._offers,
-            oldest_s=now - min(heads) if heads else None,
-            environments={name: _status(lane) for name, lane in lanes.by_name.items()},
-            dropped=dict(self.dropped),
-            why=self._why(),
-        )
-
-    def _why(self) -> str | None:
-        if self._unmet is None:
-            return None
-        lanes = self._lanes
-        waiting = f"{lanes.waiting} groups of {lanes.waiting_sequences} sequences wait, {self._unmet} are wanted"
-        if self._chooser.held_up_by:
-            lane = lanes.by_name.get(self._chooser.held_up_by)
-            part = f"{lane.minimum:.0%}" if lane else "part"
-            return (
-                f"{waiting}: {part} of a batch is kept for environment {self._chooser.held_up_by!r}, which has nothing"
-            )
-        if self._unmet.sequences and lanes.waiting_sequences >= self._unmet.sequences:
-            return f"{waiting}: groups of {', '.join(map(str, sorted(lanes.sizes)[:8]))} do not add up to it yet"
-        if out := len(self._out):
-            waiting += f"; {out - self._trained_groups} more are leased and {self._trained_groups} trained, not saved"
-        return f"{waiting}; {self._fill()} held, {self._offers} groups wait for room"
+        return telling.status(self)
 
     def state(self) -> Mapping[str, Any]:
         """For the checkpoint that `commit` follows, of a run whose hub is in its own process."""
@@ -526,15 +464,3 @@ class Hub(Generic[T]):
 
 def _digest(key: str | None) -> bytes | None:
     return None if key is None else blake2b(key.encode(), digest_size=16).digest()
-
-
-def _status(lane: Lane[Any]) -> EnvironmentStatus:
-    return EnvironmentStatus(
-        groups=len(lane.waiting),
-        sequences=lane.waiting_sequences,
-        size_bytes=lane.waiting_bytes,
-        held_bytes=lane.held_bytes,
-        puts_waiting=len(lane.offers),
-        weight=lane.weight,
-        minimum=lane.minimum,
-    )

@@ -9,10 +9,12 @@ is named, and reading goes on behind it. Both are said aloud.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import mmap
 import os
 import struct
+import tempfile
 import threading
 import zlib
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from atropos_core.errors import DataError, RunDirectoryError, StoreFull
 
 Sync = Literal["always", "second", "never"]  # when what was appended is also safe from a power cut
 SEGMENT_BYTES = 64 << 20
-RESERVE_BYTES = 256 << 10  # given up on a full disk, so that what frees room can still be written
+RESERVE_BYTES = 256 << 10  # given up on a full disk, so that what frees room can still be written; it comes back first
 
 _SEGMENT = struct.Struct("<8sQ")  # magic, salt
 _SEGMENT_MAGIC = b"ATRJRNL1"
@@ -61,8 +63,12 @@ class Journal:
         self.segments: dict[int, _Segment] = {}  # in order; the last is written to
         self.size_bytes = 0  # of all segments
         self._sync = sync
+        self._has_reserve = False
+        self._syncing = threading.Lock()  # one sync at a time: who comes second must find the disk as the first left it
+        self._lock = threading.Lock()  # of the next three, and of closing what they name
         self._dirty: set[int] = set()
-        self._lock = threading.Lock()  # of `_dirty`, and of closing what it names
+        self._new_segment = False  # whose name is not on the disk yet
+        self._doomed: list[_Segment] = []  # to be deleted once what is in the others is on the disk
         self._flushing = asyncio.Lock()
         self._appended = self._flushed = 0
         self._stop = threading.Event()
@@ -70,7 +76,7 @@ class Journal:
         self._syncer: threading.Thread | None = None
         for path in sorted(directory.glob("*.journal")):
             self._open(path)
-        if sync == "second":
+        if sync != "never":
             self._syncer = threading.Thread(target=self._sync_every_second, name="journal", daemon=True)
             self._syncer.start()
 
@@ -87,13 +93,7 @@ class Journal:
         crc = zlib.crc32(head, segment.salt)
         for part in parts:
             crc = zlib.crc32(part, crc)
-        buffers = [head + _CRC.pack(crc), *parts]
-        try:
-            self._write(segment, buffers, _HEAD_BYTES + length)
-        except StoreFull:
-            if not (urgent and self._use_reserve()):
-                raise
-            self._write(segment, buffers, _HEAD_BYTES + length)
+        self._write_at_last(segment, [head + _CRC.pack(crc), *parts], _HEAD_BYTES + length, urgent)
         place = Place(number, segment.size + _HEAD_BYTES, length)
         segment.size += _HEAD_BYTES + length
         segment.filled += 0 if copied else _HEAD_BYTES + length
@@ -109,15 +109,18 @@ class Journal:
         """The segment that is written to has had its fill."""
         return not self.segments or next(reversed(self.segments.values())).filled >= self.segment_bytes
 
-    def roll(self) -> None:
+    def roll(self, *, urgent: bool = False) -> None:
         """Go on in a new segment. Raises StoreFull."""
         number = next(reversed(self.segments), 0) + 1
         path = self.directory / f"{number:012d}.journal"
         salt = int.from_bytes(os.urandom(8), "little")
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._full(error) from None
         segment = _Segment(path, descriptor, salt, 0)
         try:
-            self._write(segment, [_SEGMENT.pack(_SEGMENT_MAGIC, salt)], _SEGMENT.size)
+            self._write_at_last(segment, [_SEGMENT.pack(_SEGMENT_MAGIC, salt)], _SEGMENT.size, urgent)
         except StoreFull:
             os.close(descriptor)
             path.unlink()
@@ -125,20 +128,19 @@ class Journal:
         segment.size = segment.filled = _SEGMENT.size
         self.size_bytes += segment.size
         self.segments[number] = segment
-        if self._sync != "never":
-            durable.sync(self.directory)
+        with self._lock:
+            self._new_segment = True
 
     def drop_first(self) -> None:
-        """Delete the oldest segment. What is in the others reaches the disk first."""
-        if self._sync != "never":
-            self.sync()
+        """Let go of the oldest segment. It is deleted when what is in the others has reached the disk: within a second,
+        or when its room is needed. Nobody waits for that here: with 64 MB to be synced it would be 50 to 100 ms."""
         segment = self.segments.pop(next(iter(self.segments)))
         self.size_bytes -= segment.size
         with self._lock:
             self._dirty.discard(segment.descriptor)
-            os.close(segment.descriptor)
-        segment.path.unlink()
-        self._fill_reserve()
+            self._doomed.append(segment)
+        if self._sync == "never":
+            self._delete_doomed()
 
     async def written(self) -> None:
         """Once everything that was appended before is as safe as `sync` promises."""
@@ -153,19 +155,39 @@ class Journal:
 
     def sync(self) -> None:
         """Return once everything is on the disk. Raises StoreFull where the disk refuses it."""
-        with self._lock:
-            copies = [os.dup(descriptor) for descriptor in self._dirty]
-            self._dirty.clear()
+        with self._syncing:
+            with self._lock:
+                copies = {descriptor: os.dup(descriptor) for descriptor in self._dirty}
+                has_new, doomed = self._new_segment, self._doomed
+                self._dirty, self._new_segment, self._doomed = set(), False, []
+            try:
+                if has_new:
+                    durable.sync(self.directory)
+                for copy in copies.values():
+                    os.fdatasync(copy)
+            except OSError as error:
+                with self._lock:
+                    self._dirty |= copies.keys() & {segment.descriptor for segment in list(self.segments.values())}
+                    self._new_segment |= has_new
+                    self._doomed[:0] = doomed
+                raise StoreFull(
+                    f"the journal in {self.directory} could not be synced to the disk: {error.strerror}."
+                ) from None
+            finally:
+                for copy in copies.values():
+                    os.close(copy)
+            _delete(doomed)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a record of that size could be appended now, beside the reserve."""
+        if not self._fill_reserve():
+            return False
         try:
-            for copy in copies:
-                os.fdatasync(copy)
-        except OSError as error:
-            raise StoreFull(
-                f"the journal in {self.directory} could not be synced to the disk: {error.strerror}."
-            ) from None
-        finally:
-            for copy in copies:
-                os.close(copy)
+            with tempfile.TemporaryFile(dir=self.directory) as file:
+                os.posix_fallocate(file.fileno(), 0, size_bytes + _HEAD_BYTES)
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         if self._held < 0:
@@ -177,10 +199,21 @@ class Journal:
             if self._sync != "never":
                 self.sync()
         finally:
-            for segment in self.segments.values():
+            for segment in (*self.segments.values(), *self._doomed):
                 os.close(segment.descriptor)
             os.close(self._held)
             self._held = -1
+
+    def _write_at_last(self, segment: _Segment, buffers: list[bytes | memoryview], total: int, urgent: bool) -> None:
+        """With the room of segments that are to be deleted, where that is needed, and for what is urgent the reserve."""
+        while True:
+            try:
+                if not urgent and not self._fill_reserve():
+                    raise self._full(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+                return self._write(segment, buffers, total)
+            except StoreFull:
+                if not (self._delete_doomed() or (urgent and self._use_reserve())):
+                    raise
 
     def _write(self, segment: _Segment, buffers: list[bytes | memoryview], total: int) -> None:
         """All of it or nothing."""
@@ -192,29 +225,48 @@ class Journal:
                     done += os.write(segment.descriptor, rest[done:])
         except OSError as error:
             os.ftruncate(segment.descriptor, segment.size)
-            raise StoreFull(
-                f"the journal in {self.directory} cannot be written: {error.strerror}.",
-                remedy="Make room on that disk. What was acknowledged before is safe, and work goes on once there is room.",
-            ) from None
+            raise self._full(error) from None
 
-    def _use_reserve(self) -> bool:
-        path = self.directory / "reserve"
-        if not path.exists() or not path.stat().st_size:
+    def _full(self, error: OSError) -> StoreFull:
+        return StoreFull(
+            f"the journal in {self.directory} cannot be written: {error.strerror}.",
+            remedy="Make room on that disk. What was acknowledged before is safe, and work goes on once there is room.",
+        )
+
+    def _delete_doomed(self) -> bool:
+        with self._lock:
+            doomed = list(self._doomed)
+        if not doomed:
             return False
-        os.truncate(path, 0)
+        if self._sync != "never":
+            self.sync()
+        else:
+            self._doomed.clear()
+            _delete(doomed)
         return True
 
-    def _fill_reserve(self) -> None:
+    def _use_reserve(self) -> bool:
+        if not self._has_reserve:
+            return False
+        self._has_reserve = False
+        os.truncate(self.directory / "reserve", 0)
+        return True
+
+    def _fill_reserve(self) -> bool:
+        """Whether it is there."""
         path = self.directory / "reserve"
-        if path.exists() and path.stat().st_size:
-            return
-        try:
-            path.write_bytes(bytes(RESERVE_BYTES))
-        except OSError:  # a disk this full has nothing to reserve; the next segment that goes makes room
-            path.unlink(missing_ok=True)
+        if not self._has_reserve:
+            try:
+                path.write_bytes(bytes(RESERVE_BYTES))
+                self._has_reserve = True
+            except OSError:
+                path.unlink(missing_ok=True)
+        return self._has_reserve
 
     def _sync_every_second(self) -> None:
         while not self._stop.wait(1.0):
+            if self._sync == "always" and not self._doomed:
+                continue  # who appends waits for that itself
             try:
                 self.sync()
             except StoreFull as error:
@@ -299,6 +351,12 @@ def _is_whole(data: memoryview, at: int, end: int, salt: int) -> bool:
     (crc,) = _CRC.unpack_from(data, at + _HEAD.size)
     with data[at : at + _HEAD.size] as head, data[at + _HEAD_BYTES : at + _HEAD_BYTES + length] as body:
         return bool(zlib.crc32(body, zlib.crc32(head, salt)) == crc)
+
+
+def _delete(segments: list[_Segment]) -> None:
+    for segment in segments:
+        os.close(segment.descriptor)
+        segment.path.unlink()
 
 
 def _lock(directory: Path) -> int:

@@ -1,18 +1,26 @@
 """An engine on another machine, behind the interface that it has here: `[engine] use = "remote"`.
 
 The other end is `atropos engine`, or the door that `atropos train` opens for its workers (which samples, and takes no
-weights). What travels: prompts and completions as codec frames, weights and adapters file by file.
+weights). What travels: prompts and completions as codec frames, weights and adapters file by file. All samples that are
+asked for in one turn of the event loop travel in one request, so that the engine can batch them; each is answered as
+soon as it is there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from atropos_core.api_http import error_of
 from atropos_core.client import Api
+from atropos_core.codec import encode_bytes
+from atropos_core.errors import ApiError, AtroposError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.types import Completion, Floats, Sampling, Tokens
 
@@ -20,16 +28,23 @@ OPEN_DEADLINE_S = 1800.0  # the other end may still be loading its model
 LOAD_DEADLINE_S = 1800.0
 CALL_DEADLINE_S = 60.0
 _SLACK_S = 2.0  # for the answer "too late" of the other end, which says more than silence
+_SILENT_S = 60.0  # the other end says that it is there several times in so long
 _PIECE_BYTES = 1 << 20
+_REQUEST_BYTES = 4 << 20  # of prompts in one request; doors take 16 MB
+_REQUEST_CALLS = 1024
 _HERE = "/v1/engine"
+
+_Call = tuple[dict[str, Any], "asyncio.Future[list[Completion]]"]
 
 
 class RemoteEngine(Engine):
-    """Everything raises ApiError where no answer comes before the call's deadline. A sample whose answer was lost is
-    asked for again: the seeds make it the same one."""
+    """Everything raises ApiError where no answer comes before the call's deadline; `sample` as soon as the other end is
+    gone, and DeadlineExceeded where it is merely late."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self._api = Api(url, token, timeout_s=CALL_DEADLINE_S)
+        self._outbox: list[_Call] = []
+        self._requests: set[asyncio.Task[None]] = set()
 
     async def open(self) -> ModelInfo:
         info: ModelInfo = await self._call("open", {}, OPEN_DEADLINE_S)
@@ -38,9 +53,18 @@ class RemoteEngine(Engine):
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
+        prompt = np.asarray(prompt)
         body = {"prompt": prompt, "n": n, "sampling": sampling, "seeds": list(seeds), "deadline_s": deadline_s}
-        made: list[Completion] = await self._call("sample", body, deadline_s)
-        return made
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[Completion]] = loop.create_future()
+        if not self._outbox:
+            loop.call_soon(self._send)
+        self._outbox.append((body, answer))
+        try:
+            async with asyncio.timeout(deadline_s + _SLACK_S):
+                return await answer
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self._api.url} gave no sample within {deadline_s:g} s") from None
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         body = {"sequences": list(sequences), "temperature": temperature}
@@ -62,7 +86,71 @@ class RemoteEngine(Engine):
 
     async def close(self) -> None:
         """Hang up. The engine over there goes on: whoever started it ends it."""
+        for request in self._requests:
+            request.cancel()
+        await asyncio.gather(*self._requests, return_exceptions=True)
         await self._api.close()
+
+    def _send(self) -> None:
+        """All that was asked for in this turn, as one request, or as few as the bounds of one allow."""
+        outbox, self._outbox = self._outbox, []
+        prompts: dict[tuple[str, bytes], Tokens] = {}  # the plays of a group have one prompt, which travels once
+        calls: list[_Call] = []
+        size = 0
+        for body, answer in outbox:
+            if answer.done():
+                continue
+            prompt: Tokens = body["prompt"]
+            same = prompt.dtype.str, prompt.tobytes()
+            more = 0 if same in prompts else prompt.nbytes
+            if calls and (len(calls) == _REQUEST_CALLS or size + more > _REQUEST_BYTES):
+                self._begin(calls)
+                prompts, calls, size, more = {}, [], 0, prompt.nbytes
+            size += more
+            calls.append((body | {"prompt": prompts.setdefault(same, prompt)}, answer))
+        if calls:
+            self._begin(calls)
+
+    def _begin(self, calls: Sequence[_Call]) -> None:
+        try:
+            frame = encode_bytes({"calls": [body for body, _ in calls]})
+        except DataError as error:  # of one call: the others go without it
+            if len(calls) == 1:
+                calls[0][1].set_exception(error)
+            else:
+                for call in calls:
+                    self._begin([call])
+            return
+        self._requests.add(request := asyncio.create_task(self._request(frame, [answer for _, answer in calls])))
+        request.add_done_callback(self._requests.discard)
+
+    async def _request(self, frame: bytes, answers: Sequence[asyncio.Future[list[Completion]]]) -> None:
+        """Ends, and with it the work over there, when nobody waits for any of its answers any more."""
+        waiting = dict(enumerate(answers))
+        request = asyncio.current_task()
+        assert request is not None, "a coroutine runs in a task"
+
+        def left(_: asyncio.Future[list[Completion]]) -> None:
+            if waiting and all(answer.done() for answer in waiting.values()):
+                request.cancel()
+
+        for answer in answers:
+            answer.add_done_callback(left)
+        error: Exception = ApiError(f"{self._api.url} ended its answer before every sample was in it.")
+        try:
+            async with contextlib.aclosing(self._api.stream(f"{_HERE}/samples", frame, silent_s=_SILENT_S)) as told:
+                async for item in told:
+                    if item and not (answer := waiting.pop(item["call"])).done():
+                        if "error" in item:
+                            answer.set_exception(error_of(**item["error"]))
+                        else:
+                            answer.set_result(item["value"])
+        except (AtroposError, NotImplementedError) as raised:
+            error = raised
+        finally:
+            for answer in waiting.values():
+                if not answer.done():
+                    answer.set_exception(error)
 
     async def _call(self, what: str, body: Mapping[str, Any], deadline_s: float) -> Any:
         return await self._api.call("POST", f"{_HERE}/{what}", body, wait_s=deadline_s, deadline_s=_SLACK_S)

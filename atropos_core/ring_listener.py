@@ -117,9 +117,10 @@ class RingListener:
             said = json.loads(data[1:]) if data[:1] == HELLO and len(descriptors) == 1 else {}
             layout, nonce, name = int(said["layout"]), str(said["nonce"]), str(said["name"])
             count, slot_bytes = int(said["slots"]), int(said["slot_bytes"])
-        except (ValueError, TypeError, LookupError):
+            known = hmac.compare_digest(nonce.encode(), self._nonce.encode())
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
             raise DataError(f"a producer began with what is no greeting: {data[:40]!r}") from None
-        if not hmac.compare_digest(nonce.encode(), self._nonce.encode()):
+        if not known:
             raise AccessRefused(f"{name!r} means another server, or this one before it was started again")
         if layout != LAYOUT:
             raise DataError(f"{name!r} writes slots in layout {layout}, this process reads layout {LAYOUT}")

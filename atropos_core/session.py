@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from atropos_core import telling
 from atropos_core.errors import DataError, DeadlineExceeded, LeaseLost
 from atropos_core.held import Entry, Held, State, Want
 
@@ -62,7 +63,9 @@ class Session(Generic[T]):
             while not asked.answer.done():
                 left = end - loop.time()
                 if left <= 0:
-                    raise DeadlineExceeded(f"the hub got no batch of {want} within {deadline_s:g} s: {hub._why()}")
+                    raise DeadlineExceeded(
+                        f"the hub got no batch of {want} within {deadline_s:g} s: {telling.why(hub)}"
+                    )
                 await asyncio.wait([asked.answer], timeout=min(left, max(hub._chooser.retry_s, 0.01)))
                 if not asked.answer.done():
                     hub.tick()

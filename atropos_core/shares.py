@@ -50,7 +50,7 @@ class Lane(Generic[T]):
 
     @property
     def is_needed(self) -> bool:
-        return self.registered or bool(self.held_bytes or self.waiting or self.offers)
+        return self.registered or bool(self.held_sequences or self.waiting or self.offers)
 
 
 class Lanes(Generic[T]):

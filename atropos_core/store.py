@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core import console
 from atropos_core.errors import DataError, StoreFull
 from atropos_core.held import Held, Label, Restored, State
 from atropos_core.hub import KEYS
-from atropos_core.journal import SEGMENT_BYTES, Journal, Place, Sync
+from atropos_core.journal import RESERVE_BYTES, SEGMENT_BYTES, Journal, Place, Sync
 
 _PUT, _MARK, _SETTLE, _SESSION, _SUMMARY, _KEYS = range(1, 7)
 _STATES: tuple[State, ...] = ("waiting", "leased", "trained")
@@ -35,6 +36,8 @@ class JournalStore:
 
     def __init__(self, directory: Path, *, sync: Sync = "second", segment_bytes: int = SEGMENT_BYTES) -> None:
         self.meta: Mapping[str, Any] = {}  # a small dictionary of JSON for whoever owns the store
+        self.full: str | None = None  # why groups are refused now
+        self._refused_bytes = 0  # of the record that was refused then
         self._places: dict[int, Place | None] = {}  # of live groups; None: damaged
         self._marked: dict[int, State] = {}  # those that do not wait
         self._live: dict[int, dict[int, None]] = {}  # ids by segment
@@ -76,7 +79,20 @@ class JournalStore:
     # -- what the hub writes
 
     def put(self, id: int, payload: bytes, label: Label, key: bytes | None) -> None:
-        self._append_put(id, _encoded(id, label, "waiting", key), payload)
+        record = _encoded(id, label, "waiting", key)
+        size_bytes = len(record) + len(payload)
+        try:
+            try:
+                self._append_put(id, record, payload)
+            except StoreFull:
+                if not self._begin_anew():
+                    raise
+                self._append_put(id, record, payload)
+        except StoreFull as error:
+            self._say_full(error, size_bytes)
+            raise
+        if size_bytes >= self._refused_bytes:
+            self._say_room()
         if key is not None:
             self._keys.setdefault(self._places[id].segment, bytearray()).extend(key + id.to_bytes(8, "little"))  # type: ignore[union-attr]
         self._summary["next"] = id + 1
@@ -120,6 +136,13 @@ class JournalStore:
     async def written(self) -> None:
         await self._journal.written()
 
+    def tick(self) -> None:
+        """Once a second: notices that a full disk has room again, though nobody sends."""
+        if self.full is not None:
+            self._begin_anew()
+            if self._journal.has_room(self._refused_bytes):
+                self._say_room()
+
     def close(self) -> None:
         self._journal.close()
 
@@ -134,17 +157,17 @@ class JournalStore:
                 pass
         return self._journal.append(kind, *parts, urgent=True)
 
-    def _append_put(self, id: int, label: bytes, payload: bytes | memoryview) -> None:
+    def _append_put(self, id: int, label: bytes, payload: bytes | memoryview, *, urgent: bool = False) -> None:
         if self._journal.is_due:
             self._roll()
-        place = self._journal.append(_PUT, label, payload)
+        place = self._journal.append(_PUT, label, payload, urgent=urgent)
         self._places[id] = place
         self._live.setdefault(place.segment, {})[id] = None
         self._live_bytes += place.length
 
-    def _roll(self) -> None:
+    def _roll(self, *, urgent: bool = False) -> None:
         """Each segment begins with a summary of all before it, so that those can go."""
-        self._journal.roll()
+        self._journal.roll(urgent=urgent)
         self._journal.append(_SUMMARY, self._summarised(), urgent=True)
 
     def _summarised(self) -> bytes:
@@ -157,9 +180,32 @@ class JournalStore:
             self._live[place.segment].pop(id, None)
             self._live_bytes -= place.length
 
-    def _compact(self, written: int) -> None:
+    def _begin_anew(self) -> bool:
+        """On a full disk, where next to nothing is live and the dead weight is in the segment that is written to: go on
+        in another one, on the reserve. Whether that gave room."""
+        if self._live_bytes > RESERVE_BYTES // 4 or self._journal.size_bytes < RESERVE_BYTES:
+            return False
+        try:
+            self._roll(urgent=True)
+        except StoreFull:
+            return False
+        self._compact(0, urgent=True)
+        return len(self._journal.segments) == 1
+
+    def _say_full(self, error: StoreFull, size_bytes: int) -> None:
+        self._refused_bytes = size_bytes
+        if self.full is None:
+            self.full = Exception.__str__(error)
+            console.warn(f"groups are refused from now on: {error}")
+
+    def _say_room(self) -> None:
+        if self.full is not None:
+            self.full, self._refused_bytes = None, 0
+            console.warn(f"the journal in {self._journal.directory} has room again: groups are taken.")
+
+    def _compact(self, written: int, *, urgent: bool = False) -> None:
         """Drop the oldest segments where nothing in them is live; copy a few groups out of them where the disk holds
-        too much besides. Little at a time: a caller waits."""
+        too much besides, or where it is `urgent`. Little at a time: a caller waits."""
         journal, left = self._journal, 1_000_000 + 4 * written
         while len(journal.segments) > 1:
             oldest = next(iter(journal.segments))
@@ -167,7 +213,7 @@ class JournalStore:
             if not live:
                 self._drop(oldest)
                 continue
-            if left <= 0 or journal.size_bytes <= 2 * self._live_bytes + journal.segment_bytes:
+            if left <= 0 or (not urgent and journal.size_bytes <= 2 * self._live_bytes + journal.segment_bytes):
                 return
             id = next(reversed(live))
             place = self._places[id]
@@ -176,7 +222,8 @@ class JournalStore:
             try:
                 body = journal.read(place)
                 at = _label_bytes(body)
-                self._append_put(id, _with_state(body[:at], self._marked.get(id, "waiting")), memoryview(body)[at:])
+                label = _with_state(body[:at], self._marked.get(id, "waiting"))
+                self._append_put(id, label, memoryview(body)[at:], urgent=urgent)
             except StoreFull:
                 return
             except DataError:

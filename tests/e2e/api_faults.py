@@ -29,8 +29,8 @@ from tests.e2e.api_programs import LEASE_LOST
 from tests.served import atropos_serve, free_port
 
 PRODUCERS = ("http", "ring", "old", "pieces")
-KINDS = ("server", "journal write", "trainer", "slot write", *PRODUCERS)
-HUB_MB, SILENT_S = 1, 4
+KINDS = ("server", "journal write", "trainer", "frozen trainer", "slot write", *PRODUCERS)
+HUB_MB, SILENT_S, LEASE_S = 1, 4, 8
 START_S, PROGRESS_S, END_S = 60, 60, 120
 JOURNAL_WRITES = 150  # at most, before the one that is cut short
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
@@ -82,7 +82,7 @@ class Scene:
         self.url = f"http://127.0.0.1:{self.port}"
         self._arguments = [
             "--port", str(self.port), "--dir", str(api or folder / "api"), "--hub-mb", str(HUB_MB),
-            "--silent-s", str(SILENT_S), "--hold-s", "5", *serve,
+            "--silent-s", str(SILENT_S), "--lease-s", str(LEASE_S), "--hold-s", "5", *serve,
         ]  # fmt: skip
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.recoveries_s: list[float] = []
@@ -98,6 +98,11 @@ class Scene:
         self._spawn("server", atropos_serve(*self._arguments))
         self.wait("the server did not start", START_S, self.is_up)
         self.recoveries_s.append(time.monotonic() - since)
+
+    def start_dying_server(self, after: int, written: float) -> None:
+        """It ends in its write number `after` to the journal, of which this share is written."""
+        dying = [sys.executable, "-m", "tests.e2e.api_programs", "dying-server", str(after), str(written)]
+        self._spawn("server", [*dying, "serve", *self._arguments])
 
     def is_up(self) -> bool:
         try:
@@ -126,15 +131,18 @@ class Scene:
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def wait_for_progress(self) -> None:
-        """Every producer gets something acknowledged."""
-        before = self.acknowledged()
+        """Every producer gets something acknowledged, and the trainer saves a checkpoint."""
+        before, saved = self.acknowledged(), self.newest()
 
         def all_went_on() -> bool:
             self.keep_trainer()
             now = self.acknowledged()
-            return all(now[name] > before[name] for name in PRODUCERS)
+            return self.newest() != saved and all(now[name] > before[name] for name in PRODUCERS)
 
-        self.wait("not every producer got on", PROGRESS_S, all_went_on)
+        self.wait("not everyone got on", PROGRESS_S, all_went_on)
+
+    def newest(self) -> Path | None:
+        return max((self.folder / "checkpoints").glob("step-*"), default=None)
 
     def has_ended(self, role: str) -> bool:
         return self.running[role].poll() is not None
@@ -148,20 +156,20 @@ class Scene:
         """Kill, and start again."""
         if kind == "server":
             self.kill("server")
+            time.sleep(random.choice((0.0, 0.0, 0.0, random.uniform(2, 10))))
             self.start_server()
         elif kind == "journal write":
             self.kill("server")
-            torn = [
-                sys.executable,
-                "-m",
-                "tests.e2e.api_programs",
-                "torn-server",
-                str(random.randrange(JOURNAL_WRITES)),
-            ]
-            self._spawn("server", [*torn, "serve", *self._arguments])
-            self.wait("the torn server outlived its writes", END_S, partial(self.has_ended, "server"))
+            self.start_dying_server(random.randrange(JOURNAL_WRITES), random.random())
+            self.wait("the dying server outlived its writes", END_S, partial(self.has_ended, "server"))
             assert self.running["server"].returncode == -signal.SIGKILL, self.text("server")[-4000:]
             self.start_server()
+        elif kind == "frozen trainer":  # it wakes when its lease has run out, and finds out
+            self.running["trainer"].send_signal(signal.SIGSTOP)
+            time.sleep(LEASE_S + random.uniform(1, 3))
+            self.running["trainer"].send_signal(signal.SIGCONT)
+            self.wait("the trainer kept its lease", END_S, partial(self.has_ended, "trainer"))
+            self.keep_trainer()
         elif kind == "slot write":
             self.kill("ring", signal.SIGUSR1)
             assert self.running["ring"].returncode == -signal.SIGKILL, self.text("ring")[-4000:]
@@ -211,7 +219,8 @@ class Scene:
         return "\n".join(f"--- {role}\n{self.text(role)[-1500:]}" for role in self.running)
 
     def outcome(self, kills: Sequence[str], seconds: float) -> Outcome:
-        newest = max((self.folder / "checkpoints").glob("step-*"))
+        newest = self.newest()
+        assert newest is not None, "nothing was ever saved"
         log = Counter(json.loads((newest / "policy/log.json").read_text()))
         state = json.loads((newest / "manifest.json").read_text())["state"]
         acked = {serial for name in PRODUCERS for serial in self.lines(name, "acked")}

@@ -252,21 +252,21 @@ async def trainer(url: str, folder: Path, name: str) -> int:
         return LEASE_LOST
 
 
-def torn_server(after: int, arguments: list[str]) -> None:
-    """`atropos serve`, killed in the middle of its write number `after` to the journal: some of it is written."""
+def dying_server(after: int, written: float, arguments: list[str]) -> None:
+    """`atropos serve`, killed in its write number `after` to the journal: only this share of it is written."""
     from atropos_core.cli import main
 
     whole, writes = os.writev, count()
 
-    def half(descriptor: int, buffers: Any) -> int:
+    def last(descriptor: int, buffers: Any) -> int:
         if next(writes) < after:
             return whole(descriptor, buffers)
         data = b"".join(buffers)
-        os.write(descriptor, data[: random.randrange(len(data))])
+        os.write(descriptor, data[: int(written * len(data))])
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("killed")
 
-    os.writev = half
+    os.writev = last
     sys.argv = ["atropos", *arguments]
     main()
 
@@ -286,7 +286,7 @@ def program(role: str, url: str, where: str, name: str, number: str) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "torn-server":
-        torn_server(int(sys.argv[2]), sys.argv[3:])
+    if sys.argv[1] == "dying-server":
+        dying_server(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
     else:
         sys.exit(program(*sys.argv[1:]))

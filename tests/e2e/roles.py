@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -113,10 +113,3 @@ def scene(folder: Path, *serve: str) -> Iterator[Scene]:
     finally:
         for role in made.roles if made else ():
             role.kill()
-
-
-def until(claim: Callable[[], bool], deadline_s: float = 30) -> None:
-    end = time.monotonic() + deadline_s
-    while not claim():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.05)

@@ -10,12 +10,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.e2e.api_faults import PRODUCERS, full_disk, killed
+from tests.e2e.api_faults import PRODUCERS, Scene, full_disk, killed
+from tests.e2e.api_programs import GROUP
+from tests.e2e.api_units import old_unit
 from tests.e2e.roles import scene
+from tests.old_payloads import environment, trainer
 
 DISK_MB = 48
+REPEATED_AFTER_S = 12  # longer than any slot in which the server looks for what it stored last
 SLOW = ("--model", "toy", "--set", "evaluation.problems=4", "--set", "training.groups_per_step=8",
         "--set", "engine.latency_s=0.05", "--set", "checkpoint.every=2")  # fmt: skip
 
@@ -27,6 +32,37 @@ def test_five_kills_lose_nothing_double_nothing_and_tear_nothing(tmp_path: Path)
     found = killed(tmp_path, kinds)
     print(found)
     assert found.missed() == []
+
+
+def test_an_old_post_that_was_stored_and_not_answered_counts_once_however_late_it_is_repeated(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    client = httpx.Client(base_url=scene.url, timeout=30, trust_env=False)
+    try:
+        scene.start_server()
+        client.post("/register", content=trainer(GROUP))
+        client.get("/batch")
+        env_id = client.post("/register-env", content=environment("old", GROUP)).json()["env_id"]
+        scene.kill("server")
+        scene.start_dying_server(after=20, written=1.0)
+        scene.wait("the server did not start", 60, scene.is_up)
+        acknowledged = 0
+        with pytest.raises(httpx.TransportError):
+            for serial in range(1, 100):
+                assert client.post("/scored_data", json=old_unit(serial, GROUP, 32, env_id)).status_code == 200
+                acknowledged = serial
+        scene.kill("server")
+        time.sleep(REPEATED_AFTER_S)
+        scene.start_server()
+        for serial in (acknowledged + 1, acknowledged + 2):
+            assert client.post("/scored_data", json=old_unit(serial, GROUP, 32, env_id)).status_code == 200
+        came = Counter[int]()
+        while (batch := client.get("/batch").json()["batch"]) is not None:
+            came.update(group["tokens"][0][0] for group in batch)
+        assert acknowledged > 5
+        assert came == Counter(range(1, acknowledged + 3))
+    finally:
+        client.close()
+        scene.close()
 
 
 @pytest.fixture

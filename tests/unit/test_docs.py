@@ -1,11 +1,16 @@
-"""docs/hooks.md says what the hook specifications say, and the README's example runs."""
+"""docs/hooks.md says what the hook specifications say, the README's example runs, and so could every command on a page."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import shlex
+
+import pytest
+import typer
 
 from atropos_core import hooks
+from atropos_core.cli import make_app
 from tests.conftest import REPOSITORY
 
 
@@ -26,3 +31,21 @@ def test_the_readme_example_is_an_environment_that_trains(atropos, tmp_path):
     assert ended.code in (0, 1), ended.err
     assert "steps" in ended.out
     assert "Traceback" not in ended.err
+
+
+PAGES = [path for pattern in ("*.md", "docs/*.md", "plugins/*/README.md") for path in sorted(REPOSITORY.glob(pattern))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_command_on_a_page_has_the_options_that_it_is_given(page):
+    commands = typer.main.get_command(make_app())
+    for block in re.findall(r"```(?:\w*)\n(.*?)```", page.read_text(), re.S):
+        for line in re.findall(r"^(?:\S*/)?atropos (.*)$", block, re.M):
+            words = shlex.split(line, comments=True)
+            command, rest = commands, words
+            while rest and (found := getattr(command, "commands", {}).get(rest[0])) is not None:
+                command, rest = found, rest[1:]
+            known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+            assert command is not commands, f"{line!r}: no such command"
+            given = {word.partition("=")[0] for word in rest if word.startswith("-")}
+            assert given <= known | {"--help"}, f"{line!r}: {given - known}"

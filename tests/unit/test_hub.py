@@ -376,3 +376,14 @@ async def test_status_says_what_is_where():
     assert status.oldest_s == 2.0
     assert (status.environments["code"].groups, status.environments["math"].held_bytes) == (2, 100)
     assert [said for _, said in one.labels()] == [label("math", 4, version=3), label("code", 2), label("code", 2)]
+
+
+async def test_what_comes_in_for_a_stale_group_is_not_leased_where_it_is_stale_itself():
+    dropped: list[tuple[str, str]] = []
+    one, session = opened(100, dropped=dropped)
+    await one.put("old", label(version=0))
+    others = [asyncio.ensure_future(one.put(name, label(version=at))) for name, at in (("as old", 0), ("fresh", 5))]
+    await settle()
+    assert payloads(await session.lease(Want(groups=1), 5, 1)) == ["fresh"]
+    assert dropped == [("old", "stale"), ("as old", "stale")]
+    await asyncio.gather(*others)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.hub import Hub, Want
@@ -79,6 +82,89 @@ async def test_an_environment_that_is_forgotten_keeps_what_it_sent_in_the_queue(
 def test_a_share_that_means_nothing_is_refused(wrong):
     with pytest.raises(DataError, match="a minimum is a part from 0 to 1|asks for weight"):
         hub().share("words", **wrong)
+
+
+@dataclass
+class FairLane:
+    """Of the reference: what waits, as (id, sequences), and the start tag of its first."""
+
+    weight: float
+    start: float = 0.0
+    waiting: list[tuple[int, int]] = field(default_factory=list)
+
+
+class FairQueue:
+    """Start-time fair queuing as the paper has it, in its plainest form: the group with the least start tag is next,
+    tags are virtual time plus what the environment was served before it, and virtual time is where the batch before
+    this one began. What comes back was never served."""
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        self.lanes = {name: FairLane(weight) for name, weight in weights.items()}
+        self.virtual = 0.0
+        self.leased: dict[int, tuple[str, int]] = {}
+
+    def put(self, name: str, id: int, sequences: int) -> None:
+        lane = self.lanes[name]
+        if not lane.waiting:
+            lane.start = max(lane.start, self.virtual)
+        lane.waiting.append((id, sequences))
+
+    def lease(self, n: int) -> list[int] | None:
+        backlogged = [lane for lane in self.lanes.values() if lane.waiting]
+        if sum(len(lane.waiting) for lane in backlogged) < n:
+            return None
+        self.virtual = max(self.virtual, min(lane.start for lane in backlogged))
+        chosen = []
+        for _ in range(n):
+            waiting = [(lane.start, lane.waiting[0][0], name) for name, lane in self.lanes.items() if lane.waiting]
+            _, id, name = min(waiting)
+            lane = self.lanes[name]
+            _, sequences = lane.waiting.pop(0)
+            lane.start += sequences / lane.weight
+            self.leased[id] = name, sequences
+            chosen.append(id)
+        return sorted(chosen)
+
+    def give_back(self, ids: list[int]) -> None:
+        for id in ids:
+            name, sequences = self.leased.pop(id)
+            lane = self.lanes[name]
+            lane.start -= sequences / lane.weight
+            lane.waiting = sorted([*lane.waiting, (id, sequences)])
+
+
+@given(
+    weights=st.fixed_dictionaries({name: st.sampled_from([0.5, 1.0, 2.0, 4.0]) for name in "abc"}),
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.sampled_from("abc"), st.sampled_from([1, 8]), st.integers(1, 3)),
+            st.tuples(st.just("lease"), st.integers(1, 4)),
+            st.tuples(st.just("back"), st.integers(1, 4)),
+        ),
+        min_size=20,
+        max_size=40,
+    ),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_batch_is_the_one_that_start_time_fair_queuing_chooses(weights, steps):
+    one, session = opened(1 << 40)
+    for name, weight in weights.items():
+        one.share(name, weight=weight)
+    reference = FairQueue(weights)
+    for what, *said in steps:
+        if what == "put":
+            name, sequences, times = said
+            for _ in range(times):
+                id = one.try_put(name, label(name, sequences, size_bytes=1))
+                assert id is not None
+                reference.put(name, id, sequences)
+        elif what == "lease":
+            entries = session.try_lease(Want(groups=said[0]), 0)
+            assert (None if entries is None else ids(entries)) == reference.lease(said[0])
+        else:
+            some = list(reference.leased)[-said[0] :]
+            session.give_back(some)
+            reference.give_back(some)
 
 
 # -- minimum allocations

@@ -67,6 +67,10 @@ class HubModel(RuleBasedStateMachine):
 
     def on_dropped(self, entry: Entry[bytes], cause: str) -> None:
         assert cause == "stale"
+        if entry.id not in self.groups:  # it came in for one that was dropped, and is as old
+            assert (entry.payload, entry.label) in self.waiting.values()
+            assert self.version - (entry.label.oldest_version or 0) > STALENESS
+            self.groups[entry.id] = Group(entry.payload, entry.label, "stale")
         assert entry.payload == self.groups[entry.id].payload
         self.dropped.append(entry.id)
 
@@ -85,7 +89,7 @@ class HubModel(RuleBasedStateMachine):
             taken = {task.result(): what for task, what in self.waiting.items() if task.done() and not task.cancelled()}
             self.waiting = {task: what for task, what in self.waiting.items() if not task.done()}
             for id, (payload, label) in sorted(taken.items()):
-                self.groups[id] = Group(payload, label)
+                self.groups.setdefault(id, Group(payload, label))
 
     def of(self, *states: str) -> list[int]:
         return [id for id, group in sorted(self.groups.items()) if group.state in states]
@@ -170,6 +174,7 @@ class HubModel(RuleBasedStateMachine):
                 entries = None
         else:
             entries = self.session.try_lease(Want(groups=n), self.version)
+            self.run()  # who came in for what was dropped may be part of it
         self.forget_dropped()
         self.unmet = None if entries is not None else n
         if entries is not None:

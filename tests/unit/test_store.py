@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from atropos_core.errors import LeaseLost, StoreFull
 from atropos_core.hub import KEYS, Entry, Hub, Label, Limits, Session, Want
+from atropos_core.journal import Sync
 from atropos_core.store import JournalStore
 from tests.unit.hubs import Clock, ids, payloads
 
@@ -23,10 +25,10 @@ ONE, TWO = Want(groups=1), Want(groups=2)
 
 @contextmanager
 def served(
-    directory: Path, *, size_bytes: int = ROOM, segment_bytes: int = 1 << 20, **more: Any
+    directory: Path, *, size_bytes: int = ROOM, segment_bytes: int = 1 << 20, sync: Sync = "never", **more: Any
 ) -> Iterator[tuple[Hub[bytes], JournalStore]]:
     """A hub on a journal. Its end leaves on the disk what a killed process leaves: nothing is written at the close."""
-    store = JournalStore(directory, sync="never", segment_bytes=segment_bytes)
+    store = JournalStore(directory, sync=sync, segment_bytes=segment_bytes)
     dropped: list[tuple[Entry[bytes], str]] = more.pop("dropped", [])
     values: dict[str, Any] = {"max_staleness": None, **more}
     try:
@@ -97,6 +99,34 @@ def test_a_trainer_that_lived_through_the_servers_death_goes_on_with_what_it_hel
         assert hub.current is None
         assert len(hub) == 2
         assert hub.open("t").number == 2, "a number is never given twice"
+
+
+def test_who_holds_what_is_the_same_after_a_death_at_any_step(tmp_path):
+    """Each line is one record more in the journal, and what must be held when it is the last."""
+    with served(tmp_path) as (hub, _):
+        for number in range(6):
+            put(hub, b"%d" % number)
+        hub.open("t")
+    steps: list[tuple[Callable[[Session[bytes]], object], dict[int, str]]] = [
+        (lambda one: lease(one, 4), {0: "leased", 1: "leased", 2: "leased", 3: "leased"}),
+        (lambda one: one.trained([1, 2]), {0: "leased", 1: "trained", 2: "trained", 3: "leased"}),
+        (lambda one: one.give_back([0]), {1: "trained", 2: "trained", 3: "leased"}),
+        (lambda one: lease(one, 2), {0: "leased", 1: "trained", 2: "trained", 3: "leased", 4: "leased"}),
+        (lambda one: one.commit([2, 3]), {0: "leased", 1: "trained", 4: "leased"}),
+        (lambda one: one.give_back([4, 0]), {1: "trained"}),
+        (lambda one: lease(one, 1), {0: "leased", 1: "trained"}),
+        (lambda one: one.trained([0]), {0: "trained", 1: "trained"}),
+    ]
+    for step, held in steps:
+        with served(tmp_path) as (hub, _):
+            step(hub.session(1))
+        with served(tmp_path) as (hub, _):
+            assert hub.session(1).holds == held
+    with served(tmp_path) as (hub, _):
+        hub.open("t")
+    with served(tmp_path) as (hub, _):
+        assert hub.session(2).holds == {}, "what the session before held waits again"
+        assert payloads(lease(hub.session(2), 4)) == [b"0", b"1", b"4", b"5"]
 
 
 def test_a_group_that_goes_back_is_read_from_the_journal(tmp_path):
@@ -218,7 +248,10 @@ def test_a_full_disk_refuses_the_group_by_name_loses_none_and_goes_on_once_there
         first = ids(lease(session, 15))
         session.trained(first)
         assert session.commit(first) == 15, "what frees room can be written on a full disk"
+        said = capsys.readouterr().err
+        assert said.count("groups are refused from now on: the journal in") == 1
         more = put(hub, payload + b"more")
+        assert capsys.readouterr().err.count("has room again: groups are taken") == 1
     with served(small_disk / "journal", **sizes) as (hub, _):
         assert capsys.readouterr().err == "", "nothing was torn"
         left = payloads(lease(hub.open("t"), len(hub)))
@@ -241,3 +274,79 @@ def test_a_disk_that_fills_up_while_a_put_waits_refuses_it_alone(small_disk):
         put(hub, b"z" * 15_000)
     with served(small_disk / "journal") as (hub, _):
         assert payloads(lease(hub.open("t"), 1)) == [b"z" * 15_000]
+
+
+@pytest.mark.parametrize("sync", ["never", "second", "always"])
+def test_a_journal_that_filled_its_disk_gives_the_room_back_once_next_to_nothing_is_live(small_disk, capsys, sync):
+    """All of it is one segment, which is written to: there is no older one to be dropped."""
+    payload, sizes = os.urandom(9_000), {"segment_bytes": 64 << 20, "sync": sync}
+    with served(small_disk / "journal", **sizes) as (hub, _):
+        session = hub.open("t")
+        for round in range(4):
+            kept = put(hub, b"small and live", key=f"kept {round}")
+            with pytest.raises(StoreFull):
+                while True:
+                    put(hub, payload, key=f"{round} {len(hub)}")
+            leased = ids(lease(session, len(hub)))
+            assert len(leased) > 60, "the whole disk is used in every round"
+            session.commit([one for one in leased if one != kept])
+        assert hub.knows("0 1"), "keys outlive the segments in which they came"
+        assert len(list((small_disk / "journal").glob("*.journal"))) <= 2
+    with served(small_disk / "journal", **sizes) as (hub, _):
+        assert hub.knows("0 1")
+        assert payloads(_entries_held(hub)) == [b"small and live"] * 4
+        assert "damaged" not in capsys.readouterr().err
+
+
+def _entries_held(hub: Hub[bytes]) -> list[Entry[bytes]]:
+    session = hub.open("another")
+    return lease(session, len(hub))
+
+
+def test_a_disk_that_has_room_again_is_noticed_though_nobody_sends(small_disk, capsys):
+    with served(small_disk / "journal") as (hub, store):
+        with pytest.raises(OSError, match="No space"):
+            (small_disk / "ballast").write_bytes(b"x" * 2_000_000)
+        with pytest.raises(StoreFull):
+            put(hub, b"y" * 15_000)
+        store.tick()
+        assert store.full is not None
+        assert "No space left on device" in store.full
+        os.remove(small_disk / "ballast")
+        store.tick()
+        assert store.full is None
+        assert "has room again" in capsys.readouterr().err
+
+
+def test_small_groups_do_not_eat_what_is_kept_for_the_records_that_free_room(small_disk):
+    with served(small_disk / "journal", segment_bytes=64 << 20) as (hub, _):
+        session = hub.open("t")
+
+        def fill() -> None:
+            for size in (9_000, 300, 0):
+                with pytest.raises(StoreFull):
+                    while True:
+                        put(hub, b"x" * size)
+
+        fill()
+        for _ in range(10):
+            session.give_back(ids(lease(session, len(hub))))  # written on the reserve
+        fill()
+        leased = ids(lease(session, len(hub)))
+        assert session.commit(leased) == len(leased)
+        put(hub, b"x" * 9_000)
+
+
+@pytest.mark.parametrize("sync", ["second", "always"])
+def test_what_is_dropped_is_deleted_once_the_disk_has_the_rest_and_no_caller_waits_for_it(tmp_path, sync):
+    with served(tmp_path, segment_bytes=50_000, sync=sync) as (hub, store):
+        session = hub.open("t")
+        for _ in range(100):
+            put(hub, b"x" * 5_000)
+            session.commit(ids(lease(session, 1)))
+        until = time.monotonic() + 20
+        while (on_disk := sum(path.stat().st_size for path in tmp_path.glob("*.journal"))) != store.size_bytes:
+            assert time.monotonic() < until, f"{on_disk} bytes are on the disk, {store.size_bytes} should be"
+            time.sleep(0.05)
+        assert on_disk < 120_000
+    assert len(list(tmp_path.glob("*.journal"))) <= 2

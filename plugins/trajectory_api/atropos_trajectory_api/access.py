@@ -12,6 +12,7 @@ import hmac
 import ipaddress
 import stat
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,6 +49,7 @@ def read_token(path: Path) -> bytes:
     return token
 
 
+@lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Whether a name or address means this machine, whatever a resolver says."""
     name = host.strip("[]").rstrip(".").lower()

@@ -17,6 +17,7 @@ from atropos_trajectory_api.access import Access
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.limits import Limits
 from atropos_trajectory_api.native import native_routes
+from atropos_trajectory_api.native_openapi import native_paths
 from atropos_trajectory_api.observe_routes import Timing, observing_routes
 from atropos_trajectory_api.old_openapi import old_paths
 from atropos_trajectory_api.old_routes import OldDoor
@@ -39,7 +40,7 @@ class App:
         self.door = OldDoor(service, options, vocabulary, killed_at)
         self._stopping: str | None = None
         web = FastAPI(title="Atropos trajectory API", version=__version__, lifespan=self._living)
-        web.include_router(observing_routes(service, lambda: self._stopping))
+        web.include_router(observing_routes(service, lambda: self._stopping or service.unready))
         web.openapi = lambda: _document(web)  # type: ignore[method-assign]
         self._web, self._native = web, native_routes(service)
         app: ASGIApp = Limits(
@@ -59,6 +60,7 @@ class App:
         """Take nothing more: those who are held get 503 now."""
         self._stopping = "the server is ending"
         self.door.intake.stopping.set()
+        self._service.stop()
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in self.door.routes:
@@ -77,6 +79,7 @@ class App:
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
+            await self.door.close()
 
     async def _tick(self) -> None:
         while True:
@@ -96,7 +99,7 @@ def _document(web: FastAPI) -> dict[str, Any]:
     if not web.openapi_schema:
         made = get_openapi(title=web.title, version=web.version, routes=web.routes)
         paths, schemas = old_paths()
-        made["paths"] = {**paths, **made.get("paths", {})}
+        made["paths"] = {**paths, **native_paths(), **made.get("paths", {})}
         made.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         web.openapi_schema = made
     return web.openapi_schema

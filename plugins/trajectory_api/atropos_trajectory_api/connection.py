@@ -1,4 +1,5 @@
-"""A connection of the server: uvicorn's, which also gives up on heads that never end and knows what has arrived."""
+"""A connection of the server: uvicorn's, which also gives up on heads that never end, knows what has arrived, and where
+there are too many says when to come back."""
 
 from __future__ import annotations
 
@@ -6,24 +7,51 @@ import asyncio
 import fcntl
 import struct
 import termios
+import time
 from typing import Any, cast
 
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from atropos_core import console
+from atropos_trajectory_api.answers import plain_error
+
 SCOPE_KEY = "atropos.connection"
+SAY_AGAIN_S = 60.0
 
 
 class Connection(HttpToolsProtocol):
     """One client's connection; `scope["atropos.connection"]`."""
 
     head_s = 60.0
+    most: int | None = None
+    _said_at = -SAY_AGAIN_S
     _late: asyncio.TimerHandle | None = None
+    _had_all = False  # when the connection ended, the client's machine had acknowledged all that was written
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_head()
 
+    def eof_received(self) -> None:
+        """The client has closed its end. It has read all that it acknowledged, or it would have reset the connection."""
+        self._had_all = self._has_all()
+
+    def shutdown(self) -> None:
+        self._had_all = self._has_all()
+        super().shutdown()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.is_gone or self._has_all():
+            self._had_all = True
+            super().timeout_keep_alive_handler()
+        else:  # it is still at the answer, and not idle
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._had_all = self._had_all and exc is None
         self._head_is_there()
         super().connection_lost(exc)
 
@@ -34,11 +62,26 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_there()
+        if self.most is not None and len(self.connections) > self.most:
+            self.app = _busy
+            if time.monotonic() - Connection._said_at > SAY_AGAIN_S:
+                Connection._said_at = time.monotonic()
+                console.warn(f"more than {self.most} connections (--connections): some are turned away.")
         super().on_headers_complete()
 
     @property
     def is_gone(self) -> bool:
         return self.transport.is_closing()
+
+    @property
+    def has_body(self) -> bool:
+        """The body of the request that is answered now is all there."""
+        return not self.pipeline and not self.cycle.more_body
+
+    @property
+    def keeps_alive(self) -> bool:
+        """It will not be closed as soon as the answer is sent."""
+        return bool(self.cycle.keep_alive)
 
     async def arrived(self, deadline_s: float) -> bool:
         """Whether the client's machine has all that was written, once it has it or at the deadline."""
@@ -46,14 +89,17 @@ class Connection(HttpToolsProtocol):
         until = loop.time() + deadline_s
         pause_s = 0.0005
         while not self.is_gone:
-            if not self.transport.get_write_buffer_size() and not self._unacknowledged():
+            if self._has_all():
                 await asyncio.sleep(0)  # a reset that came with the last acknowledgement is seen first
-                return not self.is_gone
+                return not self.is_gone or self._had_all
             if loop.time() > until:
                 return False
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
-        return False
+        return self._had_all
+
+    def _has_all(self) -> bool:
+        return not self.is_gone and not self.transport.get_write_buffer_size() and not self._unacknowledged()
 
     def _unacknowledged(self) -> int:
         """Bytes that the kernel holds for this client."""
@@ -71,6 +117,14 @@ class Connection(HttpToolsProtocol):
             self._late = None
 
 
-def connections(head_s: float) -> type[Connection]:
-    """The class of connections that give up on a head after so long."""
-    return type("Connection", (Connection,), {"head_s": head_s})
+async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
+    await plain_error(
+        scope, send, 503, "ApiError", "too many connections are open.", "Try again in a moment.",
+        [(b"retry-after", b"5"), (b"connection", b"close")],
+    )  # fmt: skip
+
+
+def connections(head_s: float, most: int | None = None) -> type[Connection]:
+    """The class of connections that give up on a head after so long; where there are more than `most`, they are
+    answered with 503 and closed."""
+    return type("Connection", (Connection,), {"head_s": head_s, "most": most})

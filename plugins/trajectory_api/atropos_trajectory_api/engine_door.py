@@ -19,13 +19,15 @@ from starlette.types import Receive, Scope, Send
 from atropos_core.errors import AccessRefused, AtroposError, DataError
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.policy import within
-from atropos_core.types import Tokens
+from atropos_core.types import Completion, Tokens
+from atropos_trajectory_api.engine_samples import give_samples
 from atropos_trajectory_api.frames import Asked, Gone, Handler, Native, refusal
 
 LOAD_S = 1800.0
 SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
 FILES = 10_000  # of one upload
 _UPLOADS = "/v1/engine/uploads/"
+_SAMPLES = "/v1/engine/samples"
 
 
 def engine_app(engine: Engine, allow_weights: bool, info: ModelInfo | None = None) -> EngineDoor:
@@ -42,7 +44,7 @@ class EngineDoor:
         self._opening = asyncio.Lock()
         self._uploads: Path | None = None
         self._allow_weights = allow_weights
-        calls = {"open": self._open, "sample": self._sample, "logprobs": self._logprobs}
+        calls = {"open": self._open, "logprobs": self._logprobs}
         changes = {
             "pause": self._pause, "resume": self._resume,
             "load_weights": self._load_weights, "load_adapter": self._load_adapter,
@@ -54,6 +56,8 @@ class EngineDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "PUT" and scope["path"].startswith(_UPLOADS):
             await self._take_upload(scope["path"][len(_UPLOADS) :], receive, send)
+        elif scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == _SAMPLES:
+            await give_samples(self._sample, receive, send)
         elif scope["type"] == "http":
             await self._calls(scope, receive, send)
 
@@ -68,7 +72,7 @@ class EngineDoor:
                 self._info = await self._engine.open()
         return self._info
 
-    async def _sample(self, asked: Asked) -> Any:
+    async def _sample(self, asked: Asked) -> list[Completion]:
         prompt, n, seeds = _tokens(asked.get("prompt", np.ndarray)), asked.count("n", least=1), asked.get("seeds", list)
         deadline_s = _seconds(asked, "deadline_s")
         if len(seeds) != n or not all(type(seed) is int for seed in seeds):

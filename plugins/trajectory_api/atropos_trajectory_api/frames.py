@@ -152,12 +152,16 @@ def refusal(error: AtroposError | NotImplementedError) -> tuple[int, list[tuple[
     headers = [(b"content-type", b"application/json")]
     if status == 503:
         headers.append((b"retry-after", b"1"))
-    told: dict[str, Any] = {
+    return status, headers, [json.dumps({"error": told_of(error)}).encode()]
+
+
+def told_of(error: AtroposError | NotImplementedError) -> dict[str, Any]:
+    """What the client makes the same error from."""
+    return {
         "kind": type(error).__name__,
         "message": Exception.__str__(error),
         "remedy": getattr(error, "remedy", None),
     }
-    return status, headers, [json.dumps({"error": told}).encode()]
 
 
 async def read_body(receive: Receive) -> bytes:

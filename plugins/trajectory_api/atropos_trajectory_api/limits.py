@@ -8,6 +8,7 @@ One request at a time may go beyond it, else those that are half read would wait
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections import deque
 
@@ -15,8 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubFull
 from atropos_trajectory_api.answers import header, refuse
+from atropos_trajectory_api.connection import SCOPE_KEY, Connection
 
 FREE = 1 << 16
+DISCARD_S = 10.0  # what is too long is read on for so long, and up to the limit once more
 _STEP = 1 << 18  # decompressed at a time
 
 
@@ -137,6 +140,7 @@ class Limits:
         except GoneAway:
             return
         except TooLarge as error:
+            await self._discard(receive)  # a client that sends reads no answer, and a reset would take that from it
             # 413 makes old clients drop a group in silence as any 4xx does; 422 is the one whose text their owners look at
             await refuse(scope, send, 413 if scope["path"].startswith("/v1") else 422, error, closing)
             return
@@ -168,6 +172,7 @@ class Limits:
         if coding not in (b"", b"identity", b"gzip", b"x-gzip"):
             raise DataError(f"the body is encoded as {coding[:40]!r}.", remedy="Send it plain, or with gzip.")
         inflate = zlib.decompressobj(wbits=31) if b"gzip" in coding else None
+        connection: Connection | None = scope.get(SCOPE_KEY)
         pieces: list[bytes] = []
         size, received, spent_s, clock = 0, 0, 0.0, asyncio.get_running_loop().time
 
@@ -180,15 +185,12 @@ class Limits:
             pieces.append(piece)
 
         while True:
-            since = clock()
-            try:
-                async with asyncio.timeout(max(self._request_s - spent_s, 0.001)):
-                    message = await receive()
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    f"the request was not whole after {self._request_s:g} s.", remedy="--request-s sets the bound."
-                ) from None
-            spent_s += clock() - since
+            if connection is not None and connection.has_body:
+                message = await receive()
+            else:
+                since = clock()
+                message = await self._timely(receive, self._request_s - spent_s)
+                spent_s += clock() - since
             if message["type"] == "http.disconnect":
                 raise GoneAway
             rest = message.get("body", b"")
@@ -204,6 +206,22 @@ class Limits:
             if not inflate.eof:
                 raise DataError("the gzip data in the body ends too early.")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _discard(self, receive: Receive) -> None:
+        left = self._body_bytes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(self._request_s, DISCARD_S)):
+                while left > 0 and (message := await receive()).get("more_body", False):
+                    left -= len(message["body"])
+
+    async def _timely(self, receive: Receive, left_s: float) -> Message:
+        try:
+            async with asyncio.timeout(max(left_s, 0.001)):
+                return await receive()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the request was not whole after {self._request_s:g} s.", remedy="--request-s sets the bound."
+            ) from None
 
     def _too_large(self, size: str) -> TooLarge:
         return TooLarge(

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from atropos_core.errors import AccessRefused, ApiError, DeadlineExceeded, ProcessDied
+from atropos_core.errors import AccessRefused, ApiError, DeadlineExceeded, HubFull, ProcessDied
 from atropos_core.fleet import Fleet
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.types import Completion, Sampling, Tokens
@@ -48,7 +48,11 @@ class NamedEngines(Engine):
                     trouble = f"{', '.join(urls)} went away"
                 except AccessRefused:
                     raise
-                except (ApiError, ProcessDied) as error:  # a process of the trainer's, which may be started again
+                except (
+                    ApiError,
+                    HubFull,
+                    ProcessDied,
+                ) as error:  # the trainer's: it may be started again, or have room again
                     trouble = Exception.__str__(error)
                 finally:
                     sampling_now.cancel()

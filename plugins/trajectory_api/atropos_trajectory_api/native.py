@@ -12,6 +12,7 @@ from atropos_core.errors import DataError, HubFull
 from atropos_core.types import Sampling, ScoredGroup
 from atropos_trajectory_api.checking import check_draw, check_group
 from atropos_trajectory_api.frames import LONG_BYTES, Asked, Native
+from atropos_trajectory_api.old_group import as_frame
 from atropos_trajectory_api.service import Service, Trainer
 from atropos_trajectory_api.workers import Policy, WorkerState, numbers
 
@@ -162,7 +163,7 @@ class Doors:
         )
         return {
             "boot": service.boot,
-            "entries": [{"id": entry.id, "frame": entry.payload} for entry in leased.entries],
+            "entries": [{"id": entry.id, "frame": as_frame(entry.payload)} for entry in leased.entries],
             "failed": leased.failed,
             "dropped": leased.dropped,
             "seen": leased.posted,

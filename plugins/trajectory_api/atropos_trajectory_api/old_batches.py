@@ -1,7 +1,8 @@
 """GET /batch: the internal session through which old trainers take groups.
 
 The old protocol has no acknowledgement, so a batch counts as trained when all of it has reached the client's machine. A
-client that was gone before that gets the same groups again.
+client that was gone before that gets the same groups again. A short answer is sent whole and watched from then on; one
+that is long, or after which the connection ends, keeps its last byte back until the rest has arrived.
 """
 
 from __future__ import annotations
@@ -9,22 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.types import Scope, Send
 
 from atropos_core import console
-from atropos_core.codec import decode
 from atropos_core.errors import DeadlineExceeded, HubFull, LeaseLost, StoreFull
 from atropos_core.hub import Entry, Session, Want
-from atropos_trajectory_api.answers import PIECE, answer, encoded, start
+from atropos_trajectory_api.answers import ASIDE_FROM, PIECE, answer, encoded, start
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.connection import SCOPE_KEY, Connection
+from atropos_trajectory_api.old_group import as_wire
 from atropos_trajectory_api.service import Service
-from atropos_trajectory_api.wire import dumps, to_wire
+from atropos_trajectory_api.wire import dumps
 
 HOLDER = "old"
 SAY_AGAIN_S = 60.0
 MOST_AT_ONCE = 1000
+WATCHED_BYTES = 1 << 18  # of an answer that is sent whole: the kernel takes so much at once
+_T = TypeVar("_T")
 
 
 class OldTrainer:
@@ -36,6 +41,7 @@ class OldTrainer:
         self._deadline_s = options.request_s
         self._session: Session[bytes] | None = None
         self._delivered: list[int] = []  # and not settled yet
+        self._watched: set[asyncio.Task[None]] = set()  # of batches on their way
         self._said, self._said_at = "", 0.0
 
     def native_holder(self) -> str | None:
@@ -66,30 +72,79 @@ class OldTrainer:
         if session is None:
             return False
         ids = [entry.id for entry in entries]
-        delivered = False
+        delivered: bool | None = False
         try:
-            body, more = await encoded(scope, dumps({"batch": [to_wire(decode(entry.payload)) for entry in entries]}))
+            if sum(len(entry.payload) for entry in entries) < ASIDE_FROM:
+                text = _written(entries)
+            else:
+                text = await asyncio.to_thread(_written, entries)
+            body, more = await encoded(scope, text)
             delivered = await self._deliver(scope, send, body, more)
         finally:
-            if delivered:
-                self._delivered += ids
-                self._settle(session)
-                with contextlib.suppress(StoreFull):  # the next change saves it as well
-                    self._old.advance(self._old.step + 1)
-            elif session.ended is None:
-                session.give_back(ids)
+            self._advance(1)
+            if delivered is None:
+                self._watch(scope[SCOPE_KEY], session, ids)
+            else:
+                self._end(session, ids, delivered)
         return True
 
     async def drop_all(self) -> int:
         """Let go of every group that waits."""
-        session = self._open()
+        dropped = 0
+        while True:
+            ids = self._in_session(self._drop_some)
+            dropped += len(ids)
+            self._service.observed.dropped("reset", len(ids))
+            if len(ids) < MOST_AT_ONCE:
+                return dropped
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """The connections are closed: what became of the batches that were on their way is known in a moment."""
+        if self._watched:
+            _, late = await asyncio.wait(self._watched, timeout=1.0)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    @staticmethod
+    def _drop_some(session: Session[bytes]) -> list[int]:
         ids: list[int] = []
         while len(ids) < MOST_AT_ONCE and (entries := session.try_lease(Want(groups=1), 0)):
             ids += [entry.id for entry in entries]
         session.commit(ids)
-        self._service.observed.dropped("reset", len(ids))
-        await asyncio.sleep(0)
-        return len(ids) + (await self.drop_all() if len(ids) == MOST_AT_ONCE else 0)
+        return ids
+
+    def _watch(self, connection: Connection, session: Session[bytes], ids: list[int]) -> None:
+        """Settle them once the client's machine has them."""
+
+        async def until_arrived() -> None:
+            arrived = False
+            try:
+                arrived = await connection.arrived(self._deadline_s)
+                if not arrived:
+                    connection.transport.abort()
+            finally:
+                self._end(session, ids, arrived)
+
+        task = asyncio.create_task(until_arrived())
+        self._watched.add(task)
+        task.add_done_callback(self._watched.discard)
+
+    def _end(self, session: Session[bytes], ids: list[int], delivered: bool) -> None:
+        if delivered:
+            self._delivered += ids
+            self._settle(session)
+            return
+        self._advance(-1)
+        with contextlib.suppress(LeaseLost):  # then they wait again already
+            session.give_back(ids)
+
+    def _advance(self, steps: int) -> None:
+        registration = self._old.registration
+        if self.native_holder() is None and registration is not None:
+            with contextlib.suppress(StoreFull):  # the next change saves it as well
+                self._old.advance(max(self._old.step + steps, registration.starting_step))
 
     def _settle(self, session: Session[bytes]) -> None:
         """What was delivered is never served again; where the disk is full, as soon as it can be written down."""
@@ -116,8 +171,16 @@ class OldTrainer:
                 break
         return None, []
 
+    def _in_session(self, work: Callable[[Session[bytes]], _T]) -> _T:
+        """In the session that there is, or in a new one where that is over: a native trainer has come and gone."""
+        try:
+            return work(self._open())
+        except LeaseLost:
+            self._session = None
+            return work(self._open())
+
     def _open(self) -> Session[bytes]:
-        if self._session is None:
+        if self._session is None or self._session.ended is not None:
             self._session = self._service.hub.open(HOLDER)
         return self._session
 
@@ -131,19 +194,26 @@ class OldTrainer:
     async def _error(self, scope: Scope, send: Send, message: str) -> None:
         await answer(scope, send, 200, {"status": "error", "message": message, "batch": []})
 
-    async def _deliver(self, scope: Scope, send: Send, body: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Send it. The end goes out once all before it has arrived, so that hardly a moment is left in which a client
-        that gives up could be taken for one that has its batch."""
+    async def _deliver(self, scope: Scope, send: Send, body: bytes, headers: list[tuple[bytes, bytes]]) -> bool | None:
+        """Whether the client has it; None where that is still to be seen."""
         connection: Connection | None = scope.get(SCOPE_KEY)
         if connection is not None and connection.is_gone:
             return False
         await start(send, 200, len(body), [(b"content-type", b"application/json"), *headers])
-        for at in range(0, max(len(body) - 1, 0), PIECE):
-            await send(
-                {"type": "http.response.body", "body": body[at : min(at + PIECE, len(body) - 1)], "more_body": True}
-            )
-        if connection is not None and not await connection.arrived(self._deadline_s):
+        watched = connection is not None and connection.keeps_alive and len(body) <= WATCHED_BYTES
+        end = (
+            len(body) // 2 if watched else len(body) - 1
+        )  # a second segment is acknowledged at once, a first after 40 ms
+        for at in range(0, end, PIECE):
+            await send({"type": "http.response.body", "body": body[at : min(at + PIECE, end)], "more_body": True})
+        if watched:
+            await asyncio.sleep(0)  # so that the halves leave apart
+        elif connection is not None and not await connection.arrived(self._deadline_s):
             connection.transport.abort()
             return False
-        await send({"type": "http.response.body", "body": body[-1:]})
-        return True
+        await send({"type": "http.response.body", "body": body[end:]})
+        return None if watched else True
+
+
+def _written(entries: list[Entry[bytes]]) -> bytes:
+    return dumps({"batch": [as_wire(entry.payload) for entry in entries]})

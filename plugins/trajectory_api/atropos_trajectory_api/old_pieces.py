@@ -16,8 +16,8 @@ from typing import Any
 
 from atropos_core.durable import sync
 from atropos_core.errors import StoreFull
-from atropos_core.types import ScoredGroup
-from atropos_core.wire import plain, to_wire
+from atropos_core.wire import plain
+from atropos_trajectory_api.old_group import OldGroup
 
 TOGETHER = ("tokens", "masks", "scores")
 OPTIONAL = (
@@ -34,9 +34,9 @@ class Piece:
     data: Mapping[str, Any]
 
     @classmethod
-    def of(cls, key: str, group: ScoredGroup) -> Piece:
+    def of(cls, key: str, group: OldGroup) -> Piece:
         """What is said of each sequence, and only where it is said of every one."""
-        data = plain(to_wire(group))
+        data = plain(group.wire())
         sequences = len(data["tokens"])
         if isinstance(data["overrides"], list):
             data["overrides"] = [*data["overrides"], *({} for _ in range(sequences - len(data["overrides"])))]

@@ -15,19 +15,18 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from atropos_core import console
-from atropos_core.codec import decode
 from atropos_core.errors import DataError, HubClosed, HubFull
 from atropos_core.hub import HubStatus
 from atropos_trajectory_api.answers import answer, plain_error, refuse, send_whole
 from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.connection import SCOPE_KEY
 from atropos_trajectory_api.limits import GoneAway
 from atropos_trajectory_api.old_batches import OldTrainer
+from atropos_trajectory_api.old_group import as_wire
 from atropos_trajectory_api.old_intake import Intake
 from atropos_trajectory_api.old_schema import EnvIdentifier, RegisterEnv, Registration
 from atropos_trajectory_api.old_state import OldEnvironment
 from atropos_trajectory_api.service import Service
-from atropos_trajectory_api.wire import parse, to_wire
+from atropos_trajectory_api.wire import parse
 
 NO_EXAMPLE: Mapping[str, list[Any]] = {
     name: []
@@ -96,6 +95,10 @@ class OldDoor:
             if value is not ANSWERED:
                 await answer(scope, send, 200, value)
 
+    async def close(self) -> None:
+        """Once no connection is left."""
+        await self.trainer.close()
+
     async def tick(self) -> None:
         """Once a second."""
         self.trainer.renew()
@@ -159,33 +162,17 @@ class OldDoor:
 
     async def _latest_example(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Any:
         frame = self.intake.latest
-        return NO_EXAMPLE if frame is None else to_wire(decode(frame))
+        return NO_EXAMPLE if frame is None else as_wire(frame)
 
     async def _scored_data(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Any:
-        given = parse(body)
-        if not isinstance(given, dict):
-            raise DataError("the body must be one group: a JSON object.", remedy="Lists go to /scored_data_list.")
-        (reply,) = await self._taken(scope, receive, send, body, [given])
+        (reply,) = await self.intake.take(scope, receive, body, many=False)
         return reply
 
     async def _scored_data_list(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Any:
-        given = parse(body)
-        if not isinstance(given, list):
-            raise DataError("the body must be a JSON list of groups.", remedy="One group goes to /scored_data.")
-        replies = await self._taken(scope, receive, send, body, given)
+        replies = await self.intake.take(scope, receive, body, many=True)
         buffered = [reply["buffer_size"] for reply in replies if reply["status"] == "buffered"]
         more = {"buffered": len(buffered), "last_buffer_size": buffered[-1]} if buffered else {}
-        return {"status": "received", "groups_processed": len(given), **more}
-
-    async def _taken(
-        self, scope: Scope, receive: Receive, send: Send, body: bytes, given: list[Any]
-    ) -> list[dict[str, Any]]:
-        replies = await self.intake.take(scope, receive, body, given)
-        connection = scope.get(SCOPE_KEY)
-        if connection is not None and connection.is_gone:
-            self.intake.undelivered(body, len(given))
-            raise GoneAway
-        return replies
+        return {"status": "received", "groups_processed": len(replies), **more}
 
     async def _status(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Any:
         return {"current_step": self._old.step, "queue_size": self._service.hub.status().groups}

@@ -1,7 +1,10 @@
 """What the old protocol remembers: the trainer's registration, the environments, the step. Saved with the journal.
 
 `/status-env` is the only throttle that unmodified environments know: they stop while `queue_size * group_size` reaches
-`max_batches_offpolicy * batch_size`. Its arithmetic is atroposlib's, from counters in place of scans of the queue.
+`max_batches_offpolicy * batch_size`. Its arithmetic is atroposlib's, from counters in place of scans of the queue, but for
+two cases: an environment that holds less than an equal part of what waits is not stopped for what the others hold, else
+it never plays beside some that do not ask; and nobody hears of more batches than it takes to stop, because an
+environment ends for good once the queue is as long as the steps that are left.
 """
 
 from __future__ import annotations
@@ -142,14 +145,18 @@ class OldState:
                 reserved = int(batch_size * sizes[name].minimum) if name in sizes else 0
                 others += max(0, math.ceil(sequences / largest) * largest - reserved)
         queue, mine = (own + others) // asking.largest, own // asking.largest
-        if nearly_full:
-            stop = math.ceil(STOP_BATCHES * max(batch_size, 1) / asking.group_size)
+        stop = math.ceil(STOP_BATCHES * max(batch_size, 1) / asking.group_size)
+        parts = len(waiting.keys() | {asking.name})
+        if own * parts < sum(waiting.values()):
+            if queue * asking.largest > batch_size:  # up to there it is told what waits
+                queue = min(queue, own * parts // asking.largest)  # as if everyone held as much as it does
+        elif nearly_full:
             queue, mine = max(queue, stop), max(mine, stop)
         return {
             "current_step": self.step,
-            "queue_size": queue,
+            "queue_size": min(queue, stop),
             "unallocated_fraction": 1.0 - min(1.0, sum(one.minimum for one in self.environments.values())),
-            "self_queue_size": mine,
+            "self_queue_size": min(mine, stop),
             "max_group_size": largest,
             "env_weight": max(LEAST_WEIGHT, asking.share / total if total > 0 else 0.0),
         }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
+from atropos_core.api_http import LONG_POLL_S
 from atropos_core.assemble import EvaluationParts, Plan, build_for_evaluation
 from atropos_core.client import Api, Assignment, Worker, WorkerSpec
 from atropos_core.errors import AccessRefused, ApiError, DeadlineExceeded, HubFull
@@ -30,6 +31,7 @@ from atropos_trajectory_api.named_engines import NamedEngines
 AWAY_S = 600.0  # that a server may be away before its workers give up
 ROOM_S = 600.0  # of waiting for room in the hub before that is said
 POLICY_LOOK_S = 1.0
+BUSY_POLL_S = 0.2  # of waiting for draws while others are played; longer where no more hands get free
 
 
 @dataclass(frozen=True)
@@ -150,13 +152,18 @@ class _Shift:
             await asyncio.gather(taking, *self._playing, return_exceptions=True)
 
     async def _take_on(self) -> None:
+        asked, wait_s = 0, 0.0
         while True:
             free = self._options.concurrency - len(self._playing)
             if free <= 0:
                 await asyncio.wait(self._playing, return_when=asyncio.FIRST_COMPLETED)
                 continue
+            # With hands still busy only shortly: the next call asks for all that are free by then, so that a step's
+            # draws, which come together, are played together.
+            busy_s = BUSY_POLL_S if free != asked else min(2 * wait_s, LONG_POLL_S)
+            asked, wait_s = free, busy_s if self._playing else LONG_POLL_S
             try:
-                assignment = await self._worker.draws(free)
+                assignment = await self._worker.draws(free, wait_s)
                 self._away_since = None
             except AccessRefused:
                 raise

@@ -88,6 +88,8 @@ class Service:
 
     async def tick(self) -> None:
         """End the session of a silent trainer; let go of silent workers, whose draws go to others."""
+        if self._store is not None:
+            self._store.tick()
         self.hub.tick()
         current = self.hub.current
         if self.trainer is not None and (current is None or current.number != self._number):
@@ -99,9 +101,10 @@ class Service:
             )
 
     def stop(self) -> None:
-        """The server is ending: those who wait for groups or draws are answered now."""
+        """The server is ending: those who wait for groups, draws or room are answered now."""
         self.draws.stop()
         self._leasing.stop()
+        self.hub.stop()
 
     async def close(self) -> None:
         await self.hub.close()
@@ -123,6 +126,11 @@ class Service:
             {"trainer": trainer, "number": self._number, "version": self.version, "old": self.old.state(),
              "holder": self._holder, "first_id": self._first_id}
         )  # fmt: skip
+
+    @property
+    def unready(self) -> str | None:
+        """Why no groups are taken now."""
+        return self._store.full if self._store is not None else None
 
     # -- groups
 

@@ -22,6 +22,9 @@ from atropos_trajectory_api.connection import connections
 from atropos_trajectory_api.service import Service
 
 DRAIN_S = 10.0
+KEEP_ALIVE_S = (
+    75  # longer than clients keep a connection of theirs that idles: the one who sends must not find it closed
+)
 RUNNING = "running"  # a file in the directory while a server has it: what is found there was killed
 
 
@@ -100,22 +103,23 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def _serve(options: ServeOptions, listening: socket.socket, token: bytes | None, vocabulary: int) -> None:
-    service = Service.open(options)
     mark = Path(options.directory) / RUNNING if options.journal else None
+    # before the journal is opened, which writes to it
+    killed_at = _killed_at(options.directory) if mark is not None and mark.exists() else None
+    service = Service.open(options)
     try:
-        killed_at = _killed_at(options.directory) if mark is not None and mark.exists() else None
         if mark is not None:
             mark.touch()
         app = App(service, options, token=token, vocabulary=vocabulary, killed_at=killed_at)
         config = uvicorn.Config(
             app,
-            http=connections(options.request_s),
+            http=connections(options.request_s, options.connections),
             ws="none",
             lifespan="on",
             log_level="warning",
             access_log=False,  # addresses and queries are nobody's business
             server_header=False,
-            limit_concurrency=options.connections,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(DRAIN_S),
             ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,

@@ -11,11 +11,21 @@ import orjson
 from atropos_core.errors import DataError
 from atropos_core.wire import KEYS
 
+MOST_IN_LIST = 300_000  # lists and objects in a body: an empty one of three characters takes 64 bytes once it is read
+MOST_IN_GROUP = 1_000_000  # two for each token, where a teacher's likeliest tokens come along
+LONG_BYTES = 1 << 18  # what is shorter cannot hold many
 _COLUMNS = frozenset(KEYS) - {"messages", "generation_params", "overrides", "group_overrides", "images", "env_id"}
 
 
 def parse(body: bytes) -> dict[str, Any] | list[Any]:
     """The object or list of a JSON body. Raises DataError, also for NaN and for an integer beyond 64 bits."""
+    if len(body) > LONG_BYTES:
+        most = MOST_IN_GROUP if body[:64].lstrip().startswith(b"{") else MOST_IN_LIST
+        if (found := body.count(b"[") + body.count(b"{")) > most:
+            raise DataError(
+                f"the body holds {found} lists and objects, and up to {most} are read.",
+                remedy="Send fewer groups at once.",
+            )
     try:
         value = orjson.loads(body)
         if _holds_a_large_float(value):  # or else an integer that orjson made a float of

@@ -4,8 +4,8 @@ What no coercion mends raises DataError, with the field and the index."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,18 +16,24 @@ from atropos_core.types import Bools, Floats, Tokens
 NOT_OF_ITS_TYPE = (TypeError, OverflowError, struct.error)
 
 
-def ints(values: Sequence[Any]) -> Tokens:
-    """Integers as they are, nothing else. A column of 8,192 takes 67 us; numpy, which takes anything, 600."""
-    return _packed("i", values, np.dtype(np.int32))
+def ints(rows: Sequence[Sequence[Any]]) -> Tokens:
+    """Integers of 32 bits as they are, nothing else, row after row. 8,192 of them take 53 us; numpy, which takes
+    anything, 107."""
+    return _packed("i", rows, np.dtype(np.int32))
 
 
-def floats(values: Sequence[Any]) -> Floats:
+def floats(rows: Sequence[Sequence[Any]]) -> Floats:
     """Numbers. What is beyond 32 bits becomes infinite."""
-    return _packed("f", values, np.dtype(np.float32))
+    return _packed("f", rows, np.dtype(np.float32))
 
 
-def _packed(code: str, values: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype) if values else np.zeros(0, dtype)
+def _packed(code: str, rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    return np.frombuffer(b"".join([_packer(len(row), code)(*row) for row in rows]), dtype)
+
+
+@lru_cache(4096)
+def _packer(count: int, code: str) -> Callable[..., bytes]:
+    return struct.Struct(f"{count}{code}").pack
 
 
 def types_of(rows: Any) -> set[type]:
@@ -40,10 +46,6 @@ def lists(rows: Any) -> list[list[Any]]:
     return rows
 
 
-def as_floats(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    return [list(map(float, row)) for row in rows]
-
-
 def counted(name: str, rows: Any, sequences: int) -> list[Any]:
     if type(rows) is not list:
         raise TypeError
@@ -52,13 +54,13 @@ def counted(name: str, rows: Any, sequences: int) -> list[Any]:
     return rows
 
 
-def flat(name: str, rows: Any, lengths: Sequence[int]) -> list[Any]:
-    """The entries of every sequence, one after another, where there are as many as it has tokens."""
+def by_token(name: str, rows: Any, lengths: Sequence[int]) -> list[list[Any]]:
+    """The same rows, where each has as many entries as its sequence has tokens."""
     counts = list(map(len, lists(counted(name, rows, len(lengths)))))
     if counts != lengths:
         number = next(number for number, count in enumerate(counts) if count != lengths[number])
         raise DataError(f"{name}[{number}]: {counts[number]} entries, for {lengths[number]} tokens")
-    return list(chain.from_iterable(rows))
+    return list(rows)
 
 
 # -- errors that name the place

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atropos_trajectory_api.old_pieces import Piece, Pieces, joined, summing_to
-from atropos_trajectory_api.old_retries import Retries, digest, item_key
+from atropos_trajectory_api.old_retries import Retries, digest
 
 
 @given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 12))
@@ -50,8 +50,7 @@ def test_only_what_a_killed_server_stored_last_counts_as_sent_again() -> None:
     before = Retries(stored.__contains__, clock=lambda: now[0])
     for at, body in ((1000.0, b"early"), (1031.0, b"late"), (1033.0, b"list")):
         now[0] = at
-        key = before.new_key(digest(body))
-        stored |= {item_key(key, item) for item in range(2 if body == b"list" else 1)}
+        stored |= {before.new_key(digest(body), item) for item in range(2 if body == b"list" else 1)}
     now[0] = 1060.0
     after = Retries(stored.__contains__, killed_at=1034.0, clock=lambda: now[0])
     assert after.take(digest(b"early"), 1) == 0
@@ -69,3 +68,20 @@ def test_only_what_a_killed_server_stored_last_counts_as_sent_again() -> None:
 def test_equal_bodies_of_one_moment_have_keys_of_their_own() -> None:
     retries = Retries(lambda _: False, clock=lambda: 7.0)
     assert len({retries.new_key(digest(b"x")) for _ in range(5)}) == 5
+
+
+def test_what_waited_for_room_until_the_server_was_killed_counts_as_sent_again() -> None:
+    now, stored = [1000.0], set()
+    before = Retries(stored.__contains__, hold_s=240.0, clock=lambda: now[0])
+    stored |= {before.new_key(digest(b"held"), held=True), before.new_key(digest(b"at once"))}
+    now[0] = 1250.0
+    after = Retries(stored.__contains__, killed_at=1239.0, hold_s=240.0, clock=lambda: now[0])
+    assert after.take(digest(b"held"), 1) == 1
+    assert after.take(digest(b"at once"), 1) == 0, "that was answered long before the kill"
+
+
+def test_equal_groups_have_keys_of_their_own() -> None:
+    keys = Retries(lambda key: False, clock=lambda: 1000.0)
+    assert (
+        len({keys.new_key("d", item, held=held) for item in (0, 1) for held in (False, True) for _ in range(3)}) == 12
+    )

@@ -14,6 +14,8 @@ import pytest
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import ConfigError
 from atropos_core.types import Sampling
+from atropos_trajectory_api.old_group import as_frame
+from atropos_trajectory_api.old_retries import digest
 from atropos_trajectory_api.serving import ids_of
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, Running, group, running, tags
 
@@ -88,16 +90,17 @@ def test_a_client_that_does_not_wait_for_room_leaves_nothing_behind(tmp_path: Pa
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_a_batch_whose_client_goes_away_is_served_again(reset: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [20_000_000, 200_000], ids=["more than the kernel buffers", "sent at once"])
+def test_a_batch_whose_client_goes_away_is_served_again(reset: bool, size: int, tmp_path: Path) -> None:
     with running(tmp_path) as server:
         server.begin()
-        server.post("/scored_data", group(tag=7, images=["x" * 20_000_000]))  # more than the kernel buffers
+        server.post("/scored_data", group(tag=7, images=["x" * size]))
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", server.port))
             client.sendall(b"GET /batch HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-            assert server.client.get("/status").json() == {"current_step": 0, "queue_size": 0}
+            assert server.client.get("/status").json() == {"current_step": int(size < 10**6), "queue_size": 0}
             if reset:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         until(lambda: server.client.get("/status").json()["queue_size"] == 1)
@@ -111,7 +114,9 @@ def test_a_body_whose_answer_was_lost_is_answered_and_not_stored_twice(tmp_path:
         server.begin()
         body = json.dumps(group(tag=1)).encode()
         assert server.post("/scored_data", body).status_code == 200
-        server.app.door.intake.undelivered(body, 1)
+        intake = server.app.door.intake
+        assert intake.latest is not None
+        intake.retries.remember(digest(intake.latest), 1)
         assert server.post("/scored_data", body).json() == {"status": "received"}
         assert server.client.get("/status").json()["queue_size"] == 1
         assert server.post("/scored_data", body).json() == {"status": "received"}
@@ -139,7 +144,7 @@ def test_what_environments_override_reaches_the_trainer(tmp_path: Path) -> None:
         assert server.post("/scored_data", sent).json() == {"status": "received"}
         frame = server.app.door.intake.latest
         assert frame is not None
-        first, second = (episode.rollouts[0] for episode in decode(frame).episodes)
+        first, second = (episode.rollouts[0] for episode in decode(as_frame(frame)).episodes)
         assert first.logprobs is None and first.temperature == 0.25
         assert first.advantages.tolist() == [0.0, 1.0, 2.0] and second.advantages.tolist() == [0.0, 0.0, 0.0]
         assert first.teacher is not None and first.teacher.token_ids.tolist() == [5, 6, 7]
@@ -239,8 +244,35 @@ def test_an_old_environment_plays_for_a_trainer_of_the_native_protocol(tmp_path:
         assert server.client.get("/reset_data").status_code == 409
         (entry,) = call(server, f"/{session}/lease", groups=1, version=3, wait_s=5)["entries"]
         leased = decode(entry["frame"])
-        assert leased.draw.id == -1 and leased.draw.environment == "maths_0" and leased.oldest_version == 3
+        assert leased.draw.id == -1 and leased.draw.environment == "maths_0"
+        assert leased.oldest_version is None, "nobody knows what sampled it"
         call(server, f"/{session}/trained", ids=(entry["id"],))
         call(server, f"/{session}/commit", ids=(entry["id"],))
         call(server, f"/{session}/version", version=4)
         assert server.client.get("/status").json() == {"current_step": 4, "queue_size": 0}
+
+
+def test_resetting_works_once_a_native_trainer_has_come_and_gone(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.post("/register", REGISTER)
+        server.client.get("/batch")
+        for _ in range(2):
+            opened = server.client.post(
+                "/v1/sessions",
+                content=encode_bytes(
+                    {"holder": "run", "vocabulary": 60, "group_size": 4, "min_group": 2, "batch_groups": 2,
+                     "max_staleness": 4, "max_token_len": 100, "version": 3, "sampling": Sampling()}
+                ),
+            )  # fmt: skip
+            number = decode(opened.content)["session"]
+            assert server.client.delete(f"/v1/sessions/{number}").status_code == 200
+            assert server.client.get("/reset_data").status_code == 200
+
+
+def test_lists_and_bodies_of_too_many_things_are_refused(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        small = {"tokens": [[1]], "masks": [[1]], "scores": [1.0]}
+        assert "1024" in server.post("/scored_data_list", [small] * 1025).text
+        answer = server.client.post("/scored_data_list", content=b"[" + b"[]," * 400_000 + b"[]]")
+        assert answer.status_code == 422 and "lists and objects" in answer.text
+        assert server.post("/scored_data_list", [small] * 1024).json()["groups_processed"] == 1024

@@ -17,7 +17,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from atropos_core.codec import encode_bytes
+from atropos_trajectory_api.old_retries import SLOT_S
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, group, tags
+from tests.native_payloads import native_group, native_request, open_session, register_native
+from tests.old_payloads import old_group
+from tests.raw_http import Connection
 
 
 class Served:
@@ -82,6 +87,28 @@ def test_a_signal_ends_it_with_0_and_answers_who_is_held(number: int, served: Ca
     assert "is in the journal" in server.text and "Traceback" not in server.text
 
 
+@pytest.mark.parametrize("call", ["draws", "lease", "put"])
+def test_a_signal_ends_a_long_poll_at_once(call: str, served: Callable[..., Served]) -> None:
+    server = served("--port", "0", "--hub-sequences", "4")
+    port = int(server.url.rsplit(":", 1)[1])
+    end = Connection(port)
+    worker, number = register_native(end, "words"), open_session(end, 1, 4)
+    frame = encode_bytes(native_group(old_group(4, 3, 1), "words"))
+    put = native_request(
+        "/v1/groups", {"groups": [{"key": "", "worker": worker, "frame": frame}] * 2, "wait_s": 60.0}
+    )  # there is room for one
+    draws = native_request(f"/v1/workers/{worker}/draws", {"n": 1, "wait_s": 60.0})
+    lease = native_request(f"/v1/sessions/{number}/lease", {"groups": 1, "version": 0, "wait_s": 60.0})
+    end.send({"draws": draws, "lease": lease, "put": put}[call])
+    time.sleep(1.0)
+    started = time.monotonic()
+    server.process.terminate()
+    assert end.receive().status == {"draws": 200, "lease": 200, "put": 503}[call]
+    assert server.process.wait(30) == 0
+    assert time.monotonic() - started < 6, "it would wait for ten seconds for what does not end"
+    assert "Traceback" not in server.text
+
+
 def test_a_port_that_is_taken_is_named_and_its_owner_left_alone(served: Callable[..., Served], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as owner:
         port = owner.getsockname()[1]
@@ -125,6 +152,7 @@ def test_after_a_kill_what_was_acknowledged_is_there_and_a_repeated_body_counts_
         assert httpx.post(f"{url}/scored_data", content=body).status_code == 200
     server.process.kill()
     server.process.wait()
+    time.sleep(2 * SLOT_S)  # a server may be back late
     again = served("--port", "0")
     url = again.url
     assert "2 groups wait" in again.text
@@ -153,3 +181,65 @@ def test_the_token_is_in_no_line_that_it_prints(served: Callable[..., Served], t
     server.process.terminate()
     assert server.process.wait(15) == 0
     assert token not in server.text
+
+
+def test_a_connection_that_idles_for_a_while_is_there_when_its_client_sends_again(
+    served: Callable[..., Served],
+) -> None:
+    server = served("--port", "0")
+    with httpx.Client(base_url=server.url, limits=httpx.Limits(keepalive_expiry=60)) as client:
+        first = client.get("/health").extensions["network_stream"]
+        time.sleep(6)
+        assert client.get("/health").extensions["network_stream"] is first
+
+
+def test_more_connections_than_there_may_be_are_told_when_to_come_back(served: Callable[..., Served]) -> None:
+    server = served("--port", "0", "--connections", "2")
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    with socket.create_connection(address), socket.create_connection(address):
+        time.sleep(0.2)
+        for path, key in (("/status", "detail"), ("/v1/status", "error")):
+            answer = httpx.get(server.url + path)
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "5"
+            assert key in answer.json()
+    until = time.monotonic() + 10
+    while httpx.get(f"{server.url}/status").status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert server.text.count("more than 2 connections") == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "api"
+    where.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(where)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small tmpfs, so a full disk cannot be made")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+def test_a_full_disk_is_said_once_and_when_it_is_over(small_disk: Path, served: Callable[..., Served]) -> None:
+    server = served("--port", "0")
+    url = server.url
+    register(url)
+    assert httpx.get(f"{url}/ready").status_code == 200
+    with pytest.raises(OSError, match="No space"):
+        (small_disk / "ballast").write_bytes(bytes(4_000_000))
+    body = group(length=3000, env_id=0)
+    for _ in range(3):
+        assert httpx.post(f"{url}/scored_data", json=body).status_code == 503
+    ready = httpx.get(f"{url}/ready")
+    assert ready.status_code == 503
+    assert "No space left on device" in ready.json()["why"]
+    assert server.text.count("groups are refused from now on") == 1
+    (small_disk / "ballast").unlink()
+    until = time.monotonic() + 10
+    while httpx.get(f"{url}/ready").status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert server.text.count("has room again: groups are taken") == 1
+    assert httpx.post(f"{url}/scored_data", json=body).json() == {"status": "received"}
+    server.process.terminate()
+    assert server.process.wait(15) == 0

@@ -17,7 +17,8 @@ from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
 from atropos_core.types import UNKNOWN_VERSION, ScoredGroup
 from atropos_trajectory_api import wire
-from atropos_trajectory_api.wire import KEYS, ScoredData, dumps, from_wire, parse, to_wire
+from atropos_trajectory_api.old_group import as_frame, as_wire, held
+from atropos_trajectory_api.wire import KEYS, ScoredData, dumps, from_wire, parse, read, to_wire
 
 
 class Upstream(BaseModel):
@@ -276,10 +277,21 @@ def test_what_the_old_server_takes_comes_back_as_from_it_and_the_rest_is_refused
         with pytest.raises(DataError):
             taken(body)
         return
-    back = to_wire(decode(encode_bytes(taken(body))))
-    assert list(back) == list(KEYS)
-    for key, value in wanted.model_dump().items():
-        assert close(back[key], value), (key, back[key], value)
+    kept = read(body, "words").frame()
+    for back in (to_wire(decode(encode_bytes(taken(body)))), as_wire(kept), to_wire(decode(as_frame(kept)))):
+        assert list(back) == list(KEYS)
+        for key, value in wanted.model_dump().items():
+            assert close(back[key], value), (key, back[key], value)
+
+
+def test_what_the_hub_keeps_of_a_group_is_all_of_it():
+    kept = read(FULL, "words").frame()
+    assert encode_bytes(held(kept).group(4)) == encode_bytes(taken(FULL, 4))
+    assert as_frame(kept) == encode_bytes(taken(FULL, None))
+    native = encode_bytes(taken(FULL, None))
+    assert as_frame(native) is native
+    marked = group(generation_params={"~a": ["<i4", [3], 0]}, images={"~r": "Draw", "~f": []})
+    assert as_wire(read(marked, "words").frame())["generation_params"] == marked["generation_params"]
 
 
 def close(one: Any, other: Any) -> bool:

@@ -1,0 +1,103 @@
+"""A worker's shift: how many draws it asks for, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from atropos_core.api_worker import Assignment
+from atropos_core.types import Draw, Sampling, ScoredGroup
+from atropos_trajectory_api.draws import Draws, Rules
+from atropos_trajectory_api.roles import WorkerOptions, _Shift
+from plugins.trajectory_api.tests.played import drawn, played
+
+RULES = Rules(4, 1, Sampling())
+
+
+class Server:
+    """The worker's end of one, without the wire."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []  # draw ids, by answer
+        self.asked = 0
+        self.sent: list[int] = []
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.draws_offered = Draws()
+        self.draws_offered.begin(RULES, (), anew=True)
+
+    def offer(self, *numbers: int) -> None:
+        self.draws_offered.offer([drawn(number) for number in numbers], {})
+
+    async def draws(self, n: int, wait_s: float = 20.0) -> Assignment:
+        self.asked += 1
+        draws = await self.draws_offered.take("w", "words", n, wait_s)
+        if draws:
+            self.given.append([draw.id for draw in draws])
+        return Assignment(tuple(draws), RULES.group_size, RULES.min_group, RULES.sampling, 0)
+
+    async def put(self, group: ScoredGroup, *, deadline_s: float) -> int:
+        self.sent.append(group.draw.id)
+        return group.draw.id
+
+    async def drain(self) -> None: ...
+
+
+class Plays:
+    """Each draw ends when it is let go."""
+
+    def __init__(self) -> None:
+        self.playing: dict[int, asyncio.Event] = {}
+
+    def places(self, draw: Draw, n: int) -> list[Any]:
+        return []
+
+    async def play(self, draw: Draw, *given: Any) -> ScoredGroup:
+        self.playing[draw.id] = asyncio.Event()
+        await self.playing[draw.id].wait()
+        del self.playing[draw.id]
+        return played(draw)
+
+    def let_go(self, *numbers: int) -> None:
+        for number in numbers:
+            self.playing[number].set()
+
+
+async def test_draws_that_come_together_are_taken_together_though_hands_got_free_one_by_one():
+    server, plays, stop = Server(), Plays(), asyncio.Event()
+    shift = asyncio.create_task(_Shift(server, plays, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
+    try:
+        server.offer(0, 1, 2, 3)
+        await until(lambda: len(plays.playing) == 4)
+        for number in range(4):
+            plays.let_go(number)
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        server.offer(*range(4, 10))
+        await until(lambda: len(plays.playing) == 4)
+        assert server.given == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        plays.let_go(5, 6)
+        await until(lambda: plays.playing.keys() == {4, 7, 8, 9})
+        assert server.given[2:] in ([[8, 9]], [[8], [9]])
+    finally:
+        stop.set()
+        await until(lambda: shift.done() or bool(plays.let_go(*plays.playing)))
+        assert await shift == 10
+
+
+async def test_a_worker_whose_last_play_takes_long_does_not_ask_all_the_time():
+    server, plays, stop = Server(), Plays(), asyncio.Event()
+    shift = asyncio.create_task(_Shift(server, plays, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
+    server.offer(0)
+    await until(lambda: 0 in plays.playing)
+    asked = server.asked
+    await asyncio.sleep(1.6)
+    assert 1 <= server.asked - asked <= 4  # after 0.2, 0.6 and 1.4 s
+    stop.set()
+    plays.let_go(0)
+    assert await asyncio.wait_for(shift, 10) == 1
+
+
+async def until(claim: Any, deadline_s: float = 10.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not claim():
+            await asyncio.sleep(0.01)
