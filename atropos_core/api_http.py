@@ -81,6 +81,11 @@ class Api:
                     )
                 return _value(answer, self.url)
             except (http.TransportError, TimeoutError, HubClosed, _Busy) as error:
+                if _is_untrusted(error):
+                    raise ApiError(
+                        f"{self.url} shows a certificate that this machine does not trust: {reason(error)}.",
+                        remedy="Name the authority that signed it: SSL_CERT_FILE=ca.pem atropos ...",
+                    ) from error
                 if time.monotonic() + pause >= until:
                     raise ApiError(
                         f"{method} {self.url}{path} got no answer in time: {reason(error)}.",
@@ -161,6 +166,15 @@ def error_of(kind: str, message: str, remedy: str | None) -> AtroposError | NotI
     known = getattr(errors, kind, None)
     made = known if isinstance(known, type) and issubclass(known, AtroposError) else ApiError
     return made(message, remedy=remedy)
+
+
+def _is_untrusted(error: BaseException | None) -> bool:
+    """Whether a certificate is behind it: trying again will not help."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def reason(error: BaseException) -> str:

@@ -100,7 +100,7 @@ class Access:
                 scope, send, 401,
                 {"error": {"kind": "AccessRefused", "message": "this server wants a token, and the one given is not it."
                            if header(scope, b"authorization") else "this server wants a token.",
-                           "remedy": "Send `Authorization: Bearer TOKEN`; old clients: http://any:TOKEN@host:port."}},
+                           "remedy": "Give `--token-file FILE`, or send `Authorization: Bearer TOKEN`; old clients: http://any:TOKEN@host:port."}},
                 [(b"www-authenticate", b'Bearer realm="atropos"')],
             )  # fmt: skip
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -89,6 +90,8 @@ class App:
                 await self.door.tick()
             except AtroposError as error:
                 console.warn(str(error))  # a full disk, for one: it may be over in a second
+            except Exception:  # noqa: BLE001 - a fault of ours: leases and silent workers must run out all the same
+                console.warn(f"the server's own upkeep failed:\n{traceback.format_exc()}")
 
 
 def create_app(service: Service, options: ServeOptions, **more: Any) -> App:

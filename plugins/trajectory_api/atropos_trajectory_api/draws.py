@@ -8,7 +8,7 @@ theirs: the same draw offered again is not played twice.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -34,6 +34,7 @@ class Draws:
         self._player: dict[int, str] = {}  # draw -> worker
         self._present = set(present)  # their groups are in the hub
         self._known = False  # whether the trainer has said, to this process, what it wants
+        self._asking: Counter[str] = Counter()  # workers that wait, by environment
         self._changed = asyncio.Event()
         self._stopped = False
 
@@ -66,19 +67,25 @@ class Draws:
         return added
 
     async def take(self, worker: str, environment: str, n: int, wait_s: float) -> list[Draw]:
-        """Up to `n` draws for this worker, the oldest first; none where none comes in time."""
+        """Up to `n` draws for this worker, the oldest first; none where none comes in time. Workers that wait together
+        share what comes."""
         until = asyncio.get_running_loop().time() + wait_s
-        while not (queue := self._waiting.get(environment)):
-            if self._stopped:
-                return []
-            left = until - asyncio.get_running_loop().time()
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._changed.wait()
-            except TimeoutError:
-                return []
-        taken = [queue.popleft() for _ in range(min(n, len(queue)))]
+        self._asking[environment] += 1
+        try:
+            while not (queue := self._waiting.get(environment)):
+                if self._stopped:
+                    return []
+                left = until - asyncio.get_running_loop().time()
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(left):
+                        await self._changed.wait()
+                except TimeoutError:
+                    return []
+            share = -(-len(queue) // self._asking[environment])
+        finally:
+            self._asking[environment] -= 1
+        taken = [queue.popleft() for _ in range(min(n, share))]
         self._player |= {draw.id: worker for draw in taken}
         return taken
 

@@ -27,6 +27,7 @@ from atropos_core.errors import (
     TokenizerMismatch,
 )
 from atropos_core.types import Sampling
+from atropos_trajectory_api.answers import header
 from atropos_trajectory_api.checking import check_sampling
 
 Handler = Callable[["Asked"], Coroutine[Any, Any, Any]]
@@ -99,6 +100,7 @@ class Native:
         if pattern not in self._patterns:
             pattern = "/".join(["*" if place == 1 else name for place, name in enumerate(named)])
         status, headers = 200, _HEADERS
+        answer: list[Buffer]
         try:
             handler = self._table.get((scope["method"], pattern)) or self._nothing(scope["method"], pattern)
             scope["atropos.route"] = f"{scope['method']} /v1/{pattern}"
@@ -106,7 +108,11 @@ class Native:
             read = asyncio.to_thread(decode, body) if len(body) >= LONG_BYTES else None
             value = await read if read is not None else decode(body) if body else None
             asked = Asked(named[1] if len(named) > 1 else "", value, scope)
-            answer = encode(await unless_gone(handler(asked), receive))
+            given = await unless_gone(handler(asked), receive)
+            if scope["method"] == "GET" and b"application/json" in (header(scope, b"accept") or b""):  # for people
+                headers, answer = [(b"content-type", b"application/json")], [json.dumps(given).encode()]
+            else:
+                answer = encode(given)
         except Gone:
             return
         except (AtroposError, NotImplementedError) as error:

@@ -180,7 +180,9 @@ class Doors:
         return self._boot()
 
     async def commit(self, asked: Asked) -> dict[str, Any]:
-        return self._boot() | {"settled": self._service.commit(asked.session(), _ids(asked))}
+        settled = self._service.commit(asked.session(), _ids(asked))
+        await self._service.written()
+        return self._boot() | {"settled": settled}
 
     async def renew(self, asked: Asked) -> dict[str, Any]:
         self._service.session(asked.session()).renew()

@@ -134,6 +134,7 @@ class _Shift:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ended it
         self._sent = 0
         self._away_since: float | None = None
+        self._led = True  # by a trainer, as far as was said
 
     async def run(self) -> int:
         taking = asyncio.ensure_future(self._take_on())
@@ -170,6 +171,9 @@ class _Shift:
             except ApiError as error:
                 self._note_away(error)
                 continue
+            if self._led != (assignment.group_size > 0):
+                self._led = not self._led
+                console.say("a trainer is there: going on" if self._led else "there is no trainer: waiting for one")
             for draw in assignment.draws:
                 task = asyncio.create_task(self._play(draw, assignment))
                 self._playing[task] = draw

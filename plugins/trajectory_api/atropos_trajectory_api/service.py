@@ -292,6 +292,11 @@ class Service:
             self._forget_draw(one)
         return settled
 
+    async def written(self) -> None:
+        """What was decided is as durable as was asked."""
+        if self._store is not None:
+            await self._store.written()
+
     def set_version(self, number: int, version: int) -> None:
         """The engines sample from this version now."""
         self.session(number).renew()

@@ -40,6 +40,16 @@ async def test_a_worker_that_waits_gets_a_draw_the_moment_it_is_offered():
     assert await asyncio.wait_for(waiting, 5) == [5]
 
 
+async def test_workers_that_wait_together_share_what_comes():
+    draws = offering()
+    waiting = [asyncio.create_task(ids(draws, worker, wait_s=30)) for worker in "abc"]
+    await asyncio.sleep(0.01)
+    draws.offer([drawn(number) for number in range(8)], {})
+    assert sorted(map(len, await asyncio.wait_for(asyncio.gather(*waiting), 5))) == [2, 3, 3]
+    draws.offer([drawn(number) for number in range(8, 12)], {})
+    assert await ids(draws, "a") == [8, 9, 10, 11], "alone"
+
+
 async def test_draws_of_a_worker_that_has_gone_are_played_before_newer_ones():
     draws = offering(drawn(0), drawn(1), drawn(2))
     assert await ids(draws, "a", 2) == [0, 1]

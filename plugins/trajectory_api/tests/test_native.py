@@ -30,7 +30,9 @@ class Wire:
         self._app = native_routes(self.service)
         self.hang_up = asyncio.Event()
 
-    async def raw(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[bytes, bytes], bytes]:
+    async def raw(
+        self, method: str, path: str, body: bytes = b"", accept: bytes = b"*/*"
+    ) -> tuple[int, dict[bytes, bytes], bytes]:
         sent: list[Any] = []
         given = False
 
@@ -45,7 +47,8 @@ class Wire:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await self._app({"type": "http", "method": method, "path": path}, receive, send)
+        scope = {"type": "http", "method": method, "path": path, "headers": [(b"accept", accept)]}
+        await self._app(scope, receive, send)
         if not sent:
             return 0, {}, b""
         return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
@@ -72,6 +75,13 @@ async def test_a_group_goes_from_a_worker_to_a_trainer_frame_for_frame():
     leased = await wire.call("POST", f"{session}/lease", {"groups": 1, "version": 0})
     assert [(e["id"], e["frame"]) for e in leased["entries"]] == [(ids[0], frame)]
     assert (await wire.call("POST", f"{session}/commit", {"ids": ids}))["settled"] == 1
+
+
+async def test_what_there_is_to_read_comes_as_json_for_people_who_ask_for_that():
+    wire = Wire()
+    status, headers, answer = await wire.raw("GET", "/v1/status", accept=b"text/html, application/json")
+    assert (status, headers[b"content-type"]) == (200, b"application/json")
+    assert json.loads(answer)["hub"]["groups"] == 0
 
 
 async def test_several_groups_are_taken_all_or_none_where_one_cannot_be():

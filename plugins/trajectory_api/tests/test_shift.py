@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from atropos_core.api_worker import Assignment
 from atropos_core.types import Draw, Sampling, ScoredGroup
 from atropos_trajectory_api.draws import Draws, Rules
@@ -30,10 +32,13 @@ class Server:
 
     async def draws(self, n: int, wait_s: float = 20.0) -> Assignment:
         self.asked += 1
+        await asyncio.sleep(0.001)  # a call takes its time
         draws = await self.draws_offered.take("w", "words", n, wait_s)
         if draws:
             self.given.append([draw.id for draw in draws])
-        return Assignment(tuple(draws), RULES.group_size, RULES.min_group, RULES.sampling, 0)
+        rules = self.draws_offered.rules
+        size, least = (rules.group_size, rules.min_group) if rules else (0, 0)
+        return Assignment(tuple(draws), size, least, RULES.sampling, 0)
 
     async def put(self, group: ScoredGroup, *, deadline_s: float) -> int:
         self.sent.append(group.draw.id)
@@ -101,3 +106,21 @@ async def until(claim: Any, deadline_s: float = 10.0) -> None:
     async with asyncio.timeout(deadline_s):
         while not claim():
             await asyncio.sleep(0.01)
+
+
+async def test_a_worker_says_that_its_trainer_has_gone_and_that_one_has_come(capsys: pytest.CaptureFixture[str]):
+    server, plays, stop = Server(), Plays(), asyncio.Event()
+    server.draws_offered.begin(None, (), anew=False)
+    shift = asyncio.create_task(_Shift(server, plays, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
+    try:
+        server.draws_offered.stop()  # every poll is answered at once
+        await until(lambda: server.asked > 1)
+        server.draws_offered.begin(RULES, (), anew=False)
+        asked = server.asked
+        await until(lambda: server.asked > asked + 1)
+        said = capsys.readouterr()
+        assert (said.out + said.err).count("there is no trainer: waiting for one") == 1
+        assert (said.out + said.err).count("a trainer is there: going on") == 1
+    finally:
+        shift.cancel()
+        await asyncio.gather(shift, return_exceptions=True)
