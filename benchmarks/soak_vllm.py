@@ -128,6 +128,21 @@ def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def takes_everything_along(folder: Path) -> dict[str, Any]:
+    """Kill the supervisor: every process below it must end, and no segment stay."""
+    run = RunningRun(folder, "run", "--dir", str(folder), *RUN, "--steps", "400")
+    run.wait_for_step(random.randrange(2, 6), 240)
+    everyone = run.supervisor.children(recursive=True)
+    held = segments(everyone)
+    run.supervisor.kill()
+    run.process.wait(10)
+    alive, stays = still_running(everyone, 10), sorted(left(held))
+    for one in alive:
+        one.kill()
+    return {"role": "supervisor", "of": len(everyone), "alive": len(alive), "left": stays,
+            "held": len(everyone) >= 5 and not alive and not stays}  # fmt: skip
+
+
 def starts_again(role: str, folder: Path) -> dict[str, Any]:
     """Kill `role` in a run that may start again once: it must go on to its last step by itself."""
     run = RunningRun(folder, "run", "--dir", str(folder), *RUN, "--steps", "8", "--set", "restarts=1")
@@ -159,6 +174,7 @@ def kills(folder: Path, wanted: argparse.Namespace) -> Iterator[dict[str, Any]]:
         bridge = random.choice(["ipc", "ipc", "lora", "checkpoint"])
         yield survives(roles[number % len(roles)], bridge, folder / f"kill-{number}")
     if wanted.kills:
+        yield takes_everything_along(folder / "supervisor")
         yield starts_again(random.choice(roles), folder / "restarted")
 
 

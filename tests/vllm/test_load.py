@@ -10,7 +10,7 @@ from tests.vllm.load import publish_under_load, transformers_scorer, worst_diffe
 
 pytestmark = pytest.mark.timeout(400)
 
-PUBLISHES, CONCURRENT = 60, 32
+PUBLISHES, CONCURRENT = 40, 32
 TRAINER = {"learning_rate": 1e-3, "old_logprobs": "recompute"}
 
 
