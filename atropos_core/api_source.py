@@ -17,7 +17,8 @@ from atropos_core.errors import DeadlineExceeded
 from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
 from atropos_core.producer import PATIENCE, no_progress
 from atropos_core.sources import Lease, Source
-from atropos_core.types import Draw
+from atropos_core.timeline import sampled_after, without_versions_after
+from atropos_core.types import Draw, ScoredGroup
 
 LOOK_S = 1.0  # between two looks at who is there, while workers are awaited
 POLL_S = 10.0  # of waiting for groups before another look at who is there
@@ -25,7 +26,14 @@ POLL_S = 10.0  # of waiting for groups before another look at who is there
 
 class ApiSource(Source):
     """One session of the API's one trainer. The groups of old environments, which nobody drew, get a draw of their own
-    below 0 each."""
+    below 0 each.
+
+    A run that resumes from a checkpoint is handed all that the run before it left uncommitted, also what was sampled
+    from weights newer than the checkpoint's. Those weights are lost, and the same version means others now: such tokens
+    are neither fresh nor of any age that `max_staleness` could be held to. So, as in a run without an API, the draws of
+    such groups are played again: said, and counted as "other_timeline". What nobody drew nobody would play again: it is
+    trained, and its version is unknown.
+    """
 
     def __init__(self, config: RunConfig, curriculum: Curriculum, model: ModelInfo, directory: Path) -> None:
         super().__init__(curriculum)
@@ -43,12 +51,18 @@ class ApiSource(Source):
             vocabulary=model.vocabulary,
             model=config.model,
             max_staleness=training.max_staleness,
+            deadline_s=training.rollout_deadline_s,
         )
         self._api = Api(self._section.url, self._section.token())
         self._session: TrainerSession | None = None
         self._sources: dict[str, TaskSource] = {}  # with a worker at present
         self._open: dict[int, Draw] = {}  # drawn, and nothing has come of them yet
         self._unoffered: list[Draw] = []
+        self._ahead: set[int] = set()  # draws whose groups were leased before the curriculum drew them
+        self._version = 0  # that the engines sample from
+        self._base: int | None = None  # the version that this session began with: of its checkpoint
+        self._suspects: set[int] = set()  # draws that were being played when it began
+        self._told_of_lost = False
         self._adopted = False
         self._target = 0
         self._trained: list[int] = []  # hub ids that the server does not know to be inside a checkpoint
@@ -61,10 +75,16 @@ class ApiSource(Source):
     async def open(self, state: Mapping[str, Any] | None) -> None:
         """Open the session and wait for workers: of each environment that the run file names, or of any. Raises
         DeadlineExceeded where they do not come."""
-        self._trained = list(state.get("trained", ())) if state else []
-        self._session = await TrainerSession.open(self._api, self._spec, committed=self._trained)
+        state = state or {}
+        self._version, self._ahead = state.get("version", 0), set(state.get("ahead", ()))
+        self._session = await TrainerSession.open(
+            self._api,
+            replace(self._spec, version=self._version),
+            committed=state.get("trained", ()),
+            hub_id=state.get("hub_id", ""),
+        )
         self.broken = self._session.lost
-        self._trained = []
+        self._suspects = set(self._session.played_draws)
         await self._await_workers(self._session)
 
     async def add_engine(self, url: str) -> None:
@@ -76,6 +96,8 @@ class ApiSource(Source):
 
     async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
         until = time.monotonic() + deadline_s
+        if self._base is None:
+            self._base = version
         leases: list[Lease] = []
         why: str | None = None
         while len(leases) < n:
@@ -88,7 +110,7 @@ class ApiSource(Source):
                     remedy="Is there a worker of each environment? `atropos env NAME --api URL` starts one.",
                 )
             await self._look(await self._here.fetch_environments())
-            await self._offer()
+            await self._offer(self._target - len(leases))
             answer = await self._here.lease(n - len(leases), version, min(POLL_S, left))
             why = answer.why
             for group in answer.failed:
@@ -102,11 +124,16 @@ class ApiSource(Source):
                 outcome = self._dropped(cause)
                 if draw := self._open.pop(number, None):
                     self.curriculum.settle(draw, outcome, None)
+            again: list[tuple[int, Draw]] = []
             for number, group in answer.entries:
                 self._failed_in_a_row = 0
-                if self._open.pop(group.draw.id, None) is None:  # an old client's, or of a draw that is not known here
-                    group = replace(group, draw=replace(group.draw, id=-1 - number))
-                leases.append(Lease(number, group))
+                newest = self._newest(number, group, version)
+                if group.draw.id >= 0 and sampled_after(group, newest):
+                    again.append((number, group.draw))
+                else:
+                    leases.append(Lease(number, self._taken(number, without_versions_after(group, newest))))
+            if again:
+                await self._play_again(again)
         return leases
 
     async def trained(self, leases: Sequence[Lease]) -> None:
@@ -115,13 +142,19 @@ class ApiSource(Source):
         self._trained += ids
 
     def state(self) -> Mapping[str, Any]:
-        return {"trained": list(self._trained)}
+        return {
+            "trained": list(self._trained),
+            "hub_id": self._here.hub_id,
+            "version": self._version,
+            "ahead": sorted(self._ahead),
+        }
 
     async def commit(self) -> None:
         await self._here.commit(self._trained)
         self._trained = []
 
     async def publish(self, version: int) -> None:
+        self._version = version
         await self._here.set_version(version)
 
     async def stop(self) -> None:
@@ -143,7 +176,7 @@ class ApiSource(Source):
         while True:
             found = await session.fetch_environments()
             sending = {name for name, entry in found.items() if entry["workers"]}
-            sending |= (await self._api.status())["hub"]["environments"].keys()  # old environments as well
+            sending |= set((await self._api.status())["old"])  # they send what nobody drew, and have no tasks
             missing = [name for name in self._named if name not in sending]
             if not missing and sending:
                 break
@@ -178,26 +211,73 @@ class ApiSource(Source):
         if any(source.weight > 0 for source in sources.values()):
             self.curriculum.open(sources)
 
-    async def _offer(self) -> None:
+    async def _offer(self, wanted: int) -> None:
         """As many open draws as are wanted; those of environments that have no worker at present do not count."""
         if not any(source.weight > 0 for source in self._sources.values()):
             return
         if not self._adopted:
             self._adopt()
-        missing = self._target - sum(draw.environment in self._sources for draw in self._open.values())
+        missing = wanted - sum(draw.environment in self._sources for draw in self._open.values())
         if missing > 0:
             again, self._unoffered = self._unoffered[:missing], self._unoffered[missing:]
-            offered = again + self.curriculum.draw(missing - len(again))
+            offered = again + self._draw(missing - len(again))
             self._open |= {draw.id: draw for draw in offered}
             await self._here.offer_draws(offered)
+
+    def _draw(self, n: int) -> list[Draw]:
+        """The next `n` of the curriculum whose groups have not been leased already."""
+        found: list[Draw] = []
+        while missing := n - len(found):
+            for draw in self.curriculum.draw(missing):
+                if draw.id in self._ahead:
+                    self._ahead.remove(draw.id)
+                    self.curriculum.settle(draw, "dropped", None)  # trained or not, without the curriculum
+                else:
+                    found.append(draw)
+        return found
+
+    def _newest(self, number: int, group: ScoredGroup, version: int) -> int:
+        """The newest version that its tokens can be of: that of the checkpoint, where it may have been sampled before
+        this session."""
+        before = number < self._here.next_id or group.draw.id in self._suspects
+        return self._base if before and self._base is not None else version
+
+    async def _play_again(self, lost: Sequence[tuple[int, Draw]]) -> None:
+        await self._here.commit([number for number, _ in lost])  # they are not served again
+        for _, draw in lost:
+            self._dropped("other_timeline")
+            self._suspects.discard(draw.id)
+            if (known := self._open.pop(draw.id, None)) is not None:
+                self._unoffered.append(known)
+        self._unoffered.sort(key=lambda draw: draw.id)
+        if not self._told_of_lost:
+            self._told_of_lost = True
+            console.say(
+                "groups that were sampled from weights newer than this run's are waiting: another run left them, or this "
+                "one before it was resumed. Their draws are played again, and counted as groups/other_timeline."
+            )
+
+    def _taken(self, number: int, group: ScoredGroup) -> ScoredGroup:
+        """As the loop gets it: with a draw that it may settle, or one below 0."""
+        known = self._open.pop(group.draw.id, None)
+        if known is None and (known := self._find_unoffered(group.draw.id)) is not None:
+            self._unoffered.remove(known)
+        if known is not None:
+            return group
+        if group.draw.id >= 0:
+            self._ahead.add(group.draw.id)
+        return replace(group, draw=replace(group.draw, id=-1 - number))
+
+    def _find_unoffered(self, number: int) -> Draw | None:
+        return next((draw for draw in self._unoffered if draw.id == number), None)
 
     def _adopt(self) -> None:
         """Groups that came while this run was dead wait on the server: take their draws from the curriculum again."""
         self._adopted = True
-        waiting = set(self._here.waiting_draws)
+        waiting = set(self._here.waiting_draws) - self._ahead
         highest = max(waiting, default=-1)
         while waiting:
-            [draw] = self.curriculum.draw(1)
+            [draw] = self._draw(1)
             if draw.id in waiting:
                 waiting.remove(draw.id)
                 self._open[draw.id] = draw

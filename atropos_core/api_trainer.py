@@ -31,6 +31,7 @@ class SessionSpec:
     max_staleness: int = 0
     max_token_len: int = 0
     version: int = 0
+    deadline_s: float | None = None  # of one play; None: the workers' own
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class _Told:
 
 class TrainerSession:
     """The one trainer's hold on the hub. Every call raises LeaseLost once another session was opened, or this one was
-    silent for longer than its lease; `lost` raises it too, as soon as it is known."""
+    silent for longer than its lease; `lost` raises it too, as soon as it is known. For as long as that lease a call
+    tries on where the server is away."""
 
     def __init__(self, api: Api, spec: SessionSpec, opened: Mapping[str, Any]) -> None:
         self.api = api
@@ -68,6 +70,9 @@ class TrainerSession:
         self.lease_s: float = opened["lease_s"]  # of silence, after which the session is over
         self.environments: dict[str, dict[str, Any]] = opened["environments"]
         self.waiting_draws: frozenset[int] = frozenset(opened["waiting_draws"])  # their groups are in the hub
+        self.played_draws: frozenset[int] = frozenset(opened["played_draws"])  # workers play them
+        self.hub_id: str = opened["hub_id"]  # the hub's whose ids these are
+        self.next_id: int = opened["next_id"]  # groups with lower ids were there before this session
         self.commit_due = False
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._holding: set[int] = set()  # hub ids that are leased here
@@ -78,10 +83,17 @@ class TrainerSession:
 
     @classmethod
     async def open(
-        cls, api: Api, spec: SessionSpec, *, committed: Sequence[int] = (), deadline_s: float | None = None
+        cls,
+        api: Api,
+        spec: SessionSpec,
+        *,
+        committed: Sequence[int] = (),
+        hub_id: str | None = None,
+        deadline_s: float | None = None,
     ) -> TrainerSession:
-        """Ends whatever session there was. `committed`: hub ids inside the checkpoint that this trainer resumes from."""
-        body = {**vars(spec), "committed": list(committed)}
+        """Ends whatever session there was. `committed`: hub ids inside the checkpoint that this trainer resumes from,
+        and `hub_id`, where it is given, of the hub that they are of: another hub passes them over."""
+        body = {**vars(spec), "committed": list(committed), "hub_id": hub_id}
         return cls(api, spec, await api.call("POST", "/v1/sessions", body, deadline_s=deadline_s))
 
     async def lease(self, groups: int, version: int, wait_s: float) -> Leased:
@@ -112,6 +124,7 @@ class TrainerSession:
     async def commit(self, ids: Sequence[int]) -> int:
         """The updates are inside a durable checkpoint: these groups are never served again. How many that settles."""
         settled: int = (await self._call("commit", {"ids": list(ids)}))["settled"]
+        self._holding -= set(ids)
         return settled
 
     async def offer_draws(self, draws: Sequence[Draw]) -> None:
@@ -126,15 +139,15 @@ class TrainerSession:
     async def add_engine(self, url: str) -> None:
         """Workers may sample from the engine behind this URL."""
         self._told.engines.append(url)
-        await self.api.call("POST", "/v1/engines", {"session": self.number, "url": url})
+        await self._post_engine(url)
 
     async def fetch_environments(self) -> dict[str, dict[str, Any]]:
         """Those that workers play at present."""
-        self.environments = await self.api.call("GET", "/v1/environments")
+        self.environments = await self.api.call("GET", "/v1/environments", deadline_s=self.lease_s)
         return self.environments
 
     async def renew(self) -> None:
-        await self._call("renew", {}, deadline_s=self.lease_s)
+        await self._call("renew", {})
 
     async def close(self) -> None:
         """End the session: what is leased and not committed goes back. May be called twice."""
@@ -152,13 +165,15 @@ class TrainerSession:
             self._told.draws.pop(number, None)
         return Leased(entries, tuple(found["failed"]), dropped, self.commit_due, found["why"])
 
-    async def _call(
-        self, what: str, body: dict[str, Any], *, wait_s: float = 0.0, deadline_s: float | None = None
-    ) -> Any:
+    async def _post_engine(self, url: str) -> None:
+        body = {"session": self.number, "url": url}
+        await self.api.call("POST", "/v1/engines", body, deadline_s=self.lease_s)
+
+    async def _call(self, what: str, body: dict[str, Any], *, wait_s: float = 0.0) -> Any:
         if self.lost.done():
             self.lost.result()
         found = await self.api.call(
-            "POST", f"/v1/sessions/{self.number}/{what}", body, wait_s=wait_s, deadline_s=deadline_s
+            "POST", f"/v1/sessions/{self.number}/{what}", body, wait_s=wait_s, deadline_s=self.lease_s
         )
         if found["boot"] != self._told.boot:
             await self._tell_again(found["boot"])
@@ -170,7 +185,7 @@ class TrainerSession:
         before, told.boot, self._seen = told.boot, boot, 0
         try:
             for url in told.engines:
-                await self.api.call("POST", "/v1/engines", {"session": self.number, "url": url})
+                await self._post_engine(url)
             await self._call("version", {"version": told.version})
             await self._call("draws", {"draws": list(told.draws.values())})
         except BaseException:

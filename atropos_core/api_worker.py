@@ -15,11 +15,21 @@ from typing import TYPE_CHECKING, Any
 from atropos_core import console
 from atropos_core.api_http import LONG_POLL_S, NOT_WANTED, Api, UnknownThere, in_background, reason
 from atropos_core.codec import encode_bytes
-from atropos_core.errors import AccessRefused, ApiError, AtroposError, HubFull, ProcessDied, TokenizerMismatch
+from atropos_core.errors import (
+    AccessRefused,
+    ApiError,
+    AtroposError,
+    DeadlineExceeded,
+    HubFull,
+    ProcessDied,
+    TokenizerMismatch,
+)
 from atropos_core.types import Draw, Sampling, ScoredGroup
 
 if TYPE_CHECKING:
     from atropos_core.ring import RingProducer
+
+AWAY_S = 600.0  # that a server may be away before its workers give up
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Assignment:
     min_group: int
     sampling: Sampling
     version: int
+    deadline_s: float | None = None  # for each play; None: the worker's own
 
 
 @dataclass(frozen=True)
@@ -85,10 +96,15 @@ class Worker:
             self._playing |= {draw.id for draw in found["draws"]}
         return Assignment(**found)
 
-    async def put(self, group: ScoredGroup, *, deadline_s: float) -> int | None:
+    def new_key(self) -> str:
+        """What tells one group from all others."""
+        return next(self._keys)
+
+    async def put(self, group: ScoredGroup, *, deadline_s: float, key: str | None = None) -> int | None:
         """The id of the group in the hub, once the server has it safely; None where nobody wants it any more. Waits for
-        room. Raises HubFull or ApiError at the deadline."""
-        key, until = next(self._keys), time.monotonic() + deadline_s
+        room. Raises HubFull or ApiError at the deadline; whoever then tries again does so under the same `key`, since an
+        earlier try may still arrive."""
+        key, until = key or self.new_key(), time.monotonic() + deadline_s
         frame = encode_bytes(group)
         while True:
             left = max(until - time.monotonic(), 0.001)
@@ -110,15 +126,17 @@ class Worker:
                 if self._ring is ring:
                     self._ring = None
                     console.say(f"worker {self.spec.name}: the ring has ended; groups travel over HTTP")
+            except DeadlineExceeded as error:  # groups of this worker wait there for room, before this one
+                raise HubFull(f"{self.api.url} has no room: {Exception.__str__(error)}.") from error
         wait_s = min(left, LONG_POLL_S)
         body = {"groups": [{"key": key, "worker": self._id, "frame": frame}], "wait_s": wait_s}
         found = await self.api.call("POST", "/v1/groups", body, wait_s=wait_s, deadline_s=left - wait_s + 1.0)
         number: int = found["ids"][0]
         return number
 
-    async def _find_ring(self) -> None:
+    async def _find_ring(self, deadline_s: float | None = None) -> None:
         """Shared memory, where the server offers it and is on this machine: its nonce is behind its path."""
-        offer = (await self.api.about()).get("same_host")
+        offer = (await self.api.about(deadline_s)).get("same_host")
         if self._ring is not None or not offer or not Path(offer["path"]).exists():
             return
         from atropos_core.ring import RingProducer
@@ -129,9 +147,9 @@ class Worker:
         except (AtroposError, OSError) as error:
             console.say(f"worker {self.spec.name}: no shared memory with the server, so over HTTP: {reason(error)}")
 
-    async def failed(self, group: ScoredGroup) -> None:
+    async def failed(self, group: ScoredGroup, *, deadline_s: float = AWAY_S) -> None:
         """A draw of which too few plays ended in an episode: the trainer is told."""
-        await self._named("POST", "failed", {"group": group})
+        await self._named("POST", "failed", {"group": group}, deadline_s=deadline_s)
         self._playing.discard(group.draw.id)
 
     async def give_back(self, draws: Iterable[Draw]) -> None:
@@ -161,17 +179,20 @@ class Worker:
         self._id, self._heartbeat_s, self.policy = found["worker"], found["heartbeat_s"], found["policy"]
         self.version, self.engines = found["version"], tuple(found["engines"])
 
-    async def _named(self, method: str, what: str, body: Any, wait_s: float = 0.0) -> Any:
+    async def _named(
+        self, method: str, what: str, body: Any, wait_s: float = 0.0, deadline_s: float | None = None
+    ) -> Any:
         """A call on this worker by its id; one that the server has forgotten registers again."""
         for _ in range(3):
             asked = self._id
             try:
-                return await self.api.call(method, f"/v1/workers/{asked}/{what}", body, wait_s=wait_s)
+                path = f"/v1/workers/{asked}/{what}"
+                return await self.api.call(method, path, body, wait_s=wait_s, deadline_s=deadline_s)
             except UnknownThere:
                 async with self._registering:
                     if self._id == asked:
-                        await self._register(None)
-                        await self._find_ring()
+                        await self._register(deadline_s)
+                        await self._find_ring(deadline_s)
         raise ApiError(f"{self.api.url} forgets worker {self.spec.name!r} as soon as it registers.")
 
     async def _heartbeat(self, returned: Iterable[int] = ()) -> None:

@@ -4,7 +4,8 @@ Bounded, first in first out within an environment, fair between environments, le
 group's life: `put` (waits while the hub is full), `lease`, then `give_back` or `trained` (its update is in the
 trainer's memory), and `commit` once a durable checkpoint holds the update: it is never served again. One session at a
 time leases; a session that is opened, or that is silent for `lease_s`, ends the one before, and whatever that one had
-not committed waits again. With a store, all of this outlives the process.
+not committed waits again. With a store, all of this outlives the process. Ids and the numbers of sessions mean
+something in this hub only, and after the process only with the store: another begins with the same ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from atropos_core.choosing import Chooser
 from atropos_core.errors import DataError, HubClosed, LeaseLost, StoreFull
 from atropos_core.held import Entry, EnvironmentStatus, Held, HubStatus, Label, Limits, Store, Want
 from atropos_core.session import RESUME, Asked, Session
-from atropos_core.shares import Lanes, Offer
+from atropos_core.shares import Lane, Lanes, Offer
 
 __all__ = ["Entry", "EnvironmentStatus", "Hub", "HubStatus", "Label", "Limits", "Session", "Store", "Want"]
 
@@ -32,9 +33,9 @@ KEYS = 100_000  # groups whose idempotency keys are remembered
 
 class Hub(Generic[T]):
     """All decisions are synchronous; `put` and `lease` only add the waiting. `on_dropped` is told of groups that no
-    trainer will see, with the cause: "stale", or "damaged" on the disk, then with the payload None. Without
-    `keep_trained` a group is let go once it is trained, for a trainer that plays its draws again where it dies before
-    the commit."""
+    trainer will see, with the cause: "stale", what a session dropped them for, or "damaged" on the disk, then with the
+    payload None. Without `keep_trained` a group is let go once it is trained, for a trainer that plays its draws again
+    where it dies before the commit."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class Hub(Generic[T]):
     def share(self, environment: str, *, weight: float = 1.0, minimum: float = 0.0) -> None:
         """Register an environment: `weight` is its part of the batches beside the others' weights, `minimum` the part
         of every batch (0 to 1) that is its own while it has groups."""
+        telling.refuse_what_is_no_text(environment)
         if not (weight > 0 and 0 <= minimum <= 1):
             raise DataError(
                 f"environment {environment!r} asks for weight {weight!r} and minimum {minimum!r} of the batches.",
@@ -111,11 +113,13 @@ class Hub(Generic[T]):
         telling.refuse_what_never_fits(self.limits, label)
         if not self._lanes.fits(label):
             return False
+        if self._starving:
+            return True
         if self._offers:
             lane = self._lanes.by_name.get(label.environment)
             if (lane is not None and lane.offers) or self._is_stuck():
                 return False
-        return self._starving or self._lanes.may_take(label)
+        return self._lanes.may_take(label)
 
     def try_put(self, payload: T, label: Label, *, key: str | None = None) -> int | None:
         """The group's id, or None where there is no room now. A key seen before returns the former id."""
@@ -202,16 +206,31 @@ class Hub(Generic[T]):
                     continue
                 if not self._lanes.fits(offer.label):
                     return admitted
-                lane.offers.popleft()
-                self._offers -= 1
-                try:
-                    offer.answer.set_result(self._admit(offer.payload, offer.label, offer.key))
-                except StoreFull as error:
-                    offer.answer.set_exception(error)
+                self._let_in(lane, offer)
                 admitted = True
                 break
             else:
                 return admitted
+        return admitted
+
+    def _let_in(self, lane: Lane[T], offer: Offer[T]) -> None:
+        lane.offers.remove(offer)
+        self._offers -= 1
+        try:
+            offer.answer.set_result(self._admit(offer.payload, offer.label, offer.key))
+        except StoreFull as error:
+            offer.answer.set_exception(error)
+
+    def _let_past(self) -> bool:
+        """Let in from behind and beside a group that does not fit, until a batch is there: what the trainer lacks must
+        not wait for room that only the trainer can make."""
+        admitted = False
+        if self._starving and self._is_stuck():
+            for lane in self._lanes.offering():
+                for offer in list(lane.offers):
+                    if self._starving and self._lanes.fits(offer.label):
+                        self._let_in(lane, offer)
+                        admitted = True
         return admitted
 
     # -- out
@@ -233,8 +252,12 @@ class Hub(Generic[T]):
         """The session of that number. Raises LeaseLost where it is over."""
         self.tick()
         if self.current is None or self.current.number != number:
-            newer = f"session {self._sessions} was opened" if self._sessions > number else "it was silent for too long"
-            raise LeaseLost(f"session {number} is over: {newer}.", remedy=RESUME)
+            cause = f"session {self._sessions} was opened"
+            if number == self._sessions:
+                cause = "it was silent for too long"
+            elif number > self._sessions:
+                cause = f"it is none of this hub, which has opened {self._sessions}"
+            raise LeaseLost(f"session {number} is over: {cause}.", remedy=RESUME)
         return self.current
 
     def tick(self) -> None:
@@ -316,6 +339,9 @@ class Hub(Generic[T]):
     def _lease(self, want: Want, version: int) -> list[Entry[T]] | None:
         """A batch, if one can be formed now."""
         self._drop_stale(version)
+        self._unmet = want
+        while self._admit_offers() | self._let_past():
+            self._drop_stale(version)
         while (batch := self._chooser.form(want, stuck=self._is_stuck())) is not None:
             batch.sort(key=lambda held: held.id)
             entries = [self._entry(held) for held in batch]
@@ -335,12 +361,17 @@ class Hub(Generic[T]):
             self._unmet = None
             self._chooser.done()
             return entries
-        self._unmet = want
         return None
 
     def _watch_version(self, held: Held[T]) -> None:
         if self.max_staleness is not None and held.label.oldest_version is not None:
             heapq.heappush(self._by_version, (held.label.oldest_version, held.id))
+        if len(self._by_version) > 2 * len(self._held) + 1000:  # most of them have left
+            waiting = (one for one in self._held.values() if one.state == "waiting")
+            self._by_version = [
+                (one.label.oldest_version, one.id) for one in waiting if one.label.oldest_version is not None
+            ]
+            heapq.heapify(self._by_version)
 
     def _drop_stale(self, version: int) -> None:
         """Also what comes in for what goes, where that is stale as well."""
@@ -370,7 +401,7 @@ class Hub(Generic[T]):
         """Do all that has become possible: puts that fit, leases that can be filled."""
         while self._admit_offers() | self._serve():
             pass
-        if self._asking and self._starving and self._is_stuck():
+        if self._asking and self._starving and self._is_stuck() and telling.is_small(self):
             asked = self._asking.popleft()
             self._unmet = None
             asked.answer.set_exception(telling.too_small(self, asked.want))
@@ -463,4 +494,4 @@ class Hub(Generic[T]):
 
 
 def _digest(key: str | None) -> bytes | None:
-    return None if key is None else blake2b(key.encode(), digest_size=16).digest()
+    return None if key is None else blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()

@@ -9,6 +9,7 @@ is named, and reading goes on behind it. Both are said aloud.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -131,6 +132,12 @@ class Journal:
         with self._lock:
             self._new_segment = True
 
+    def unroll(self) -> None:
+        """Undo the last roll, after which nothing was appended."""
+        _, segment = self.segments.popitem()
+        self.size_bytes -= segment.size
+        _delete([segment])
+
     def drop_first(self) -> None:
         """Let go of the oldest segment. It is deleted when what is in the others has reached the disk: within a second,
         or when its room is needed. Nobody waits for that here: with 64 MB to be synced it would be 50 to 100 ms."""
@@ -155,26 +162,27 @@ class Journal:
 
     def sync(self) -> None:
         """Return once everything is on the disk. Raises StoreFull where the disk refuses it."""
+        copies: list[int] = []
         with self._syncing:
             with self._lock:
-                copies = {descriptor: os.dup(descriptor) for descriptor in self._dirty}
-                has_new, doomed = self._new_segment, self._doomed
+                dirty, has_new, doomed = self._dirty, self._new_segment, self._doomed
                 self._dirty, self._new_segment, self._doomed = set(), False, []
             try:
+                copies.extend(map(os.dup, dirty))
                 if has_new:
                     durable.sync(self.directory)
-                for copy in copies.values():
+                for copy in copies:
                     os.fdatasync(copy)
             except OSError as error:
                 with self._lock:
-                    self._dirty |= copies.keys() & {segment.descriptor for segment in list(self.segments.values())}
+                    self._dirty |= dirty & {segment.descriptor for segment in list(self.segments.values())}
                     self._new_segment |= has_new
                     self._doomed[:0] = doomed
                 raise StoreFull(
                     f"the journal in {self.directory} could not be synced to the disk: {error.strerror}."
                 ) from None
             finally:
-                for copy in copies.values():
+                for copy in copies:
                     os.close(copy)
             _delete(doomed)
 
@@ -264,13 +272,18 @@ class Journal:
         return self._has_reserve
 
     def _sync_every_second(self) -> None:
+        said = ""
         while not self._stop.wait(1.0):
             if self._sync == "always" and not self._doomed:
                 continue  # who appends waits for that itself
             try:
                 self.sync()
-            except StoreFull as error:
-                console.warn(str(error))
+                said = ""
+            except (StoreFull, OSError) as error:
+                if str(error) != said:
+                    with contextlib.suppress(OSError):  # to speak may also need a file descriptor
+                        console.warn(f"{error} It is tried again every second.")
+                        said = str(error)
 
     # -- reading
 

@@ -132,6 +132,15 @@ class Session(Generic[T]):
         hub._proceed()
         return len(settled) + len(gone)
 
+    def drop(self, ids: Iterable[int], cause: str) -> int:
+        """They leave the hub though no trainer has seen them: counted and told under this cause, not as committed.
+        Returns how many; what is settled already, or never was, is passed over."""
+        self.renew()
+        some = [held for id in dict.fromkeys(ids) if (held := self._hub._held.get(id)) is not None]
+        self._hub._settle(some, cause)
+        self._hub._proceed()
+        return len(some)
+
     @property
     def holds(self) -> Mapping[int, str]:
         """The ids that are leased to it or trained by it, with which of the two."""

@@ -43,12 +43,15 @@ class JournalStore:
         self._live: dict[int, dict[int, None]] = {}  # ids by segment
         self._keys: dict[int, bytearray] = {}  # (key, id) by segment
         self._live_bytes = 0
+        self._summarised_in = 0  # the newest segment in which a summary was found
         self._summary: dict[str, Any] = {"next": 0, "committed": 0, "session": 0, "holder": None}
         self._journal = Journal(directory, sync=sync, segment_bytes=segment_bytes)
         try:
             self._labels = self._replay()
             if self._journal.is_due:
                 self._roll()
+            elif next(reversed(self._journal.segments)) != self._summarised_in:  # killed between these two, or damaged
+                self._journal.append(_SUMMARY, self._summarised(), urgent=True)
         except BaseException:
             self._journal.close()
             raise
@@ -168,7 +171,11 @@ class JournalStore:
     def _roll(self, *, urgent: bool = False) -> None:
         """Each segment begins with a summary of all before it, so that those can go."""
         self._journal.roll(urgent=urgent)
-        self._journal.append(_SUMMARY, self._summarised(), urgent=True)
+        try:
+            self._journal.append(_SUMMARY, self._summarised(), urgent=True)
+        except StoreFull:
+            self._journal.unroll()
+            raise
 
     def _summarised(self) -> bytes:
         return json.dumps(self._summary | {"meta": self.meta}).encode()
@@ -282,6 +289,7 @@ class JournalStore:
                 known = json.loads(bytes(body))
                 self.meta = known.pop("meta")
                 summary |= known
+                self._summarised_in = place.segment
             elif kind == _KEYS:
                 self._keys.setdefault(place.segment, bytearray()).extend(body)
             else:

@@ -81,10 +81,29 @@ def too_small(hub: Hub[Any], want: Want) -> HubFull:
     )
 
 
+def is_small(hub: Hub[Any]) -> bool:
+    """Less room is left than two of the groups that are held take. With more, it is only giants that do not fit."""
+    limits, lanes, held = hub.limits, hub._lanes, len(hub._held)
+    bound = limits.sequences
+    return held * (limits.size_bytes - lanes.held_bytes) < 2 * lanes.held_bytes or (
+        bound is not None and held * (bound - lanes.held_sequences) < 2 * lanes.held_sequences
+    )
+
+
+def refuse_what_is_no_text(name: str) -> None:
+    """Raises DataError for half of a surrogate pair: whoever writes such a name down fails, in somebody else's call."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"the name {name[:80]!a} of an environment or task is no Unicode text") from None
+
+
 def refuse_what_never_fits(limits: Limits, label: Label) -> None:
     """Raises DataError."""
     if label.sequences < 1 or label.size_bytes < 0:
         raise DataError(f"a group of task {label.task!r} has {label.sequences} sequences and {label.size_bytes} bytes")
+    refuse_what_is_no_text(label.environment)
+    refuse_what_is_no_text(label.task)
     bound = limits.sequences
     if label.size_bytes > limits.size_bytes or (bound is not None and label.sequences > bound):
         raise DataError(

@@ -16,7 +16,8 @@ from atropos_core.types import Draw, ScoredGroup
 class OrderedCurriculum(Curriculum):
     """Draw number i is the same in every run with one seed, whenever and wherever it is asked for.
 
-    A draw that was handed out and never settled (the run died meanwhile) is handed out again first.
+    A draw that was handed out and never settled (the run died meanwhile) is handed out again first, or, where nothing
+    plays its environment now, once something does.
     """
 
     def __init__(self, seed: int, *, shuffled: bool) -> None:
@@ -42,7 +43,10 @@ class OrderedCurriculum(Curriculum):
         self._orders.clear()  # a source may have another size than before
 
     def draw(self, n: int) -> list[Draw]:
-        drawn = [self._again.pop(0) if self._again else self._new() for _ in range(n)]
+        again = [draw for draw in self._again if draw.environment in self._sources][:n]
+        for draw in again:
+            self._again.remove(draw)
+        drawn = again + [self._new() for _ in range(n - len(again))]
         self._open |= {draw.id: draw for draw in drawn}
         return drawn
 
@@ -60,8 +64,7 @@ class OrderedCurriculum(Curriculum):
     def load(self, state: Mapping[str, Any]) -> None:
         self._next = state["next"]
         self._drawn = {**self._drawn, **state["drawn"]}
-        again = [Draw(*fields) for fields in state["unsettled"]]
-        self._again = [draw for draw in again if draw.environment in self._sources]  # one may have left the run file
+        self._again = [Draw(*fields) for fields in state["unsettled"]]
 
     def _new(self) -> Draw:
         number = self._next

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from atropos_core.advantages import group_advantages, is_flat
 from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.interfaces import Transform
-from atropos_core.types import ScoredGroup
+from atropos_core.types import Episode, ScoredGroup
 
 
 class GroupAdvantage(Transform):
@@ -21,7 +21,18 @@ class GroupAdvantage(Transform):
 
 
 class DropFlat(Transform):
-    """Leaves out groups whose rewards are all equal: they teach the policy nothing and cost a training pass."""
+    """Leaves out groups whose rewards are all equal: they teach the policy nothing and cost a training pass. Those that
+    bring something else to learn from stay: advantages of their own, a teacher's tokens, supervised data."""
 
     async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        return [group for group in groups if not is_flat(group.rewards)]
+        return [group for group in groups if not is_flat(group.rewards) or any(map(_teaches, group.episodes))]
+
+
+def _teaches(episode: Episode) -> bool:
+    """Whether the policy learns from the episode whatever its reward."""
+    return any(
+        rollout.sft
+        or rollout.teacher is not None
+        or (rollout.advantages is not None and bool(rollout.advantages[rollout.trained].any()))
+        for rollout in episode.rollouts
+    )

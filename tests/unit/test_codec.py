@@ -172,7 +172,7 @@ def test_numpy_numbers_and_paths_become_plain_ones() -> None:
 
 @pytest.mark.parametrize(
     "value", [object(), {1: 2}, {"a": {3}}, np.array([object()]), np.array(["text"]), lambda: 0, 1j, Exception("x")],
-    ids=repr,
+    ids=["object", "whole key", "set", "array of objects", "array of text", "function", "complex", "exception"],
 )  # fmt: skip
 def test_what_has_no_encoding_is_refused(value: Any) -> None:
     with pytest.raises(DataError, match="no encoding"):

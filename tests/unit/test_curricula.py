@@ -106,6 +106,19 @@ def test_a_draw_handed_out_again_stays_open_until_it_is_settled():
     assert resumed(second.state()).draw(3) == [draws[1], draws[2], curriculum().draw(4)[3]]
 
 
+def test_draws_of_an_environment_that_is_not_back_yet_are_handed_out_once_it_is():
+    sources: Any = {"a": (5, 1.0), "b": (5, 1.0)}
+    first = curriculum(**sources)
+    draws = first.draw(8)
+    assert {draw.environment for draw in draws} == {"a", "b"}
+    second = resumed(first.state(), a=(5, 1.0))
+    there, away = ([draw for draw in draws if draw.environment == name] for name in "ab")
+    assert second.draw(len(there)) == there
+    assert [draw.id for draw in second.draw(2)] == [8, 9], "those of the other wait"
+    second.open({name: TaskSource(*source) for name, source in sources.items()})
+    assert second.draw(len(away)) == away
+
+
 def test_a_state_does_not_change_when_the_curriculum_goes_on():
     one = curriculum()
     one.draw(2)

@@ -132,6 +132,54 @@ async def test_a_hub_too_small_for_a_step_says_so_instead_of_waiting():
     third.cancel()
 
 
+async def test_a_large_group_at_the_door_does_not_keep_from_the_trainer_what_fits_beside_it():
+    one, session = opened(6400)
+    for number in range(10):
+        await one.put(str(number), label("words" if number < 3 else "code"))
+    large = asyncio.ensure_future(one.put("large", label(size_bytes=6000)))
+    await settle()
+    behind = [asyncio.ensure_future(one.put(f"behind {number}", label())) for number in range(3)]
+    beside = [asyncio.ensure_future(one.put(f"beside {number}", label("code"))) for number in range(9)]
+    await settle()
+    assert len(one) == 10, "as long as nobody needs them they wait behind it"
+    batch = payloads(await session.lease(Want(groups=16), 0, 5))
+    assert len(batch) == 16
+    await settle()
+    assert sum(put.done() for put in behind + beside) == 6, "no more pass it than the batch lacked"
+    session.commit(one._out)
+    await asyncio.wait_for(large, 1)
+    for put in behind + beside:
+        put.cancel()
+
+
+async def test_what_passes_a_large_group_into_a_batch_is_not_stale():
+    dropped: list[tuple[str, str]] = []
+    one, session = opened(1000, max_staleness=0, dropped=dropped)
+    await one.put("held", label(version=1, size_bytes=500))
+    large = asyncio.ensure_future(one.put("large", label(version=1, size_bytes=900)))
+    await settle()
+    others = [asyncio.ensure_future(one.put(name, label(version=at))) for name, at in (("old", 0), ("new", 1))]
+    await settle()
+    assert payloads(await session.lease(TWO, 1, 5)) == ["held", "new"]
+    assert dropped == [("old", "stale")]
+    await asyncio.gather(*others)
+    large.cancel()
+
+
+async def test_a_trainer_that_waits_beside_a_large_group_gets_what_comes_in_later():
+    one, session = opened(6400)
+    await one.put("first", label())
+    large = asyncio.ensure_future(one.put("large", label(size_bytes=6350)))
+    await settle()
+    waiting = asyncio.ensure_future(session.lease(THREE, 0, 10))
+    await settle()
+    assert not waiting.done(), "a giant does not prove the hub too small"
+    await one.put("second", label(), deadline_s=1)
+    assert one.try_put("third", label("code")) is not None
+    assert payloads(await waiting) == ["first", "second", "third"]
+    large.cancel()
+
+
 async def test_leased_and_trained_groups_count_until_they_are_committed():
     one, session = opened(200)
     await one.put("a", label())
@@ -324,6 +372,34 @@ async def test_what_was_given_back_may_have_become_stale():
     session.give_back(ids(await session.lease(ONE, 0, 1)))
     assert payloads(await session.lease(ONE, 1, 1)) == ["1"]
     assert dropped == [("0", "stale")]
+
+
+async def test_versions_are_not_remembered_of_groups_that_have_left():
+    one, session = opened(max_staleness=1_000_000)
+    for number in range(5000):
+        one.try_put("a", label(version=number))
+        session.commit(ids(session.try_lease(ONE, number) or []))
+    assert len(one._by_version) <= 1001
+    for version in (0, 1):
+        one.try_put(str(version), label(version=version))
+    for _ in range(2000):
+        session.give_back(ids(session.try_lease(TWO, 2) or []))
+    assert len(one._by_version) <= 1005
+    one.max_staleness = 0
+    assert payloads(session.try_lease(ONE, 1) or []) == ["1"], "what waits is still found stale"
+
+
+@pytest.mark.parametrize("name", ["\ud800", "half \udfff"])
+async def test_a_name_that_no_file_could_hold_is_refused_to_its_sender_alone(name):
+    one, session = opened(100)
+    await one.put("a", label())
+    for bad in (label(name), replace(label(), task=name)):
+        with pytest.raises(DataError, match=r"no Unicode text"):
+            await one.put("b", bad, deadline_s=1)
+    with pytest.raises(DataError, match=r"no Unicode text"):
+        one.share(name)
+    session.commit(ids(await session.lease(ONE, 0, 1)))
+    assert await one.put("c", label(), key=name) == await one.put("c", label(), key=name)
 
 
 # -- the end

@@ -121,6 +121,32 @@ async def test_each_call_may_be_repeated():
     assert len(one) == 1
 
 
+async def test_what_is_dropped_is_counted_under_its_cause_and_never_as_committed():
+    dropped: list[tuple[str, str]] = []
+    one, session = opened(300, dropped=dropped)
+    for number in "012":
+        await one.put(number, label())
+    leased = ids(await session.lease(Want(groups=2), 0, 1))
+    session.trained(leased[:1])
+    waiting = asyncio.ensure_future(one.put("3", label()))
+    await settle()
+    assert session.drop([*leased, 2, 2, 77], "other_run") == 3
+    assert session.drop(leased, "other_run") == 0
+    await waiting
+    assert dropped == [(number, "other_run") for number in "012"]
+    status = one.status()
+    assert (status.committed, status.dropped, status.held_bytes, status.trained) == (0, {"other_run": 3}, 100, 0)
+    one.open("newer")
+    with pytest.raises(LeaseLost):
+        session.drop([3], "other_run")
+
+
+async def test_a_session_of_another_hub_is_told_that_this_one_never_opened_it():
+    one, _ = opened()
+    with pytest.raises(LeaseLost, match="session 7 is over: it is none of this hub, which has opened 1"):
+        one.session(7)
+
+
 async def test_a_group_that_is_not_leased_cannot_be_trained_and_a_trained_one_not_given_back():
     one, session = opened()
     number = await one.put("a", label())

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_core.errors import DataError, RunDirectoryError
+from atropos_core.errors import DataError, RunDirectoryError, StoreFull
 from atropos_core.journal import Journal, Place
 
 BODIES = [b"", b"one", os.urandom(300), b"\xa7rec" * 20, b"last record"]
@@ -134,6 +138,69 @@ def test_a_directory_that_cannot_be_made_and_a_file_that_is_no_segment_are_named
     (tmp_path / "000000000001.journal").write_bytes(b"something else, long enough")
     with pytest.raises(DataError, match="is not a journal segment"):
         Journal(tmp_path)
+
+
+@contextmanager
+def no_file_descriptors() -> Iterator[None]:
+    """As in a server whose clients have taken them all."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_process_without_a_free_file_descriptor_says_once_that_it_cannot_sync_and_syncs_later(tmp_path, capsys):
+    journal = Journal(tmp_path, sync="second")
+    journal.roll()
+    journal.append(7, b"body")
+    with no_file_descriptors():
+        with pytest.raises(StoreFull, match=r"could not be synced to the disk: Too many open files"):
+            journal.sync()
+        time.sleep(2.5)
+    said = capsys.readouterr().err
+    until = time.monotonic() + 20
+    while journal._dirty and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not journal._dirty, "the thread that syncs has survived it"
+    assert " ".join(said.split()).count("Too many open files. It is tried again every second") == 1
+    journal.close()
+    assert found(tmp_path) == [b"body"]
+
+
+def test_it_survives_that_as_well_where_it_cannot_even_say_so(tmp_path):
+    code = (
+        "import resource, sys, time\n"
+        "from pathlib import Path\n"
+        "from atropos_core.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]))\n"
+        "journal.roll()\n"
+        "journal.append(7, b'body')\n"
+        "before = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))\n"
+        "time.sleep(2.5)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, before)\n"
+        "until = time.monotonic() + 20\n"
+        "while journal._dirty and time.monotonic() < until:\n"
+        "    time.sleep(0.05)\n"
+        "assert not journal._dirty\n"
+    )  # nothing was said before, so the module that writes to the terminal is not loaded yet
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+
+
+def test_a_roll_can_be_undone(tmp_path):
+    journal = Journal(tmp_path, sync="always")
+    journal.roll()
+    journal.append(7, b"one")
+    size = journal.size_bytes
+    journal.roll()
+    journal.unroll()
+    assert journal.size_bytes == size
+    assert segment(tmp_path).stat().st_size == size
+    journal.append(7, b"two")
+    journal.close()
+    assert found(tmp_path) == [b"one", b"two"]
 
 
 @pytest.mark.parametrize("sync", ["always", "second"])

@@ -4,6 +4,7 @@ disk stays bounded."""
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -173,6 +174,44 @@ def test_what_the_owner_saved_is_there_again(tmp_path):
         put(hub, b"a new segment")
     with served(tmp_path) as (_, store):
         assert store.meta == {"old": {"step": 3}}
+
+
+def test_a_kill_between_a_new_segment_and_its_summary_forgets_nothing(tmp_path):
+    with served(tmp_path, segment_bytes=2000) as (hub, store):
+        hub.open("t")
+        store.save_meta({"of": "the owner"})
+        while not store._journal.is_due:
+            put(hub, b"x" * 300)
+        store._journal.roll()
+        number = len(hub)
+    with served(tmp_path, segment_bytes=2000) as (hub, store):
+        session = hub.session(1)
+        session.commit(ids(lease(session, number)))
+        assert len(store._journal.segments) == 1, "the segments before went with their groups"
+    with served(tmp_path, segment_bytes=2000) as (hub, store):
+        assert store.meta == {"of": "the owner"}
+        assert hub.session(1).holder == "t"
+        assert hub.status().committed == number
+        assert put(hub, b"next") == number, "an id is never given twice"
+
+
+def test_a_new_segment_without_room_for_its_summary_is_given_up(tmp_path, capsys):
+    with served(tmp_path, segment_bytes=2000) as (hub, store):
+        session = hub.open("t")
+        while not store._journal.is_due:
+            put(hub, b"x" * 300)
+        before, number = resource.getrlimit(resource.RLIMIT_FSIZE), len(hub)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40, before[1]))  # a segment's head, and no more
+        try:
+            with pytest.raises(StoreFull, match="File too large"):
+                put(hub, b"more")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert len(store._journal.segments) == 1
+        session.commit(ids(lease(session, number)))
+    with served(tmp_path, segment_bytes=2000) as (hub, _):
+        assert hub.status().committed == number
+        assert put(hub, b"next") == number
 
 
 # -- room

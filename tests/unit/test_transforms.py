@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.transforms import DropFlat, GroupAdvantage
-from tests.unit.parts import group
+from atropos_core.types import TopK
+from tests.unit.parts import episode, group, rollout
 
 
 async def test_group_advantage_compares_each_group_with_itself_alone():
@@ -38,6 +42,22 @@ async def test_what_drop_flat_leaves_out_is_exactly_what_gets_no_advantage():
     kept = {one.draw.id for one in await DropFlat()(groups)}
     learned = {one.draw.id for one in await GroupAdvantage(GroupAdvantageOptions())(groups) if one.advantages.any()}
     assert kept == learned
+
+
+@pytest.mark.parametrize(
+    ("columns", "kept"),
+    [
+        ({"advantages": np.array([0, 0, 1, -1, 0], np.float32)}, True),
+        ({"advantages": np.array([9, 9, 0, 0, 0], np.float32)}, False),  # where nothing is trained
+        ({"teacher": TopK(np.zeros(6, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))}, True),
+        ({"sft": True}, True),
+        ({}, False),
+    ],
+)
+async def test_flat_groups_that_bring_something_else_to_learn_from_stay(columns, kept):
+    flat = group(0, [1, 1])
+    flat = replace(flat, episodes=(flat.episodes[0], episode(1.0, "", rollout(**columns))))
+    assert list(await DropFlat()([flat])) == [flat] * kept
 
 
 async def test_no_groups_are_no_trouble():

@@ -34,6 +34,13 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
         raise DataError(f"a batch of {batch.sequences} sequences cannot be trained on: each needs at least one token")
     if not np.isfinite(batch.advantages).all():
         raise DataError("the batch has an advantage that is not a finite number")
+    if (supervised := batch.columns.get("sft")) is not None and supervised.values.any():
+        raise DataError(
+            f"{supervised.values.sum()} of {batch.sequences} sequences are marked as supervised data (sft), and this "
+            "trainer has no loss of imitation: its own loss would be wrong for them.",
+            remedy='Have the environment send no groups with "sft" in their overrides, leave them out in a transform, or '
+            "use a trainer that learns from them.",
+        )
     follows = np.ones(len(batch.tokens), dtype=np.bool_)
     follows[batch.offsets[:-1]] = False
     trained = batch.trained & follows

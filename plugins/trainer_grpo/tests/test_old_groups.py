@@ -71,6 +71,14 @@ async def test_without_logprobs_a_trainer_may_refuse(open_trainer, gate):
         await trainer.step(batch_of(group()), gate)
 
 
+async def test_supervised_sequences_are_refused_and_get_no_other_loss(open_trainer, gate):
+    trainer = await open_trainer()
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    with pytest.raises(DataError, match=r"1 of 2 sequences are marked as supervised data \(sft\)"):
+        await trainer.step(batch_of(group(overrides=[{}, {"sft": True}])), gate)
+    assert all(torch.equal(one, other) for one, other in zip(trainer.model.parameters(), before, strict=True))
+
+
 async def test_what_only_some_clients_send_reaches_the_trainer():
     more = group(
         ref_logprobs=[[0, 0, 0, -1.0], [0, 0, 0, -2.0]],

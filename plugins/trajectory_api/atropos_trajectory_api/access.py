@@ -24,6 +24,7 @@ from atropos_trajectory_api.answers import answer, header, plain_error
 
 LEAST_CHARACTERS = 16
 OPEN = "/health"
+OWN_SITES = (None, b"same-origin", b"none")  # what a browser says of a page of this server, or of an address typed in
 
 
 def read_token(path: Path) -> bytes:
@@ -80,14 +81,23 @@ class Access:
             return  # there are no websockets here
         origin = header(scope, b"origin")
         own = b"%s://%s" % (scope.get("scheme", "http").encode(), header(scope, b"host") or b"")
-        if origin is not None and origin != own and origin.decode("latin-1") not in self._cors:
+        named = origin is not None and origin.decode("latin-1") in self._cors
+        # an image or a link of a page sends no origin, and some routes change things on a GET
+        if not named and (origin not in (None, own) or header(scope, b"sec-fetch-site") not in OWN_SITES):
             await plain_error(
                 scope, send, 403, "AccessRefused", "a page of another origin may not call this server.",
-                "Start it with --cors ORIGIN if that page is yours.",
+                "Start it with --cors ORIGIN if that page is yours; an address can be typed into the browser.",
             )  # fmt: skip
             return
-        preflight = origin is not None and scope["method"] == "OPTIONS"
-        if not preflight and scope["path"] != OPEN and not await self._admitted(scope, send):
+        preflight = named and scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method")
+        if preflight or scope["path"] == OPEN:
+            if _has_body(scope):
+                await plain_error(
+                    scope, send, 413, "TooLarge", f"{scope['path'][:100]} takes no body.", "Send it without one.",
+                    [(b"connection", b"close")],  # nothing is read for who has shown no token
+                )  # fmt: skip
+                return
+        elif not await self._admitted(scope, send):
             return
         app = self._preflight if origin is not None and self._preflight is not None else self._app
         await app(scope, receive, send)
@@ -116,6 +126,10 @@ class Access:
             "Use http://127.0.0.1:PORT, or start it with --host and --token-file.",
         )  # fmt: skip
         return False
+
+
+def _has_body(scope: Scope) -> bool:
+    return header(scope, b"transfer-encoding") is not None or header(scope, b"content-length") not in (None, b"0")
 
 
 def credential(authorization: bytes) -> bytes:

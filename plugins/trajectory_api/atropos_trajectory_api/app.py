@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from atropos_core import __version__, console
 from atropos_core.errors import AtroposError
@@ -44,14 +44,15 @@ class App:
         web.include_router(observing_routes(service, lambda: self._stopping or service.unready))
         web.openapi = lambda: _document(web)  # type: ignore[method-assign]
         self._web, self._native = web, native_routes(service)
-        app: ASGIApp = Limits(
+        limits = Limits(
             self._routed,
             body_bytes=int(options.body_mb * 1e6),
             in_flight_bytes=int(options.in_flight_mb * 1e6),
             request_s=options.request_s,
             hold_s=options.hold_s,
         )
-        app = Access(app, token=token, cors=options.cors)
+        self.budget = limits.budget  # of all groups that come in, by whatever way
+        app = Access(limits, token=token, cors=options.cors)
         self._app = Timing(app, service.observed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from atropos_core.codec import Buffer, decode
+from atropos_core.codec import PREFIX_BYTES, Buffer, decode
 from atropos_core.errors import DataError
 from atropos_core.types import Draw, Episode, Failed, Rollout, Sampling, ScoredGroup, Task, TopK
 
@@ -26,12 +27,31 @@ _INT31 = 1 << 31
 EXPANSION = 16  # how many times its frame's length a group's columns may hold: an honest one holds less than twice that
 SPARE_BYTES = 1 << 16  # and beside that: a short group may be all one token
 _INT64 = 1 << 63
+MOST_CHARACTERS = 500  # of a name that the server keeps for every group: an environment, a task's id
+_HEADER_LENGTH = slice(4, 8)  # of a frame
+
+
+def read_frame(frame: Buffer, *, most_bytes: int | None = None) -> Any:
+    """The value of a frame from outside. Raises DataError, also where a text in it is no Unicode text (half of a
+    surrogate pair): whoever writes that down later fails, in somebody else's call."""
+    value = decode(frame, most_bytes=most_bytes)
+    view = memoryview(frame)
+    header = bytes(view[PREFIX_BYTES : PREFIX_BYTES + int.from_bytes(view[_HEADER_LENGTH], "little")])
+    if not header.isascii() or b"\\ud" in header or b"\\uD" in header:  # else there is none for sure
+        try:
+            json.dumps(json.loads(header), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"what was sent cannot be taken: a text holds {error.object[error.start]!a}, half of a surrogate pair",
+                remedy="Send text that can be encoded as UTF-8.",
+            ) from None
+    return value
 
 
 def read_group(frame: Buffer, vocabulary: int, *, episodes: bool = True) -> ScoredGroup:
     """The group of this frame. Raises DataError that says what is wrong with it. A `vocabulary` of 0 is not known;
     without `episodes`, one in which every play failed will do."""
-    group = decode(frame, most_bytes=SPARE_BYTES + EXPANSION * len(frame))
+    group = read_frame(frame, most_bytes=SPARE_BYTES + EXPANSION * len(frame))
     check_group(group, vocabulary, episodes=episodes)
     assert isinstance(group, ScoredGroup), "checked"
     return group
@@ -42,14 +62,11 @@ def check_group(group: Any, vocabulary: int, *, episodes: bool = True) -> None:
     type of everything."""
     if not isinstance(group, ScoredGroup):
         raise DataError(f"the frame holds a {type(group).__name__}, not a ScoredGroup")
-    draw, task = group.draw, group.task
-    _must(isinstance(draw, Draw) and isinstance(task, Task), "its draw and task must be records of these names")
-    whole = (draw.id, draw.index, draw.seed)
-    _must(all(type(number) is int and -_INT64 <= number < _INT64 for number in whole), "a draw's numbers must be whole")
-    _must(
-        isinstance(draw.environment, str) and draw.split in ("train", "test"), "its draw names no environment and split"
-    )
-    _must(isinstance(task.id, str) and _messages(task.messages), "its task has no id and messages")
+    task = group.task
+    check_draw(group.draw)
+    _must(isinstance(task, Task) and isinstance(task.id, str), "its task is none")
+    _must(len(task.id) <= MOST_CHARACTERS, f"its task's id is longer than {MOST_CHARACTERS} characters")
+    _must(_messages(task.messages), "its task has no messages")
     _must(task.answer is None or isinstance(task.answer, str), "its task's answer is no text")
     _must(isinstance(task.data, Mapping), "its task's data must be a mapping")
     _must(isinstance(group.episodes, tuple) and bool(group.episodes or not episodes), "it has no episodes")
@@ -79,6 +96,7 @@ def check_draw(draw: Any) -> None:
     _must(
         isinstance(draw.environment, str) and draw.split in ("train", "test"), "a draw names no environment and split"
     )
+    _must(len(draw.environment) <= MOST_CHARACTERS, f"an environment's name has more than {MOST_CHARACTERS} characters")
 
 
 def check_sampling(sampling: Any) -> None:

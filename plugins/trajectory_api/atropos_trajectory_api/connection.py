@@ -1,10 +1,11 @@
-"""A connection of the server: uvicorn's, which also gives up on heads that never end, knows what has arrived, and where
-there are too many says when to come back."""
+"""A connection of the server: uvicorn's, which also gives up on heads that never end and on answers that nobody reads,
+knows what has arrived, and where there are too many says when to come back."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import resource
 import struct
 import termios
 import time
@@ -18,19 +19,27 @@ from atropos_trajectory_api.answers import plain_error
 
 SCOPE_KEY = "atropos.connection"
 SAY_AGAIN_S = 60.0
+LEAST_READ = 1 << 16  # bytes of a waiting answer in `head_s`; who reads less is not at it
+OTHER_DESCRIPTORS = 128  # journal, libraries, rings
 
 
 class Connection(HttpToolsProtocol):
     """One client's connection; `scope["atropos.connection"]`."""
 
     head_s = 60.0
-    most: int | None = None
+    most: int | None = None  # beyond so many they are told to come back
+    most_open: int | None = None  # beyond so many they are closed unheard
     _said_at = -SAY_AGAIN_S
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _had_all = False  # when the connection ended, the client's machine had acknowledged all that was written
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.most_open is not None and len(self.connections) > self.most_open:
+            transport.abort()
+            self._say_too_many()
+            return
         self._await_head()
 
     def eof_received(self) -> None:
@@ -53,7 +62,16 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._had_all = self._had_all and exc is None
         self._head_is_there()
+        self._is_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reading()
+
+    def resume_writing(self) -> None:
+        self._is_read()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -64,9 +82,7 @@ class Connection(HttpToolsProtocol):
         self._head_is_there()
         if self.most is not None and len(self.connections) > self.most:
             self.app = _busy
-            if time.monotonic() - Connection._said_at > SAY_AGAIN_S:
-                Connection._said_at = time.monotonic()
-                console.warn(f"more than {self.most} connections (--connections): some are turned away.")
+            self._say_too_many()
         super().on_headers_complete()
 
     @property
@@ -107,6 +123,28 @@ class Connection(HttpToolsProtocol):
         (held,) = struct.unpack("i", fcntl.ioctl(handle.fileno(), termios.TIOCOUTQ, b"\0" * 4))
         return int(held)
 
+    @classmethod
+    def _say_too_many(cls) -> None:
+        if time.monotonic() - Connection._said_at > SAY_AGAIN_S:
+            Connection._said_at = time.monotonic()
+            console.warn(f"more than {cls.most} connections (--connections): some are turned away.")
+
+    def _await_reading(self) -> None:
+        self._is_read()
+        self._unread = self.loop.call_later(self.head_s, self._look, self.transport.get_write_buffer_size())
+
+    def _look(self, before: int) -> None:
+        """Large answers are written in one go: what counts is that some of it leaves."""
+        if before - self.transport.get_write_buffer_size() >= LEAST_READ:
+            self._await_reading()
+        else:
+            self.transport.abort()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
     def _await_head(self) -> None:
         self._head_is_there()
         self._late = self.loop.call_later(self.head_s, self.transport.close)
@@ -125,6 +163,14 @@ async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def connections(head_s: float, most: int | None = None) -> type[Connection]:
-    """The class of connections that give up on a head after so long; where there are more than `most`, they are
-    answered with 503 and closed."""
-    return type("Connection", (Connection,), {"head_s": head_s, "most": most})
+    """The class of connections that give up after so long on a head that does not end and on an answer that is not read.
+    Where there are more than `most`, they are answered with 503 and closed; of those that have not said a word there may
+    be as many again, as far as this process may open them."""
+    most_open = None
+    if most is not None:
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most_open = 2 * most
+        if descriptors != resource.RLIM_INFINITY:
+            most_open = max(min(most_open, descriptors - OTHER_DESCRIPTORS), 1)
+        most = min(most, most_open)
+    return type("Connection", (Connection,), {"head_s": head_s, "most": most, "most_open": most_open})

@@ -2,14 +2,15 @@
 
 A draw is waiting, with one worker, or back: its group is in the hub. Of two groups of one draw the first counts. Where
 the trainer begins a new session, what waits is forgotten (it offers again what it wants), and what workers play stays
-theirs: the same draw offered again is not played twice.
+theirs: the same draw offered again is not played twice. Where that session is another run's, what workers play is
+nobody's: another run of the same seed draws just the same, and must not get what other weights played.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from atropos_core.types import Draw, Sampling
@@ -22,6 +23,7 @@ class Rules:
     group_size: int
     min_group: int
     sampling: Sampling
+    deadline_s: float | None = None  # for each play; None: the worker's own
 
 
 class Draws:
@@ -33,21 +35,31 @@ class Draws:
         self._offered: dict[int, Draw] = {}  # waiting and played
         self._player: dict[int, str] = {}  # draw -> worker
         self._present = set(present)  # their groups are in the hub
+        self._foreign: set[tuple[str, int]] = set()  # worker, draw of another run that it still plays
         self._known = False  # whether the trainer has said, to this process, what it wants
         self._asking: Counter[str] = Counter()  # workers that wait, by environment
         self._changed = asyncio.Event()
         self._stopped = False
 
-    def begin(self, rules: Rules | None, present: Iterable[int], *, anew: bool) -> None:
+    def begin(
+        self,
+        rules: Rules | None,
+        present: Iterable[int],
+        *,
+        anew: bool,
+        playing: Iterable[tuple[str, int]] = (),
+    ) -> None:
         """A trainer's session begins, or (no rules) has ended; groups of the draws `present` are in the hub. `anew`:
-        another run's, whose draws have nothing to do with what is being played."""
+        another run's, whose draws have nothing to do with what is being played: by whom, and which, says `playing`."""
         self.rules = rules
         self._present = set(present)
         self._waiting.clear()
         self._offered = {} if anew else {number: self._offered[number] for number in self._player}
         if anew:
+            self._foreign |= {(worker, number) for number, worker in self._player.items()} | set(playing)
             self._player.clear()
             self._known = True
+        self._changed.set()
 
     def offer(self, draws: Iterable[Draw], playing: Mapping[int, str]) -> int:
         """How many of them were news. `playing`: what workers say they play."""
@@ -57,7 +69,7 @@ class Draws:
                 continue
             added += 1
             self._offered[draw.id] = draw
-            if draw.id in playing:
+            if draw.id in playing and (playing[draw.id], draw.id) not in self._foreign:
                 self._player[draw.id] = playing[draw.id]
             else:
                 self._player.pop(draw.id, None)
@@ -72,7 +84,7 @@ class Draws:
         until = asyncio.get_running_loop().time() + wait_s
         self._asking[environment] += 1
         try:
-            while not (queue := self._waiting.get(environment)):
+            while not (fit := self._fitting(worker, environment)):
                 if self._stopped:
                     return []
                 left = until - asyncio.get_running_loop().time()
@@ -82,10 +94,12 @@ class Draws:
                         await self._changed.wait()
                 except TimeoutError:
                     return []
-            share = -(-len(queue) // self._asking[environment])
+            share = -(-len(fit) // self._asking[environment])
         finally:
             self._asking[environment] -= 1
-        taken = [queue.popleft() for _ in range(min(n, share))]
+        taken = fit[: min(n, share)]
+        for draw in taken:
+            self._waiting[environment].remove(draw)
         self._player |= {draw.id: worker for draw in taken}
         return taken
 
@@ -94,8 +108,24 @@ class Draws:
         self._stopped = True
         self._changed.set()
 
-    def refusal(self, draw: Draw) -> str | None:
-        """Why nobody wants a group of this draw, or None."""
+    def _fitting(self, worker: str, environment: str) -> list[Draw]:
+        """What waits for this worker. None of the number of a draw that it plays for another run: nobody could tell the
+        one group from the other. And nothing while there is no trainer to say how it is to be played."""
+        if self.rules is None:
+            return []
+        return [draw for draw in self._waiting.get(environment, ()) if (worker, draw.id) not in self._foreign]
+
+    def still_playing(self, worker: str, numbers: Collection[int]) -> None:
+        """A worker says all that it plays; what it does not play any more, for another run, may be drawn for it again."""
+        done = {(one, number) for one, number in self._foreign if one == worker and number not in numbers}
+        if done:
+            self._foreign -= done
+            self._changed.set()
+
+    def refusal(self, draw: Draw, worker: str = "") -> str | None:
+        """Why nobody wants a group of this draw from this worker, or None."""
+        if (worker, draw.id) in self._foreign:
+            return f"draw {draw.id} was played for another run"
         if draw.id < 0 or self._offered.get(draw.id) == draw:
             return None
         if draw.id in self._present:
@@ -110,9 +140,9 @@ class Draws:
             self._present.add(draw.id)
             self._forget(draw.id)
 
-    def failed(self, draw: Draw) -> bool:
+    def failed(self, draw: Draw, worker: str = "") -> bool:
         """Every play of it failed, and the trainer will hear of it; False where nobody wants to know."""
-        wanted = self._offered.get(draw.id) == draw
+        wanted = self._offered.get(draw.id) == draw and (worker, draw.id) not in self._foreign
         if wanted:
             self._forget(draw.id)
         return wanted
@@ -149,6 +179,11 @@ class Draws:
     def present(self) -> list[int]:
         """Draws whose groups are in the hub."""
         return sorted(self._present)
+
+    @property
+    def played(self) -> list[int]:
+        """Draws that a worker plays."""
+        return sorted(self._player)
 
     def _forget(self, number: int) -> None:
         draw = self._offered.pop(number, None)

@@ -22,6 +22,7 @@ from atropos_core.policy import within
 from atropos_core.types import Completion, Tokens
 from atropos_trajectory_api.engine_samples import give_samples
 from atropos_trajectory_api.frames import Asked, Gone, Handler, Native, refusal
+from atropos_trajectory_api.scratch import owned_prefix
 
 LOAD_S = 1800.0
 SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
@@ -43,6 +44,7 @@ class EngineDoor:
         self._info = info
         self._opening = asyncio.Lock()
         self._uploads: Path | None = None
+        self._loading: set[Path] = set()
         self._allow_weights = allow_weights
         calls = {"open": self._open, "logprobs": self._logprobs}
         changes = {
@@ -102,9 +104,11 @@ class EngineDoor:
         directory = self._directory() / _plain(asked.get("upload", str))
         if not directory.is_dir():
             raise DataError(f"nothing was uploaded as {directory.name!r}")
+        self._loading.add(directory)
         try:
             await within(load(directory), LOAD_S, "loading")
         finally:
+            self._loading.discard(directory)
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     async def _take_upload(self, where: str, receive: Receive, send: Send) -> None:
@@ -130,6 +134,9 @@ class EngineDoor:
         if len(parts) < 2 or any(_plain(part) != part for part in parts):
             raise DataError(f"{where[:200]!r} names no file of an upload")
         directory = self._directory() / parts[0]
+        if not directory.exists():  # a new upload: those before it that were not loaded by now have broken off
+            for other in set(directory.parent.iterdir()) - self._loading:
+                await asyncio.to_thread(shutil.rmtree, other, ignore_errors=True)
         path = directory.joinpath(*parts[1:])
         path.parent.mkdir(parents=True, exist_ok=True)
         if sum(1 for _ in directory.rglob("*")) > FILES:
@@ -146,7 +153,7 @@ class EngineDoor:
 
     def _directory(self) -> Path:
         if self._uploads is None:
-            self._uploads = Path(tempfile.mkdtemp(prefix="atropos-engine-"))
+            self._uploads = Path(tempfile.mkdtemp(prefix=owned_prefix("engine")))
         return self._uploads
 
 

@@ -12,12 +12,14 @@ from atropos_core.assemble import Plan, build_for_evaluation
 from atropos_core.guards import watched
 from atropos_trajectory_api.door import open_door
 from atropos_trajectory_api.roles import draining_signals
+from atropos_trajectory_api.scratch import owned_prefix, sweep
 
 
 async def serve_engine(plan: Plan, where: str, token_file: Path | None) -> None:
     """Until SIGTERM or Ctrl-C, or until the engine's process ends. Raises ConfigError, ProcessDied."""
     stop = asyncio.Event()
-    with draining_signals(stop), tempfile.TemporaryDirectory(prefix="atropos-engine-") as directory:
+    sweep("engine")
+    with draining_signals(stop), tempfile.TemporaryDirectory(prefix=owned_prefix("engine")) as directory:
         (Path(directory) / "logs").mkdir()
         parts = await build_for_evaluation(replace(plan, transports=("checkpoint",)), Path(directory))
         try:

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from atropos_core.client import CONTENT_TYPE, UnknownThere
-from atropos_core.codec import Buffer, decode, encode
+from atropos_core.codec import Buffer, encode
 from atropos_core.errors import (
     AccessRefused,
     ApiError,
@@ -28,11 +28,12 @@ from atropos_core.errors import (
 )
 from atropos_core.types import Sampling
 from atropos_trajectory_api.answers import header
-from atropos_trajectory_api.checking import check_sampling
+from atropos_trajectory_api.checking import check_sampling, read_frame
 
 Handler = Callable[["Asked"], Coroutine[Any, Any, Any]]
 MAX_WAIT_S = 60.0
 MAX_BODY_BYTES = 1 << 30
+MOST_CHARACTERS = 4096  # of a text in a body: a path is the longest
 LONG_BYTES = 1 << 18  # a body from here on is read beside the event loop, which has others to answer meanwhile
 _HEADERS = [(b"content-type", CONTENT_TYPE.encode())]
 
@@ -61,6 +62,8 @@ class Asked:
             raise DataError(f"the body lacks {key!r}")
         if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
             raise DataError(f"{key!r} cannot be a {type(value).__name__}")
+        if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+            raise DataError(f"{key!r} has {len(value)} characters, more than {MOST_CHARACTERS}")
         return value
 
     def count(self, key: str, default: Any = ..., *, least: int = 0) -> int:
@@ -105,8 +108,8 @@ class Native:
             handler = self._table.get((scope["method"], pattern)) or self._nothing(scope["method"], pattern)
             scope["atropos.route"] = f"{scope['method']} /v1/{pattern}"
             body = await read_body(receive)
-            read = asyncio.to_thread(decode, body) if len(body) >= LONG_BYTES else None
-            value = await read if read is not None else decode(body) if body else None
+            read = asyncio.to_thread(read_frame, body) if len(body) >= LONG_BYTES else None
+            value = await read if read is not None else read_frame(body) if body else None
             asked = Asked(named[1] if len(named) > 1 else "", value, scope)
             given = await unless_gone(handler(asked), receive)
             if scope["method"] == "GET" and b"application/json" in (header(scope, b"accept") or b""):  # for people

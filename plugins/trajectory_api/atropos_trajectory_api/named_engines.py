@@ -12,7 +12,7 @@ from atropos_core.fleet import Fleet
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.types import Completion, Sampling, Tokens
 
-LOOK_S = 0.5  # between two looks at which engines there are, while a sample is awaited
+LOOK_S = 0.5  # between two looks at which engines there are, while samples are awaited
 
 
 class NamedEngines(Engine):
@@ -27,6 +27,7 @@ class NamedEngines(Engine):
         self._make = make
         self._engines: dict[str, Engine] = {}
         self._fleet: tuple[tuple[str, ...], Engine] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     async def open(self) -> ModelInfo:
         raise NotImplementedError("the engines are opened where they are")
@@ -57,9 +58,7 @@ class NamedEngines(Engine):
                 finally:
                     sampling_now.cancel()
                     await asyncio.gather(sampling_now, return_exceptions=True)
-            await asyncio.sleep(min(LOOK_S, left))
-            with contextlib.suppress(ApiError):
-                await self._ask()
+            await self._look(until - time.monotonic())
         raise DeadlineExceeded(f"no engine gave a sample within {deadline_s:g} s: {trouble}")
 
     async def pause(self) -> None:
@@ -70,7 +69,24 @@ class NamedEngines(Engine):
 
     async def close(self) -> None:
         engines, self._engines, self._fleet = self._engines, {}, None
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await asyncio.gather(*(engine.close() for engine in engines.values()))
+
+    async def _look(self, left: float) -> None:
+        """Wait for the next answer to which engines there are, or so long: one question for all samples that wait."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._ask_later())
+        looking = self._looking
+        await asyncio.wait({looking}, timeout=max(left, 0.0))
+        if looking.done() and not looking.cancelled():
+            looking.result()
+
+    async def _ask_later(self) -> None:
+        await asyncio.sleep(LOOK_S)
+        with contextlib.suppress(ApiError):
+            await self._ask()
 
     def _of(self, urls: tuple[str, ...]) -> Engine:
         if self._fleet is None or self._fleet[0] != urls:

@@ -86,6 +86,7 @@ class Doors:
             "min_group": rules.min_group if rules else 0,
             "sampling": rules.sampling if rules else Sampling(),
             "version": service.version,
+            "deadline_s": rules.deadline_s if rules else None,
         }
 
     async def failed(self, asked: Asked) -> dict[str, Any]:
@@ -135,16 +136,21 @@ class Doors:
             batch_groups=asked.count("batch_groups", 1, least=1),
             max_staleness=asked.count("max_staleness", 0),
             max_token_len=asked.count("max_token_len", 0),
+            deadline_s=_deadline_s(asked),
         )
         committed = numbers(asked.get("committed", (list, tuple), ()))
         service = self._service
-        number = service.open_session(trainer, committed, version=asked.count("version", 0))
+        version, hub_id = asked.count("version", 0), asked.get("hub_id", (str, type(None)), None)
+        number = service.open_session(trainer, committed, version, hub_id=hub_id)
         return {
             "session": number,
             "boot": service.boot,
             "lease_s": service.options.lease_s,
             "environments": service.workers.environments(),
             "waiting_draws": service.draws.present,
+            "played_draws": service.draws.played,
+            "hub_id": service.hub_id,
+            "next_id": service.next_id,
         }
 
     async def end(self, asked: Asked) -> dict[str, Any]:
@@ -239,6 +245,14 @@ class Doors:
 
 def _policy(service: Service) -> dict[str, Any] | None:
     return asdict(service.policy) if service.policy is not None else None
+
+
+def _deadline_s(asked: Asked) -> float | None:
+    """Of one play, where the trainer gives any."""
+    given = asked.get("deadline_s", (int, float, type(None)), None)
+    if given is not None and not 0 < given <= 1e9:
+        raise DataError(f"'deadline_s' cannot be {given}")
+    return None if given is None else float(given)
 
 
 def _ids(asked: Asked) -> list[int]:

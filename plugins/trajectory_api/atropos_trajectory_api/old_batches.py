@@ -16,7 +16,7 @@ from typing import TypeVar
 from starlette.types import Scope, Send
 
 from atropos_core import console
-from atropos_core.errors import DeadlineExceeded, HubFull, LeaseLost, StoreFull
+from atropos_core.errors import DataError, DeadlineExceeded, HubFull, LeaseLost, StoreFull
 from atropos_core.hub import Entry, Session, Want
 from atropos_trajectory_api.answers import ASIDE_FROM, PIECE, answer, encoded, start
 from atropos_trajectory_api.config import ServeOptions
@@ -29,6 +29,7 @@ HOLDER = "old"
 SAY_AGAIN_S = 60.0
 MOST_AT_ONCE = 1000
 WATCHED_BYTES = 1 << 18  # of an answer that is sent whole: the kernel takes so much at once
+UNSAYABLE = (TypeError, ValueError, RecursionError, DataError)  # of a group with something that JSON has no word for
 _T = TypeVar("_T")
 
 
@@ -68,16 +69,12 @@ class OldTrainer:
             await self._error(scope, send, f"Trainer {holder} of the native protocol takes the groups of this server.")
             return True
         self._old.start()
-        session, entries = await self._lease(registration.batch_size)
+        session, entries, text = await self._next(registration.batch_size)
         if session is None:
             return False
         ids = [entry.id for entry in entries]
         delivered: bool | None = False
         try:
-            if sum(len(entry.payload) for entry in entries) < ASIDE_FROM:
-                text = _written(entries)
-            else:
-                text = await asyncio.to_thread(_written, entries)
             body, more = await encoded(scope, text)
             delivered = await self._deliver(scope, send, body, more)
         finally:
@@ -87,6 +84,36 @@ class OldTrainer:
             else:
                 self._end(session, ids, delivered)
         return True
+
+    async def _next(self, batch_size: int) -> tuple[Session[bytes] | None, list[Entry[bytes]], bytes]:
+        """A batch and its JSON. Groups that have none are dropped: nobody else takes them while an old trainer trains."""
+        while True:
+            session, entries = await self._lease(batch_size)
+            if session is None:
+                return None, [], b""
+            text = None
+            try:
+                if sum(len(entry.payload) for entry in entries) < ASIDE_FROM:
+                    text = _written(entries)
+                else:
+                    text = await asyncio.to_thread(_written, entries)
+                return session, entries, text
+            except UNSAYABLE as error:
+                if not (unsayable := [entry for entry in entries if not _is_sayable(entry)]):
+                    raise
+                self._drop(session, unsayable, error)
+            finally:
+                if text is None:
+                    with contextlib.suppress(LeaseLost):  # then they wait again already
+                        session.give_back([entry.id for entry in entries])
+
+    def _drop(self, session: Session[bytes], unsayable: list[Entry[bytes]], error: Exception) -> None:
+        with contextlib.suppress(LeaseLost):
+            session.drop([entry.id for entry in unsayable], "unsayable")
+            console.warn(
+                f"{len(unsayable)} groups of {unsayable[0].label.environment!r} cannot be said in JSON ({error}), and old "
+                "trainers take nothing else: they are dropped. Train them with a trainer of /v1, or send plain values."
+            )
 
     async def drop_all(self) -> int:
         """Let go of every group that waits."""
@@ -217,3 +244,11 @@ class OldTrainer:
 
 def _written(entries: list[Entry[bytes]]) -> bytes:
     return dumps({"batch": [as_wire(entry.payload) for entry in entries]})
+
+
+def _is_sayable(entry: Entry[bytes]) -> bool:
+    try:
+        _written([entry])
+    except UNSAYABLE:
+        return False
+    return True

@@ -7,20 +7,23 @@ What unmodified environments understand of a full hub: a larger `queue_size`, th
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope
 
+from atropos_core import console
 from atropos_core.errors import DataError, HubClosed, HubFull, StoreFull
 from atropos_core.hub import Label
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.connection import SCOPE_KEY
 from atropos_trajectory_api.limits import GoneAway
 from atropos_trajectory_api.old_group import OldGroup
-from atropos_trajectory_api.old_pieces import Piece, Pieces, joined
+from atropos_trajectory_api.old_pieces import OVERHEAD_BYTES, Piece, Pieces, joined
 from atropos_trajectory_api.old_retries import Retries, digest
 from atropos_trajectory_api.old_state import OldEnvironment
 from atropos_trajectory_api.service import Service
@@ -30,6 +33,8 @@ ANONYMOUS = "anonymous"
 MOST_GROUPS = 1024  # in one body: each is held parsed and as bytes before the first is stored
 ASIDE_BYTES, LIST_ASIDE_BYTES = 1 << 19, 1 << 16  # reading a body of this size on the event loop holds everyone up
 MANY = 16  # groups that are stored before others have a turn
+PIECES_PART = 4  # pieces take up to this part of the hub's size
+SAY_AGAIN_S = 60.0
 
 
 class Read(NamedTuple):
@@ -47,13 +52,21 @@ class Intake:
         self._service = service
         self._old = service.old
         self._hold_s = options.hold_s
+        self._most_sequences = options.hub_sequences or math.inf
         self._vocabulary = vocabulary
         self.stopping = asyncio.Event()
         self.latest: bytes | None = None  # the frame that was queued last
         kept = Path(options.directory) / "pieces" if options.journal else None
-        self.pieces = Pieces(kept, durable=options.sync == "always")
-        buffered = frozenset(self.pieces.keys())
-        self.retries = Retries(lambda key: key in buffered or service.hub.knows(key), killed_at, options.hold_s)
+        self.pieces = Pieces(
+            kept,
+            durable=options.sync == "always",
+            knows=service.hub.knows,
+            most_bytes=options.hub_mb * 1e6 / PIECES_PART,
+        )
+        self._said_at = -math.inf
+        self.retries = Retries(
+            lambda key: key in self.pieces.found or service.hub.knows(key), killed_at, options.hold_s
+        )
 
     async def resume(self) -> None:
         """Queue the whole groups that a killed server had not got round to."""
@@ -77,14 +90,17 @@ class Intake:
         for item, one in enumerate(groups):
             if item % MANY == MANY - 1:
                 await asyncio.sleep(0)
-            if item < stored:
-                replies.append(self._buffered(one.environment) if self._is_piece(one) else {"status": "received"})
-                continue
+            keys: list[str] = []  # that it may have been stored under
             try:
-                replies.append(await self._store(one, body_digest, item, receive, until))
+                if item >= stored:
+                    replies.append(await self._store(one, body_digest, item, keys, receive, until))
+                elif self._is_piece(one) and one.environment is not None:
+                    replies.append(await self._queue_whole(one.environment, receive, until))
+                else:
+                    replies.append({"status": "received"})
             except (HubFull, HubClosed, GoneAway, asyncio.CancelledError):
-                if item:
-                    self.retries.remember(body_digest, item)
+                if kept := max(stored, item + any(self._has(one, key) for key in keys)):
+                    self.retries.remember(body_digest, kept)
                 raise
         connection = scope.get(SCOPE_KEY)
         if connection is not None and connection.is_gone:
@@ -140,44 +156,78 @@ class Intake:
                 remedy="Give the environment the policy's tokenizer (tokenizer_name), and start it again.",
             )
 
-    async def _store(self, one: Read, body_digest: str, item: int, receive: Receive, until: float) -> dict[str, Any]:
+    async def _store(
+        self, one: Read, body_digest: str, item: int, keys: list[str], receive: Receive, until: float
+    ) -> dict[str, Any]:
         environment, sequences = one.environment, len(one.group.lengths)
+
+        def key_of(held: bool) -> str:
+            keys.append(self.retries.new_key(body_digest, item, held=held))
+            return keys[-1]
+
         if environment is None:
             self._old.anonymous_largest = max(self._old.anonymous_largest, sequences)
         else:
             environment.seen = time.monotonic()
             if self._is_piece(one):
-                key = self.retries.new_key(body_digest, item, held=True)  # the whole may wait for room
-                self.pieces.add(environment.id, Piece.of(key, one.group))
-                await self._queue_whole(environment, receive, until)
-                return self._buffered(environment)
+                piece = Piece.of(key_of(True), one.group, one.frame)  # the whole may wait for room
+                await self._make_room(piece, receive, until)
+                self.pieces.add(environment.id, piece)
+                return await self._queue_whole(environment, receive, until)
             environment.largest = max(environment.largest, sequences)
-
-        def key_of(held: bool) -> str:
-            return self.retries.new_key(body_digest, item, held=held)
-
         await self._put(one.group, one.frame, key_of, receive, until)
         return {"status": "received"}
 
-    @staticmethod
-    def _is_piece(one: Read) -> bool:
-        return one.environment is not None and len(one.group.lengths) < one.environment.group_size
+    def _has(self, one: Read, key: str) -> bool:
+        known = self._service.hub.knows(key)
+        return known or (one.environment is not None and self.pieces.has(one.environment.id, key))
 
-    def _buffered(self, environment: OldEnvironment | None) -> dict[str, Any]:
-        return {"status": "buffered", "buffer_size": self.pieces.sequences(environment.id) if environment else 0}
+    def _size_of(self, environment: OldEnvironment) -> int:
+        """Of its whole groups: what is larger than the hub would never be one."""
+        return int(min(environment.group_size, self._most_sequences))
 
-    async def _queue_whole(self, environment: OldEnvironment, receive: Receive | None, until: float) -> None:
-        """Where pieces make a group, queue it. The last piece's key is the group's: a server that was killed in between
-        does the same again, and the hub knows the key."""
-        whole = self.pieces.whole(environment.id, environment.group_size)
-        if not whole:
-            return
-        group = read(joined(whole), environment.name)
+    def _is_piece(self, one: Read) -> bool:
+        """One that is too large to be kept is a group of its own."""
+        if one.environment is None or len(one.group.lengths) >= self._size_of(one.environment):
+            return False
+        return len(one.frame) + OVERHEAD_BYTES <= self.pieces.most_bytes
+
+    async def _make_room(self, piece: Piece, receive: Receive, until: float) -> None:
+        """Those that have waited for the longest go into the hub as they are: what an environment left behind that is
+        gone would otherwise keep all others out. Raises HubFull where the hub has no room for them."""
+        while not self.pieces.fits(piece):
+            number = self.pieces.oldest()
+            if number is None:
+                raise HubFull("the pieces of groups that are buffered wait for room in the hub, and no more are taken.")
+            if time.monotonic() - self._said_at > SAY_AGAIN_S:
+                self._said_at = time.monotonic()
+                console.warn(
+                    f"buffered pieces of groups take {self.pieces.size_bytes / 1e6:.1f} MB, and a quarter of the hub is "
+                    "theirs: the oldest are queued as they are (--hub-mb)."
+                )
+            known = self._old.environments.get(number)
+            oldest = self.pieces.first(number, self._size_of(known) if known else 1)
+            await self._queue(number, oldest, receive, until)
+
+    async def _queue_whole(self, environment: OldEnvironment, receive: Receive | None, until: float) -> dict[str, Any]:
+        """Where pieces make a group, queue it; the answer to who sent one."""
+        if whole := self.pieces.whole(environment.id, self._size_of(environment)):
+            with contextlib.suppress(HubFull, HubClosed):  # they stay where they are, and the next piece tries again
+                await self._queue(environment.id, whole, receive, until)
+        return {"status": "buffered", "buffer_size": self.pieces.sequences(environment.id)}
+
+    async def _queue(self, environment: int, numbers: list[int], receive: Receive | None, until: float) -> None:
+        """Put these pieces into the hub as one group. Meanwhile they make no other."""
+        pieces = self.pieces.begin(environment, numbers)
+        key = pieces[-1].key
         try:
-            await self._put(group, group.frame(), lambda held: whole[-1].key, receive, until)
-        except HubFull:
-            return  # the pieces stay where they are, and the next one tries again
-        self.pieces.remove(environment.id, whole)
+            if sum(len(piece.frame) for piece in pieces) >= LIST_ASIDE_BYTES:
+                group, frame = await asyncio.to_thread(_one_of, pieces)
+            else:
+                group, frame = _one_of(pieces)
+            await self._put(group, frame, lambda held: key, receive, until)
+        finally:
+            self.pieces.end(environment, numbers, stored=self._service.hub.knows(key))
 
     async def _put(
         self, group: OldGroup, frame: bytes, key_of: Callable[[bool], str], receive: Receive | None, until: float
@@ -204,13 +254,20 @@ class Intake:
         gone, ending = asyncio.ensure_future(receive()), asyncio.ensure_future(self.stopping.wait())
         try:
             await asyncio.wait({put, gone, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if put.done():
-                put.result()
-            elif ending.done():
+            if not put.done() and self._service.hub.knows(key):
+                await asyncio.wait({put})  # it is on its way to the disk
+            if gone.done():
+                raise GoneAway  # whoever called looks whether it is stored
+            if not put.done():
                 raise HubClosed("the server is ending.", remedy="Send it again: it may be back in a moment.")
-            else:
-                raise GoneAway
+            put.result()
         finally:
             for task in (put, gone, ending):
                 task.cancel()
             await asyncio.gather(put, gone, ending, return_exceptions=True)
+
+
+def _one_of(pieces: Sequence[Piece]) -> tuple[OldGroup, bytes]:
+    groups = [piece.group() for piece in pieces]
+    group = read(joined(groups), groups[0].environment)
+    return group, group.frame()

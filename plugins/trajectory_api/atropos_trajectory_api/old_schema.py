@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+GroupSize = Annotated[int, Field(ge=1, le=1 << 16)]  # pieces of a group wait in memory until they are as many
 Name = Annotated[str, Field(max_length=512)]
 
 
@@ -34,7 +35,7 @@ class RegisterEnv(BaseModel):
     max_token_length: Annotated[int, Field(ge=0, le=2**53)]
     desired_name: Name
     weight: Annotated[float, Field(ge=-1e9, le=1e9)]
-    group_size: Positive
+    group_size: GroupSize
     min_batch_allocation: Annotated[float, Field(ge=0, le=1)] | None = None
 
 

@@ -9,13 +9,15 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atropos_core import console
 from atropos_core.api_http import LONG_POLL_S
+from atropos_core.api_worker import AWAY_S
 from atropos_core.assemble import EvaluationParts, Plan, build_for_evaluation
 from atropos_core.client import Api, Assignment, Worker, WorkerSpec
 from atropos_core.errors import AccessRefused, ApiError, DeadlineExceeded, HubFull
@@ -27,8 +29,8 @@ from atropos_core.run import ENVIRONMENT_DEADLINE_S
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Draw
 from atropos_trajectory_api.named_engines import NamedEngines
+from atropos_trajectory_api.scratch import owned_prefix, sweep
 
-AWAY_S = 600.0  # that a server may be away before its workers give up
 ROOM_S = 600.0  # of waiting for room in the hub before that is said
 POLICY_LOOK_S = 1.0
 BUSY_POLL_S = 0.2  # of waiting for draws while others are played; longer where no more hands get free
@@ -69,7 +71,8 @@ async def await_policy(api: Api, wait_s: float, stop: asyncio.Event) -> str | No
 async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, stop: asyncio.Event) -> int:
     """Play until `stop`; what is being played then is finished, the rest goes to other workers. Returns how many groups
     were sent."""
-    with blocked_loop_alarm(), tempfile.TemporaryDirectory(prefix="atropos-env-") as directory:
+    sweep("env")
+    with blocked_loop_alarm(), tempfile.TemporaryDirectory(prefix=owned_prefix("env")) as directory:
         (Path(directory) / "logs").mkdir()
         worker: Worker | None = None
 
@@ -108,26 +111,32 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
                     ),
                 ]
             )
-            return await _Shift(worker, _player(plan, parts, tokenizer, options), options, stop).run()
+            player = partial(_player, plan, parts, tokenizer, options)
+            return await _Shift(worker, player, options, stop).run()
         finally:
             if worker is not None:
                 await worker.close()
             await parts.close()
 
 
-def _player(plan: Plan, parts: EvaluationParts, tokenizer: ChatTokenizer, options: WorkerOptions) -> Player:
+def _player(
+    plan: Plan, parts: EvaluationParts, tokenizer: ChatTokenizer, options: WorkerOptions, deadline_s: float | None
+) -> Player:
+    """`deadline_s` is the trainer's, where it said one."""
     [environment] = parts.environments.values()
-    deadline_s = plan.config.training.rollout_deadline_s
     named = {options.environment: environment}
+    deadline_s = plan.config.training.rollout_deadline_s if deadline_s is None else deadline_s
     return Player(named, parts.rewards, parts.engine, tokenizer, deadline_s=deadline_s, deterministic=False)
 
 
 class _Shift:
     """From the first draw to the last."""
 
-    def __init__(self, worker: Worker, player: Player, options: WorkerOptions, stop: asyncio.Event) -> None:
+    def __init__(
+        self, worker: Worker, player: Callable[[float | None], Player], options: WorkerOptions, stop: asyncio.Event
+    ) -> None:
         self._worker = worker
-        self._player = player
+        self._player = player  # by the deadline of its plays
         self._options = options
         self._stop = stop
         self._playing: dict[asyncio.Task[None], Draw] = {}
@@ -180,14 +189,16 @@ class _Shift:
                 task.add_done_callback(self._done)
 
     async def _play(self, draw: Draw, how: Assignment) -> None:
-        places = self._player.places(draw, how.group_size)
-        group = await self._player.play(draw, places, how.group_size, how.sampling)
+        player = self._player(how.deadline_s)
+        places = player.places(draw, how.group_size)
+        group = await player.play(draw, places, how.group_size, how.sampling)
         if len(group.episodes) < max(how.min_group, 1):
             await self._worker.failed(group)
             return
+        key = self._worker.new_key()
         while True:
             try:
-                number = await self._worker.put(group, deadline_s=ROOM_S)
+                number = await self._worker.put(group, deadline_s=ROOM_S, key=key)
                 break
             except HubFull as error:
                 console.warn(f"{Exception.__str__(error)} Waiting on.")

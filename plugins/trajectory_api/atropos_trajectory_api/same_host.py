@@ -19,6 +19,7 @@ from atropos_core.errors import AtroposError, DataError, HubClosed
 from atropos_core.ring_consumer import Lease, RingConsumer
 from atropos_core.ring_listener import RingListener
 from atropos_trajectory_api.config import ServeOptions
+from atropos_trajectory_api.limits import Budget
 from atropos_trajectory_api.service import Service
 
 ROUTE = "ring"  # in metrics, where HTTP has a path
@@ -27,8 +28,11 @@ WAITING = 8  # groups of one ring that may wait for room outside its slots
 
 
 @contextlib.asynccontextmanager
-async def listening(service: Service, options: ServeOptions, *, hold_s: float = HOLD_S) -> AsyncIterator[None]:
-    """Take rings, and say so in `service.same_host`. Where that cannot be, one line says why, and HTTP remains."""
+async def listening(
+    service: Service, options: ServeOptions, budget: Budget, *, hold_s: float = HOLD_S
+) -> AsyncIterator[None]:
+    """Take rings, and say so in `service.same_host`. Where that cannot be, one line says why, and HTTP remains. `budget`
+    is that of the bodies that HTTP reads."""
     path = options.directory.resolve() / "rings" / "ring.sock"
     nonce = secrets.token_hex(16)
     try:
@@ -39,7 +43,7 @@ async def listening(service: Service, options: ServeOptions, *, hold_s: float = 
         console.warn(f"no shared memory for producers on this machine, who use HTTP: {error}")
         yield
         return
-    door = Door(service, hold_s)
+    door = Door(service, budget, hold_s)
     serving = asyncio.create_task(listener.serve(door.handle))
     service.same_host = {"path": str(path), "nonce": nonce}
     try:
@@ -54,8 +58,9 @@ async def listening(service: Service, options: ServeOptions, *, hold_s: float = 
 class Door:
     """Puts what comes over rings into the hub."""
 
-    def __init__(self, service: Service, hold_s: float) -> None:
+    def __init__(self, service: Service, budget: Budget, hold_s: float) -> None:
         self._service = service
+        self._budget = budget
         self._hold_s = hold_s
 
     async def handle(self, ring: RingConsumer) -> None:
@@ -79,10 +84,13 @@ class Door:
                 put.cancel()
 
     async def _put(self, ring: RingConsumer, lease: Lease) -> None:
-        started, frame, worker = time.monotonic(), lease.copy(), lease.meta.decode(errors="replace")
+        started, size, worker = time.monotonic(), lease.payload.nbytes, lease.meta.decode(errors="replace")
+        share = self._budget.share()
         status = 200
         try:
-            number = await self._service.put(frame, key=lease.key, worker=worker, deadline_s=self._hold_s)
+            await self._budget.take(share, size, self._hold_s)  # until then it stays in its slot
+            left = self._hold_s - (time.monotonic() - started)
+            number = await self._service.put(lease.copy(), key=lease.key, worker=worker, deadline_s=max(left, 0.001))
             lease.release(number)
         except HubClosed:
             ring.close()  # the server ends: the worker sends it again, to the next one
@@ -92,4 +100,5 @@ class Door:
             if not isinstance(error, AtroposError):
                 raise  # a fault of ours: the worker has its name, the log its traceback
         finally:
-            self._service.observed.request(ROUTE, ring.name, time.monotonic() - started, status, len(frame), 0)
+            share.end()
+            self._service.observed.request(ROUTE, ring.name, time.monotonic() - started, status, size, 0)

@@ -38,6 +38,7 @@ class Trainer:
     batch_groups: int
     max_staleness: int
     max_token_len: int
+    deadline_s: float | None = None  # of one play; None: the workers' own
 
 
 class Service:
@@ -70,9 +71,12 @@ class Service:
         self._number = -1  # of the trainer's session
         self._outbox = Outbox()
         self._leasing = Leasing(self._outbox)
-        self._arriving: set[int] = set()
+        self._arriving: set[int] = set()  # another one for each run
+        self._strays: set[int] = set()  # groups that arrived while one run gave way to another: of the former
+        self._undrawn = {label.environment for _, label in self.hub.labels() if not _is_drawn(label)}
         self._holder = ""  # of the last native session
         self._first_id = 0  # groups with lower ids were drawn for another run
+        self.hub_id = secrets.token_hex(8)  # the ids of one hub mean nothing to another
         self._restore(clock())
         self.old.on_change = self.save
 
@@ -124,7 +128,7 @@ class Service:
             }
         self._store.save_meta(
             {"trainer": trainer, "number": self._number, "version": self.version, "old": self.old.state(),
-             "holder": self._holder, "first_id": self._first_id}
+             "holder": self._holder, "first_id": self._first_id, "hub_id": self.hub_id}
         )  # fmt: skip
 
     @property
@@ -151,6 +155,7 @@ class Service:
         if label is None:
             return await self.put_group(frame, self.read(frame), key=key, worker=worker, deadline_s=deadline_s)
         number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
+        self._undrawn.add(label.environment)
         self.observed.group(worker, label.environment, label.sequences, label.size_bytes)
         return number
 
@@ -161,21 +166,26 @@ class Service:
         draw, label = group.draw, Label.of(group, len(frame))
         sender = self.workers.find(worker)
         if not (key and self.hub.knows(key)):
-            cause = self.draws.refusal(draw) or (
+            cause = self.draws.refusal(draw, worker) or (
                 "another play of it is arriving" if draw.id in self._arriving else None
             )
             if cause is not None:
                 self.observed.dropped("not_wanted")
                 return NOT_WANTED
+        arriving = self._arriving
         if draw.id >= 0:
-            self._arriving.add(draw.id)
+            arriving.add(draw.id)
         try:
             number = await self.hub.put(frame, label, key=key or None, deadline_s=deadline_s)
         finally:
-            self._arriving.discard(draw.id)
-        if draw.id >= 0:
+            arriving.discard(draw.id)
+        if draw.id < 0:
+            self._undrawn.add(label.environment)
+        elif arriving is self._arriving:
             self._draw_of[number] = draw.id
             self.draws.arrived(draw)
+        else:
+            self._strays.add(number)
         if sender is not None:
             sender.playing.discard(draw.id)
         self.observed.group(sender.name if sender else "", label.environment, label.sequences, label.size_bytes)
@@ -184,7 +194,7 @@ class Service:
     def failed(self, worker: WorkerState, group: ScoredGroup) -> None:
         """Too few plays of a draw ended in an episode: its trainer will hear of it."""
         worker.playing.discard(group.draw.id)
-        if self.draws.failed(group.draw):
+        if self.draws.failed(group.draw, worker.id):
             self._outbox.post(group)
 
     # -- workers
@@ -207,11 +217,13 @@ class Service:
         worker.draining = draining
         worker.playing -= returned
         self.draws.give_back(worker.id, only=returned)
+        self.draws.still_playing(worker.id, worker.playing)
 
     async def take(self, worker: WorkerState, n: int, *, playing: set[int], wait_s: float) -> list[Draw]:
         """Draws for a worker, which plays `playing` already. What else it was given was in an answer that never arrived."""
         self.draws.give_back(worker.id, only=worker.playing - playing)
         worker.playing = playing
+        self.draws.still_playing(worker.id, playing)
         draws = [] if worker.draining else await self.draws.take(worker.id, worker.environment, n, wait_s)
         worker.playing |= {draw.id for draw in draws}
         return draws
@@ -223,14 +235,20 @@ class Service:
         self.workers.forget(worker.id)
         if not self.workers.has(worker.environment):
             self.hub.forget(worker.environment)
+        self.draws.still_playing(worker.id, ())
         return self.draws.give_back(worker.id)
 
     # -- the trainer
 
-    def open_session(self, trainer: Trainer, committed: Iterable[int], version: int) -> int:
+    def open_session(
+        self, trainer: Trainer, committed: Iterable[int], version: int, *, hub_id: str | None = None
+    ) -> int:
         """The number of a new session. What its holder trained and did not commit waits again; another holder is another
-        run, and groups that were drawn for the one before are not for it."""
+        run, and groups that were drawn for the one before are not for it. `hub_id`: of the hub that gave the ids in
+        `committed`, where the opener can tell; those of another hub name other groups here."""
         anew = trainer.holder != self._holder
+        if hub_id is not None and hub_id != self.hub_id:
+            committed = ()
         first = max(self._draw_of, default=-1) + 1 if anew else self._first_id
         self._number = self.hub.open(trainer.holder, committed).number
         self._draw_of = self._drawn()
@@ -240,7 +258,10 @@ class Service:
         self.engines.clear()
         self._outbox.clear()
         held = [draw for number, draw in self._draw_of.items() if number >= first]
-        self.draws.begin(Rules(trainer.group_size, trainer.min_group, trainer.sampling), held, anew=anew)
+        if anew:
+            self._arriving = set()
+        playing = [(worker.id, draw) for worker in self.workers.all() for draw in worker.playing]
+        self.draws.begin(self._rules(trainer), held, anew=anew, playing=playing)
         for worker in list(self.workers.all()):
             with contextlib.suppress(AtroposError):
                 trainer.policy.refuse_other(worker.name, worker.tokenizer, worker.vocabulary)
@@ -283,11 +304,12 @@ class Service:
         return Answer(entries, failed, dropped, posted, session.commit_due, why)
 
     def _is_foreign(self, entry: Entry[bytes]) -> bool:
-        return entry.label.draw is not None and entry.id < self._first_id
+        return _is_drawn(entry.label) and (entry.id < self._first_id or entry.id in self._strays)
 
     def commit(self, number: int, ids: Sequence[int]) -> int:
         """How many groups that settles."""
         settled = self.session(number).commit(ids)
+        self._strays.difference_update(ids)
         for one in ids:
             self._forget_draw(one)
         return settled
@@ -308,6 +330,11 @@ class Service:
         if url not in self.engines:
             self.engines.append(url)
 
+    @property
+    def next_id(self) -> int:
+        """Above the ids of all groups that are held."""
+        return max((number for number, _ in self.hub.labels()), default=-1) + 1
+
     def end_session(self, number: int) -> None:
         self.session(number).close()
         self._trainer_gone()
@@ -327,6 +354,8 @@ class Service:
     def status(self) -> dict[str, Any]:
         """Plain values."""
         hub = self.hub.status()
+        self._undrawn &= hub.environments.keys()
+        old = self._undrawn | {one.name for one in self.old.environments.values() if one.connected}
         return {
             "hub": {**asdict(hub), "environments": {name: asdict(one) for name, one in hub.environments.items()}},
             "why": hub.why,
@@ -334,6 +363,7 @@ class Service:
             "trainer": self.trainer.holder if self.trainer else None,
             "policy": asdict(self.policy) if self.policy else None,
             "engines": list(self.engines),
+            "old": sorted(old),
             "draws": self.draws.status(),
             "workers": [
                 {
@@ -348,18 +378,22 @@ class Service:
         }
 
     def _drawn(self) -> dict[int, int]:
-        return {number: label.draw for number, label in self.hub.labels() if label.draw is not None}
+        return {number: label.draw or 0 for number, label in self.hub.labels() if _is_drawn(label)}
 
     def _dropped(self, entry: Entry[bytes], cause: str) -> None:
         self.observed.dropped(cause)
-        if entry.label.draw is not None:
-            self._forget_draw(entry.id)
-            if not self._is_foreign(entry):
-                self._outbox.post({"draw": entry.label.draw, "cause": cause})
+        self._forget_draw(entry.id)
+        if not self._is_foreign(entry):
+            draw = entry.label.draw if _is_drawn(entry.label) else -1
+            self._outbox.post({"draw": draw, "cause": cause})
 
     def _forget_draw(self, number: int) -> None:
         if (draw := self._draw_of.pop(number, None)) is not None and number >= self._first_id:
             self.draws.gone(draw)
+
+    @staticmethod
+    def _rules(trainer: Trainer) -> Rules:
+        return Rules(trainer.group_size, trainer.min_group, trainer.sampling, trainer.deadline_s)
 
     def _restore(self, now: float) -> None:
         meta = self._store.meta if self._store is not None else {}
@@ -367,6 +401,7 @@ class Service:
             return
         self.old.load(meta["old"], now)
         self._holder, self._first_id, self.version = meta["holder"], meta["first_id"], meta["version"]
+        self.hub_id = meta.get("hub_id", self.hub_id)
         if (kept := meta["trainer"]) is None:
             return
         policy, sampling = Policy(**kept["policy"]), Sampling(**kept["sampling"])
@@ -375,5 +410,9 @@ class Service:
         self.hub.max_staleness = trainer.max_staleness
         if self.hub.current is not None and self.hub.current.number == meta["number"]:
             self.trainer, self._number = trainer, meta["number"]
-            rules = Rules(trainer.group_size, trainer.min_group, sampling)
-            self.draws.begin(rules, self.draws.present, anew=False)
+            self.draws.begin(self._rules(trainer), self.draws.present, anew=False)
+
+
+def _is_drawn(label: Label) -> bool:
+    """Whether a trainer's curriculum drew it."""
+    return label.draw is not None and label.draw >= 0

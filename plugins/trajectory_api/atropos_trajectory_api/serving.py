@@ -125,7 +125,7 @@ async def _serve(options: ServeOptions, listening: socket.socket, token: bytes |
             ssl_keyfile=options.tls_key,
         )
         async with contextlib.AsyncExitStack() as stack:
-            await _same_host(service, options, stack)
+            await _same_host(service, options, app, stack)
             _say(options, service, listening.getsockname()[1], token is not None)
             await Server(config, app.stop).serve(sockets=[listening])
         console.say(
@@ -137,13 +137,13 @@ async def _serve(options: ServeOptions, listening: socket.socket, token: bytes |
         mark.unlink(missing_ok=True)
 
 
-async def _same_host(service: Service, options: ServeOptions, stack: contextlib.AsyncExitStack) -> None:
+async def _same_host(service: Service, options: ServeOptions, app: App, stack: contextlib.AsyncExitStack) -> None:
     """The door for shared-memory rings, where this system has them."""
     if not options.same_host:
         return
     from atropos_trajectory_api.same_host import listening
 
-    await stack.enter_async_context(listening(service, options))
+    await stack.enter_async_context(listening(service, options, app.budget))
 
 
 def _killed_at(directory: Path) -> float:

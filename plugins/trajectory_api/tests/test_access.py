@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import httpx
@@ -9,7 +10,7 @@ from atropos_core.errors import ConfigError
 from atropos_trajectory_api.access import credential, is_loopback, read_token
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.serving import serve
-from plugins.trajectory_api.tests.running import running
+from plugins.trajectory_api.tests.running import group, running
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -55,6 +56,39 @@ def test_a_preflight_of_a_named_origin_is_answered_without_a_token_and_no_other_
         theirs = server.client.options("/scored_data", headers={"origin": "https://theirs.example", **asked})
         assert theirs.status_code == 403
         assert server.client.get("/status", headers={"origin": "https://mine.example"}).status_code == 401
+
+
+def test_what_a_page_of_another_site_embeds_or_links_to_changes_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, cors=("https://mine.example",)) as server:
+        server.begin()
+        assert server.post("/scored_data", group(env_id=0)).json() == {"status": "received"}
+        for site in ("cross-site", "same-site"):
+            for path in ("/reset_data", "/batch"):
+                told = server.client.get(path, headers={"sec-fetch-site": site, "sec-fetch-mode": "no-cors"})
+                assert told.status_code == 403 and "another origin" in told.text
+        assert server.client.get("/status").json()["queue_size"] == 1
+        mine = {"origin": "https://mine.example", "sec-fetch-site": "cross-site"}
+        assert server.client.get("/status", headers=mine).status_code == 200
+        for site in ("same-origin", "none"):
+            assert server.client.get("/status", headers={"sec-fetch-site": site}).status_code == 200
+
+
+def test_who_shows_no_token_has_no_byte_of_a_body_read(tmp_path: Path) -> None:
+    with running(tmp_path, token=TOKEN.encode(), cors=("https://mine.example",)) as server:
+        asked = "Access-Control-Request-Method: POST\r\n"
+        for first, more, expected in (
+            ("POST /health", "", b"413"),
+            ("GET /health", "Origin: https://mine.example\r\n", b"413"),
+            ("OPTIONS /v1/groups", f"Origin: https://mine.example\r\n{asked}", b"413"),
+            ("OPTIONS /v1/groups", f"Origin: http://127.0.0.1:{server.port}\r\n{asked}", b"401"),
+            ("OPTIONS /v1/groups", "Origin: https://mine.example\r\n", b"401"),
+        ):
+            for size in ("Content-Length: 5000000", "Transfer-Encoding: chunked"):
+                with socket.create_connection(("127.0.0.1", server.port), 10) as client:
+                    head = f"{first} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{more}{size}\r\n\r\n"
+                    client.sendall(head.encode())  # and never a body
+                    assert client.recv(1000).split()[1] == expected, (first, more, size)
+        assert server.client.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])

@@ -8,18 +8,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from atropos_core.api_source import ApiSource
 from atropos_core.builtin.curricula import OrderedCurriculum
-from atropos_core.client import Api, Worker, WorkerSpec
+from atropos_core.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_core.config import RunConfig
 from atropos_core.errors import DeadlineExceeded, LeaseLost, NoProgress
 from atropos_core.interfaces import ModelInfo
 from atropos_core.producer import PATIENCE
-from atropos_core.types import Draw, Failed, ScoredGroup, Task
-from plugins.trajectory_api.tests.played import VOCABULARY, Server, played, serving
+from atropos_core.types import UNKNOWN_VERSION, Draw, Failed, ScoredGroup, Task
+from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, Server, drawn, played, serving
+from plugins.trajectory_api.tests.running import ENVIRONMENT, group
 
 MODEL = ModelInfo("Toy", 1, VOCABULARY, "float32", "cpu", "print")
 
@@ -100,7 +102,7 @@ async def test_what_is_wanted_is_offered_played_and_leased(server, tmp_path):
         assert here.unsettled() == []
         assert len(here.source.state()["trained"]) == 3
         await here.source.commit()
-        assert here.source.state() == {"trained": []}
+        assert here.source.state()["trained"] == []
 
 
 async def test_a_draw_whose_plays_all_failed_is_settled_told_and_replaced(server, tmp_path):
@@ -222,3 +224,204 @@ async def test_nobody_drew_what_an_old_environment_sent(server, tmp_path):
         assert all(number < 0 for number in await here.lease(2))
         assert len({lease.group.draw.id for lease in here.leases}) == 2
         await here.train()
+
+
+@asynccontextmanager
+async def plays(*workers: Worker) -> AsyncIterator[dict[str, int]]:
+    """Each plays whatever it is given, from the "version" that the test says."""
+    now = {"version": 0}
+
+    async def play_on(worker: Worker) -> None:
+        while True:
+            for draw in (await worker.draws(8, 5.0)).draws:
+                await worker.put(played(draw, version=now["version"]), deadline_s=10)
+
+    tasks = [asyncio.create_task(play_on(worker)) for worker in workers]
+    try:
+        yield now
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def send_old_group(server: Server) -> None:
+    number = httpx.post(f"{server.url}/register-env", json=ENVIRONMENT).json()["env_id"]
+    assert httpx.post(f"{server.url}/scored_data", json={**group(4), "env_id": number}).status_code == 200
+
+
+def versions(here: Run) -> set[int]:
+    """Of all tokens that the last lease brought."""
+    rollouts = [r for lease in here.leases for episode in lease.group.episodes for r in episode.rollouts]
+    return {int(version) for rollout in rollouts for version in rollout.policy_version}
+
+
+async def step(here: Run, now: dict[str, int], version: int) -> list[int]:
+    """One of the loop's, at max_staleness 0: what it leased."""
+    now["version"] = version
+    await here.source.publish(version)
+    here.source.want(8)
+    ids = await here.lease(8, version)
+    await here.train()
+    return ids
+
+
+async def test_what_was_sampled_after_the_checkpoint_that_a_run_resumes_from_is_played_again(server, tmp_path):
+    async with worker(server, "words") as words, worker(server, "sums") as sums, plays(words, sums) as now:
+        async with run(server, tmp_path, staleness=0) as before:
+            first = await step(before, now, 0)
+            saved = before.source.state(), before.curriculum.state()
+            for version in (1, 2, 3):
+                await step(before, now, version)
+        async with run(server, tmp_path, staleness=0, state=saved[0]) as after:
+            after.curriculum.load(saved[1])
+            again: list[int] = []
+            for version in (1, 2, 3):  # the first of them is the version of the resumed run's own weights
+                again += await step(after, now, version)
+                assert versions(after) == {version}, "none of another timeline, none stale"
+            news = after.source.news()
+            assert news.dropped["other_timeline"] == 16, "of versions 2 and 3"
+            assert sorted(first + again) == list(range(32)), "every draw once"
+
+
+async def test_a_token_of_a_version_that_nobody_had_yet_is_played_again(server, tmp_path):
+    async with worker(server) as one, run(server, tmp_path) as here:
+        here.source.want(1)
+        leasing = asyncio.create_task(here.lease(1, version=3))
+        await play(one, 1, version=4)
+        await play(one, 1, version=3)
+        assert await leasing == [0]
+        assert versions(here) == {3}
+        assert here.source.news().dropped == {"other_timeline": 1}
+
+
+async def test_what_nobody_drew_is_trained_and_its_version_is_unknown_where_that_is_lost(server, tmp_path):
+    async with worker(server) as one:
+        for version in (3, 5):
+            await one.put(played(Draw(-1, "old", "train", -1, version), version=version), deadline_s=10)
+        async with run(server, tmp_path) as here:
+            await here.lease(2, version=3)
+            assert versions(here) == {3, UNKNOWN_VERSION}
+
+
+async def test_a_run_that_resumes_before_its_workers_waits_for_them(server, tmp_path):
+    async with worker(server) as one, run(server, tmp_path) as before:
+        saved = before.source.state(), before.curriculum.state()
+        before.source.want(2)
+        playing = asyncio.create_task(play(one, 2))
+        await before.lease(2)
+        await playing
+    after = Run(server, tmp_path)
+    after.curriculum.load(saved[1])
+    opening = asyncio.create_task(after.source.open(saved[0]))
+    done, _ = await asyncio.wait([opening], timeout=1.5)
+    assert not done, "two groups that a worker sent are no worker"
+    async with worker(server):
+        await opening
+        after.source.want(2)
+        assert sorted(await after.lease(2)) == [0, 1]
+        await after.source.close()
+
+
+async def test_groups_that_are_leased_before_their_draws_are_drawn_are_not_waited_for(server, tmp_path):
+    async with worker(server) as one, run(server, tmp_path) as before:
+        saved = before.source.state(), before.curriculum.state()
+        before.source.want(4)
+        playing = asyncio.create_task(play(one, 4))
+        await before.lease(4)
+        await playing
+    await asyncio.to_thread(send_old_group, server)
+    async with run(server, tmp_path, state=saved[0]) as after:  # an old environment is there, the worker is not yet
+        after.curriculum.load(saved[1])
+        after.source.want(4)
+        assert all(id < 0 for id in await after.lease(4))
+        await after.train()
+        resaved = after.source.state(), after.curriculum.state()
+    async with run(server, tmp_path, state=resaved[0]) as again, worker(server) as one:
+        again.curriculum.load(resaved[1])
+        again.source.want(4)
+        playing = asyncio.create_task(play(one, 3))
+        assert sorted(await again.lease(4))[1:] == [4, 5, 6], "0 to 3 are trained"
+        await playing
+        await again.train()
+        assert again.unsettled() == []
+
+
+async def test_late_groups_of_a_second_environment_are_known_by_their_draws(server, tmp_path):
+    async with worker(server, "words") as words, worker(server, "sums") as sums:
+        async with run(server, tmp_path) as before:
+            saved = before.source.state(), before.curriculum.state()
+            before.source.want(16)
+            leasing = asyncio.create_task(before.lease(16))
+            taken = [list((await one.draws(16, 10.0)).draws) for one in (words, sums)]
+            for draw in taken[0]:
+                await words.put(played(draw), deadline_s=10)
+            leasing.cancel()  # the others are still being played
+        async with run(server, tmp_path, state=saved[0]) as after:
+            after.curriculum.load(saved[1])
+            for draw in reversed(taken[1]):
+                await sums.put(played(draw), deadline_s=10)
+            async with plays(words, sums) as now:
+                leased = [id for _ in range(4) for id in await step(after, now, 0)]
+            assert sorted(leased)[:16] == list(range(16)), "every one under its own number"
+            assert len(set(leased)) == 32 and min(leased) == 0
+
+
+async def test_a_second_run_of_the_same_seed_gets_nothing_that_was_played_for_the_first(server, tmp_path):
+    (tmp_path / "second").mkdir()
+    async with worker(server) as one:
+        async with run(server, tmp_path, staleness=0) as first:
+            first.source.want(2)
+            leasing = asyncio.create_task(first.lease(2, 40))
+            draws = (await one.draws(2, 10.0)).draws
+            leasing.cancel()
+        async with run(server, tmp_path / "second", staleness=0) as second:
+            second.source.want(2)
+            leasing = asyncio.create_task(second.lease(2))
+            await asyncio.sleep(0.3)  # they are offered
+            assert [await one.put(played(draw, version=0), deadline_s=10) for draw in draws] == [None, None]
+            assert sorted(draw.id for draw in await play(one, 2)) == [0, 1]
+            assert sorted(await leasing) == [0, 1]
+            assert versions(second) == {0}
+
+
+async def test_old_groups_that_come_while_a_resumed_run_starts_are_of_its_version(server, tmp_path):
+    async with worker(server), run(server, tmp_path) as before:
+        await before.source.publish(40)
+        saved = before.source.state()
+    async with worker(server), run(server, tmp_path, staleness=0, state=saved) as after:
+        await asyncio.to_thread(send_old_group, server)
+        await after.source.publish(40)
+        assert len(await after.lease(1, version=40)) == 1, "not stale"
+
+
+async def test_ids_of_another_server_settle_nothing(server, tmp_path):
+    async with worker(server) as one:
+        for _ in range(2):
+            await one.put(played(Draw(-1, "old", "train", -1, 0)), deadline_s=10)
+        async with run(server, tmp_path, state={"trained": [0, 1], "hub_id": "another", "version": 0}) as here:
+            assert len(await here.lease(2)) == 2
+
+
+async def test_workers_are_told_how_long_a_play_may_take(server, tmp_path):
+    async with worker(server) as one:
+        assert (await one.draws(1, 0.0)).deadline_s is None, "there is no trainer"
+        async with run(server, tmp_path) as here:
+            assert (await one.draws(1, 0.0)).deadline_s == here.config.training.rollout_deadline_s
+
+
+async def test_a_session_tries_on_for_as_long_as_its_lease_while_the_server_is_away(server):
+    api = Api(server.url, timeout_s=0.5)
+    spec = SessionSpec("run", 4, 1, SAMPLING, 2, vocabulary=VOCABULARY)
+    session = await TrainerSession.open(api, spec, deadline_s=10)
+    try:
+        server.kill()
+        calls = [session.offer_draws([drawn(0)]), session.fetch_environments(), session.add_engine("http://a.b")]
+        calling = asyncio.gather(*calls)
+        done, _ = await asyncio.wait([calling], timeout=2.0)
+        assert not done, "longer than the other calls are tried"
+        await asyncio.to_thread(server.start)
+        await calling
+    finally:
+        await session.close()
+        await api.close()

@@ -62,6 +62,12 @@ BAD = {
     "metrics that are text": replace(GOOD, episodes=(replace(GOOD.episodes[0], metrics={"turns": "two"}), *GOOD.episodes[1:])),  # type: ignore[dict-item]
     "a draw that is text": replace(GOOD, draw="first"),  # type: ignore[arg-type]
     "a draw with a huge number": replace(GOOD, draw=replace(GOOD.draw, id=1 << 70)),
+    "an environment with half a character": replace(GOOD, draw=replace(GOOD.draw, environment="a\ud800")),
+    "a task with half a character": replace(GOOD, task=replace(GOOD.task, id="\udfff")),
+    "a message with half a character": replace(GOOD, task=replace(GOOD.task, messages=({"content": ["\udc80"]},))),
+    "half a character in a key": replace(GOOD, wire={"\ud83d": 1}),
+    "an environment with a long name": replace(GOOD, draw=replace(GOOD.draw, environment="e" * 501)),
+    "a task with a long id": replace(GOOD, task=replace(GOOD.task, id="t" * 501)),
     "a score that is no number": replace(GOOD, episodes=(replace(GOOD.episodes[0], score=float("nan")), *GOOD.episodes[1:])),
 }  # fmt: skip
 
@@ -70,6 +76,19 @@ BAD = {
 def test_what_cannot_be_trained_is_refused(wrong: Any):
     with pytest.raises(DataError):
         read_group(encode_bytes(wrong), VOCABULARY)
+
+
+def test_text_of_any_script_is_taken_as_it_is():
+    said = {"role": "user", "content": "ünï 漢字 😀 \\ud800 \\"}
+    read = read_group(encode_bytes(replace(GOOD, task=replace(GOOD.task, id="täsk 😀", messages=(said,)))), VOCABULARY)
+    assert (read.task.id, read.task.messages) == ("täsk 😀", (said,))
+
+
+def test_bytes_that_are_no_utf8_in_a_header_are_refused():
+    raw = FRAME[PREFIX.size :].replace(b'"words"', b'"w\xed\xa0\x80s"', 1)
+    assert len(raw) == len(FRAME) - PREFIX.size
+    with pytest.raises(DataError, match="half of a surrogate pair"):
+        read_group(FRAME[: PREFIX.size] + raw, VOCABULARY)
 
 
 def test_a_draw_whose_plays_all_failed_is_a_group_only_where_that_is_asked_for():

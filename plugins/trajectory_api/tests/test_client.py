@@ -110,6 +110,24 @@ async def test_a_full_hub_is_waited_for_until_the_deadline(tmp_path: Path):
             assert await waiting is not None
 
 
+async def test_a_full_hub_is_a_full_hub_for_a_worker_on_the_servers_own_machine_too(tmp_path: Path):
+    with serving(tmp_path, "--hub-sequences", "4", same_host=True) as server:
+        async with opened(server) as (trainer, worker):
+            assert worker._ring is not None
+            await worker.put(played(drawn(-1)), deadline_s=5)
+            key = worker.new_key()
+            with pytest.raises(HubFull, match="no room"):
+                await worker.put(played(drawn(-1)), deadline_s=0.7, key=key)
+            waiting = asyncio.create_task(worker.put(played(drawn(-1)), deadline_s=20, key=key))
+            await asyncio.sleep(0.2)
+            [(number, _)] = (await leased(trainer, 1)).entries
+            await trainer.commit([number])
+            assert await waiting is not None
+            [(number, _)] = (await leased(trainer, 1)).entries
+            await trainer.commit([number])
+            assert not (await trainer.lease(1, 0, 0.3)).entries  # both tries were of one group
+
+
 async def test_draws_of_a_worker_that_signs_off_go_to_another(server: Server):
     async with opened(server) as (trainer, worker):
         other = await Worker.register(trainer.api, WorkerSpec("two", "words", 1000))
@@ -242,6 +260,23 @@ async def test_a_trainer_that_was_away_for_longer_than_its_lease_has_lost_it(tmp
             await asyncio.sleep(2.5)
             with pytest.raises(LeaseLost):
                 await trainer.trained([0])
+
+
+async def test_that_a_draw_failed_is_said_however_long_the_server_is_away(server: Server):
+    api = Api(server.url, timeout_s=1.0)
+    async with opened(server) as (trainer, _):
+        worker = await Worker.register(api, WORDS)
+        await trainer.offer_draws([drawn(0)])
+        [draw] = (await worker.draws(1)).draws
+        server.kill()
+        saying = asyncio.create_task(worker.failed(replace(played(draw), episodes=(), rewards=np.zeros(0, np.float32))))
+        await asyncio.sleep(3.0)
+        assert not saying.done()
+        saying.cancel()
+        with pytest.raises(ApiError, match="got no answer in time"):
+            await worker.failed(replace(played(draw), episodes=(), rewards=np.zeros(0, np.float32)), deadline_s=0.5)
+        await worker.close()
+    await api.close()
 
 
 async def test_a_server_that_stays_away_is_an_error_at_the_deadline(server: Server):

@@ -119,3 +119,40 @@ async def test_groups_that_nobody_drew_are_always_welcome():
     assert draws.refusal(drawn(-1)) is None
     draws.arrived(drawn(-1))
     assert draws.present == []
+
+
+async def test_a_worker_that_plays_a_draw_for_another_run_is_not_given_the_same_for_this_one():
+    draws = offering(drawn(0), drawn(1))
+    await ids(draws, "a", 1)
+    draws.begin(RULES, (), anew=True)
+    draws.offer([drawn(0)], {0: "a"})
+    assert await ids(draws, "a") == []
+    assert draws.refusal(drawn(0), "a") is not None and not draws.failed(drawn(0), "a")
+    waiting = asyncio.create_task(ids(draws, "a", wait_s=30))
+    await asyncio.sleep(0.01)
+    draws.still_playing("a", ())
+    assert await asyncio.wait_for(waiting, 5) == [0]
+    assert draws.refusal(drawn(0), "a") is None
+
+
+async def test_another_worker_is_given_it_at_once():
+    draws = offering(drawn(0))
+    await ids(draws, "a", 1)
+    draws.begin(RULES, (), anew=True, playing=[("c", 0)])
+    draws.offer([drawn(0)], {})
+    assert await ids(draws, "c") == []
+    assert await ids(draws, "b") == [0]
+    assert draws.refusal(drawn(0), "b") is None
+
+
+async def test_without_a_trainer_nothing_is_handed_out():
+    draws = offering(drawn(0))
+    await ids(draws, "a")
+    draws.begin(None, (), anew=False)
+    draws.give_back("a")
+    assert await ids(draws, "b") == []
+    waiting = asyncio.create_task(ids(draws, "b", wait_s=30))
+    await asyncio.sleep(0.01)
+    draws.begin(RULES, (), anew=False)
+    draws.offer([drawn(0)], {})
+    assert await asyncio.wait_for(waiting, 5) == [0]

@@ -138,6 +138,41 @@ async def test_weights_and_adapters_arrive_file_by_file_and_leave_nothing_behind
     assert not uploads.exists()
 
 
+async def test_a_new_upload_removes_those_that_broke_off_and_not_the_one_that_is_being_loaded():
+    loading, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Loads):
+        async def load_weights(self, directory: Path) -> None:
+            loading.set()
+            await go_on.wait()
+            await super().load_weights(directory)
+
+    async with reached(engine := Slow()) as (remote, door):
+
+        async def put(name: str, *, breaks_off: bool) -> None:
+            messages = [{"type": "http.request", "body": b"x" * 1000, "more_body": breaks_off}]
+            messages += [{"type": "http.disconnect"}]
+
+            async def receive() -> Any:
+                return messages.pop(0)
+
+            async def send(message: Any) -> None: ...
+
+            where = f"/v1/engine/uploads/{name}/model.safetensors"
+            await door({"type": "http", "method": "PUT", "path": where}, receive, send)
+
+        await put("whole", breaks_off=False)
+        load = asyncio.create_task(remote._call("load_weights", {"upload": "whole"}, 20.0))
+        await asyncio.wait_for(loading.wait(), 10)
+        for number in range(3):
+            await put(f"broken{number}", breaks_off=True)
+        assert door._uploads is not None
+        assert sorted(path.name for path in door._uploads.iterdir()) == ["broken2", "whole"]
+        go_on.set()
+        await load
+        assert engine.loaded == [{"model.safetensors": b"x" * 1000}]
+
+
 @pytest.mark.parametrize("name", ["../../etc/x.txt", "a/../x.txt", "..", "only", "a//b/../../c"])
 async def test_an_upload_stays_in_its_folder(name: str):
     async with reached(Loads()) as (_, door):

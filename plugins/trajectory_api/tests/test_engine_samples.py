@@ -22,7 +22,7 @@ from atropos_core.registry import RunContext
 from atropos_core.remote import RemoteEngine
 from atropos_core.types import Completion, Sampling, Tokens
 from atropos_trajectory_api import door as doors
-from atropos_trajectory_api import engine_samples
+from atropos_trajectory_api import engine_samples, named_engines
 from atropos_trajectory_api.door import open_door
 from atropos_trajectory_api.named_engines import NamedEngines
 
@@ -236,6 +236,31 @@ async def test_a_door_that_is_killed_ends_all_calls_at_once():
             await remote.close()
         finally:
             child.kill()
+
+
+async def test_however_many_samples_wait_one_question_at_a_time_asks_for_engines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(named_engines, "LOOK_S", 0.2)
+    engine = Watched()
+    door = await open_door(engine, "127.0.0.1:0", None, await engine.open())
+    named: list[str] = []
+    asked_anew = 0
+
+    async def look() -> None:
+        nonlocal asked_anew
+        asked_anew += 1
+        if asked_anew == 5:
+            named[:] = [door.url]
+
+    engines = NamedEngines(lambda: named, look, RemoteEngine)
+    try:
+        assert len(await asyncio.wait_for(asyncio.gather(*ask(engines, range(100))), 20)) == 100
+        assert asked_anew == 5
+        named.clear()
+        with pytest.raises(DeadlineExceeded, match="the server names none"):
+            await engines.sample(PROMPT, 1, SAMPLING, [1], 0.3)
+    finally:
+        await engines.close()
+        await door.close()
 
 
 async def test_samples_follow_the_engine_to_another_address():

@@ -114,6 +114,15 @@ async def test_several_groups_are_taken_all_or_none_where_one_cannot_be():
         ("POST", "/v1/sessions/1/draws", {"draws": [replace(drawn(1), environment=["a"])]}, (422, "DataError")),  # type: ignore[arg-type]
         ("POST", "/v1/sessions/1/draws", {"draws": [drawn(-1)]}, (422, "DataError")),
         ("POST", "/v1/workers", {**WORKER, "name": "n" * 1000}, (422, "DataError")),
+        ("POST", "/v1/workers", {**WORKER, "name": "\ud800"}, (422, "DataError")),
+        ("POST", "/v1/sessions", {**SESSION, "holder": "half \udfff"}, (422, "DataError")),
+        ("POST", "/v1/sessions", {**SESSION, "holder": "h" * 5000}, (422, "DataError")),
+        (
+            "POST",
+            "/v1/groups",
+            {"groups": [{"key": "\ud800", "frame": encode_bytes(played(drawn(-1)))}]},
+            (422, "DataError"),
+        ),
         ("POST", "/v1/engines", {"session": 1, "url": "file:///etc/passwd"}, (422, "DataError")),
     ],
 )

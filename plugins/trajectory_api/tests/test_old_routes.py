@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,15 @@ import pytest
 
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import ConfigError
-from atropos_core.types import Sampling
+from atropos_core.hub import Want
+from atropos_core.types import Draw, Sampling
+from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.old_group import as_frame
 from atropos_trajectory_api.old_retries import digest
+from atropos_trajectory_api.old_routes import OldDoor
+from atropos_trajectory_api.service import Service
 from atropos_trajectory_api.serving import ids_of
+from plugins.trajectory_api.tests.played import played
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, Running, group, running, tags
 
 
@@ -87,6 +94,48 @@ def test_a_client_that_does_not_wait_for_room_leaves_nothing_behind(tmp_path: Pa
         assert [tags(server.client.get("/batch").json()) for _ in range(2)] == [[0], []]
         assert server.post("/scored_data", group(tag=1, env_id=0)).json() == {"status": "received"}
         assert tags(server.client.get("/batch").json()) == [1]
+
+
+async def test_a_group_that_was_let_in_as_its_client_gave_up_is_not_stored_again(tmp_path: Path) -> None:
+    options = ServeOptions(directory=tmp_path, sync="always", hub_sequences=4, same_host=False)
+    service = Service.open(options)
+    door = OldDoor(service, options)
+
+    async def post(tag: int, gone: asyncio.Event) -> int | None:
+        messages = [{"type": "http.request", "body": json.dumps(group(tag=tag)).encode(), "more_body": False}]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            if not messages:
+                await gone.wait()
+                return {"type": "http.disconnect"}
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": "/scored_data", "method": "POST", "headers": [], "query_string": b""}
+        await door(scope, receive, send)
+        return sent[0]["status"] if sent else None
+
+    def settle_one() -> bool:
+        entries = service.hub.open("old").try_lease(Want(groups=1), 0)
+        if entries and service.hub.current is not None:
+            service.hub.current.commit([entries[0].id])
+        return bool(entries)
+
+    staying, gone = asyncio.Event(), asyncio.Event()
+    assert await post(0, staying) == 200
+    held = asyncio.create_task(post(1, gone))
+    while not service.hub.status().puts_waiting:
+        await asyncio.sleep(0.01)
+    assert settle_one()
+    gone.set()  # while what was let in is not on the disk yet
+    assert await held is None
+    assert len(service.hub) == 1
+    assert await asyncio.wait_for(post(1, staying), 10) == 200, "it is there, so it waits for no room"
+    assert settle_one() and not settle_one()
+    await service.close()
 
 
 @pytest.mark.parametrize("reset", [True, False])
@@ -186,6 +235,112 @@ def test_pieces_that_never_add_up_are_queued_all_the_same(tmp_path: Path) -> Non
         sizes = [server.post("/scored_data", group(3, tag=tag, env_id=0)).json()["buffer_size"] for tag in range(12)]
         assert max(sizes) <= 16, "bounded"
         assert len(tags(server.client.get("/batch").json())) == 1
+
+
+def test_a_piece_whose_client_gave_up_while_its_whole_waited_is_kept_once(tmp_path: Path) -> None:
+    with running(tmp_path, hub_sequences=4) as server:
+        server.begin()
+        server.post("/scored_data", group(tag=0, env_id=0))
+        assert server.post("/scored_data", group(2, tag=1, env_id=0)).json() == {"status": "buffered", "buffer_size": 2}
+        body = group(2, tag=2, env_id=0)
+        for _ in range(2):
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{server.url}/scored_data", json=body, timeout=0.5)
+            until(lambda: not server.service.hub.status().puts_waiting)
+            assert server.app.door.intake.pieces.sequences(0) == 4
+        assert tags(server.client.get("/batch").json()) == [0]
+        assert server.post("/scored_data", body).json() == {"status": "buffered", "buffer_size": 0}
+        (whole,) = server.client.get("/batch").json()["batch"]
+        assert [row[1] for row in whole["tokens"]] == [3, 4, 4, 5]
+        assert server.client.get("/batch").json() == {"batch": None}
+
+
+def test_a_piece_that_completes_a_group_while_the_server_ends_is_acknowledged_and_kept_once(tmp_path: Path) -> None:
+    with running(tmp_path, hub_sequences=4) as server:
+        server.begin()
+        server.post("/scored_data", group(tag=0, env_id=0))
+        server.post("/scored_data", group(2, tag=1, env_id=0))
+        thread, answers = post_aside(server, group(2, tag=2, env_id=0))
+        until(lambda: server.service.hub.status().puts_waiting)
+        server.app.stop()
+        thread.join(10)
+        assert answers[0].json() == {"status": "buffered", "buffer_size": 4}
+    with running(tmp_path) as server:
+        assert tags(server.client.get("/batch").json()) == [0]
+        assert tags(server.client.get("/batch").json()) == [1]
+        assert server.client.get("/batch").json() == {"batch": None}
+
+
+def test_two_pieces_that_complete_groups_while_the_hub_is_full_make_no_sequence_twice(tmp_path: Path) -> None:
+    with running(tmp_path, hub_sequences=4) as server:
+        server.begin()
+        server.post("/scored_data", group(tag=0, env_id=0))
+        for sequences, tag in ((3, 10), (2, 20)):
+            server.post("/scored_data", group(sequences, tag=tag, env_id=0))
+        waiting = []
+        for number, (sequences, tag) in enumerate(((1, 30), (2, 40)), 1):
+            waiting.append(post_aside(server, group(sequences, tag=tag, env_id=0)))
+            until(lambda number=number: server.service.hub.status().puts_waiting == number)
+        seen = []
+        for _ in range(3):
+            seen += [row[1] for one in server.client.get("/batch").json()["batch"] or [] for row in one["tokens"]]
+            until(lambda: server.service.hub.status().groups or not server.service.hub.status().puts_waiting)
+        for thread, answers in waiting:
+            thread.join(10)
+            assert answers[0].json()["status"] == "buffered"
+        assert sorted(seen[4:]) == sorted([12, 13, 14, 22, 23, 32, 42, 43])
+
+
+def test_beyond_their_part_of_the_hub_the_oldest_pieces_are_queued_as_they_are(tmp_path: Path) -> None:
+    with running(tmp_path, hub_mb=0.1) as server:
+        server.begin(batch_size=2)
+        server.post("/register-env", {**ENVIRONMENT, "group_size": 64})
+        pieces = server.app.door.intake.pieces
+        assert server.post("/scored_data", group(2, tag=9, env_id=0)).json()["buffer_size"] == 2
+        for tag in range(40):
+            assert server.post("/scored_data", group(1, tag=tag, length=300, env_id=1)).json()["status"] == "buffered"
+            assert pieces.size_bytes <= pieces.most_bytes == 25_000
+        first = server.client.get("/batch").json()["batch"]
+        assert first[0]["generation_params"]["tag"] == 9, "what another environment left behind keeps nobody out"
+        large = server.post("/scored_data", group(1, length=7000, env_id=1))
+        assert large.json() == {"status": "received"}, "too large to be kept as a piece"
+
+
+def test_a_group_size_that_nobody_can_keep_pieces_for_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.begin()
+        assert server.post("/register-env", {**ENVIRONMENT, "group_size": 65_537}).status_code == 422
+        assert server.post("/register-env", {**ENVIRONMENT, "group_size": 65_536}).status_code == 200
+
+
+def test_a_group_that_json_cannot_say_is_dropped_and_those_behind_it_are_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path) as server:
+        server.begin(batch_size=8)
+        whole = played(Draw(-1, "mine", "train", -1, 1))
+        first = replace(whole.episodes[0], messages=({"role": "user", "content": b"an image"},))
+        frame = encode_bytes(replace(whole, episodes=(first, *whole.episodes[1:])))
+        body = {"groups": [{"key": "k", "worker": "", "frame": frame}], "wait_s": 1.0}
+        assert server.client.post("/v1/groups", content=encode_bytes(body)).status_code == 200
+        for tag in (1, 2):
+            server.post("/scored_data", group(tag=tag))
+        assert tags(server.client.get("/batch").json()) == [1, 2]
+        assert server.client.get("/status").json() == {"current_step": 1, "queue_size": 0}
+        assert server.service.observed.snapshot()["dropped"] == {"unsayable": 1}
+        assert "dropped" in capsys.readouterr().err
+
+
+def test_an_old_trainer_that_stops_reading_loses_its_batch_to_the_next(tmp_path: Path) -> None:
+    with running(tmp_path, request_s=1.0) as server, socket.socket() as client:
+        server.begin()
+        server.post("/scored_data", group(tag=7, images=["x" * 20_000_000]))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /batch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        until(lambda: server.client.get("/status").json()["queue_size"] == 1)
+        assert tags(server.client.get("/batch").json()) == [7]
 
 
 def test_a_silent_environment_loses_its_share_until_it_asks_again(tmp_path: Path) -> None:

@@ -15,16 +15,19 @@ from atropos_core.hub import Want
 from atropos_core.ring import RingProducer
 from atropos_trajectory_api import same_host
 from atropos_trajectory_api.config import ServeOptions
+from atropos_trajectory_api.limits import Budget
 from atropos_trajectory_api.service import Service
 from plugins.trajectory_api.tests.played import drawn, played
 
 
 @asynccontextmanager
-async def door(folder: Path, *, hold_s: float = 20.0, **options: float) -> AsyncIterator[tuple[Service, RingProducer]]:
+async def door(
+    folder: Path, budget: Budget | None = None, *, hold_s: float = 20.0, **options: float
+) -> AsyncIterator[tuple[Service, RingProducer]]:
     """A service in this process, and a ring into it."""
     settings = ServeOptions(directory=folder / "api", journal=False, **options)  # type: ignore[arg-type]
     service = Service.open(settings)
-    async with same_host.listening(service, settings, hold_s=hold_s):
+    async with same_host.listening(service, settings, budget or Budget(1 << 30), hold_s=hold_s):
         assert service.same_host is not None
         offer = service.same_host
         ring = await RingProducer.open(Path(offer["path"]), offer["nonce"], slots=4, slot_bytes=1 << 16, name="one")
@@ -66,6 +69,42 @@ async def test_a_full_hub_is_said_to_the_worker_and_its_slots_are_free_again(tmp
         assert ring.unanswered == 0
 
 
+async def test_groups_that_wait_for_room_count_as_bodies_in_flight_and_the_rest_stays_in_its_slots(tmp_path):
+    frame = encode_bytes(played(drawn(-1), length=200))
+    budget = Budget(int(1.5 * len(frame)))
+    async with door(tmp_path, budget, hub_sequences=4) as (service, ring):
+        await ring.put([frame], key="first")
+        puts = [asyncio.create_task(ring.put([frame], key=str(n))) for n in range(4)]
+        async with asyncio.timeout(10):
+            while len(budget._waiting) < 2:
+                await asyncio.sleep(0.01)
+        assert service.hub.status().puts_waiting == 2 and ring.unanswered == 4
+        assert budget.held == 2 * len(frame), "one at a time may go beyond it"
+        session = service.hub.open("test")
+        for _ in range(5):
+            async with asyncio.timeout(10):
+                while (entries := session.try_lease(Want(groups=1), 0)) is None:
+                    await asyncio.sleep(0.01)
+            session.commit([entry.id for entry in entries])
+        assert len({(await put).value for put in puts}) == 4
+        assert budget.held == 0
+
+
+async def test_a_group_for_which_there_is_no_budget_is_refused_and_leaves_nothing(tmp_path):
+    frame = encode_bytes(played(drawn(-1), length=200))
+    budget = Budget(len(frame))
+    held, beyond = budget.share(), budget.share()
+    await budget.take(held, len(frame), 1)
+    await budget.take(beyond, len(frame), 1)
+    async with door(tmp_path, budget, hold_s=0.1) as (_, ring):
+        with pytest.raises(HubFull, match="in-flight-mb"):
+            await ring.put([frame], key="a")
+        held.end()
+        beyond.end()
+        assert (await ring.put([frame], key="a")).value == 0
+        assert budget.held == 0
+
+
 async def test_a_server_that_ends_is_seen_by_the_ring_at_once(tmp_path):
     async with door(tmp_path, hub_mb=0.01) as (service, ring):
         puts = [asyncio.create_task(ring.put(encode(played(drawn(-1), length=200)), key=str(n))) for n in range(5)]
@@ -79,7 +118,7 @@ async def test_a_second_server_in_one_directory_offers_no_ring_and_says_so(tmp_p
     async with door(tmp_path):
         settings = ServeOptions(directory=tmp_path / "api", journal=False)
         other = Service.open(settings)
-        async with same_host.listening(other, settings):
+        async with same_host.listening(other, settings, Budget(1 << 30)):
             assert other.same_host is None
         await other.close()
     assert "another process listens" in capsys.readouterr().err

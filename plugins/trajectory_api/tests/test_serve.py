@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -208,6 +209,31 @@ def test_more_connections_than_there_may_be_are_told_when_to_come_back(served: C
         assert time.monotonic() < until
         time.sleep(0.05)
     assert server.text.count("more than 2 connections") == 1
+
+
+def test_silent_connections_beyond_twice_the_bound_are_closed_unheard(served: Callable[..., Served]) -> None:
+    server = served("--port", "0", "--connections", "3")
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    silent = [socket.create_connection(address, 10) for _ in range(10)]
+    try:
+        for one in silent[6:]:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+        for one in silent[:6]:
+            one.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                one.recv(1)
+    finally:
+        for one in silent:
+            one.close()
+    until = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{server.url}/status").status_code == 200:
+                break
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert server.text.count("more than 3 connections") == 1
 
 
 @pytest.fixture

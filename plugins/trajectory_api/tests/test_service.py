@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from atropos_core.client import NOT_WANTED
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import DataError, LeaseLost, TokenizerMismatch
+from atropos_core.hub import Label
 from atropos_core.types import Draw, ScoredGroup
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.service import Answer, Service, Trainer
@@ -114,12 +116,42 @@ async def test_what_was_drawn_for_another_run_is_not_for_this_one():
     of.draws.offer([drawn(0)], {})
     await put(of, drawn(0))
     await put(of, drawn(-1))
+    await of.put(b"old", Label("old", 1, 3, None, draw=-1), deadline_s=0.0)
     number = of.open_session(trainer("second"), (), 0)
     of.draws.offer([drawn(0)], {})
     assert [d.id for d in await of.take(of.register(WORKER), 5, playing=set(), wait_s=0.0)] == [0]
-    answer = await lease(of, number)
-    assert [e.id for e in answer.entries] == [1]
+    answer = await lease(of, number, 2)
+    assert [e.id for e in answer.entries] == [1, 2]
     assert of.hub.status().groups == 0
+
+
+async def test_what_arrives_while_one_run_gives_way_to_another_is_not_for_the_other():
+    of = service(hub_sequences=4)
+    first = of.open_session(trainer("first"), (), 0)
+    of.draws.offer([drawn(0)], {})
+    await put(of, drawn(-1))
+    [filling] = (await lease(of, first)).entries
+    late = asyncio.create_task(of.put(encode_bytes(played(drawn(0))), deadline_s=30.0))
+    await asyncio.sleep(0.01)
+    number = of.open_session(trainer("second"), (), 0)
+    of.draws.offer([drawn(0)], {})
+    [again] = (await lease(of, number)).entries
+    assert again.id == filling.id
+    of.commit(number, [again.id])
+    await late
+    assert of.draws.present == []
+    assert (await lease(of, number)).entries == []
+    assert [d.id for d in await of.take(of.register(WORKER), 5, playing=set(), wait_s=0.0)] == [0]
+
+
+async def test_only_the_hub_that_gave_them_knows_committed_ids():
+    of = service()
+    for _ in range(2):
+        await put(of, drawn(-1))
+    of.open_session(trainer(), [0], 0, hub_id="another")
+    assert of.hub.status().groups == 2
+    of.open_session(trainer(), [0], 0, hub_id=of.hub_id)
+    assert of.hub.status().groups == 1
 
 
 async def test_a_resumed_run_learns_which_of_its_draws_have_a_group_and_gets_them():
@@ -221,7 +253,7 @@ async def test_a_restarted_service_goes_on_where_it_was(tmp_path: Path):
 
     after = Service.open(options)
     try:
-        assert after.boot != before.boot
+        assert after.boot != before.boot and after.hub_id == before.hub_id
         assert (after.version, after.vocabulary, after.draws.present) == (5, VOCABULARY, [0, 1])
         assert after.old.registration is not None and after.old.registration.batch_size == 8
         assert await put(after, drawn(0), key="k0", version=5) == leased.id

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from atropos_core.api_worker import Assignment
-from atropos_core.types import Draw, Sampling, ScoredGroup
+from atropos_core.errors import HubFull
+from atropos_core.interfaces import Environment, Policy
+from atropos_core.rollouts import Player
+from atropos_core.types import Draw, Sampling, ScoredGroup, Task
 from atropos_trajectory_api.draws import Draws, Rules
 from atropos_trajectory_api.roles import WorkerOptions, _Shift
 from plugins.trajectory_api.tests.played import drawn, played
@@ -23,6 +26,11 @@ class Server:
         self.given: list[list[int]] = []  # draw ids, by answer
         self.asked = 0
         self.sent: list[int] = []
+        self.puts: list[tuple[str, int]] = []
+        self.failures: list[ScoredGroup] = []
+        self.full = 0  # puts that find no room
+        self.keys = 0
+        self.deadline_s: float | None = None
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.draws_offered = Draws()
         self.draws_offered.begin(RULES, (), anew=True)
@@ -38,11 +46,22 @@ class Server:
             self.given.append([draw.id for draw in draws])
         rules = self.draws_offered.rules
         size, least = (rules.group_size, rules.min_group) if rules else (0, 0)
-        return Assignment(tuple(draws), size, least, RULES.sampling, 0)
+        return Assignment(tuple(draws), size, least, RULES.sampling, 0, self.deadline_s)
 
-    async def put(self, group: ScoredGroup, *, deadline_s: float) -> int:
+    def new_key(self) -> str:
+        self.keys += 1
+        return str(self.keys)
+
+    async def put(self, group: ScoredGroup, *, deadline_s: float, key: str) -> int:
+        self.puts.append((key, group.draw.id))
+        if self.full:
+            self.full -= 1
+            raise HubFull("no room")
         self.sent.append(group.draw.id)
         return group.draw.id
+
+    async def failed(self, group: ScoredGroup) -> None:
+        self.failures.append(group)
 
     async def drain(self) -> None: ...
 
@@ -67,9 +86,13 @@ class Plays:
             self.playing[number].set()
 
 
+def shift_of(server: Server, plays: Any, stop: asyncio.Event) -> _Shift:
+    return _Shift(server, lambda deadline_s: plays, WorkerOptions("words", 4), stop)  # type: ignore[arg-type]
+
+
 async def test_draws_that_come_together_are_taken_together_though_hands_got_free_one_by_one():
     server, plays, stop = Server(), Plays(), asyncio.Event()
-    shift = asyncio.create_task(_Shift(server, plays, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
+    shift = asyncio.create_task(shift_of(server, plays, stop).run())
     try:
         server.offer(0, 1, 2, 3)
         await until(lambda: len(plays.playing) == 4)
@@ -91,7 +114,7 @@ async def test_draws_that_come_together_are_taken_together_though_hands_got_free
 
 async def test_a_worker_whose_last_play_takes_long_does_not_ask_all_the_time():
     server, plays, stop = Server(), Plays(), asyncio.Event()
-    shift = asyncio.create_task(_Shift(server, plays, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
+    shift = asyncio.create_task(shift_of(server, plays, stop).run())
     server.offer(0)
     await until(lambda: 0 in plays.playing)
     asked = server.asked
@@ -111,7 +134,7 @@ async def until(claim: Any, deadline_s: float = 10.0) -> None:
 async def test_a_worker_says_that_its_trainer_has_gone_and_that_one_has_come(capsys: pytest.CaptureFixture[str]):
     server, plays, stop = Server(), Plays(), asyncio.Event()
     server.draws_offered.begin(None, (), anew=False)
-    shift = asyncio.create_task(_Shift(server, plays, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
+    shift = asyncio.create_task(shift_of(server, plays, stop).run())
     try:
         server.draws_offered.stop()  # every poll is answered at once
         await until(lambda: server.asked > 1)
@@ -124,3 +147,46 @@ async def test_a_worker_says_that_its_trainer_has_gone_and_that_one_has_come(cap
     finally:
         shift.cancel()
         await asyncio.gather(shift, return_exceptions=True)
+
+
+async def test_a_group_that_finds_no_room_is_sent_again_under_its_own_key():
+    server, plays, stop = Server(), Plays(), asyncio.Event()
+    server.full = 2
+    shift = asyncio.create_task(shift_of(server, plays, stop).run())
+    server.offer(0, 1)
+    await until(lambda: len(plays.playing) == 2)
+    plays.let_go(0)
+    await until(lambda: server.sent == [0])
+    plays.let_go(1)
+    await until(lambda: server.sent == [0, 1])
+    assert server.puts == [("1", 0)] * 3 + [("2", 1)]
+    stop.set()
+    assert await asyncio.wait_for(shift, 10) == 2
+
+
+class Endless(Environment):
+    def tasks(self, split: Any) -> list[Task]:
+        return [Task("t", ())]
+
+    async def play(self, task: Task, policy: Policy, *, seed: int) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_a_play_has_the_deadline_that_the_trainer_says():
+    server, stop = Server(), asyncio.Event()
+    server.deadline_s = 0.2
+    named: Any = {"words": Endless()}
+
+    def player(deadline_s: float | None) -> Player:
+        own_s = 600.0
+        engine: Any = None
+        return Player(named, (), engine, engine, deadline_s=deadline_s or own_s, deterministic=False)
+
+    shift = asyncio.create_task(_Shift(server, player, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
+    server.offer(0)
+    await until(lambda: server.failures)
+    assert [one.cause for one in server.failures[0].failed] == [
+        "DeadlineExceeded: play() gave no answer within 0.2 s"
+    ] * 4
+    stop.set()
+    assert await asyncio.wait_for(shift, 10) == 0

@@ -1,0 +1,48 @@
+"""Temporary directories of a role's process, named after it: what a killed one left is known, and removed by the next."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+
+def owned_prefix(role: str) -> str:
+    """For `tempfile`: the role, and which process this is."""
+    return f"atropos-{role}-{_namespace()}-{os.getpid()}-{_started(os.getpid()) or 0}-"
+
+
+def sweep(role: str) -> None:
+    """Remove what processes of this role and this user left that are no more. One whose end cannot be seen from here
+    (in another container, say) keeps its own."""
+    if _started(os.getpid()) is None:
+        return  # no /proc here: nobody's end can be seen
+    for path in Path(tempfile.gettempdir()).glob(f"atropos-{role}-{_namespace()}-*-*-*"):
+        pid, started = path.name.split("-")[3:5]
+        if not (pid.isdecimal() and started.isdecimal()) or _started(int(pid)) == int(started):
+            continue
+        try:
+            state = path.lstat()
+        except OSError:
+            continue  # another sweep was sooner
+        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _namespace() -> int:
+    """Of process ids."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _started(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot. None: there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(text[text.rindex(")") + 2 :].split()[19])  # the name before may hold anything
