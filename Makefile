@@ -14,7 +14,7 @@ run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
 
 test: .venv/test.stamp lint
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

@@ -142,6 +142,7 @@ class Doors:
         service = self._service
         version, hub_id = asked.count("version", 0), asked.get("hub_id", (str, type(None)), None)
         number = service.open_session(trainer, committed, version, hub_id=hub_id)
+        await service.written()
         return {
             "session": number,
             "boot": service.boot,

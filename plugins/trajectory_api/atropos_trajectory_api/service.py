@@ -71,7 +71,7 @@ class Service:
         self._number = -1  # of the trainer's session
         self._outbox = Outbox()
         self._leasing = Leasing(self._outbox)
-        self._arriving: set[int] = set()  # another one for each run
+        self._arriving: dict[int, str | None] = {}  # draw -> key of its put; another one for each run
         self._strays: set[int] = set()  # groups that arrived while one run gave way to another: of the former
         self._undrawn = {label.environment for _, label in self.hub.labels() if not _is_drawn(label)}
         self._holder = ""  # of the last native session
@@ -165,20 +165,31 @@ class Service:
         """As `put`, for a frame that was checked already: `group` is what it holds. `worker` is an id."""
         draw, label = group.draw, Label.of(group, len(frame))
         sender = self.workers.find(worker)
+        arriving, key = self._arriving, key or None
         if not (key and self.hub.knows(key)):
-            cause = self.draws.refusal(draw, worker) or (
-                "another play of it is arriving" if draw.id in self._arriving else None
-            )
-            if cause is not None:
+            another = draw.id in arriving and (key is None or arriving[draw.id] != key)
+            if another or self.draws.refusal(draw, worker) is not None:
                 self.observed.dropped("not_wanted")
                 return NOT_WANTED
-        arriving = self._arriving
         if draw.id >= 0:
-            arriving.add(draw.id)
+            arriving[draw.id] = key
         try:
-            number = await self.hub.put(frame, label, key=key or None, deadline_s=deadline_s)
+            number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
+        except asyncio.CancelledError:
+            if key and self.hub.knows(key):  # its worker went away, and it is in the hub: nobody need play it again
+                held = self.hub.try_put(frame, label, key=key)
+                assert held is not None, "the id of a known key"
+                self._arrived(held, draw, label, arriving)
+            raise
         finally:
-            arriving.discard(draw.id)
+            arriving.pop(draw.id, None)
+        self._arrived(number, draw, label, arriving)
+        if sender is not None:
+            sender.playing.discard(draw.id)
+        self.observed.group(sender.name if sender else "", label.environment, label.sequences, label.size_bytes)
+        return number
+
+    def _arrived(self, number: int, draw: Draw, label: Label, arriving: Mapping[int, str | None]) -> None:
         if draw.id < 0:
             self._undrawn.add(label.environment)
         elif arriving is self._arriving:
@@ -186,10 +197,6 @@ class Service:
             self.draws.arrived(draw)
         else:
             self._strays.add(number)
-        if sender is not None:
-            sender.playing.discard(draw.id)
-        self.observed.group(sender.name if sender else "", label.environment, label.sequences, label.size_bytes)
-        return number
 
     def failed(self, worker: WorkerState, group: ScoredGroup) -> None:
         """Too few plays of a draw ended in an episode: its trainer will hear of it."""
@@ -259,7 +266,7 @@ class Service:
         self._outbox.clear()
         held = [draw for number, draw in self._draw_of.items() if number >= first]
         if anew:
-            self._arriving = set()
+            self._arriving = {}
         playing = [(worker.id, draw) for worker in self.workers.all() for draw in worker.playing]
         self.draws.begin(self._rules(trainer), held, anew=anew, playing=playing)
         for worker in list(self.workers.all()):
@@ -294,8 +301,8 @@ class Service:
             foreign = [entry.id for entry in entries if self._is_foreign(entry)]
             if not foreign:
                 break
-            self.commit(number, foreign)  # the others go back with the next turn
-            self.observed.dropped("other_run", len(foreign))
+            session.drop(foreign, "other_run")  # the others go back with the next turn
+            self._strays.difference_update(foreign)
             console.warn(f"{len(foreign)} groups that were drawn for another run are dropped.")
         for entry in entries:
             if entry.label.oldest_version is not None:
@@ -402,6 +409,7 @@ class Service:
         self.old.load(meta["old"], now)
         self._holder, self._first_id, self.version = meta["holder"], meta["first_id"], meta["version"]
         self.hub_id = meta.get("hub_id", self.hub_id)
+        self.draws.begin(None, [draw for number, draw in self._draw_of.items() if number >= self._first_id], anew=False)
         if (kept := meta["trainer"]) is None:
             return
         policy, sampling = Policy(**kept["policy"]), Sampling(**kept["sampling"])
