@@ -264,3 +264,30 @@ async def test_a_restarted_service_goes_on_where_it_was(tmp_path: Path):
         assert after.draws.present == [1]
     finally:
         await after.close()
+
+
+async def test_another_runs_groups_do_not_stand_in_for_draws_after_a_restart(tmp_path: Path):
+    first = Service.open(ServeOptions(directory=tmp_path))
+    first.open_session(trainer("one"), (), 0)
+    first.draws.offer([drawn(0)], {})
+    await put(first, drawn(0), key="a")
+    first.open_session(trainer("two"), (), 0)
+    await first.close()
+    again = Service.open(ServeOptions(directory=tmp_path))
+    assert again.draws.offer([drawn(0)], {}) == 1, "run two has no group of its draw 0 yet"
+    await again.close()
+
+
+async def test_a_group_whose_worker_left_while_it_was_being_written_is_not_played_again(tmp_path: Path):
+    of = Service.open(ServeOptions(directory=tmp_path, sync="always"))
+    of.open_session(trainer(), (), 0)
+    of.draws.offer([drawn(0)], {})
+    putting = asyncio.create_task(put(of, drawn(0), key="a"))
+    while not of.hub.knows("a"):
+        await asyncio.sleep(0)
+    putting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    assert await put(of, drawn(0), key="b") == NOT_WANTED, "another play of it"
+    assert of.hub.status().groups == 1
+    await of.close()
