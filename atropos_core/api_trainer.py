@@ -15,6 +15,8 @@ from atropos_core.codec import decode
 from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost
 from atropos_core.types import Draw, Sampling, ScoredGroup
 
+AWAY_S = 60.0  # that a server may be away, at least
+
 
 @dataclass(frozen=True)
 class SessionSpec:
@@ -68,6 +70,8 @@ class TrainerSession:
         self.spec = spec
         self.number: int = opened["session"]
         self.lease_s: float = opened["lease_s"]  # of silence, after which the session is over
+        # A server that was killed counts the silence anew once it is back, however long that took.
+        self._patience_s = max(self.lease_s, AWAY_S)
         self.environments: dict[str, dict[str, Any]] = opened["environments"]
         self.waiting_draws: frozenset[int] = frozenset(opened["waiting_draws"])  # their groups are in the hub
         self.played_draws: frozenset[int] = frozenset(opened["played_draws"])  # workers play them
@@ -143,7 +147,7 @@ class TrainerSession:
 
     async def fetch_environments(self) -> dict[str, dict[str, Any]]:
         """Those that workers play at present."""
-        self.environments = await self.api.call("GET", "/v1/environments", deadline_s=self.lease_s)
+        self.environments = await self.api.call("GET", "/v1/environments", deadline_s=self._patience_s)
         return self.environments
 
     async def renew(self) -> None:
@@ -167,13 +171,13 @@ class TrainerSession:
 
     async def _post_engine(self, url: str) -> None:
         body = {"session": self.number, "url": url}
-        await self.api.call("POST", "/v1/engines", body, deadline_s=self.lease_s)
+        await self.api.call("POST", "/v1/engines", body, deadline_s=self._patience_s)
 
     async def _call(self, what: str, body: dict[str, Any], *, wait_s: float = 0.0) -> Any:
         if self.lost.done():
             self.lost.result()
         found = await self.api.call(
-            "POST", f"/v1/sessions/{self.number}/{what}", body, wait_s=wait_s, deadline_s=self.lease_s
+            "POST", f"/v1/sessions/{self.number}/{what}", body, wait_s=wait_s, deadline_s=self._patience_s
         )
         if found["boot"] != self._told.boot:
             await self._tell_again(found["boot"])
