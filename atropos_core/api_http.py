@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import httpx
 
 CONTENT_TYPE = "application/x-atropos"
+OTHER_TIMELINE = "other_timeline"  # why a trainer drops groups: of weights newer than its own
 NOT_WANTED = (1 << 63) - 1  # in place of a group's id: another play of its draw was sooner, or no trainer wants it
 LONG_POLL_S = 20.0  # one request's share of a longer wait
 _BACKOFF_S = (0.05, 2.0)  # the first pause between two tries, and the longest

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
-from atropos_core.client import Api, SessionSpec, TrainerSession
+from atropos_core.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
 from atropos_core.config import ApiSection, RunConfig
 from atropos_core.errors import DeadlineExceeded
 from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
@@ -243,9 +243,9 @@ class ApiSource(Source):
         return self._base if before and self._base is not None else version
 
     async def _play_again(self, lost: Sequence[tuple[int, Draw]]) -> None:
-        await self._here.commit([number for number, _ in lost])  # they are not served again
+        await self._here.drop([number for number, _ in lost], OTHER_TIMELINE)
         for _, draw in lost:
-            self._dropped("other_timeline")
+            self._dropped(OTHER_TIMELINE)
             self._suspects.discard(draw.id)
             if (known := self._open.pop(draw.id, None)) is not None:
                 self._unoffered.append(known)

@@ -131,6 +131,12 @@ class TrainerSession:
         self._holding -= set(ids)
         return settled
 
+    async def drop(self, ids: Sequence[int], cause: str) -> int:
+        """These groups will never be trained: they leave the hub, counted under `cause`. How many were there."""
+        dropped: int = (await self._call("drop", {"ids": list(ids), "cause": cause}))["dropped"]
+        self._holding -= set(ids)
+        return dropped
+
     async def offer_draws(self, draws: Sequence[Draw]) -> None:
         self._told.draws |= {draw.id: draw for draw in draws}
         await self._call("draws", {"draws": list(draws)})

@@ -211,16 +211,15 @@ def test_the_groups_of_old_environments_train_without_any_worker(place):
 
 
 def test_old_environments_and_workers_share_the_batches(place):
-    trainer = place.train(*OLD_RUN, "--steps", "8")
+    trainer = place.train(*OLD_RUN, "--steps", "4")
     trainer.says("waiting for a worker of any environment")
+    send_old_groups(place, 12)  # a batch and a half: the other half is the worker's
     place.worker(1, SEVENS)
-    place.wait_for_step(1, trainer)
-    send_old_groups(place, 12)
     assert trainer.ends() == 0, place.all_text
     counts = drawn(place.folder / "run")
     assert set(counts.values()) == {1}
-    assert 0 < sum(draw < 0 for draw in counts) <= 12
-    assert sum(draw >= 0 for draw in counts) >= 8 * 8 - 12
+    assert sum(draw < 0 for draw in counts) == 12
+    assert sum(draw >= 0 for draw in counts) == 4 * 8 - 12
 
 
 def test_a_hub_that_fills_with_what_no_checkpoint_holds_makes_the_trainer_save_one(tmp_path, sevens):

@@ -74,7 +74,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _living(self, web: FastAPI) -> AsyncIterator[None]:
-        await self.door.intake.resume()
+        await self.door.intake.queue_wholes()
         ticking = asyncio.create_task(self._tick())
         try:
             yield

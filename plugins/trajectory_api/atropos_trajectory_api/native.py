@@ -37,6 +37,7 @@ def native_routes(service: Service) -> Native:
             ("POST", "sessions/*/give_back"): doors.give_back,
             ("POST", "sessions/*/trained"): doors.trained,
             ("POST", "sessions/*/commit"): doors.commit,
+            ("POST", "sessions/*/drop"): doors.drop,
             ("POST", "sessions/*/renew"): doors.renew,
             ("POST", "sessions/*/draws"): doors.offer,
             ("POST", "sessions/*/version"): doors.set_version,
@@ -190,6 +191,11 @@ class Doors:
         settled = self._service.commit(asked.session(), _ids(asked))
         await self._service.written()
         return self._boot() | {"settled": settled}
+
+    async def drop(self, asked: Asked) -> dict[str, Any]:
+        dropped = self._service.drop(asked.session(), _ids(asked), asked.get("cause", str))
+        await self._service.written()
+        return self._boot() | {"dropped": dropped}
 
     async def renew(self, asked: Asked) -> dict[str, Any]:
         self._service.session(asked.session()).renew()

@@ -41,6 +41,7 @@ NATIVE: tuple[tuple[str, str, str, str | None, str], ...] = (
     ("post", "/v1/sessions/{session}/give_back", "Groups that it will not train", "ids", "boot"),
     ("post", "/v1/sessions/{session}/trained", "Groups whose update is in its memory", "ids", "boot"),
     ("post", "/v1/sessions/{session}/commit", "Groups that are inside a durable checkpoint", "ids", "settled, boot"),
+    ("post", "/v1/sessions/{session}/drop", "Groups that will never be trained", "ids, cause", "dropped, boot"),
     ("post", "/v1/sessions/{session}/renew", "It lives", "", "boot"),
     ("post", "/v1/sessions/{session}/draws", "Draws that workers may play", "draws", "new, boot"),
     ("post", "/v1/sessions/{session}/version", "What the engines sample from now", "version", "boot"),

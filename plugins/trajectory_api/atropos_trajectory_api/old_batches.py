@@ -121,7 +121,6 @@ class OldTrainer:
         while True:
             ids = self._in_session(self._drop_some)
             dropped += len(ids)
-            self._service.observed.dropped("reset", len(ids))
             if len(ids) < MOST_AT_ONCE:
                 return dropped
             await asyncio.sleep(0)
@@ -139,7 +138,7 @@ class OldTrainer:
         ids: list[int] = []
         while len(ids) < MOST_AT_ONCE and (entries := session.try_lease(Want(groups=1), 0)):
             ids += [entry.id for entry in entries]
-        session.commit(ids)
+        session.drop(ids, "reset")
         return ids
 
     def _watch(self, connection: Connection, session: Session[bytes], ids: list[int]) -> None:

@@ -68,8 +68,8 @@ class Intake:
             lambda key: key in self.pieces.found or service.hub.knows(key), killed_at, options.hold_s
         )
 
-    async def resume(self) -> None:
-        """Queue the whole groups that a killed server had not got round to."""
+    async def queue_wholes(self) -> None:
+        """Queue what pieces have made: a killed server had not got round to it, or the hub had no room in time."""
         for number in self.pieces.environments():
             if (environment := self._old.environments.get(number)) is not None:
                 await self._queue_whole(environment, None, 0.0)

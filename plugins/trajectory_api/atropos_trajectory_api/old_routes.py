@@ -107,6 +107,7 @@ class OldDoor:
                 f"environment {one.name} has been silent for {self._silent_s:g} s and lost its share of batches."
             )
             self._service.hub.forget(one.name)
+        await self.intake.queue_wholes()
 
     async def _root(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Any:
         return {"message": "AtroposLib API"}

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atropos_core import console
-from atropos_core.client import NOT_WANTED
-from atropos_core.errors import AtroposError, LeaseLost, StoreFull
+from atropos_core.client import NOT_WANTED, OTHER_TIMELINE
+from atropos_core.errors import AtroposError, DataError, LeaseLost, StoreFull
 from atropos_core.hub import Entry, Hub, Label, Limits, Session, Want
 from atropos_core.types import Draw, Sampling, ScoredGroup
 from atropos_trajectory_api.checking import read_group
@@ -23,6 +23,7 @@ from atropos_trajectory_api.observe import Observed
 from atropos_trajectory_api.old_state import OldState
 from atropos_trajectory_api.workers import Policy, Workers, WorkerState
 
+TRAINERS_CAUSES = (OTHER_TIMELINE,)
 _NEVER_STALE = 1 << 30
 
 
@@ -72,6 +73,7 @@ class Service:
         self._outbox = Outbox()
         self._leasing = Leasing(self._outbox)
         self._arriving: dict[int, str | None] = {}  # draw -> key of its put; another one for each run
+        self._told_by_trainer: frozenset[int] = frozenset()  # groups that it drops at this moment
         self._strays: set[int] = set()  # groups that arrived while one run gave way to another: of the former
         self._undrawn = {label.environment for _, label in self.hub.labels() if not _is_drawn(label)}
         self._holder = ""  # of the last native session
@@ -321,6 +323,18 @@ class Service:
             self._forget_draw(one)
         return settled
 
+    def drop(self, number: int, ids: Sequence[int], cause: str) -> int:
+        """The trainer will never train these: how many were there. Raises DataError for a cause that it cannot have."""
+        if cause not in TRAINERS_CAUSES:
+            raise DataError(
+                f"a trainer drops no group for {cause!r}.", remedy=f"Known causes: {', '.join(TRAINERS_CAUSES)}."
+            )
+        session, self._told_by_trainer = self.session(number), frozenset(ids)
+        try:
+            return session.drop(ids, cause)
+        finally:
+            self._told_by_trainer = frozenset()
+
     async def written(self) -> None:
         """What was decided is as durable as was asked."""
         if self._store is not None:
@@ -390,7 +404,7 @@ class Service:
     def _dropped(self, entry: Entry[bytes], cause: str) -> None:
         self.observed.dropped(cause)
         self._forget_draw(entry.id)
-        if not self._is_foreign(entry):
+        if not self._is_foreign(entry) and entry.id not in self._told_by_trainer:
             draw = entry.label.draw if _is_drawn(entry.label) else -1
             self._outbox.post({"draw": draw, "cause": cause})
 

@@ -281,6 +281,10 @@ async def test_what_was_sampled_after_the_checkpoint_that_a_run_resumes_from_is_
                 assert versions(after) == {version}, "none of another timeline, none stale"
             news = after.source.news()
             assert news.dropped["other_timeline"] == 16, "of versions 2 and 3"
+            async with httpx.AsyncClient() as client:
+                told = (await client.get(f"{server.url}/metrics")).text
+            assert 'atropos_dropped_groups_total{cause="other_timeline"} 16\n' in told
+            assert "atropos_hub_committed_groups_total 8\n" in told, "those of the checkpoint alone"
             assert sorted(first + again) == list(range(32)), "every draw once"
 
 

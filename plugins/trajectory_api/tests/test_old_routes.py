@@ -107,6 +107,7 @@ async def test_a_group_that_was_let_in_as_its_client_gave_up_is_not_stored_again
 
         async def receive() -> Any:
             if not messages:
+                listening.set()
                 await gone.wait()
                 return {"type": "http.disconnect"}
             return messages.pop()
@@ -124,9 +125,10 @@ async def test_a_group_that_was_let_in_as_its_client_gave_up_is_not_stored_again
             service.hub.current.commit([entries[0].id])
         return bool(entries)
 
-    staying, gone = asyncio.Event(), asyncio.Event()
+    staying, gone, listening = asyncio.Event(), asyncio.Event(), asyncio.Event()
     assert await post(0, staying) == 200
     held = asyncio.create_task(post(1, gone))
+    await asyncio.wait_for(listening.wait(), 10)  # past the first try, which waits for nothing
     while not service.hub.status().puts_waiting:
         await asyncio.sleep(0.01)
     assert settle_one()
@@ -253,6 +255,17 @@ def test_a_piece_whose_client_gave_up_while_its_whole_waited_is_kept_once(tmp_pa
         (whole,) = server.client.get("/batch").json()["batch"]
         assert [row[1] for row in whole["tokens"]] == [3, 4, 4, 5]
         assert server.client.get("/batch").json() == {"batch": None}
+
+
+def test_a_whole_that_found_the_hub_full_is_queued_once_there_is_room_without_another_piece(tmp_path: Path) -> None:
+    with running(tmp_path, hub_sequences=4, hold_s=0.2) as server:
+        server.begin()
+        server.post("/scored_data", group(tag=0, env_id=0))
+        server.post("/scored_data", group(2, tag=1, env_id=0))
+        assert server.post("/scored_data", group(2, tag=2, env_id=0)).json() == {"status": "buffered", "buffer_size": 4}
+        assert tags(server.client.get("/batch").json()) == [0]
+        until(lambda: server.service.hub.status().groups == 1)
+        assert tags(server.client.get("/batch").json()) == [1]
 
 
 def test_a_piece_that_completes_a_group_while_the_server_ends_is_acknowledged_and_kept_once(tmp_path: Path) -> None:
@@ -405,6 +418,17 @@ def test_an_old_environment_plays_for_a_trainer_of_the_native_protocol(tmp_path:
         call(server, f"/{session}/commit", ids=(entry["id"],))
         call(server, f"/{session}/version", version=4)
         assert server.client.get("/status").json() == {"current_step": 4, "queue_size": 0}
+
+
+def test_what_a_reset_lets_go_of_counts_as_dropped_not_as_trained(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.begin()
+        for tag in range(5):
+            server.post("/scored_data", group(8, tag=tag, env_id=0))
+        assert server.client.get("/reset_data").status_code == 200
+        told = server.client.get("/metrics").text
+        assert 'atropos_dropped_groups_total{cause="reset"} 5\n' in told
+        assert "atropos_hub_committed_groups_total 0\n" in told
 
 
 def test_resetting_works_once_a_native_trainer_has_come_and_gone(tmp_path: Path) -> None:
