@@ -27,9 +27,16 @@ class Refused(RemoteError):
 class Api:
     """One server's routes."""
 
-    def __init__(self, url: str, key: str | None, lost: Callable[[str], Awaitable[AtroposError]]) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        lost: Callable[[str], Awaitable[AtroposError]],
+        is_dying: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.url = url
         self._lost = lost  # makes the error for a server that does not answer, or says that its engine is dead
+        self._is_dying = is_dying  # whether what it says may be no more than the first sign of that
         self._session = aiohttp.ClientSession(
             # Hundreds of requests wait at once. Idle connections go before vLLM closes them under us (5 s).
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
@@ -77,7 +84,7 @@ class Api:
         if status < 400:
             return answer
         message = f"vLLM: {path}: {_message(answer)}"
-        if status >= 500 and _DEAD in message:
+        if status >= 500 and (_DEAD in message or self._is_dying()):
             raise await self._lost(message)
         raise DataError(message) if status == 400 else Refused(f"{message} (HTTP {status})", status)
 

@@ -84,7 +84,7 @@ class VLLMEngine(Engine):
         try:
             if options.url is None:
                 self._server = ManagedServer.start(options, context, dtype)
-                self._api = Api(self._server.url, self._server.key, self._lost)
+                self._api = Api(self._server.url, self._server.key, self._lost, self._server.is_dying)
                 await self._until_up(self._server)
             else:
                 self._api = Api(options.url, os.environ.get("VLLM_API_KEY"), self._lost)

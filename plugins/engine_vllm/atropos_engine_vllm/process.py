@@ -38,6 +38,7 @@ class ManagedServer:
         self._process = process  # the guard, which leads the group
         self._scratch = scratch
         self._segments: dict[str, int] = {}
+        self._watched: set[guard.Member] = set()
         self._began = log.stat().st_size
         self._on_lost: Callable[[ProcessDied], None] | None = None
         self._pidfd: int | None = os.pidfd_open(process.pid)
@@ -76,9 +77,16 @@ class ManagedServer:
 
     def watch(self, on_lost: Callable[[ProcessDied], None]) -> None:
         """The server is up: from here on the loss of any of its processes is its end, and is told."""
-        self._segments = guard.shared_memory(guard.members(self.pid))  # in case that the guard cannot
+        members = guard.members(self.pid)
+        self._segments = guard.shared_memory(members)  # in case that the guard cannot
+        self._watched = {member for member in members if member.is_vllm}
         self._on_lost = on_lost
         self._say(b"watch\n")
+
+    def is_dying(self) -> bool:
+        """Whether a process of it that was there when it came up is gone."""
+        living = {(member.pid, member.started) for member in guard.members(self.pid)}
+        return any((member.pid, member.started) not in living for member in self._watched)
 
     def explain(self) -> ProcessDied:
         """Why it is not there, by its log."""

@@ -109,6 +109,14 @@ async def test_every_way_to_fail_has_its_error(answering: Any) -> None:
         assert await api.get("/text") == "fine"
     finally:
         await api.close()
+    dying = Api(url, None, lost, is_dying=lambda: True)  # a process of it is gone: what it says follows from that
+    try:
+        with pytest.raises(ProcessDied, match="no such tensor"):
+            await dying.post("/broken")
+        with pytest.raises(DataError, match="too long"):
+            await dying.post("/wrong")
+    finally:
+        await dying.close()
     nobody = Api("http://127.0.0.1:9", None, lost)
     try:
         assert not await nobody.answers()
