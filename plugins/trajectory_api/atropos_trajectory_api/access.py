@@ -62,6 +62,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@lru_cache(256)
+def _names_this_machine(host: str) -> bool:
+    """Of a `Host` header."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
 class Access:
     """ASGI middleware. `token` None: anyone who speaks to this machine by a loopback name, no page of a browser."""
 
@@ -115,11 +124,7 @@ class Access:
             )  # fmt: skip
             return False
         host = (header(scope, b"host") or b"localhost").decode("latin-1")
-        try:
-            named = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            named = ""
-        if is_loopback(named):
+        if _names_this_machine(host):
             return True
         await plain_error(
             scope, send, 403, "AccessRefused", f"this server is for this machine, and was called {host[:100]!r}.",

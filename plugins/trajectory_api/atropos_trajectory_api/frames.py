@@ -91,10 +91,14 @@ class Asked:
 
 
 class Native:
-    """The whole of `/v1` as one bare ASGI application: no framework between the socket and a handler."""
+    """The whole of `/v1` as one bare ASGI application: no framework between the socket and a handler. `waits` says of a
+    body whether its answer may take a while: only then is it watched whether the client hangs up."""
 
-    def __init__(self, table: Mapping[tuple[str, str], Handler]) -> None:
+    def __init__(
+        self, table: Mapping[tuple[str, str], Handler], waits: Callable[[Any], bool] = lambda value: True
+    ) -> None:
         self._table = table
+        self._waits = waits
         self._patterns = {pattern for _, pattern in table}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +115,7 @@ class Native:
             read = asyncio.to_thread(read_frame, body) if len(body) >= LONG_BYTES else None
             value = await read if read is not None else read_frame(body) if body else None
             asked = Asked(named[1] if len(named) > 1 else "", value, scope)
-            given = await unless_gone(handler(asked), receive)
+            given = await (unless_gone(handler(asked), receive) if self._waits(value) else handler(asked))
             if scope["method"] == "GET" and b"application/json" in (header(scope, b"accept") or b""):  # for people
                 headers, answer = [(b"content-type", b"application/json")], [json.dumps(given).encode()]
             else:

@@ -45,7 +45,8 @@ def native_routes(service: Service) -> Native:
             ("POST", "engines"): doors.add_engine,
             ("GET", "engines"): doors.engines,
             ("GET", "status"): doors.status,
-        }
+        },
+        waits=lambda value: isinstance(value, dict) and bool(value.get("wait_s")),
     )
 
 
