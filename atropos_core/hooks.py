@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Curriculum,
         Engine,
         Environment,
+        Loss,
         Reward,
         Sink,
         Teacher,
@@ -58,6 +59,11 @@ def atropos_engines() -> Iterable[Provider[Engine]]:  # type: ignore[empty-body]
 @hookspec
 def atropos_trainers() -> Iterable[Provider[Trainer]]:  # type: ignore[empty-body]
     """Offer ways to turn batches into updates. Chosen by `--trainer NAME` or `[trainer]`."""
+
+
+@hookspec
+def atropos_losses() -> Iterable[Provider[Loss]]:  # type: ignore[empty-body]
+    """Offer what a trainer minimises. Chosen by `[trainer] loss = "NAME"`, where the trainer has such an option."""
 
 
 @hookspec

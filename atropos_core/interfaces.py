@@ -337,6 +337,12 @@ class Adapter(Protocol):
     def doctor(self) -> Sequence[Finding]: ...
 
 
+class Loss(Protocol):
+    """What a trainer minimises. How it is called is between it and the trainers that take it; it knows what must hold."""
+
+    def findings(self, *, skip: Sequence[str] = ()) -> list[Finding]: ...  # `atropos check NAME`
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line of a doctor's report."""

@@ -21,7 +21,7 @@ from atropos_core import __version__
 from atropos_core.errors import ConfigError, FitError, PluginError, UnknownComponent
 
 if TYPE_CHECKING:
-    from atropos_core.interfaces import Environment, Transport
+    from atropos_core.interfaces import Environment, Loss, Transport
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -30,6 +30,7 @@ KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
     "reward": "atropos_rewards",
     "engine": "atropos_engines",
     "trainer": "atropos_trainers",
+    "loss": "atropos_losses",
     "bridge": "atropos_bridges",
     "curriculum": "atropos_curricula",
     "transform": "atropos_transforms",
@@ -137,7 +138,7 @@ class Registry:
 
     def find(self, kind: str, name: str) -> Offer:
         """The offer of that name, or an error that says what there is. An environment may also be
-        `pkg.mod:Class` or `./file.py:Class`."""
+        `pkg.mod:Class` or `./file.py:Class`, a loss `pkg.mod:function` or `./file.py:function`."""
         offers = self._offers.get((kind, name), [])
         if len(offers) > 1:
             both = " and ".join(sorted(offer.distribution for offer in offers))
@@ -150,6 +151,8 @@ class Registry:
             return offers[0]
         if kind == "environment" and (":" in name or name.endswith(".py")):
             return Offer(kind, _provider_of_class(name), name, "your own")
+        if kind == "loss" and ":" in name:
+            return Offer(kind, _provider_of_loss(name), name, "your own")
         for plugin, error in self._broken.items():
             if name in (plugin, plugin.split("_", 1)[-1]):
                 raise PluginError(
@@ -160,6 +163,8 @@ class Registry:
         hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names) or 'none'}."
         if kind == "environment":
             hint += " Your own is named ./file.py:Class or pkg.mod:Class."
+        elif kind == "loss":
+            hint += " Your own is named ./file.py:function or pkg.mod:function."
         raise UnknownComponent(
             f"there is no {kind} named {name!r}. {hint}", remedy="`atropos plugins` lists what is installed."
         )
@@ -221,6 +226,16 @@ def _provider_of_class(reference: str) -> Provider[Environment]:
 
     summary = next(iter((made.__doc__ or "your own environment").splitlines()))
     return Provider(name=reference, summary=summary, config=options, build=build)
+
+
+def _provider_of_loss(reference: str) -> Provider[Loss]:
+    made = load_reference(reference)
+    if not hasattr(made, "findings"):
+        raise ConfigError(
+            f"{reference!r} is not a loss, but {made!r}.",
+            remedy="A function becomes one by the trainer's decorator: docs/hooks.md.",
+        )
+    return Provider(name=reference, summary="your own loss", config=NoOptions, build=lambda values, context: made)
 
 
 def load_reference(reference: str) -> Any:

@@ -20,7 +20,7 @@ def check(
     ],
     kind: Annotated[
         str | None,
-        typer.Option(help="environment, reward, transform, curriculum or bridge. [default: whichever NAME is]"),
+        typer.Option(help="environment, reward, transform, curriculum, bridge or loss. [default: whichever NAME is]"),
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One of the component's own options.")
@@ -38,6 +38,8 @@ def check(
       atropos check ./mine.py:MyEnvironment --set size=100
 
       atropos check length --kind reward --set limit_tokens=64
+
+      atropos check ./mine.py:my_loss --kind loss
     """
     from atropos_core import config, console, testing
     from atropos_core.plugins import load_plugins

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from atropos_core.errors import ConfigError
-from atropos_core.interfaces import Finding
+from atropos_core.interfaces import Finding, Loss
 from atropos_core.testing.report import ContractBroken, expect_all_ok
-from atropos_core.testing.subject import Target, find
+from atropos_core.testing.subject import Subject, Target, find
 
 __all__ = [
     "KINDS",
@@ -27,11 +27,12 @@ __all__ = [
     "check",
     "curriculum_contract",
     "environment_contract",
+    "loss_contract",
     "reward_contract",
     "transform_contract",
 ]
 
-KINDS = ("environment", "reward", "transform", "curriculum", "bridge")
+KINDS = ("environment", "reward", "transform", "curriculum", "bridge", "loss")
 
 
 def check(
@@ -99,8 +100,24 @@ def bridge_contract(
     return _test("bridge", target, options, skip, model=model, engine=engine, trainer=trainer)
 
 
+def loss_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    """A test function. What is checked is what the loss's own trainer asks of it."""
+    return _test("loss", target, options, skip)
+
+
 class _Contract(Protocol):
     def findings(self) -> list[Finding]: ...
+
+
+class _LossContract:
+    def __init__(self, subject: Subject, *, skip: Sequence[str] = ()) -> None:
+        self._subject, self._skip = subject, skip
+
+    def findings(self) -> list[Finding]:
+        made: Loss = self._subject.make()
+        return made.findings(skip=self._skip)
 
 
 def _contract(kind: str) -> Callable[..., _Contract]:
@@ -120,6 +137,8 @@ def _contract(kind: str) -> Callable[..., _Contract]:
         from atropos_core.testing.curricula import CurriculumContract
 
         return CurriculumContract
+    if kind == "loss":
+        return _LossContract
     from atropos_core.testing.bridges import BridgeContract
 
     return BridgeContract

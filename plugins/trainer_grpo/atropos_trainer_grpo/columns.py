@@ -24,7 +24,6 @@ class Columns:
     from_rollout: Bools  # [N] the ratio's denominator is the engine's logprob; elsewhere the trainer's own
     known: Bools  # [N] the engine's logprob is that of the whole distribution
     fresh: Bools  # [N] and it was sampled from the very weights that this batch updates
-    active: Bools  # [S] has a trained token whose advantage is not zero
     temperature: Floats  # [S]
 
 
@@ -59,15 +58,19 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
                 'sequences came without logprobs, and trainer.missing_logprobs = "refuse".\n'
                 '  Set it to "recompute", or have the client send logprobs.'
             )
+    if options.correction is not None and (trained & truncated & has_logprobs).any():
+        raise ConfigError(
+            "trainer.correction is set, but sequences were sampled with top_p or top_k: their logprobs are renormalised over "
+            "what was kept, and importance weights against them are biased.",
+            remedy="Leave trainer.correction out, or sample with top_p = 1 and top_k = 0.",
+        )
     known = sampled & has_logprobs & ~truncated
-    moving = trained & (batch.advantages != 0)
     return Columns(
         trained=trained,
         scored=trained | sampled,
         from_rollout=known if options.old_logprobs == "rollout" else np.zeros_like(known),
         known=known,
         fresh=known & (batch.policy_version == batch.version - 1),
-        active=np.logical_or.reduceat(moving, batch.offsets[:-1]),
         temperature=np.where(batch.temperature > 0, batch.temperature, 1.0).astype(np.float32),
     )
 

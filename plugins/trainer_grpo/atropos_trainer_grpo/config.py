@@ -8,7 +8,17 @@ from pydantic import Field, field_validator, model_validator
 
 from atropos_core.registry import Options
 
-Loss = Literal["grpo", "dr_grpo", "dapo"]
+LOSSES = {
+    "grpo": "clipped ratios; mean over each sequence, then over sequences",
+    "dr_grpo": "clipped ratios; token sum over a constant length",
+    "dapo": "clipped ratios with more room upwards; mean over all tokens",
+    "gspo": "clipped ratios of whole sequences",
+    "cispo": "clipped ratios as weights: no token loses its gradient",
+    "reinforce": "the policy gradient itself, without a ratio",
+}
+Average = Literal["sequence", "token", "constant", "sum"]
+Correction = Literal["tis", "mis", "icepop", "sequence_tis", "sequence_mis", "geometric_mis"]
+Estimator = Literal["k1", "k2", "k3"]
 Source = Literal["rollout", "recompute"]
 
 LORA_RATE = (
@@ -41,16 +51,57 @@ class LoraOptions(Options):
         return value
 
 
+class KlOptions(Options):
+    """`[trainer.kl]`: keeps the policy near a reference, which is the model that the run began with: a frozen copy, or
+    under LoRA the base itself."""
+
+    coefficient: float = Field(0.04, gt=0, allow_inf_nan=False)
+    estimator: Estimator = Field("k3", description="k2 alone has the gradient of KL(policy || reference): README.md")
+    place: Literal["loss", "reward"] = Field(
+        "loss", description="beside the loss; or, with k1, taken from the advantages of each token and those before it"
+    )
+
+    @model_validator(mode="after")
+    def _a_reward_takes_k1(self) -> KlOptions:
+        if self.place == "reward" and self.estimator != "k1":
+            raise ValueError(
+                'place = "reward" is for estimator = "k1": it is the one whose sum is the divergence itself'
+            )
+        if self.place == "loss" and self.estimator == "k1":
+            raise ValueError('estimator = "k1" has no gradient on average as a loss: use k2 or k3, or place = "reward"')
+        return self
+
+
+class CorrectionOptions(Options):
+    """`[trainer.correction]`: weights for tokens that another policy sampled; needs old_logprobs = "recompute"."""
+
+    kind: Correction = Field("tis", description="README.md, Corrections")
+    low: float | None = Field(None, ge=0, description="ratios below are left out; unset: as the kind has it")
+    high: float | None = Field(None, gt=0, description="ratios above are cut or left out; unset: as the kind has it")
+
+
 class GrpoOptions(Options):
     """Defaults are one update a batch, strictly on-policy; README.md says what each loss is."""
 
-    loss: Loss = Field("grpo", description="how token losses are averaged: README.md, Losses")
-    clip_low: float = Field(0.2, ge=0, lt=1, description="ratios below 1 - clip_low are clipped")
+    loss: str = Field(
+        "grpo",
+        min_length=1,
+        description=f"{', '.join(LOSSES)}, or one of your own: README.md, Losses",
+    )
+    average: Average | None = Field(None, description="how token losses are averaged; unset: as the loss has it")
+    clip_low: float | None = Field(
+        None, ge=0, le=1, description="ratios below 1 - clip_low are clipped; unset: as the loss has it, most often 0.2"
+    )
     clip_high: float | None = Field(
-        None, ge=0, description="ratios above 1 + clip_high are clipped; unset: clip_low, or 0.28 for dapo"
+        None,
+        ge=0,
+        description="ratios above 1 + clip_high are clipped; unset: clip_low, where the loss has both alike, or its own",
+    )
+    dual_clip: float | None = Field(
+        None, gt=1, description="the ratio's bound where the advantage is negative (verl: 3); unset: none"
     )
     loss_length: int | None = Field(
-        None, gt=0, description="dr_grpo only: the constant number of tokens that a sequence's sum is divided by"
+        None, gt=0, description="with average = constant, as dr_grpo has it: what a sequence's sum is divided by"
     )
     old_logprobs: Source = Field(
         "rollout",
@@ -58,6 +109,18 @@ class GrpoOptions(Options):
     )
     missing_logprobs: Literal["recompute", "refuse"] = Field(
         "recompute", description="for sequences that came without logprobs, where old_logprobs is rollout"
+    )
+
+    correction: CorrectionOptions | None = Field(None, description="unset: none")
+    kl: KlOptions | None = Field(None, description="unset: no reference model")
+    entropy_coefficient: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="this much of the entropy of each distribution is taken from the loss",
+    )
+    whiten_advantages: bool = Field(
+        False, description="to mean 0 and standard deviation 1 over the batch's tokens (REINFORCE++)"
     )
 
     epochs: int = Field(1, ge=1, description="passes over one batch")
@@ -87,16 +150,23 @@ class GrpoOptions(Options):
         rate = LORA_RATE * self.learning_rate if lora.learning_rate is None else lora.learning_rate
         return self.model_copy(update={"lora": lora, "learning_rate": rate})
 
-    @property
-    def clip_above(self) -> float:
-        if self.clip_high is not None:
-            return self.clip_high
-        return 0.28 if self.loss == "dapo" else self.clip_low
+    @model_validator(mode="after")
+    def _loss_length_goes_with_a_constant(self) -> GrpoOptions:
+        constant = self.average == "constant" or (self.average is None and self.loss == "dr_grpo")
+        if constant and self.loss_length is None:
+            raise ValueError(
+                f'loss = "{self.loss}" averages over a constant length here: set loss_length, e.g. to max_tokens'
+            )
+        if not constant and self.loss_length is not None and self.loss in LOSSES:
+            raise ValueError(
+                f'loss_length has no meaning for loss = "{self.loss}": remove it, or use dr_grpo or average = "constant"'
+            )
+        return self
 
     @model_validator(mode="after")
-    def _loss_length_goes_with_dr_grpo(self) -> GrpoOptions:
-        if self.loss == "dr_grpo" and self.loss_length is None:
-            raise ValueError('loss = "dr_grpo" divides by a constant length: set loss_length, e.g. to max_tokens')
-        if self.loss != "dr_grpo" and self.loss_length is not None:
-            raise ValueError(f'loss_length has no meaning for loss = "{self.loss}": remove it, or use dr_grpo')
+    def _a_correction_needs_our_own_logprobs(self) -> GrpoOptions:
+        if self.correction is not None and self.old_logprobs != "recompute":
+            raise ValueError(
+                "correction weighs the trainer's own logprobs against the engine's: set old_logprobs = \"recompute\""
+            )
         return self

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Scored(NamedTuple):
-    """Per row [R]. Only `logprobs` has a gradient."""
+    """Per row [R], both with a gradient."""
 
     logprobs: Tensor
     entropy: Tensor  # of the whole distribution, in nats
@@ -49,25 +49,30 @@ class _TokenLogprobs(torch.autograd.Function):
             entropies.append(-torch.linalg.vecdot(probabilities, logs.clamp_min_(-1e4)))  # 0 * -inf where masked
             kept = probabilities if len(targets) <= chunk else None
         ctx.chunk = chunk
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept)
         entropy = torch.cat(entropies)
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept, entropy)
+        ctx.set_materialize_grads(False)  # most losses ask nothing of the entropy
         return torch.cat(logprobs), entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, temperature, kept = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperature, kept, entropy = ctx.saved_tensors
         into_hidden = torch.empty_like(hidden)
         into_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for begin in range(0, len(targets), ctx.chunk):
             part = slice(begin, begin + ctx.chunk)
-            at = targets[part, None]
             p = _log_softmax(hidden[part], weight, bias, temperature[part]).exp_() if kept is None else kept
-            scale = (grad[part] / temperature[part].to(grad.dtype))[:, None]
-            logits = (
-                (p * -scale).scatter_add_(1, at, scale).to(hidden.dtype)
-            )  # d loss / d logits = (1[target] - p) scale
+            by = temperature[part].to(p.dtype)
+            if grad is None:
+                logits = torch.zeros_like(p)
+            else:  # d log p[target] / d logits = 1[target] - p
+                scale = (grad[part] / by)[:, None]
+                logits = (p * -scale).scatter_add_(1, targets[part, None], scale)
+            if of_entropy is not None:  # d H / d logits = -p (log p + H)
+                logs = p.log().clamp_min_(-1e4)
+                logits -= logs.add_(entropy[part, None]).mul_(p).mul_((of_entropy[part] / by)[:, None])
+            logits = logits.to(hidden.dtype)
             torch.mm(logits, weight, out=into_hidden[part])
             if into_weight is not None:
                 into_weight.addmm_(logits.t(), hidden[part])

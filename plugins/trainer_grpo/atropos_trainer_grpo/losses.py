@@ -1,13 +1,26 @@
 """The losses, as pure functions of packed columns.
 
-Every loss here is `sum_t w_t * l_t` over the trained tokens of a minibatch: `token_weights` gives w and says how the
-losses differ, `clipped_surrogate` gives l. The weights are computed over the whole minibatch before it is split, so
-that any split into micro-batches adds up to the same loss and the same gradient.
+Every loss here is `sum_t w_t * l_t` over the trained tokens of a minibatch: `token_weights` gives w, a `Loss` gives l. The
+weights are computed over the whole minibatch before it is split, and every sequence is whole within a micro-batch, so any
+split into micro-batches (or over ranks) adds up to the same loss and the same gradient.
+
+A loss of your own is one decorated function. The run file names it as `loss = "./mine.py:mine"`, or by the name under which
+a plugin offers it (`atropos_losses`), and `atropos check ./mine.py:mine --kind loss` puts it through the invariances that
+these hold:
+
+    from atropos_trainer_grpo.losses import Clip, Rows, Surrogate, register
+
+    @register(average="token")
+    def mine(rows: Rows, clip: Clip) -> Surrogate:
+        ratio = (rows.logprobs - rows.old).exp()
+        return Surrogate(-ratio * rows.advantages, ratio.detach())
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,41 +30,151 @@ from torch import Tensor
 from atropos_core.types import Bools, Floats
 
 if TYPE_CHECKING:
-    from atropos_trainer_grpo.config import Loss
+    from atropos_core.interfaces import Finding
+
+Average = Literal["sequence", "token", "constant", "sum"]
 
 
-def token_weights(loss: Loss, trained: Bools, offsets: NDArray[np.int64], loss_length: int | None = None) -> Floats:
+@dataclass(frozen=True)
+class Rows:
+    """The trained tokens of some whole sequences, [R] each, one sequence after another."""
+
+    logprobs: Tensor  # of the policy that is trained, with gradient
+    old: Tensor  # of the policy that the ratio is taken against
+    advantages: Tensor
+    sequence: Tensor  # i64[R] which sequence, counted from 0 with no gap
+
+    def mean_by_sequence(self, values: Tensor) -> Tensor:
+        """[R]: the mean of `values` [R] over the trained tokens of each token's sequence."""
+        return self.sum_by_sequence(values) / self.sum_by_sequence(torch.ones_like(values))
+
+    def sum_by_sequence(self, values: Tensor) -> Tensor:
+        """[R]: the sum of `values` [R] over the trained tokens of each token's sequence."""
+        if not len(self.sequence):
+            return values
+        sums = values.new_zeros(int(self.sequence[-1]) + 1).index_add(0, self.sequence, values)
+        return sums[self.sequence]
+
+
+class Clip(NamedTuple):
+    """How far a ratio may go: from 1 - low to 1 + high, and for a negative advantage to `dual` at most."""
+
+    low: float
+    high: float
+    dual: float | None = None
+
+
+class Surrogate(NamedTuple):
+    """What a loss gives for each row [R]."""
+
+    values: Tensor  # l_t, with gradient
+    ratio: Tensor  # as it was clipped, without gradient: for the metrics
+    clipped: Tensor | None = None  # bool: the clip took the gradient away
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss: the function, and what goes with it unless the run file says otherwise."""
+
+    name: str
+    surrogate: Callable[[Rows, Clip], Surrogate]
+    average: Average
+    clip: Clip
+    holds_fixed: bool = False  # its gradient is not that of its value: a factor is held fixed (a stop-gradient)
+
+    def __call__(self, rows: Rows, clip: Clip) -> Surrogate:
+        return self.surrogate(rows, clip)
+
+    def findings(self, *, skip: Sequence[str] = ()) -> list[Finding]:
+        from atropos_trainer_grpo.contract import findings
+
+        return findings(self, skip=skip)
+
+
+def register(
+    *, average: Average = "token", clip: tuple[float, float] = (0.2, 0.2), holds_fixed: bool = False
+) -> Callable[[Callable[[Rows, Clip], Surrogate]], Loss]:
+    """Make a function a loss."""
+    return lambda function: Loss(function.__name__, function, average, Clip(*clip), holds_fixed)
+
+
+def token_weights(
+    average: Average, trained: Bools, offsets: NDArray[np.int64], loss_length: int | None = None
+) -> Floats:
     """Per token w: f32[N], 0 where not trained. S counts the sequences that have a trained token, |o_i| those tokens.
 
-    - grpo: 1 / (S |o_i|), the mean over a sequence, then over sequences (arXiv 2402.03300, eq. 3; without its KL term).
-    - dr_grpo: 1 / (S L) with L = `loss_length`: the token sum over a constant length (arXiv 2503.20783, section 3.2).
-      This is TRL's convention, B * L_max; verl's seq-mean-token-sum-norm divides by L alone.
-    - dapo: 1 / sum_i |o_i|, the mean over all tokens of the minibatch (arXiv 2503.14476, eq. 8).
+    - sequence: 1 / (S |o_i|), the mean over a sequence, then over sequences (GRPO, arXiv 2402.03300, eq. 3).
+    - token: 1 / sum_i |o_i|, the mean over all tokens of the minibatch (DAPO, arXiv 2503.14476, eq. 8).
+    - constant: 1 / (S L) with L = `loss_length`, the token sum over a constant length (Dr.GRPO, arXiv 2503.20783, section
+      3.2). This is TRL's convention, B * L_max; verl's seq-mean-token-sum-norm divides by L alone.
+    - sum: 1 / S, the token sum, then the mean over sequences: the policy gradient as it is derived (REINFORCE, RLOO).
     """
     counts = np.add.reduceat(trained.astype(np.int64), offsets[:-1]) if len(trained) else np.zeros(0, np.int64)  # [S]
     sequences = max(int((counts > 0).sum()), 1)
-    if loss == "grpo":
+    if average == "sequence":
         each = 1.0 / (sequences * np.maximum(counts, 1))
-    elif loss == "dr_grpo":
+    elif average == "token":
+        each = np.full(len(counts), 1.0 / max(int(counts.sum()), 1))
+    elif average == "constant":
         assert loss_length is not None, "the options see to it"
         each = np.full(len(counts), 1.0 / (sequences * loss_length))
     else:
-        each = np.full(len(counts), 1.0 / max(int(counts.sum()), 1))
+        each = np.full(len(counts), 1.0 / sequences)
     weights = np.repeat(each, np.diff(offsets)) * trained
     return weights.astype(np.float32)
 
 
-def clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, weights: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """-sum w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_ratio), for either sign of A
-    (arXiv 1707.06347, eq. 7). All arguments are [R].
+# -- l_t
 
-    Returns the loss, r without gradient, and where the clip took the gradient away.
-    """
-    ratio = log_ratio.exp()
+
+def clipped(rows: Rows, clip: Clip) -> Surrogate:
+    """-min(r A, clip(r, 1 - low, 1 + high) A) with r = exp(logprobs - old), for either sign of A (PPO, arXiv 1707.06347,
+    eq. 7). With `dual` c, -max(min(...), c A) where A < 0 (Ye et al., arXiv 1912.09729, eq. 5)."""
+    return _clipped((rows.logprobs - rows.old).exp(), rows.advantages, clip)
+
+
+grpo = Loss("grpo", clipped, "sequence", Clip(0.2, 0.2))
+dr_grpo = Loss("dr_grpo", clipped, "constant", Clip(0.2, 0.2))
+dapo = Loss("dapo", clipped, "token", Clip(0.2, 0.28))
+
+
+@register(average="sequence", clip=(3e-4, 4e-4), holds_fixed=True)
+def gspo(rows: Rows, clip: Clip) -> Surrogate:
+    """As `clipped`, with the sequence's ratio s = exp(mean_t(logprobs - old)) in place of the token's (arXiv 2507.18071,
+    eq. 5). Each token carries its part of the gradient of s, the paper's GSPO-token (eq. 13), which is GSPO where all
+    tokens of a sequence have one advantage."""
+    log_ratio = rows.mean_by_sequence((rows.logprobs - rows.old).detach())
+    return _clipped((log_ratio + rows.logprobs - rows.logprobs.detach()).exp(), rows.advantages, clip)
+
+
+@register(average="token", clip=(1.0, 4.0), holds_fixed=True)
+def cispo(rows: Rows, clip: Clip) -> Surrogate:
+    """-sg(clip(r, 1 - low, 1 + high)) A logprobs: no token loses its gradient (arXiv 2506.13585, eq. 4). By default there
+    is no lower bound, as in the paper. `high` = 4 is TRL's epsilon_high = 5, which bounds r itself; verl's bounds are as
+    ours."""
+    ratio = (rows.logprobs.detach() - rows.old).exp()
+    bounded = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
+    return Surrogate(-bounded * rows.advantages * rows.logprobs, ratio)
+
+
+@register(average="sum")
+def reinforce(rows: Rows, clip: Clip) -> Surrogate:
+    """-A logprobs, the policy gradient itself (Williams 1992), with no ratio: several updates on one batch, or stale
+    tokens, are as if they were fresh. With the advantages of RLOO (arXiv 2402.14740) it is RLOO."""
+    return Surrogate(-rows.advantages * rows.logprobs, (rows.logprobs.detach() - rows.old).exp())
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, clip: Clip) -> Surrogate:
     free = ratio * advantages
-    bound = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    clipped = bound < free.detach()
-    loss = -(torch.where(clipped, bound, free) * weights).sum()
-    return loss, ratio.detach(), clipped
+    bound = ratio.detach().clamp(1.0 - clip.low, 1.0 + clip.high) * advantages
+    if clip.dual is not None:
+        bound = torch.where(
+            advantages < 0, torch.maximum(torch.minimum(bound, free.detach()), clip.dual * advantages), bound
+        )
+        stopped = torch.where(advantages < 0, bound != free.detach(), bound < free.detach())
+    else:
+        stopped = bound < free.detach()
+    return Surrogate(-torch.where(stopped, bound, free), ratio.detach(), stopped)
+
+
+LOSSES = {loss.name: loss for loss in (grpo, dr_grpo, dapo, gspo, cispo, reinforce)}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
-from atropos_core.registry import Provider, RunContext
-from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
+from atropos_core.registry import NoOptions, Provider, RunContext
+from atropos_trainer_grpo.config import LOSSES, GrpoOptions, LoraOptions
 
 if TYPE_CHECKING:
-    from atropos_core.interfaces import Trainer, Transport
+    from atropos_core.interfaces import Loss, Trainer, Transport
 
 
 def build(options: GrpoOptions, context: RunContext) -> Trainer:
@@ -42,11 +42,26 @@ def tells(options: GrpoOptions) -> Mapping[str, Any]:
     return {"lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": targets}}
 
 
+def _built(name: str) -> Callable[[NoOptions, RunContext], Loss]:
+    def build_loss(options: NoOptions, context: RunContext) -> Loss:
+        from atropos_trainer_grpo.losses import LOSSES
+
+        return LOSSES[name]
+
+    return build_loss
+
+
+@hookimpl
+def atropos_losses() -> Iterable[Provider[Loss]]:
+    for name, summary in LOSSES.items():
+        yield Provider(name, summary, NoOptions, _built(name), requires=frozenset({"torch"}))
+
+
 @hookimpl
 def atropos_trainers() -> Iterable[Provider[Trainer]]:
     yield Provider(
         name="grpo",
-        summary="GRPO, Dr.GRPO and DAPO on packed sequences; AdamW with fp32 masters; whole models or LoRA",
+        summary="policy gradients (loss = ...) on packed sequences; AdamW with fp32 masters; whole models or LoRA",
         config=GrpoOptions,
         build=build,
         transports=transports,

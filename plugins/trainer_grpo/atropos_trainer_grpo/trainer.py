@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from atropos_core.errors import WeightsMismatch
+from atropos_core.errors import ConfigError, WeightsMismatch
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_grpo import saving
+from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.model import complete, open_model, score
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
@@ -49,7 +50,9 @@ class GrpoTrainer(Trainer):
         self._options = options.with_lora() if adapts else options
         self._context = context
         self._device = context.devices[0]
+        self._loss: Loss | None = None
         self._optimizer: Optimizer | None = None
+        self._frozen: nn.Module | None = None  # the reference of a KL term, where no adapter is trained
         self._dropouts: list[nn.Module] = []  # of an adapter, off but in a training forward pass
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
@@ -66,9 +69,11 @@ class GrpoTrainer(Trainer):
             self._optimizer.take_over(before)
 
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        assert self._loss is not None, "open() comes before any step"
         update = Update(
-            self.model, self._ready(), self._options, batch, self._device, self._context.seed, self._dropouts
-        )
+            self.model, self._ready(), self._options, self._loss, batch, self._device, self._context.seed,
+            self._dropouts, self._reference,
+        )  # fmt: skip
         async with AsyncExitStack() as stack:
             for number, chosen in enumerate(update.minibatches()):
                 await self._run(partial(update.backward, chosen))
@@ -95,6 +100,7 @@ class GrpoTrainer(Trainer):
     def _open(self) -> ModelInfo:
         from atropos_core.tokenizer import fingerprint
 
+        self._loss = self._chosen_loss()
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
         if self._context.deterministic:
@@ -122,9 +128,38 @@ class GrpoTrainer(Trainer):
             self.model.train()  # transformers checkpoints only then; its own dropout was set to zero
             for layer in self._dropouts:
                 layer.eval()
+        if self._options.kl is not None and self._options.lora is None:
+            self._frozen = open_model(
+                self._context.model, dtype=self._options.dtype, device=self._device, with_weights=True
+            ).requires_grad_(False)
         if not shared:
             self.weights_moved()
         return info
+
+    @contextmanager
+    def _reference(self) -> Iterator[nn.Module]:
+        """The model that the run began with."""
+        if self._frozen is not None:
+            yield self._frozen
+            return
+        model: Any = self.model  # peft's, around the base
+        with model.disable_adapter():
+            yield model
+
+    def _chosen_loss(self) -> Loss:
+        """Raises what is wrong with its name, or with what offers it."""
+        name = self._options.loss
+        made = LOSSES.get(name)
+        if made is None:
+            from atropos_core.plugins import load_plugins
+
+            offered: Any = load_plugins().registry.find("loss", name).provider
+            made = offered.build(offered.config(), self._context)
+        if not isinstance(made, Loss):
+            raise ConfigError(f"trainer.loss = {name!r} is a loss for another trainer: {made!r}.")
+        if (self._options.average or made.average) == "constant" and self._options.loss_length is None:
+            raise ConfigError(f"trainer.loss = {name!r} averages over a constant length: set trainer.loss_length.")
+        return made
 
     def _adapt(self, model: PreTrainedModel, options: LoraOptions) -> None:
         from atropos_trainer_grpo import lora  # peft, which only LoRA needs

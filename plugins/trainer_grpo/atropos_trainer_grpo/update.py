@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atropos_core.errors import TrainingDiverged
-from atropos_core.types import Batch, Metrics
+from atropos_core.types import Batch, Bools, Floats, Metrics
+from atropos_trainer_grpo.advantages import whitened, with_divergence
 from atropos_trainer_grpo.columns import columns_of, token_places
+from atropos_trainer_grpo.corrections import BOUNDS, importance_weights
+from atropos_trainer_grpo.divergence import divergence
 from atropos_trainer_grpo.logprobs import Scored
-from atropos_trainer_grpo.losses import clipped_surrogate, token_weights
+from atropos_trainer_grpo.losses import Clip, Loss, Rows, token_weights
 from atropos_trainer_grpo.model import score
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
 
 if TYPE_CHECKING:
-    from atropos_trainer_grpo.config import GrpoOptions
+    from atropos_trainer_grpo.config import Correction, CorrectionOptions, GrpoOptions
 
 Indices = NDArray[np.int64]
 
@@ -39,10 +42,12 @@ class Update:
         model: torch.nn.Module,
         optimizer: Optimizer,
         options: GrpoOptions,
+        loss: Loss,
         batch: Batch,
         device: str,
         seed: int,
         dropouts: Sequence[torch.nn.Module] = (),  # layers to switch on where gradients are computed
+        reference: Callable[[], AbstractContextManager[torch.nn.Module]] | None = None,  # the model that KL is taken to
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -53,7 +58,14 @@ class Update:
         self._seed = seed
         self._dropouts = dropouts
         self._single = options.epochs * options.minibatches == 1
-        self._old = batch.logprobs  # [N]
+        self._reference = reference
+        self._loss = loss
+        self._clip = clip_of(options, loss)
+        self._owner = np.repeat(np.arange(batch.sequences), batch.lengths)  # [N] the sequence of each token
+        self._old = batch.logprobs  # [N] where `_has_old`
+        self._has_old = self._columns.from_rollout
+        self._reference_logprobs: Floats | None = None  # [N] where trained
+        self._advantages = batch.advantages  # [N]
         self._norm = torch.zeros(())
         self._sums: dict[str, Tensor] = {}
         self._most = torch.zeros(())  # of the alignment's differences
@@ -77,8 +89,8 @@ class Update:
         """Leave the gradient of the minibatch's loss in the parameters. Raises TrainingDiverged, with no gradient left,
         where the loss or the gradient is not finite."""
         first = not self._losses
-        if first and not self._single:
-            self._recompute_old()
+        if first:
+            self._prepare()
         if first and self._dropouts:
             self._align_without_dropout(chosen)
         self._optimizer.clear()
@@ -86,17 +98,18 @@ class Update:
         at = token_places(batch.offsets, chosen)
         offsets = np.concatenate([[0], np.cumsum(batch.lengths[chosen])])
         weights = np.zeros(len(batch.tokens), dtype=np.float32)
-        weights[at] = token_weights(options.loss, columns.trained[at], offsets, options.loss_length)
+        average = options.average or self._loss.average
+        weights[at] = token_weights(average, columns.trained[at], offsets, options.loss_length)
 
         losses = []
-        moving = columns.active[chosen]
+        moving = self._moving()[chosen]
         for sequences, active in ((chosen[moving], True), (chosen[~moving], False)):
             for part in microbatches(batch.lengths, sequences, options.tokens_per_microbatch):
                 began = time.perf_counter()
-                # A zero advantage has no gradient: such sequences are only measured.
+                # What has no gradient is only measured.
                 with dropping(self._dropouts if active else ()), torch.set_grad_enabled(active):
                     scored, places = self._score(part)
-                    loss = self._loss(scored, places, weights)
+                    loss = self._total(scored, places, weights)
                     if first and not self._dropouts:
                         self._align(scored, places)
                     between = time.perf_counter()
@@ -132,9 +145,18 @@ class Update:
             "grad_norm": float(np.mean(self._norms)),
             "learning_rate": self._rates[-1],
             "ratio/mean": sums["ratio"] / counts["trained"],
-            "clip/fraction": sums["clipped"] / counts["trained"],
+            "clip/fraction": sums.get("clipped", 0.0) / counts["trained"],
             "entropy": sums["entropy"] / counts["trained"],
             "kl/rollout_k3": sums["k3"] / counts["known"],
+            **({"kl/reference_k3": sums["reference"] / counts["trained"]} if "reference" in sums else {}),
+            **(
+                {
+                    "correction/mean": sums["correction"] / counts["trained"],
+                    "correction/fraction": sums["corrected"] / counts["trained"],
+                }
+                if "correction" in sums
+                else {}
+            ),
             "alignment/max_abs_logprob_diff": float(self._most),
             "alignment/mean_abs_logprob_diff": sums["difference"] / counts["fresh"],
             "alignment/fresh_tokens": float(self._counts["fresh"]),
@@ -142,7 +164,33 @@ class Update:
             **{f"time/{name}_s": seconds for name, seconds in self._seconds.items()},
         }
 
-    def _score(self, sequences: Indices) -> tuple[Scored, Indices]:
+    def _prepare(self) -> None:
+        """What one look at the whole batch before any update gives: old and reference logprobs, and the advantages as they
+        are trained."""
+        options, columns, batch = self._options, self._columns, self._batch
+        in_reward = options.kl is not None and options.kl.place == "reward"
+        if not self._single or in_reward:
+            self._recompute_old()
+        if options.kl is not None:
+            self._compute_reference()
+        if in_reward:
+            assert options.kl is not None and self._reference_logprobs is not None
+            self._advantages = with_divergence(
+                self._advantages, self._old - self._reference_logprobs, columns.trained, batch.offsets,
+                options.kl.coefficient,
+            )  # fmt: skip
+        if options.whiten_advantages:
+            self._advantages = whitened(self._advantages, columns.trained)
+
+    def _moving(self) -> Bools:
+        """[S] has a token whose loss has a gradient."""
+        pulled = (
+            self._options.kl is not None and self._options.kl.place == "loss"
+        ) or self._options.entropy_coefficient
+        moving = self._columns.trained & ((self._advantages != 0) | bool(pulled))
+        return np.logical_or.reduceat(moving, self._batch.offsets[:-1])
+
+    def _score(self, sequences: Indices, model: torch.nn.Module | None = None) -> tuple[Scored, Indices]:
         """One forward pass: the scored tokens of these sequences, and where they stand in the batch [R]."""
         batch, columns = self._batch, self._columns
         at = token_places(batch.offsets, sequences)
@@ -152,7 +200,7 @@ class Update:
         rows = np.flatnonzero(columns.scored[at])
         temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]
         scored = score(
-            self._model,
+            model or self._model,
             packing,
             packing.at(rows - 1),
             self._tensor(tokens[rows].astype(np.int64)),
@@ -161,31 +209,44 @@ class Update:
         )
         return scored, at[rows]
 
-    def _loss(self, scored: Scored, places: Indices, weights: NDArray[np.float32]) -> Tensor:
-        batch, columns, new = self._batch, self._columns, scored.logprobs
-        trained, known = self._tensor(columns.trained[places]), self._tensor(columns.known[places])
-        rollout = self._tensor(batch.logprobs[places])
-        given = columns.from_rollout[places] if self._single else np.ones(len(places), np.bool_)
-        old = torch.where(self._tensor(given) & trained, self._tensor(self._old[places]), new.detach())
-        loss, ratio, clipped = clipped_surrogate(
-            new - old,
-            self._tensor(batch.advantages[places]),
-            self._tensor(weights[places]),
-            self._options.clip_low,
-            self._options.clip_above,
+    def _total(self, scored: Scored, places: Indices, weights: Floats) -> Tensor:
+        """The loss of these scored tokens: that of the trained ones among them."""
+        options, columns = self._options, self._columns
+        trained = np.flatnonzero(columns.trained[places])
+        new, entropy = scored
+        if len(trained) < len(places):
+            chosen = self._tensor(trained)
+            places, new, entropy = places[trained], new[chosen], entropy[chosen]
+        rows = Rows(
+            logprobs=new,
+            old=torch.where(self._tensor(self._has_old[places]), self._tensor(self._old[places]), new.detach()),
+            advantages=self._tensor(self._advantages[places]),
+            sequence=self._tensor(np.cumsum(np.diff(self._owner[places], prepend=self._owner[places[:1]]) != 0)),
         )
+        known, rollout = self._tensor(columns.known[places]), self._tensor(self._batch.logprobs[places])
+        surrogate = self._loss(rows, self._clip)
+        values, sums = surrogate.values, {"ratio": surrogate.ratio.sum()}
+        if surrogate.clipped is not None:
+            sums["clipped"] = surrogate.clipped.sum()
+        if options.correction is not None:
+            kind, low, high = bounds_of(options.correction)
+            correction = importance_weights(kind, rows, rollout, known, low, high)
+            values = values * correction.values
+            sums |= {"correction": correction.values.sum(), "corrected": correction.touched.sum()}
+        if self._reference_logprobs is not None and options.kl is not None:
+            reference = self._tensor(self._reference_logprobs[places])
+            apart = divergence(options.kl.estimator, new, reference)
+            sums["reference"] = divergence("k3", new.detach(), reference).sum()
+            if options.kl.place == "loss":
+                values = values + options.kl.coefficient * apart
+        if options.entropy_coefficient:
+            values = values - options.entropy_coefficient * entropy
         with torch.no_grad():
-            drift = new.detach() - rollout  # k3 of KL(rollout || policy), Schulman's estimator: exp(d) - 1 - d
-            sums = {
-                "ratio": (ratio * trained).sum(),
-                "clipped": (clipped & trained).sum(),
-                "entropy": (scored.entropy * trained).sum(),
-                "k3": torch.where(known & trained, drift.expm1() - drift, 0.0).sum(),
-            }
-            self._add(sums)
-        self._counts["trained"] += int(columns.trained[places].sum())
-        self._counts["known"] += int((columns.known & columns.trained)[places].sum())
-        return loss
+            drift = torch.where(known, new - rollout, 0.0)  # k3 of KL(rollout || policy): exp(d) - 1 - d
+            self._add(sums | {"entropy": entropy.sum(), "k3": (drift.expm1() - drift).sum()})
+        self._counts["trained"] += len(places)
+        self._counts["known"] += int(columns.known[places].sum())
+        return (values * self._tensor(weights[places])).sum()
 
     @torch.no_grad()
     def _align(self, scored: Scored, places: Indices) -> None:
@@ -205,19 +266,35 @@ class Update:
 
     def _add(self, sums: Mapping[str, Tensor]) -> None:
         for name, value in sums.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
+
+    def _recompute_old(self) -> None:
+        """What the ratio is taken against, where it is not the engine's logprobs."""
+        self._old = self._computed(self._columns.trained & ~self._columns.from_rollout, self._batch.logprobs)
+        self._has_old = self._columns.trained
+
+    def _compute_reference(self) -> None:
+        given = self._batch.columns.get("ref_logprobs")
+        wanting, known = self._columns.trained, np.zeros(len(self._batch.tokens), np.float32)
+        if given is not None:
+            wanting, known = wanting & ~given.present, given.values
+        if not wanting.any():
+            self._reference_logprobs = known
+            return
+        assert self._reference is not None, "the trainer gives one where the options ask for KL"
+        with self._reference() as model:
+            self._reference_logprobs = self._computed(wanting, known, model)
 
     @torch.no_grad()
-    def _recompute_old(self) -> None:
-        """Before several updates: what the ratio is taken against, where it is not the engine's logprobs."""
-        wanting = self._columns.trained & ~self._columns.from_rollout
+    def _computed(self, wanting: Bools, known: Floats, model: torch.nn.Module | None = None) -> Floats:
+        """`known` [N], and logprobs by a pass without gradient where they are wanted."""
         sequences = np.flatnonzero(np.logical_or.reduceat(wanting, self._batch.offsets[:-1]))
-        old = self._batch.logprobs.copy()
+        made = known.copy()
         for part in microbatches(self._batch.lengths, sequences, self._options.tokens_per_microbatch):
-            scored, places = self._score(part)
+            scored, places = self._score(part, model)
             chosen = wanting[places]
-            old[places[chosen]] = scored.logprobs.cpu().float().numpy()[chosen]
-        self._old = old
+            made[places[chosen]] = scored.logprobs.cpu().float().numpy()[chosen]
+        return made
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
@@ -233,3 +310,19 @@ def dropping(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.eval()
+
+
+def clip_of(options: GrpoOptions, loss: Loss) -> Clip:
+    """The options' bounds, or the loss's own."""
+    low = loss.clip.low if options.clip_low is None else options.clip_low
+    own = low if loss.clip.low == loss.clip.high else loss.clip.high
+    return Clip(low, own if options.clip_high is None else options.clip_high, options.dual_clip)
+
+
+def bounds_of(options: CorrectionOptions) -> tuple[Correction, float, float]:
+    low, high = BOUNDS[options.kind]
+    return (
+        options.kind,
+        low if options.low is None else options.low,
+        high if options.high is None else options.high,
+    )

@@ -21,10 +21,10 @@ def test_gradients_pass_gradcheck_in_float64(chunk):
         module = torch.nn.Linear(6, 11, dtype=torch.float64)
         del module.weight, module.bias
         module.weight, module.bias = weight, bias
-        return token_logprobs(hidden, module, targets, temperature, chunk).logprobs
+        return tuple(token_logprobs(hidden, module, targets, temperature, chunk))
 
     weight, bias = head.weight.detach().requires_grad_(), head.bias.detach().requires_grad_()
-    assert torch.autograd.gradcheck(compute, (hidden, weight, bias))
+    assert torch.autograd.gradcheck(compute, (hidden, weight, bias)), "of logprobs, and of entropies"
 
 
 def test_logprobs_and_entropy_are_those_of_the_tempered_softmax():

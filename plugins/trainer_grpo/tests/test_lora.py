@@ -17,6 +17,7 @@ from atropos_core.codec import encode_bytes
 from atropos_core.errors import CheckpointError, ConfigError, FitError
 from atropos_trainer_grpo import lora
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
+from atropos_trainer_grpo.losses import LOSSES
 from atropos_trainer_grpo.model import open_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.update import Update
@@ -86,7 +87,7 @@ def test_gradients_are_those_of_pefts_own_forward(make_batch, model_of, kind, ch
         ours.train()
     batch = make_batch()
     batch = replace(batch, logprobs=batch.logprobs.astype(np.float64), advantages=batch.advantages.astype(np.float64))
-    update = Update(ours, Optimizer(ours.parameters(), options), options, batch, "cpu", 0)
+    update = Update(ours, Optimizer(ours.parameters(), options), options, LOSSES["dapo"], batch, "cpu", 0)
     (chosen,) = update.minibatches()
     update.backward(chosen)
 

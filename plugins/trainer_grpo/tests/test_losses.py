@@ -7,70 +7,120 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from atropos_core.testing import ContractBroken, check, loss_contract
+from atropos_trainer_grpo import config
 from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.losses import clipped_surrogate, token_weights
+from atropos_trainer_grpo.losses import LOSSES, Clip, Rows, Surrogate, register, token_weights
+from atropos_trainer_grpo.update import clip_of
 
-LOSSES = ["grpo", "dr_grpo", "dapo"]
 LENGTH = 16
-CLIP = {"grpo": (0.2, 0.2), "dr_grpo": (0.2, 0.2), "dapo": (0.2, 0.28)}
+NAMES = list(LOSSES)
+CLIP = {
+    "grpo": (0.2, 0.2), "dr_grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0),
+    "reinforce": (0.0, 0.0),
+}  # fmt: skip
 
 
-def oracle(loss, new, old, advantages, mask, lengths):
-    """Loop by loop, as the papers write it."""
-    low, high = CLIP[loss]
-    sums, counts, begin = [], [], 0
+def oracle(name, new, old, advantages, mask, lengths, dual=None):
+    """Loop by loop, as the papers write it: the value, and its gradient by each token's logprob."""
+    low, high = CLIP[name]
+    sums, counts, slopes, begin = [], [], np.zeros(len(new)), 0
     for length in lengths:
-        total, count = 0.0, 0
-        for t in range(begin, begin + length):
-            if mask[t]:
-                ratio = np.exp(np.float64(new[t]) - np.float64(old[t]))
-                bounded = min(max(ratio, 1 - low), 1 + high)
-                total -= min(ratio * advantages[t], bounded * advantages[t])
-                count += 1
+        members = [t for t in range(begin, begin + length) if mask[t]]
         begin += length
-        if count:
-            sums.append(total)
-            counts.append(count)
-    if loss == "grpo":
-        return sum(total / count for total, count in zip(sums, counts, strict=True)) / max(len(sums), 1)
-    if loss == "dr_grpo":
-        return sum(sums) / (max(len(sums), 1) * LENGTH)
-    return sum(sums) / max(sum(counts), 1)
+        if not members:
+            continue
+        of_sequence = np.exp(sum(new[t] - old[t] for t in members) / len(members))
+        total = 0.0
+        for t in members:
+            a, r = advantages[t], of_sequence if name == "gspo" else np.exp(new[t] - old[t])
+            if name == "cispo":
+                weight = min(max(r, 1 - low), 1 + high)
+                total, slopes[t] = total - weight * a * new[t], -weight * a
+            elif name == "reinforce":
+                total, slopes[t] = total - a * new[t], -a
+            else:
+                bounded = min(max(r, 1 - low), 1 + high)
+                best = min(r * a, bounded * a)
+                if dual is not None and a < 0:
+                    best = max(best, dual * a)
+                total, slopes[t] = total - best, -r * a if best == r * a else 0.0
+        sums.append(total)
+        counts.append(len(members))
+    begin = 0
+    sequences, tokens = max(len(sums), 1), max(sum(counts), 1)
+    divide = {
+        "grpo": lambda n: sequences * n, "gspo": lambda n: sequences * n, "dr_grpo": lambda n: sequences * LENGTH,
+        "dapo": lambda n: tokens, "cispo": lambda n: tokens, "reinforce": lambda n: sequences,
+    }[name]  # fmt: skip
+    for length in lengths:
+        count = sum(mask[begin : begin + length])
+        slopes[begin : begin + length] /= divide(max(count, 1))
+        begin += length
+    return sum(total / divide(count) for total, count in zip(sums, counts, strict=True)), slopes
 
 
 def example(seed, sequences=5):
+    """Ratios near the bounds of each loss are among them; an advantage for each token."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 12, sequences)
     total = int(lengths.sum())
-    new, old = random.normal(-2, 0.4, total), random.normal(-2, 0.4, total)
+    old = random.normal(-2, 0.4, total)
+    new = old + random.normal(0, random.choice([0.4, 3e-4, 2.0]), total)
     return new, old, random.normal(size=total), random.random(total) < 0.7, lengths
 
 
-def value(loss, new, old, advantages, mask, lengths):
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    weights = torch.from_numpy(token_weights(loss, mask, offsets, LENGTH).astype(np.float64))
-    ratio = torch.as_tensor(new) - torch.as_tensor(old)
-    return clipped_surrogate(ratio, torch.as_tensor(advantages), weights, *CLIP[loss])[0]
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10_000))
-def test_each_loss_equals_an_independent_float64_computation(loss, seed):
-    case = example(seed)
-    assert float(value(loss, *case)) == pytest.approx(oracle(loss, *case), rel=1e-6, abs=1e-7)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_gradients_agree_with_finite_differences(loss):
-    new, *rest = example(3)
+def computed(name, new, old, advantages, mask, lengths, dual=None):
+    """As the trainer does it: the trained rows, weighed and summed."""
+    loss, offsets = LOSSES[name], np.concatenate([[0], np.cumsum(lengths)])
+    weights = torch.from_numpy(token_weights(loss.average, mask, offsets, LENGTH).astype(np.float64))[mask]
+    owner = np.repeat(np.arange(len(lengths)), lengths)[mask]
     variable = torch.tensor(new, requires_grad=True)
-    value(loss, variable, *rest).backward()
-    for t in range(len(new)):
-        step = np.zeros_like(new)
-        step[t] = 1e-6
-        slope = float(value(loss, new + step, *rest) - value(loss, new - step, *rest)) / 2e-6
-        assert float(variable.grad[t]) == pytest.approx(slope, abs=1e-5)
+    rows = Rows(
+        variable[torch.from_numpy(mask)],
+        torch.as_tensor(old[mask]),
+        torch.as_tensor(advantages[mask]),
+        torch.from_numpy(np.unique(owner, return_inverse=True)[1]),
+    )
+    value = (loss(rows, loss.clip._replace(dual=dual)).values * weights).sum()
+    value.backward()
+    return float(value.detach()), variable.grad.numpy()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_each_loss_and_its_gradient_equal_an_independent_float64_computation(name, seed):
+    value, slopes = computed(name, *example(seed))
+    expected, gradient = oracle(name, *example(seed))
+    assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    np.testing.assert_allclose(slopes, gradient, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo"])
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_dual_clip_bounds_what_a_negative_advantage_can_do(name, seed):
+    value, slopes = computed(name, *example(seed), dual=1.5)
+    expected, gradient = oracle(name, *example(seed), dual=1.5)
+    assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    np.testing.assert_allclose(slopes, gradient, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_loss_keeps_the_contract_that_strangers_must(name):
+    loss_contract(name)()
+
+
+def one(name, ratio, advantage, dual=None):
+    """Loss and gradient of one token at this ratio, with the logprob 0."""
+    logprobs = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    old, a = torch.tensor([-np.log(ratio)]), torch.tensor([advantage], dtype=torch.float64)
+    made = LOSSES[name](
+        Rows(logprobs, old, a, torch.zeros(1, dtype=torch.int64)), LOSSES[name].clip._replace(dual=dual)
+    )
+    made.values.sum().backward()
+    return float(made.values.detach()), float(logprobs.grad), float(made.ratio), made.clipped
 
 
 @pytest.mark.parametrize(
@@ -85,54 +135,199 @@ def test_gradients_agree_with_finite_differences(loss):
     ],
 )
 def test_the_clip_holds_for_both_signs_of_the_advantage(ratio, advantage, expected, moves):
-    log_ratio = torch.tensor([np.log(ratio)], requires_grad=True)
-    loss, seen, clipped = clipped_surrogate(log_ratio, torch.tensor([advantage]), torch.ones(1), 0.2, 0.2)
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(expected)
-    assert float(seen) == pytest.approx(ratio)
-    assert (float(log_ratio.grad) != 0) is moves
+    value, slope, seen, clipped = one("grpo", ratio, advantage)
+    assert value == pytest.approx(expected)
+    assert seen == pytest.approx(ratio)
+    assert (slope != 0) is moves
     assert bool(clipped) is not moves
 
 
-def test_dapo_lets_ratios_rise_further_than_they_fall():
-    options = GrpoOptions(loss="dapo")
-    assert (options.clip_low, options.clip_above) == (0.2, 0.28)
-    assert GrpoOptions().clip_above == 0.2
-    log_ratio = torch.tensor([np.log(1.25), np.log(1.29)], requires_grad=True)
-    clipped_surrogate(log_ratio, torch.ones(2), torch.ones(2), 0.2, options.clip_above)[0].backward()
-    assert log_ratio.grad[0] != 0
-    assert log_ratio.grad[1] == 0
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected", "moves"),
+    [
+        (2.0, -1.0, 2.0, True),
+        (4.0, -1.0, 3.0, False),  # verl's c = 3: the loss stops there
+        (0.5, -1.0, 0.8, False),
+        (4.0, 1.0, -1.2, False),  # a positive advantage has the bound that it had
+        (0.5, 1.0, -0.5, True),
+    ],
+)
+def test_dual_clip_at_exact_values(ratio, advantage, expected, moves):
+    value, slope, _, clipped = one("grpo", ratio, advantage, dual=3.0)
+    assert value == pytest.approx(expected)
+    assert (slope != 0) is moves
+    assert bool(clipped) is not moves
 
 
-def test_weights_say_how_the_losses_differ():
+@pytest.mark.parametrize(("ratio", "weight"), [(0.1, 0.1), (1.0, 1.0), (4.9, 4.9), (7.0, 5.0)])
+def test_cispo_bounds_the_weight_and_never_the_gradient(ratio, weight):
+    for advantage in (-2.0, 2.0):
+        value, slope, _, clipped = one("cispo", ratio, advantage)
+        assert value == 0.0, "the logprob is 0"
+        assert slope == pytest.approx(-weight * advantage)
+        assert clipped is None
+
+
+def test_gspo_is_the_gradient_of_the_papers_sequence_ratio_where_advantages_are_of_sequences():
+    random = np.random.default_rng(4)
+    lengths = np.array([3, 1, 6])
+    old = torch.tensor(random.normal(-2, 0.4, 10))
+    new = (old + torch.tensor(random.normal(0, 4e-4, 10))).requires_grad_()
+    advantages = torch.tensor([1.0, -1.0, 0.5])
+    sequence = torch.repeat_interleave(torch.arange(3), torch.from_numpy(lengths))
+    total, begin = 0.0, 0
+    for length, advantage in zip(lengths, advantages, strict=True):  # equation 5, token for token
+        s = (new[begin : begin + length] - old[begin : begin + length]).mean().exp()
+        total = total - torch.minimum(s * advantage, s.clamp(1 - 3e-4, 1 + 4e-4) * advantage) / 3
+        begin += length
+    (expected,) = torch.autograd.grad(total, new)
+    given_ = LOSSES["gspo"](Rows(new, old, advantages[sequence], sequence), Clip(3e-4, 4e-4))
+    weights = 1 / (3.0 * torch.from_numpy(lengths)[sequence].double())
+    value = (given_.values * weights).sum()
+    (gradient,) = torch.autograd.grad(value, new)
+    assert float(value) == pytest.approx(float(total), abs=1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_options_bounds_go_before_the_losses_own():
+    assert clip_of(GrpoOptions(loss="dapo"), LOSSES["dapo"]) == (0.2, 0.28, None)
+    assert clip_of(GrpoOptions(), LOSSES["grpo"]) == (0.2, 0.2, None)
+    assert clip_of(GrpoOptions(clip_low=0.1), LOSSES["grpo"]) == (0.1, 0.1, None)
+    assert clip_of(GrpoOptions(clip_low=0.1, dual_clip=3.0), LOSSES["dapo"]) == (0.1, 0.28, 3.0)
+    assert clip_of(GrpoOptions(clip_high=0.5), LOSSES["grpo"]) == (0.2, 0.5, None)
+    assert clip_of(GrpoOptions(loss="gspo"), LOSSES["gspo"]) == (3e-4, 4e-4, None)
+
+
+def test_weights_say_how_the_averages_differ():
     mask = np.array([False, True, True, False, True, True, True, True])  # |o| = 2, 4
     offsets = np.array([0, 3, 8])
-    grpo = token_weights("grpo", mask, offsets)
-    assert np.allclose(grpo[mask], [1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 8])
-    assert np.allclose(token_weights("dapo", mask, offsets)[mask], 1 / 6)
-    assert np.allclose(token_weights("dr_grpo", mask, offsets, 10)[mask], 1 / 20)  # TRL's B * L_max, not verl's L
-    assert not grpo[~mask].any()
+    each = token_weights("sequence", mask, offsets)
+    assert np.allclose(each[mask], [1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 8])
+    assert np.allclose(token_weights("token", mask, offsets)[mask], 1 / 6)
+    assert np.allclose(token_weights("constant", mask, offsets, 10)[mask], 1 / 20)  # TRL's B * L_max, not verl's L
+    assert np.allclose(token_weights("sum", mask, offsets)[mask], 1 / 2)
+    assert not each[~mask].any()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_empty_masks_change_nothing(loss):
-    new, old, advantages, mask, lengths = example(5)
-    longer = [np.concatenate([column, np.full(4, 0.5)]) for column in (new, old, advantages)]
-    padded = value(loss, *longer, np.concatenate([mask, np.zeros(4, np.bool_)]), np.concatenate([lengths, [1, 3]]))
-    assert float(padded) == pytest.approx(float(value(loss, new, old, advantages, mask, lengths)), abs=1e-7)
-    assert float(value(loss, new, old, advantages, np.zeros_like(mask), lengths)) == 0.0
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), extra=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_untrained_tokens_and_sequences_change_nothing(name, seed, extra):
+    new, old, advantages, mask, lengths = example(seed)
+    more = sum(extra)
+    longer = [np.concatenate([column, np.full(more, 0.5)]) for column in (new, old, advantages)]
+    mask_too = np.concatenate([mask, np.zeros(more, np.bool_)])
+    value, slopes = computed(name, *longer, mask_too, np.concatenate([lengths, extra]))
+    expected, gradient = computed(name, new, old, advantages, mask, lengths)
+    assert value == pytest.approx(expected, abs=1e-6)
+    np.testing.assert_allclose(slopes[: len(new)], gradient, atol=1e-6)
+    assert not slopes[len(new) :].any()
+    assert computed(name, new, old, advantages, np.zeros_like(mask), lengths)[0] == 0.0
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_zero_advantages_have_no_gradient(loss):
-    new, old, advantages, mask, lengths = example(6)
-    variable = torch.tensor(new, requires_grad=True)
-    value(loss, variable, old, np.zeros_like(advantages), mask, lengths).backward()
-    assert not variable.grad.any()
+def test_losses_are_named_alike_where_they_are_chosen_and_where_they_are_defined():
+    assert list(config.LOSSES) == NAMES
 
 
 def test_dr_grpo_asks_for_its_length_and_the_others_refuse_it():
     with pytest.raises(ValidationError, match="set loss_length"):
         GrpoOptions(loss="dr_grpo")
+    with pytest.raises(ValidationError, match="set loss_length"):
+        GrpoOptions(average="constant")
     with pytest.raises(ValidationError, match="remove it"):
         GrpoOptions(loss="grpo", loss_length=10)
+    assert GrpoOptions(loss="gspo", average="constant", loss_length=10).loss_length == 10
+
+
+# -- a stranger's loss
+
+
+@register()
+def sound(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-ratio * rows.advantages, ratio.detach())
+
+
+@register()
+def whole_batch(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-ratio * (rows.advantages - rows.advantages.mean()), ratio.detach())
+
+
+@register()
+def wrong_sign(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(ratio * rows.advantages, ratio.detach())
+
+
+@register()
+def half_detached(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-ratio.detach() * ratio * rows.advantages, ratio.detach())
+
+
+@register()
+def already_summed(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-(ratio * rows.advantages).sum(), ratio.detach())
+
+
+@register()
+def with_gradient(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-ratio * rows.advantages, ratio)
+
+
+@register()
+def writes(rows, clip):
+    rows.advantages.mul_(2.0)
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-ratio * rows.advantages, ratio.detach())
+
+
+@register()
+def neighbour(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-ratio * rows.advantages - 0.1 * rows.logprobs.roll(1) * ratio, ratio.detach())
+
+
+@register()
+def not_finite(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-ratio * rows.advantages / 0.0, ratio.detach())
+
+
+@register()
+def raises(rows, clip):
+    raise ValueError("no such thing")
+
+
+@register()
+def always_pulls(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-ratio * rows.advantages + 0.1 * rows.logprobs, ratio.detach())
+
+
+@pytest.mark.parametrize(
+    ("loss", "broken"),
+    [
+        (whole_batch, "split"), (wrong_sign, "reinforces"), (half_detached, "gradient"), (already_summed, "shapes"),
+        (with_gradient, "shapes"), (writes, "inputs unchanged"), (neighbour, "order"), (not_finite, "finite"),
+        (raises, "computes"), (always_pulls, "zero advantages"),
+    ],
+)  # fmt: skip
+def test_each_fault_of_a_strangers_loss_is_found_by_its_name(loss, broken):
+    assert broken in [finding.subject for finding in loss.findings() if finding.ok is False]
+
+
+def test_a_strangers_sound_loss_passes_and_may_be_named_by_its_file(tmp_path, monkeypatch):
+    assert all(finding.ok for finding in sound.findings())
+    (tmp_path / "mine.py").write_text(
+        "from atropos_trainer_grpo.losses import Surrogate, register\n\n@register(average='sum')\ndef mine(rows, clip):\n"
+        "    ratio = (rows.logprobs - rows.old).exp()\n    return Surrogate(-ratio * rows.advantages, ratio.detach())\n\n"
+        "@register()\ndef wrong(rows, clip):\n    return Surrogate(rows.logprobs * rows.advantages, rows.old)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert all(finding.ok for finding in check("loss", "./mine.py:mine"))
+    with pytest.raises(ContractBroken, match="reinforces"):
+        loss_contract("./mine.py:wrong")()

@@ -13,6 +13,7 @@ import torch
 from atropos_core.errors import FitError, TrainingDiverged, WeightsMismatch
 from atropos_core.tokenizer import fingerprint
 from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.losses import LOSSES
 from atropos_trainer_grpo.update import Update
 
 
@@ -128,7 +129,7 @@ async def test_minibatches_are_the_same_for_the_same_seed_and_cover_every_sequen
     options = GrpoOptions(epochs=2, minibatches=5)
 
     def split(seed):
-        update = Update(trainer.model, trainer._ready(), options, make_batch(groups=5), "cpu", seed)
+        update = Update(trainer.model, trainer._ready(), options, LOSSES["grpo"], make_batch(groups=5), "cpu", seed)
         return [chosen.tolist() for chosen in update.minibatches()]
 
     assert split(1) == split(1) != split(2)

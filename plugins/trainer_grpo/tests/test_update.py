@@ -1,28 +1,55 @@
 """One minibatch's gradient: what must not change it, and what it is measured by."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from atropos_core.errors import ConfigError, DataError
+from atropos_core.errors import AtroposError, ConfigError, DataError
+from atropos_core.types import Column
 from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.losses import LOSSES as LOSSES_BY_NAME
 from atropos_trainer_grpo.model import open_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.update import Update
 
-LOSSES = [{"loss": "grpo"}, {"loss": "dr_grpo", "loss_length": 20}, {"loss": "dapo"}]
+LOSSES = [
+    {"loss": "grpo"},
+    {"loss": "dr_grpo", "loss_length": 20},
+    {"loss": "dapo", "dual_clip": 3.0},
+    {
+        "loss": "gspo",
+        "clip_low": 0.9,
+        "clip_high": 5.0,
+    },  # its own bounds would let next to nothing of these batches move
+    {"loss": "cispo"},
+    {"loss": "reinforce"},
+    {"loss": "grpo", "average": "sum", "entropy_coefficient": 0.1},
+    {"loss": "dapo", "kl": {"coefficient": 0.1, "estimator": "k3"}},
+    {"loss": "reinforce", "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}},
+    {"loss": "grpo", "old_logprobs": "recompute", "correction": {"kind": "tis"}},
+    {"loss": "grpo", "old_logprobs": "recompute", "correction": {"kind": "sequence_mis", "high": 1e9}},
+]
+
+
+NAMED = lambda loss: "-".join([loss["loss"], *[name for name in loss if name not in ("loss", "loss_length")]])  # noqa: E731
 
 
 @pytest.fixture
 def gradient(model_of):
-    """`gradient(batch, **options)`: the loss and the flat gradient of one minibatch."""
+    """`gradient(batch, **options)`: the loss and the flat gradient of one minibatch. KL is taken to another model."""
+
+    @contextmanager
+    def reference():
+        yield open_model(model_of(tied=False), dtype="auto", device="cpu", with_weights=True)
 
     def compute(batch, **options):
         options = GrpoOptions(**options)
         model = open_model(model_of(), dtype="auto", device="cpu", with_weights=True)
-        update = Update(model, Optimizer(model.parameters(), options), options, batch, "cpu", 0)
+        optimizer = Optimizer(model.parameters(), options)
+        update = Update(model, optimizer, options, LOSSES_BY_NAME[options.loss], batch, "cpu", 0, (), reference)
         (chosen,) = update.minibatches()
         update.backward(chosen)
         flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
@@ -32,11 +59,11 @@ def gradient(model_of):
 
 
 def same(one, other):
-    assert one[0] == pytest.approx(other[0], abs=1e-6)
+    assert one[0] == pytest.approx(other[0], abs=1e-6, rel=1e-6)
     torch.testing.assert_close(one[1], other[1], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["loss"])
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMED)
 @pytest.mark.parametrize(
     "other",
     [{"tokens_per_microbatch": 60}, {"tokens_per_microbatch": 1}, {"share_prompts": False}, {"logprob_chunk": 5}],
@@ -47,26 +74,26 @@ def test_options_that_save_memory_change_no_gradient(gradient, make_batch, loss,
     same(gradient(batch, **loss), gradient(batch, **loss, **other))
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["loss"])
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMED)
 def test_the_order_of_sequences_changes_no_gradient(gradient, make_batch, loss):
     batch = make_batch()
     shuffled = batch.select(np.random.default_rng(1).permutation(batch.sequences))
     same(gradient(batch, **loss), gradient(shuffled, **loss))
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["loss"])
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMED)
 def test_two_ranks_that_each_take_half_the_sequences_add_up_to_one(gradient, make_batch, loss):
     batch = make_batch(groups=2)
     halves = [batch.select(np.arange(4)), batch.select(np.arange(4, 8))]
     share = [1.0, 1.0]
-    if loss["loss"] == "dapo":
+    if loss["loss"] in ("dapo", "cispo"):  # their averages are over all tokens
         share = [half.trained.sum() / batch.trained.sum() * 2 for half in halves]
     parts = [gradient(half, **loss) for half in halves]
     whole = tuple(sum(weight * part[axis] / 2 for weight, part in zip(share, parts, strict=True)) for axis in (0, 1))
     same(gradient(batch, **loss), whole)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["loss"])
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMED)
 def test_a_sequence_that_is_wholly_masked_changes_no_gradient(gradient, make_batch, loss):
     batch = make_batch()
     masked = replace(batch, trained=batch.trained.copy(), advantages=batch.advantages.copy())
@@ -74,6 +101,17 @@ def test_a_sequence_that_is_wholly_masked_changes_no_gradient(gradient, make_bat
     masked.trained[last] = False
     masked.advantages[last] = 0
     same(gradient(batch.select(np.arange(batch.sequences - 1)), **loss), gradient(masked, **loss))
+
+
+def test_whitening_is_over_the_whole_batch_and_not_over_a_micro_batch(gradient, make_batch):
+    batch = make_batch()
+    trained = batch.trained & ~np.isin(np.arange(len(batch.tokens)), batch.offsets[:-1])
+    values = batch.advantages[trained].astype(np.float64)
+    by_hand = batch.advantages.copy()
+    by_hand[trained] = (values - values.mean()) / values.std(ddof=1)
+    expected = gradient(replace(batch, advantages=by_hand))
+    same(expected, gradient(batch, whiten_advantages=True))
+    same(expected, gradient(batch, whiten_advantages=True, tokens_per_microbatch=1))
 
 
 def test_zero_advantages_have_zero_gradient(gradient, make_batch):
@@ -192,3 +230,100 @@ async def test_an_empty_batch_and_a_nan_advantage_are_refused_before_anything_is
     with pytest.raises(DataError, match="not a finite number"):
         await trainer.step(replace(batch, advantages=np.full_like(batch.advantages, np.nan)), gate)
     assert gate.entered == 0
+
+
+def with_reference(batch, seed=0):
+    """As an environment sends it that computes reference logprobs itself."""
+    values = np.random.default_rng(seed).normal(-3, 0.3, len(batch.tokens)).astype(np.float32)
+    return replace(batch, columns={"ref_logprobs": Column("token", values, np.ones(len(values), np.bool_))}), values
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+async def test_the_kl_term_is_the_weighted_sum_of_its_estimator(open_trainer, make_batch, gate, estimator):
+    trainer = await open_trainer(loss="dapo", learning_rate=0.0)
+    batch, reference = with_reference(await on_policy(trainer, make_batch()))
+    without = await trainer.step(batch, gate)
+    kl = {"coefficient": 0.3, "estimator": estimator}
+    withal = await (await open_trainer(loss="dapo", learning_rate=0.0, kl=kl)).step(batch, gate)
+    d = (batch.logprobs - reference)[batch.trained].astype(np.float64)
+    mean = {"k2": d**2 / 2, "k3": np.exp(-d) + d - 1}[estimator].mean()
+    assert withal["loss"] - without["loss"] == pytest.approx(0.3 * mean, abs=1e-5)
+    assert withal["kl/reference_k3"] == pytest.approx((np.exp(-d) + d - 1).mean(), abs=1e-5)
+    assert "kl/reference_k3" not in without
+
+
+async def test_a_penalised_reward_takes_k1_from_what_leads_to_it(open_trainer, make_batch, gate):
+    trainer = await open_trainer(loss="reinforce", average="token", learning_rate=0.0)
+    batch, reference = with_reference(await on_policy(trainer, make_batch()))
+    advantages = batch.advantages.astype(np.float64).copy()
+    for begin, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+        places = [t for t in range(begin, end) if batch.trained[t]]
+        for t in places:
+            advantages[t] -= 0.2 * sum(float(batch.logprobs[s] - reference[s]) for s in places if s >= t)
+    expected = await trainer.step(replace(batch, advantages=advantages.astype(np.float32)), gate)
+    kl = {"coefficient": 0.2, "estimator": "k1", "place": "reward"}
+    other = await open_trainer(loss="reinforce", average="token", learning_rate=0.0, kl=kl)
+    metrics = await other.step(batch, gate)
+    assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["frozen copy", "base under LoRA"])
+async def test_the_reference_is_the_model_that_the_run_began_with(open_trainer, make_batch, gate, lora):
+    trainer = await open_trainer(kl={"coefficient": 0.01}, learning_rate=0.02, lora=lora)
+    batch = await on_policy(trainer, make_batch())
+    before = batch.logprobs
+    first = await trainer.step(batch, gate)
+    assert first["kl/reference_k3"] == pytest.approx(0.0, abs=1e-6)
+    moved = await on_policy(trainer, batch)
+    metrics = await trainer.step(moved, gate)
+    d = (moved.logprobs - before)[batch.trained].astype(np.float64)
+    assert metrics["kl/reference_k3"] == pytest.approx((np.exp(-d) + d - 1).mean(), rel=1e-3)
+    assert metrics["kl/reference_k3"] > 1e-4, "the policy did move away"
+
+
+async def test_the_entropy_bonus_is_the_weighted_entropy(open_trainer, make_batch, gate):
+    plain = await open_trainer(loss="dapo", learning_rate=0.0)
+    bonus = await open_trainer(loss="dapo", learning_rate=0.0, entropy_coefficient=0.5)
+    batch = make_batch()
+    without, withal = await plain.step(batch, gate), await bonus.step(batch, gate)
+    assert without["loss"] - withal["loss"] == pytest.approx(0.5 * without["entropy"], rel=1e-5)
+
+
+async def test_corrections_weigh_the_trainers_own_logprobs_against_the_engines(open_trainer, make_batch, gate):
+    options = {"loss": "dapo", "learning_rate": 0.0, "old_logprobs": "recompute"}
+    trainer = await open_trainer(**options)
+    batch = await on_policy(trainer, make_batch())
+    shift = np.random.default_rng(2).normal(0, 0.6, len(batch.tokens)).astype(np.float32)
+    shifted = replace(batch, logprobs=np.where(batch.sampled, batch.logprobs - shift, 0).astype(np.float32))
+    metrics = await (await open_trainer(**options, correction={"kind": "tis"})).step(shifted, gate)
+    rho = np.exp(shift[batch.trained].astype(np.float64))
+    weights, advantages = np.minimum(rho, 2.0), batch.advantages[batch.trained]
+    assert metrics["ratio/mean"] == pytest.approx(1.0, abs=1e-6), "against its own logprobs"
+    assert metrics["correction/mean"] == pytest.approx(weights.mean(), rel=1e-4)
+    assert metrics["correction/fraction"] == pytest.approx((rho > 2).mean(), abs=1e-6)
+    assert metrics["loss"] == pytest.approx(-(weights * advantages).mean(), rel=1e-4)
+
+
+async def test_a_correction_is_refused_where_sampling_was_truncated(open_trainer, make_batch, gate):
+    trainer = await open_trainer(old_logprobs="recompute", correction={"kind": "tis"})
+    with pytest.raises(ConfigError, match="importance weights against them are biased"):
+        await trainer.step(replace(make_batch(), truncated=np.ones(12, np.bool_)), gate)
+    assert gate.entered == 0
+
+
+async def test_a_loss_of_ones_own_is_named_by_its_file(open_trainer, make_batch, gate, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from atropos_trainer_grpo.losses import Surrogate, register\n\n@register(average='sequence')\n"
+        "def mine(rows, clip):\n    ratio = (rows.logprobs - rows.old).exp()\n"
+        "    return Surrogate(-ratio * rows.advantages, ratio.detach())\n\nwrong = 1\n"
+    )
+    mine = await open_trainer(loss=f"{tmp_path}/mine.py:mine")
+    batch = await on_policy(mine, make_batch())  # ratios of 1, where nothing is clipped
+    expected = await (await open_trainer()).step(batch, gate)
+    metrics = await mine.step(batch, gate)
+    assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+    for name, why in (("gprpo", "Did you mean 'grpo'"), (f"{tmp_path}/mine.py:wrong", "is not a loss")):
+        with pytest.raises(AtroposError, match=why):
+            await open_trainer(loss=name)

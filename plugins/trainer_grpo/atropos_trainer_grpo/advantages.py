@@ -1,0 +1,33 @@
+"""What the trainer does to a batch's advantages: the KL penalty of a reward, and whitening (REINFORCE++)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.advantages import ABSOLUTE_EPS, RELATIVE_EPS
+from atropos_core.types import Bools, Floats
+
+
+def with_divergence(
+    advantages: Floats, divergence: Floats, trained: Bools, offsets: NDArray[np.int64], coefficient: float
+) -> Floats:
+    """A_t - coefficient * sum over s >= t of divergence_s, over the trained tokens of each sequence: the return where every
+    token's reward is -coefficient * k1 and nothing is discounted (REINFORCE++, arXiv 2501.03262, eq. 4). All [N]."""
+    penalty = np.where(trained, divergence, 0.0).astype(np.float64)
+    upto = np.concatenate([[0.0], np.cumsum(penalty)])  # [N + 1]
+    ahead = np.repeat(upto[offsets[1:]], np.diff(offsets)) - upto[:-1]
+    return np.where(trained, advantages - coefficient * ahead, 0.0).astype(np.float32)
+
+
+def whitened(advantages: Floats, trained: Bools) -> Floats:
+    """(A - mean) / std over all trained tokens of the batch, the standard deviation Bessel-corrected as verl's masked
+    whitening does it. Exactly 0 where the advantages are equal up to noise. [N]"""
+    values = advantages[trained].astype(np.float64)
+    made = np.zeros(len(advantages), np.float32)
+    if len(values) < 2:
+        return made
+    deviation = values.std(ddof=1)
+    if deviation > max(ABSOLUTE_EPS, RELATIVE_EPS * np.abs(values).max()):
+        made[trained] = (values - values.mean()) / deviation
+    return made

@@ -1,0 +1,195 @@
+"""What every loss of this trainer must keep: `atropos check NAME` tries it on random float64 rows.
+
+The rows are of sequences of 1 to 12 tokens, ratios between about 0.3 and 3, advantages of either sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atropos_core.interfaces import Finding
+from atropos_core.testing.report import Report, of_error
+from atropos_trainer_grpo.losses import Loss, Rows, Surrogate, token_weights
+
+CHECKS = (
+    "computes", "shapes", "finite", "inputs unchanged", "gradient", "split", "order", "neighbours", "zero advantages",
+    "reinforces",
+)  # fmt: skip
+VALUE, GRADIENT = 1e-6, 1e-5  # the largest differences that are rounding
+CASES = 8
+LENGTH = 16  # for losses that average over a constant length
+STEP = 1e-6
+
+
+class Case:
+    """Random rows, with the weights that the trainer would give them."""
+
+    def __init__(self, loss: Loss, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.loss = loss
+        self.lengths = random.integers(1, 13, 6)
+        total = int(self.lengths.sum())
+        self.logprobs, self.old = random.normal(-2, 0.4, total), random.normal(-2, 0.4, total)
+        self.advantages = np.repeat(random.normal(size=6), self.lengths)
+        offsets = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.weights = token_weights(loss.average, np.ones(total, np.bool_), offsets, LENGTH).astype(np.float64)
+        self.parts = [np.arange(first, last) for first, last in pairwise(offsets)]
+
+    def rows(self, chosen: Sequence[int] | None = None) -> tuple[Rows, Tensor]:
+        """The rows of the chosen sequences in that order, and their weights."""
+        parts = [self.parts[i] for i in (range(len(self.parts)) if chosen is None else chosen)]
+        at = np.concatenate(parts)
+        rows = Rows(
+            logprobs=torch.tensor(self.logprobs[at], requires_grad=True),
+            old=torch.tensor(self.old[at]),
+            advantages=torch.tensor(self.advantages[at]),
+            sequence=torch.from_numpy(np.repeat(np.arange(len(parts)), [len(part) for part in parts])),
+        )
+        return rows, torch.tensor(self.weights[at])
+
+    def ask(self, chosen: Sequence[int] | None = None) -> tuple[float, np.ndarray]:
+        """Value, and gradient [R] where the tokens stand in this case (0 where they were not chosen)."""
+        rows, weights = self.rows(chosen)
+        total = (self.loss(rows, self.loss.clip).values * weights).sum()
+        total.backward()
+        gradient = np.zeros(len(self.logprobs))
+        at = np.concatenate([self.parts[i] for i in (range(len(self.parts)) if chosen is None else chosen)])
+        assert rows.logprobs.grad is not None
+        gradient[at] = rows.logprobs.grad.numpy()
+        return float(total.detach()), gradient
+
+
+def findings(loss: Loss, *, skip: Sequence[str] = ()) -> list[Finding]:
+    report = Report(CHECKS, skip)
+    case = Case(loss, 0)
+    rows, _ = case.rows()
+    kept = [tensor.detach().clone() for tensor in (rows.logprobs, rows.old, rows.advantages)]
+    problems, given = [], None
+    try:
+        given = loss(rows, loss.clip)
+    except Exception as error:  # noqa: BLE001 - the plugin boundary: a loss's code
+        problems.append(of_error(error))
+    if not report.check("computes", problems, good="a value", remedy="Everything else is checked once it computes."):
+        return report.findings
+    assert given is not None
+    if not report.check(
+        "shapes", _shapes(given, len(rows.logprobs)), good="one value for each row, with a gradient",
+        remedy="Return Surrogate(values, ratio): [R] each, the ratio detached. The trainer weighs and sums.",
+    ):  # fmt: skip
+        return report.findings
+    after = (rows.logprobs.detach(), rows.old, rows.advantages)
+    report.check(
+        "inputs unchanged", [] if all(map(torch.equal, kept, after)) else ["a row's tensor was written to"],
+        good="nothing was written to", remedy="Use operations without a trailing underscore.",
+    )  # fmt: skip
+    cases = [Case(loss, seed) for seed in range(CASES)]
+    for name, problem, good, remedy in (
+        ("finite", _not_finite, "values and gradients are numbers", "Look for a division by 0, and for exp of a large number."),
+        ("gradient", _wrong_slope, f"finite differences agree to {GRADIENT:g}",
+         "If it is meant, because a factor is detached: @register(holds_fixed=True)."),
+        ("split", _split, f"micro-batches add up to {VALUE:g}, {GRADIENT:g} in the gradient",
+         "Nothing may depend on how many rows come at once: no mean() over them."),
+        ("order", _order, "the order of sequences changes nothing", "Use rows.sequence, not places."),
+        ("neighbours", _neighbours, "no sequence feels another", "Reduce over a sequence with rows.mean_by_sequence."),
+        ("zero advantages", _zero, "no advantage, no gradient", "Or skip this check, if your loss has a term of its own."),
+        ("reinforces", _reinforces, "at ratio 1 the gradient is -advantage",
+         "A good token must become likelier. Skip this check if your loss is no policy gradient."),
+    ):  # fmt: skip
+        if name == "gradient" and loss.holds_fixed:
+            report.note(name, "not the slope of the value: the loss holds a factor fixed, and says so")
+        else:
+            report.check(name, _over(cases, problem), good=good, remedy=remedy)
+        if name == "finite" and report.findings[-1].ok is False:
+            return report.findings
+    return report.findings
+
+
+def _over(cases: Sequence[Case], problem: Callable[[Case], str]) -> list[str]:
+    found = []
+    for case in cases:
+        try:
+            found.append(problem(case))
+        except Exception as error:  # noqa: BLE001 - the plugin boundary: a loss's code
+            found.append(of_error(error))
+    return [text for text in found if text]
+
+
+def _shapes(given: object, rows: int) -> list[str]:
+    if not isinstance(given, Surrogate):
+        return [f"it returned a {type(given).__name__}, not a Surrogate"]
+    problems = []
+    for name, tensor in zip(given._fields, given, strict=True):
+        if tensor is not None and tuple(tensor.shape) != (rows,):
+            problems.append(f"{name} has the shape {tuple(tensor.shape)} for {rows} rows")
+    if not given.values.requires_grad:
+        problems.append("values has no gradient: logprobs was detached, or not used")
+    if given.ratio.requires_grad:
+        problems.append("ratio has a gradient, and it is for the metrics alone")
+    return problems
+
+
+def _not_finite(case: Case) -> str:
+    value, gradient = case.ask()
+    return "" if np.isfinite(value) and np.isfinite(gradient).all() else "a value or a gradient is not finite"
+
+
+def _wrong_slope(case: Case) -> str:
+    _, gradient = case.ask()
+    slopes = np.zeros_like(gradient)
+    kept = case.logprobs.copy()
+    for t in range(len(kept)):
+        case.logprobs[t] = kept[t] + STEP
+        above, _ = case.ask()
+        case.logprobs[t] = kept[t] - STEP
+        below, _ = case.ask()
+        case.logprobs[t] = kept[t]
+        slopes[t] = (above - below) / (2 * STEP)
+    apart = np.abs(slopes - gradient).max()
+    return "" if apart <= GRADIENT else f"the gradient is off the value's slope by {apart:.2g}"
+
+
+def _split(case: Case) -> str:
+    value, gradient = case.ask()
+    parts = [case.ask(chosen) for chosen in ([0], [1, 2], [3, 4, 5])]
+    return _differs(value, gradient, sum(part[0] for part in parts), np.sum([part[1] for part in parts], axis=0))
+
+
+def _order(case: Case) -> str:
+    value, gradient = case.ask()
+    return _differs(value, gradient, *case.ask([4, 0, 5, 2, 1, 3]))
+
+
+def _neighbours(case: Case) -> str:
+    _, alone = case.ask([2])
+    case.logprobs[case.parts[3]] += 1.0
+    _, beside = case.ask([2, 3])
+    case.logprobs[case.parts[3]] -= 1.0
+    apart = np.abs(alone[case.parts[2]] - beside[case.parts[2]]).max()
+    return "" if apart <= GRADIENT else f"a neighbour moves a sequence's gradient by {apart:.2g}"
+
+
+def _zero(case: Case) -> str:
+    kept, case.advantages = case.advantages, np.zeros_like(case.advantages)
+    _, gradient = case.ask()
+    case.advantages = kept
+    return "" if not np.abs(gradient).max() > GRADIENT else f"a gradient of {np.abs(gradient).max():.2g}"
+
+
+def _reinforces(case: Case) -> str:
+    kept, case.old = case.old, case.logprobs.copy()
+    _, gradient = case.ask()
+    case.old = kept
+    apart = np.abs(gradient + case.weights * case.advantages).max()
+    return "" if apart <= GRADIENT else f"it is off by {apart:.2g}"
+
+
+def _differs(value: float, gradient: np.ndarray, other: float, others: np.ndarray) -> str:
+    if abs(value - other) > VALUE:
+        return f"the value differs by {abs(value - other):.2g}"
+    apart = np.abs(gradient - others).max()
+    return "" if apart <= GRADIENT else f"the gradient differs by {apart:.2g}"

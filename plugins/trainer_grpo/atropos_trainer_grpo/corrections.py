@@ -1,0 +1,58 @@
+"""Importance weights of tokens that were sampled from another policy than the one whose ratio is clipped.
+
+The engine's logprobs of its own samples are off by rounding, by other kernels, or by versions. With `old_logprobs =
+"recompute"` the ratio is taken against the trainer's own logprobs, and what is left, rho = exp(old - rollout), is a weight
+on each token's loss, without gradient. None of this holds where sampling was truncated (top_p, top_k): the engine's
+logprobs are then of another, renormalised distribution, the mean of rho is the mass that was kept and not 1.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from atropos_trainer_grpo.losses import Rows
+
+Correction = Literal["tis", "mis", "icepop", "sequence_tis", "sequence_mis", "geometric_mis"]
+
+BOUNDS: dict[Correction, tuple[float, float]] = {
+    "tis": (0.0, 2.0),
+    "mis": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "sequence_tis": (0.0, 2.0),
+    "sequence_mis": (0.0, 2.0),
+    "geometric_mis": (0.999, 1.001),
+}
+
+
+class Weights(NamedTuple):
+    """Per row [R], no gradient."""
+
+    values: Tensor
+    touched: Tensor  # bool: truncated, or masked out
+
+
+def importance_weights(
+    kind: Correction, rows: Rows, rollout: Tensor, known: Tensor, low: float, high: float
+) -> Weights:
+    """`rollout` [R]: what the engine said; where it is not `known` [R] rho is 1. With rho = exp(old - rollout):
+
+    - tis: min(rho, high), truncated importance sampling (Yao et al. 2025; Ionides 2008).
+    - mis, icepop: rho where low <= rho <= high, else 0 (IcePop, Ling Team 2025, with its bounds 0.5 and 5).
+    - sequence_tis, sequence_mis: the same of the product of rho over each sequence.
+    - geometric_mis: 1 where low <= the geometric mean of rho over the sequence <= high, else 0: whole sequences are left
+      out, none is weighted.
+    """
+    log_ratio = torch.where(known, rows.old - rollout, 0.0).detach()
+    if kind in ("sequence_tis", "sequence_mis"):
+        log_ratio = rows.sum_by_sequence(log_ratio)
+    elif kind == "geometric_mis":
+        log_ratio = rows.sum_by_sequence(log_ratio) / rows.sum_by_sequence(known.to(log_ratio.dtype)).clamp(min=1.0)
+    ratio = log_ratio.exp()
+    if kind in ("tis", "sequence_tis"):
+        return Weights(ratio.clamp(max=high), ratio > high)
+    outside = (ratio < low) | (ratio > high)
+    kept = torch.ones_like(ratio) if kind == "geometric_mis" else ratio
+    return Weights(torch.where(outside, 0.0, kept), outside)

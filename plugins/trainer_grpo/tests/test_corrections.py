@@ -1,0 +1,84 @@
+"""Importance weights against plain float64 loops."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.corrections import BOUNDS, importance_weights
+from atropos_trainer_grpo.losses import Rows
+
+
+def oracle(kind, old, rollout, known, lengths, low, high):
+    weights, begin = [], 0
+    for length in lengths:
+        part = range(begin, begin + length)
+        logs = [old[t] - rollout[t] if known[t] else 0.0 for t in part]
+        begin += length
+        if kind.startswith("sequence"):
+            of = [np.exp(sum(logs))] * length
+        elif kind == "geometric_mis":
+            of = [np.exp(sum(logs) / max(sum(known[t] for t in part), 1))] * length
+        else:
+            of = [np.exp(log) for log in logs]
+        for ratio in of:
+            if kind.endswith("tis"):
+                weights.append(min(ratio, high))
+            elif not low <= ratio <= high:
+                weights.append(0.0)
+            else:
+                weights.append(1.0 if kind == "geometric_mis" else ratio)
+    return np.array(weights)
+
+
+def computed(kind, old, rollout, known, lengths, low, high):
+    sequence = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+    rows = Rows(torch.as_tensor(old).requires_grad_(), torch.as_tensor(old), torch.zeros(len(old)), sequence)
+    return importance_weights(kind, rows, torch.as_tensor(rollout), torch.as_tensor(known), low, high)
+
+
+@pytest.mark.parametrize("kind", list(BOUNDS))
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_each_correction_equals_an_independent_float64_computation(kind, seed):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 8, 5)
+    total = int(lengths.sum())
+    old = random.normal(-2, 0.5, total)
+    rollout, known = old + random.normal(0, random.choice([1e-3, 0.5]), total), random.random(total) < 0.8
+    low, high = BOUNDS[kind] if seed % 2 else (0.8, 1.25)
+    made = computed(kind, old, rollout, known, lengths, low, high)
+    expected = oracle(kind, old, rollout, known, lengths, low, high)
+    np.testing.assert_allclose(made.values.numpy(), expected, rtol=1e-12)
+    assert not made.values.requires_grad
+    untouched = ~made.touched.numpy()
+    assert (made.values.numpy()[untouched] > 0).all()
+
+
+@pytest.mark.parametrize("kind", list(BOUNDS))
+def test_where_the_engine_agrees_with_the_trainer_no_weight_is_touched(kind):
+    old = np.full(6, -1.5)
+    made = computed(kind, old, old, np.ones(6, np.bool_), [2, 4], *BOUNDS[kind])
+    assert made.values.tolist() == [1.0] * 6
+    assert not made.touched.any()
+
+
+def test_exact_values():
+    old, rollout = np.log([0.3, 0.3, 0.3]), np.log([0.1, 0.3, 0.9])  # rho = 3, 1, 1/3
+    known = np.ones(3, np.bool_)
+    assert computed("tis", old, rollout, known, [3], 0.0, 2.0).values.tolist() == pytest.approx([2, 1, 1 / 3])
+    assert computed("mis", old, rollout, known, [3], 0.0, 2.0).values.tolist() == pytest.approx([0, 1, 1 / 3])
+    assert computed("icepop", old, rollout, known, [3], 0.5, 5.0).values.tolist() == pytest.approx([3, 1, 0])
+    assert computed("sequence_mis", old, rollout, known, [3], 0.0, 2.0).values.tolist() == pytest.approx([1, 1, 1])
+    assert computed("sequence_tis", old, rollout, known, [1, 2], 0.0, 2.0).values.tolist() == pytest.approx(
+        [2, 1 / 3, 1 / 3]
+    )
+
+
+def test_a_correction_asks_for_the_trainers_own_logprobs():
+    with pytest.raises(ValidationError, match='set old_logprobs = "recompute"'):
+        GrpoOptions(correction={"kind": "tis"})
+    assert GrpoOptions(correction={"kind": "tis"}, old_logprobs="recompute").correction.kind == "tis"
