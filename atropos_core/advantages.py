@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from atropos_core.types import Floats
+
+Baseline = Literal["group", "others", "none"]
 
 ABSOLUTE_EPS = 1e-6
 RELATIVE_EPS = 1e-4
@@ -19,12 +23,22 @@ def is_flat(rewards: Floats) -> bool:
     return bool(values.std(ddof=1) <= max(ABSOLUTE_EPS, RELATIVE_EPS * np.abs(values).max()))
 
 
-def group_advantages(rewards: Floats, *, divide_by_std: bool = True) -> Floats:
-    """GRPO (arXiv 2402.03300, eq. 4.1.2): (R - mean) / std over the rewards [G] of one task, the standard deviation
-    Bessel-corrected as in TRL and verl, but with no epsilon added to it: flat groups, a group of one among them, get
-    exactly 0 instead. `divide_by_std=False` is Dr.GRPO (arXiv 2503.20783): R - mean."""
+def group_advantages(rewards: Floats, baseline: Baseline = "group", *, divide_by_std: bool = True) -> Floats:
+    """Advantages of the rewards [G] of one task.
+
+    - group: (R - mean) / std (GRPO, arXiv 2402.03300, section 4.1.2), the standard deviation Bessel-corrected as in TRL and
+      verl, but with no epsilon added to it; without `divide_by_std` R - mean (Dr.GRPO, arXiv 2503.20783).
+    - others: R_i - mean of the others' rewards (RLOO, arXiv 2402.14740, eq. 4), which is G / (G - 1) times R - mean.
+    - none: R itself (REINFORCE). Nothing is divided.
+
+    Against a baseline, flat groups, a group of one among them, get exactly 0.
+    """
+    values = rewards.astype(np.float64)
+    if baseline == "none":
+        return np.asarray(values, np.float32)
     if is_flat(rewards):
         return np.zeros(len(rewards), np.float32)
-    values = rewards.astype(np.float64)
+    if baseline == "others":
+        return np.asarray(values - (values.sum() - values) / (len(values) - 1), np.float32)
     centred = values - values.mean()
     return np.asarray(centred / values.std(ddof=1) if divide_by_std else centred, np.float32)

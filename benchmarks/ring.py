@@ -7,7 +7,8 @@ of each message in place; `ring, copied` copies it out, as a server or a trainer
 event loop; `ring, hub` also puts it into a hub without a journal, from which a session takes it; `socket` is sendmsg of a
 length and the payload over SOCK_STREAM, and recv_into one buffer. Latency is one way, from the moment that a message is
 due (a sender that is held up has no excuse) until its reader has it, at half of the goal's rate, one doorbell for each
-message. Writes benchmarks/results/ring.json.
+message. `nothing` is the machine itself: two processes that only look at the clock, and how late a message would be for
+the times in which one of them did not run. No way can be sooner than that. Writes benchmarks/results/ring.json.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import socket
 import statistics
@@ -24,8 +26,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from atropos_core.hub import Hub, Label, Limits, Want
 from atropos_core.ring import RingProducer
@@ -40,6 +45,7 @@ NONCE = "benchmark"
 DEADLINE_S = 120.0
 _SENT = struct.Struct("<q")  # ns, at the head of a payload
 _LENGTH = struct.Struct("<I")
+_LOOK_NS = 20_000  # between two looks at the clock: more than that is time in which the process did not run
 
 
 def produce(way: str, path: Path, size: int, count: int, rate: float, slots: int) -> None:
@@ -193,6 +199,35 @@ def measure(way: str, size: int, count: int, rate: float, slots: int) -> dict[st
     }
 
 
+def stalls(seconds: float) -> list[int]:
+    """How long this process did not run, each time, in ns."""
+    last = time.perf_counter_ns()
+    end, gaps = last + int(seconds * 1e9), []
+    while last < end:
+        now = time.perf_counter_ns()
+        if now - last > _LOOK_NS:
+            gaps.append(now - last)
+        last = now
+    return gaps
+
+
+def nothing(seconds: float = 2.0) -> float:
+    """The lateness in ms that one message in a hundred would suffer: due at any moment, and either process may be away."""
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        both = [pool.submit(stalls, seconds) for _ in range(2)]
+        gaps = np.array([gap for one in both for gap in one.result()], dtype=np.float64)
+    if not len(gaps):
+        return _LOOK_NS / 1e6
+    low, high = 0.0, float(gaps.max())
+    for _ in range(50):  # the share of the time in which a message is late by more than x falls with x
+        middle = (low + high) / 2
+        if np.maximum(gaps - middle, 0).sum() / (seconds * 1e9) > 0.01:
+            low = middle
+        else:
+            high = middle
+    return high / 1e6
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200_000, help="messages of 8,224 B; a quarter as many of 98,368 B")
@@ -217,7 +252,9 @@ def main() -> None:
         count = options.count if size < 50_000 else options.count // 4
         ways = ("ring", "ring, copied", "ring, asyncio", "ring, hub", "socket")
         runs: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {way: [] for way in ways}
+        alone = []
         for _ in range(options.repeat):
+            alone.append(nothing())
             for way in ways:
                 full = measure(way, size, count, 0.0, options.slots)
                 runs[way].append((full, measure(way, size, count // 4, goal / 2, options.slots)))
@@ -235,6 +272,8 @@ def main() -> None:
                 f"{name:9s} {way:15s} {row['per_s']:10,.0f} ({row['per_s_best']:9,.0f})"
                 f"   {row['p50_ms']:.3f} / {row['p99_ms']:.3f} (best p99 {row['p99_ms_best']:.3f})"
             )
+        measured[f"{name}, nothing"] = {"p99_ms": statistics.median(alone), "p99_ms_best": min(alone)}
+        print(f"{name:9s} {'nothing':15s} {'':24s}     / {statistics.median(alone):.3f} (best p99 {min(alone):.3f})")
     segment = {
         name: options.slots * (HEADER_BYTES + size + 64 + -size % HEADER_BYTES) for name, (size, _) in SIZES.items()
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from atropos_core.registry import Options
 
@@ -28,7 +29,16 @@ class LengthOptions(Options):
 
 
 class GroupAdvantageOptions(Options):
-    divide_by_std: bool = True  # False: Dr.GRPO
+    baseline: Literal["group", "others", "none"] = "group"  # the mean of the group, of its others (RLOO), or nothing
+    divide_by_std: bool | None = None  # with baseline = "group" alone; unset: True there. False: Dr.GRPO
+
+    @model_validator(mode="after")
+    def _only_the_group_is_divided(self) -> GroupAdvantageOptions:
+        if self.divide_by_std and self.baseline != "group":
+            raise ValueError(
+                f'divide_by_std goes with baseline = "group", and it is "{self.baseline}": remove one of them'
+            )
+        return self
 
 
 class JsonlOptions(Options):

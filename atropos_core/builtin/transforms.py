@@ -14,10 +14,14 @@ class GroupAdvantage(Transform):
     """Each episode's reward against the other episodes of its task."""
 
     def __init__(self, options: GroupAdvantageOptions) -> None:
-        self._divide = options.divide_by_std
+        self._baseline = options.baseline
+        self._divide = options.divide_by_std is not False
 
     async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        return [group.with_advantages(group_advantages(group.rewards, divide_by_std=self._divide)) for group in groups]
+        return [
+            group.with_advantages(group_advantages(group.rewards, self._baseline, divide_by_std=self._divide))
+            for group in groups
+        ]
 
 
 class DropFlat(Transform):

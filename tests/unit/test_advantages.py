@@ -45,6 +45,26 @@ def test_advantages_agree_with_exact_arithmetic(values):
     np.testing.assert_allclose(made, oracle, rtol=1e-6, atol=1e-6 * max(1.0, abs(mean) / deviation))
 
 
+@given(REWARDS)
+def test_leaving_one_out_compares_each_reward_with_the_mean_of_the_others(values):
+    rewards = floats(*values)
+    made = group_advantages(rewards, "others").astype(np.float64)
+    if is_flat(rewards):
+        assert not made.any()
+        return
+    exact = [float(value) for value in rewards]
+    oracle = [value - statistics.fmean(exact[:i] + exact[i + 1 :]) for i, value in enumerate(exact)]
+    np.testing.assert_allclose(made, oracle, rtol=1e-6, atol=1e-4)
+    centred = group_advantages(rewards, divide_by_std=False).astype(np.float64)
+    np.testing.assert_allclose(made, centred * len(exact) / (len(exact) - 1), rtol=1e-5, atol=1e-4)
+
+
+@given(REWARDS)
+def test_without_a_baseline_an_advantage_is_the_reward(values):
+    assert group_advantages(floats(*values), "none").tolist() == floats(*values).tolist()
+    assert group_advantages(floats(1, 1), "none").tolist() == [1, 1], "flat groups too"
+
+
 @given(REWARDS, st.integers(-3, 3), st.sampled_from([0.5, 2.0, 4.0]))
 def test_a_shift_or_a_scale_of_all_rewards_changes_no_advantage(values, shift, scale):
     rewards = np.round(floats(*values) * 8) / 8  # exact under both operations
@@ -64,6 +84,7 @@ def test_equal_rewards_and_a_group_of_one_get_exactly_zero(rewards):
     made = group_advantages(floats(*rewards))
     assert made.tolist() == [0.0] * len(rewards)
     assert group_advantages(floats(*rewards), divide_by_std=False).tolist() == [0.0] * len(rewards)
+    assert group_advantages(floats(*rewards), "others").tolist() == [0.0] * len(rewards)
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def test_a_resolved_plan_shows_every_option_of_every_component():
     assert resolved["trainer"]["use"] == "toy"
     assert resolved["trainer"]["learning_rate"] == 3.0
     assert resolved["engine"]["latency_s"] == 0.0, "defaults too"
-    assert resolved["transform"]["group_advantage"] == {"use": "group_advantage", "divide_by_std": True}
+    assert resolved["transform"]["group_advantage"] == {"use": "group_advantage", "baseline": "group"}
     again = make_plan(load([Layer("file", resolved)]).config, MODEL, installed())
     assert again.resolved() == resolved, "what is saved beside a run means the same run"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.transforms import DropFlat, GroupAdvantage
@@ -26,6 +27,15 @@ async def test_group_advantage_compares_each_group_with_itself_alone():
 async def test_group_advantage_can_leave_the_deviation_out():
     [made] = await GroupAdvantage(GroupAdvantageOptions(divide_by_std=False))([group(0, [100, 104])])
     assert made.advantages.tolist() == [-2, 2]
+
+
+async def test_group_advantage_takes_another_baseline_and_refuses_to_divide_by_what_it_does_not_have():
+    [made] = await GroupAdvantage(GroupAdvantageOptions(baseline="others"))([group(0, [0, 0, 3])])
+    assert made.advantages.tolist() == [-1.5, -1.5, 3]
+    [made] = await GroupAdvantage(GroupAdvantageOptions(baseline="none"))([group(0, [2, 2])])
+    assert made.advantages.tolist() == [2, 2]
+    with pytest.raises(ValidationError, match="remove one of them"):
+        GroupAdvantageOptions(baseline="others", divide_by_std=True)
 
 
 async def test_flat_groups_are_left_out_and_the_others_pass_as_they_are():
