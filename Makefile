@@ -33,6 +33,8 @@ test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp
+	$(PIP) --no-build-isolation -e '.[soak]'
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak_mutants
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_api
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm

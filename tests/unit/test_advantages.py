@@ -65,6 +65,13 @@ def test_without_a_baseline_an_advantage_is_the_reward(values):
     assert group_advantages(floats(1, 1), "none").tolist() == [1, 1], "flat groups too"
 
 
+@pytest.mark.parametrize("baseline", ["group", "others", "none"])
+@pytest.mark.parametrize("rewards", [[1.0, 1.0], [0.0, 1.0]])
+def test_advantages_are_of_the_rewards_own_kind(baseline, rewards):
+    assert group_advantages(floats(*rewards), baseline).dtype == np.float32
+    assert group_advantages(np.array(rewards), baseline).dtype == np.float32
+
+
 @given(REWARDS, st.integers(-3, 3), st.sampled_from([0.5, 2.0, 4.0]))
 def test_a_shift_or_a_scale_of_all_rewards_changes_no_advantage(values, shift, scale):
     rewards = np.round(floats(*values) * 8) / 8  # exact under both operations

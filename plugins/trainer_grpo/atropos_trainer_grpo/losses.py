@@ -109,7 +109,7 @@ def token_weights(
       3.2). This is TRL's convention, B * L_max; verl's seq-mean-token-sum-norm divides by L alone.
     - sum: 1 / S, the token sum, then the mean over sequences: the policy gradient as it is derived (REINFORCE, RLOO).
     """
-    counts = np.add.reduceat(trained.astype(np.int64), offsets[:-1]) if len(trained) else np.zeros(0, np.int64)  # [S]
+    counts = np.add.reduceat(trained.astype(np.int64), offsets[:-1])  # [S]
     sequences = max(int((counts > 0).sum()), 1)
     if average == "sequence":
         each = 1.0 / (sequences * np.maximum(counts, 1))
@@ -127,38 +127,28 @@ def token_weights(
 # -- l_t
 
 
-def clipped(rows: Rows, clip: Clip) -> Surrogate:
+def clipped_by_token(rows: Rows, clip: Clip) -> Surrogate:
     """-min(r A, clip(r, 1 - low, 1 + high) A) with r = exp(logprobs - old), for either sign of A (PPO, arXiv 1707.06347,
     eq. 7). With `dual` c, -max(min(...), c A) where A < 0 (Ye et al., arXiv 1912.09729, eq. 5)."""
     return _clipped((rows.logprobs - rows.old).exp(), rows.advantages, clip)
 
 
-grpo = Loss("grpo", clipped, "sequence", Clip(0.2, 0.2))
-dr_grpo = Loss("dr_grpo", clipped, "constant", Clip(0.2, 0.2))
-dapo = Loss("dapo", clipped, "token", Clip(0.2, 0.28))
-
-
-@register(average="sequence", clip=(3e-4, 4e-4), holds_fixed=True)
-def gspo(rows: Rows, clip: Clip) -> Surrogate:
-    """As `clipped`, with the sequence's ratio s = exp(mean_t(logprobs - old)) in place of the token's (arXiv 2507.18071,
+def clipped_by_sequence(rows: Rows, clip: Clip) -> Surrogate:
+    """The same with the sequence's ratio s = exp(mean_t(logprobs - old)) in place of the token's (GSPO, arXiv 2507.18071,
     eq. 5). Each token carries its part of the gradient of s, the paper's GSPO-token (eq. 13), which is GSPO where all
     tokens of a sequence have one advantage."""
     log_ratio = rows.mean_by_sequence((rows.logprobs - rows.old).detach())
     return _clipped((log_ratio + rows.logprobs - rows.logprobs.detach()).exp(), rows.advantages, clip)
 
 
-@register(average="token", clip=(1.0, 4.0), holds_fixed=True)
-def cispo(rows: Rows, clip: Clip) -> Surrogate:
-    """-sg(clip(r, 1 - low, 1 + high)) A logprobs: no token loses its gradient (arXiv 2506.13585, eq. 4). By default there
-    is no lower bound, as in the paper. `high` = 4 is TRL's epsilon_high = 5, which bounds r itself; verl's bounds are as
-    ours."""
+def weighed_by_ratio(rows: Rows, clip: Clip) -> Surrogate:
+    """-sg(clip(r, 1 - low, 1 + high)) A logprobs: no token loses its gradient (CISPO, arXiv 2506.13585, eq. 4)."""
     ratio = (rows.logprobs.detach() - rows.old).exp()
     bounded = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
     return Surrogate(-bounded * rows.advantages * rows.logprobs, ratio)
 
 
-@register(average="sum")
-def reinforce(rows: Rows, clip: Clip) -> Surrogate:
+def policy_gradient(rows: Rows, clip: Clip) -> Surrogate:
     """-A logprobs, the policy gradient itself (Williams 1992), with no ratio: several updates on one batch, or stale
     tokens, are as if they were fresh. With the advantages of RLOO (arXiv 2402.14740) it is RLOO."""
     return Surrogate(-rows.advantages * rows.logprobs, (rows.logprobs.detach() - rows.old).exp())
@@ -177,4 +167,15 @@ def _clipped(ratio: Tensor, advantages: Tensor, clip: Clip) -> Surrogate:
     return Surrogate(-torch.where(stopped, bound, free), ratio.detach(), stopped)
 
 
-LOSSES = {loss.name: loss for loss in (grpo, dr_grpo, dapo, gspo, cispo, reinforce)}
+LOSSES = {
+    loss.name: loss
+    for loss in (
+        Loss("grpo", clipped_by_token, "sequence", Clip(0.2, 0.2)),
+        Loss("dr_grpo", clipped_by_token, "constant", Clip(0.2, 0.2)),
+        Loss("dapo", clipped_by_token, "token", Clip(0.2, 0.28)),
+        Loss("gspo", clipped_by_sequence, "sequence", Clip(3e-4, 4e-4), holds_fixed=True),
+        # No lower bound, as in the paper. 4 above is TRL's epsilon_high = 5, which bounds r itself.
+        Loss("cispo", weighed_by_ratio, "token", Clip(1.0, 4.0), holds_fixed=True),
+        Loss("reinforce", policy_gradient, "sum", Clip(0.2, 0.2)),
+    )
+}

@@ -20,6 +20,7 @@ def test_each_token_pays_for_the_divergence_from_it_on(seed):
     advantages, divergence = random.normal(size=(2, total)).astype(np.float32)
     trained = random.random(total) < 0.7
     made = with_divergence(advantages, divergence, trained, offsets, 0.3)
+    assert made.dtype == np.float32
     for first, last in pairwise(offsets):
         for t in range(first, last):
             ahead = sum(float(divergence[s]) for s in range(t, last) if trained[s])
@@ -38,8 +39,9 @@ def test_whitened_advantages_have_mean_0_and_bessels_deviation_1(seed, size):
     expected = (values - np.mean(values)) / np.sqrt(sum((v - np.mean(values)) ** 2 for v in values) / (len(values) - 1))
     np.testing.assert_allclose(made[trained], expected, atol=1e-5)
     assert not made[~trained].any()
+    assert made.dtype == np.float32
 
 
-@pytest.mark.parametrize("values", [[1.0], [0.5, 0.5, 0.5], [1000.0, 1000.00001]])
+@pytest.mark.parametrize("values", [[1.0], [0.5, 0.5, 0.5], [1000.0, 1000.05], [1e-7, 2e-7]])
 def test_what_is_equal_up_to_noise_becomes_0_and_not_noise(values):
     assert not whitened(np.array(values, np.float32), np.ones(len(values), np.bool_)).any()

@@ -78,6 +78,14 @@ def test_exact_values():
     )
 
 
+def test_the_bounds_themselves_are_within():
+    old, rollout, known = np.log([1.0, 0.5]), np.zeros(2), np.ones(2, np.bool_)  # rho = 1, 1/2, exactly
+    made = computed("mis", old, rollout, known, [1, 1], 0.5, 1.0)
+    assert made.values.tolist() == [1.0, 0.5]
+    assert made.touched.tolist() == [False, False]
+    assert computed("tis", old, rollout, known, [1, 1], 0.0, 1.0).touched.tolist() == [False, False]
+
+
 def test_a_correction_asks_for_the_trainers_own_logprobs():
     with pytest.raises(ValidationError, match='set old_logprobs = "recompute"'):
         GrpoOptions(correction={"kind": "tis"})

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from atropos_core.testing import ContractBroken, check, loss_contract
 from atropos_trainer_grpo import config
 from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.losses import LOSSES, Clip, Rows, Surrogate, register, token_weights
+from atropos_trainer_grpo.losses import LOSSES, Clip, Rows, Surrogate, policy_gradient, register, token_weights
 from atropos_trainer_grpo.update import clip_of
 
 LENGTH = 16
@@ -185,7 +185,7 @@ def test_gspo_is_the_gradient_of_the_papers_sequence_ratio_where_advantages_are_
     weights = 1 / (3.0 * torch.from_numpy(lengths)[sequence].double())
     value = (given_.values * weights).sum()
     (gradient,) = torch.autograd.grad(value, new)
-    assert float(value) == pytest.approx(float(total), abs=1e-12)
+    assert float(value.detach()) == pytest.approx(float(total.detach()), abs=1e-12)
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -207,6 +207,13 @@ def test_weights_say_how_the_averages_differ():
     assert np.allclose(token_weights("constant", mask, offsets, 10)[mask], 1 / 20)  # TRL's B * L_max, not verl's L
     assert np.allclose(token_weights("sum", mask, offsets)[mask], 1 / 2)
     assert not each[~mask].any()
+    assert each.dtype == np.float32
+
+
+@pytest.mark.parametrize(("average", "weight"), [("sequence", 1.0), ("token", 1.0), ("constant", 0.1), ("sum", 1.0)])
+def test_a_batch_of_one_token_has_its_whole_weight(average, weight):
+    made = token_weights(average, np.array([False, True]), np.array([0, 2]), 10)
+    assert made.tolist() == pytest.approx([0.0, weight])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -318,6 +325,24 @@ def always_pulls(rows, clip):
 )  # fmt: skip
 def test_each_fault_of_a_strangers_loss_is_found_by_its_name(loss, broken):
     assert broken in [finding.subject for finding in loss.findings() if finding.ok is False]
+
+
+def test_a_decorated_function_keeps_what_it_was_declared_with():
+    plain = register()(policy_gradient)
+    assert (plain.name, plain.average, plain.clip, plain.holds_fixed) == (
+        "policy_gradient",
+        "token",
+        (0.2, 0.2, None),
+        False,
+    )
+    made = register(average="sum", clip=(0.1, 0.3), holds_fixed=True)(policy_gradient)
+    assert (made.average, made.clip, made.holds_fixed) == ("sum", (0.1, 0.3, None), True)
+
+
+def test_a_check_can_be_skipped_by_name():
+    told = {finding.subject: finding.ok for finding in always_pulls.findings(skip=["zero advantages", "reinforces"])}
+    assert told["zero advantages"] is None
+    assert False not in told.values()
 
 
 def test_a_strangers_sound_loss_passes_and_may_be_named_by_its_file(tmp_path, monkeypatch):
