@@ -43,6 +43,7 @@ class RemoteEngine(Engine):
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self._api = Api(url, token, timeout_s=CALL_DEADLINE_S)
+        self._holder = secrets.token_hex(8)  # who changes what it samples from: a newer one takes the engine over
         self._outbox: list[_Call] = []
         self._requests: set[asyncio.Task[None]] = set()
 
@@ -72,17 +73,17 @@ class RemoteEngine(Engine):
         return scored
 
     async def pause(self) -> None:
-        await self._call("pause", {}, CALL_DEADLINE_S)
+        await self._change("pause", {}, CALL_DEADLINE_S)
 
     async def resume(self, version: int) -> None:
-        await self._call("resume", {"version": version}, CALL_DEADLINE_S)
+        await self._change("resume", {"version": version}, CALL_DEADLINE_S)
 
     async def load_weights(self, directory: Path) -> None:
-        await self._call("load_weights", {"upload": await self._upload(directory)}, LOAD_DEADLINE_S)
+        await self._change("load_weights", {"upload": await self._upload(directory)}, LOAD_DEADLINE_S)
 
     async def load_adapter(self, directory: Path, version: int) -> None:
         body = {"upload": await self._upload(directory), "version": version}
-        await self._call("load_adapter", body, LOAD_DEADLINE_S)
+        await self._change("load_adapter", body, LOAD_DEADLINE_S)
 
     async def close(self) -> None:
         """Hang up. The engine over there goes on: whoever started it ends it."""
@@ -155,9 +156,13 @@ class RemoteEngine(Engine):
     async def _call(self, what: str, body: Mapping[str, Any], deadline_s: float) -> Any:
         return await self._api.call("POST", f"{_HERE}/{what}", body, wait_s=deadline_s, deadline_s=_SLACK_S)
 
+    async def _change(self, what: str, body: Mapping[str, Any], deadline_s: float) -> None:
+        """Raises LeaseLost once another trainer has taken the engine over."""
+        await self._call(what, {**body, "holder": self._holder}, deadline_s)
+
     async def _upload(self, directory: Path) -> str:
         """Every file of a directory, under a name of its own over there."""
-        name = secrets.token_hex(8)
+        name = f"{self._holder}.{secrets.token_hex(8)}"
         for path in sorted(path for path in directory.rglob("*") if path.is_file()):
             where = f"{_HERE}/uploads/{name}/{path.relative_to(directory).as_posix()}"
             await self._api.call("PUT", where, content=_pieces(path), wait_s=LOAD_DEADLINE_S, deadline_s=0.0)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from starlette.types import Receive, Scope, Send
 
-from atropos_core.errors import AccessRefused, AtroposError, DataError
+from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.policy import within
 from atropos_core.types import Completion, Tokens
@@ -27,6 +27,7 @@ from atropos_trajectory_api.scratch import owned_prefix
 LOAD_S = 1800.0
 SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
 FILES = 10_000  # of one upload
+FORMER = 1000  # trainers that are remembered
 _UPLOADS = "/v1/engine/uploads/"
 _SAMPLES = "/v1/engine/samples"
 
@@ -46,13 +47,17 @@ class EngineDoor:
         self._uploads: Path | None = None
         self._loading: set[Path] = set()
         self._allow_weights = allow_weights
+        self._holder: str | None = None  # the trainer that changes what the engine samples from
+        self._former: dict[str, None] = {}  # those that it took the engine over from, oldest first
         calls = {"open": self._open, "logprobs": self._logprobs}
         changes = {
             "pause": self._pause, "resume": self._resume,
             "load_weights": self._load_weights, "load_adapter": self._load_adapter,
         }  # fmt: skip
         table: dict[tuple[str, str], Handler] = {("POST", f"engine/{name}"): call for name, call in calls.items()}
-        table |= {("POST", f"engine/{name}"): call if allow_weights else _refuse for name, call in changes.items()}
+        table |= {
+            ("POST", f"engine/{name}"): self._held(call) if allow_weights else _refuse for name, call in changes.items()
+        }
         self._calls = Native(table)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,6 +72,27 @@ class EngineDoor:
         uploads, self._uploads = self._uploads, None
         if uploads is not None:
             shutil.rmtree(uploads, ignore_errors=True)
+
+    def _held(self, call: Handler) -> Handler:
+        async def checked(asked: Asked) -> Any:
+            self._take_over(asked.get("holder", str))
+            return await call(asked)
+
+        return checked
+
+    def _take_over(self, holder: str) -> None:
+        """The newest trainer has the engine, as it has the hub. Raises LeaseLost for one that had it before."""
+        if holder in self._former:
+            raise LeaseLost(
+                "another trainer has taken this engine over: what it samples from is no longer this run's.",
+                remedy="Give each run an engine of its own, or end the other run and resume this one.",
+            )
+        if holder != self._holder:
+            if self._holder is not None:
+                self._former[self._holder] = None
+                if len(self._former) > FORMER:
+                    del self._former[next(iter(self._former))]
+            self._holder = holder
 
     async def _open(self, asked: Asked) -> ModelInfo:
         async with self._opening:
@@ -133,6 +159,7 @@ class EngineDoor:
         parts = PurePosixPath(where).parts
         if len(parts) < 2 or any(_plain(part) != part for part in parts):
             raise DataError(f"{where[:200]!r} names no file of an upload")
+        self._take_over(parts[0].partition(".")[0])
         directory = self._directory() / parts[0]
         if not directory.exists():  # a new upload: those before it that were not loaded by now have broken off
             for other in set(directory.parent.iterdir()) - self._loading:

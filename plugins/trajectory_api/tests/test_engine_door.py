@@ -17,7 +17,7 @@ import uvicorn
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.errors import AccessRefused, DataError, DeadlineExceeded
+from atropos_core.errors import AccessRefused, DataError, DeadlineExceeded, LeaseLost
 from atropos_core.interfaces import Engine
 from atropos_core.registry import RunContext
 from atropos_core.remote import RemoteEngine
@@ -161,16 +161,38 @@ async def test_a_new_upload_removes_those_that_broke_off_and_not_the_one_that_is
             where = f"/v1/engine/uploads/{name}/model.safetensors"
             await door({"type": "http", "method": "PUT", "path": where}, receive, send)
 
-        await put("whole", breaks_off=False)
-        load = asyncio.create_task(remote._call("load_weights", {"upload": "whole"}, 20.0))
+        await put(f"{remote._holder}.whole", breaks_off=False)
+        load = asyncio.create_task(remote._change("load_weights", {"upload": f"{remote._holder}.whole"}, 20.0))
         await asyncio.wait_for(loading.wait(), 10)
         for number in range(3):
-            await put(f"broken{number}", breaks_off=True)
+            await put(f"{remote._holder}.broken{number}", breaks_off=True)
         assert door._uploads is not None
-        assert sorted(path.name for path in door._uploads.iterdir()) == ["broken2", "whole"]
+        assert sorted(path.name for path in door._uploads.iterdir()) == [
+            f"{remote._holder}.{name}" for name in ("broken2", "whole")
+        ]
         go_on.set()
         await load
         assert engine.loaded == [{"model.safetensors": b"x" * 1000}]
+
+
+async def test_a_newer_trainer_takes_the_engine_over_and_the_former_is_told(tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    engine = Loads()
+    async with reached(engine) as (former, _):
+        newer = RemoteEngine(former._api.url)
+        try:
+            for trainer, version in ((former, 1), (newer, 7)):
+                await trainer.pause()
+                await trainer.load_weights(tmp_path)
+                await trainer.resume(version)
+            for late in (former.pause, lambda: former.resume(2), lambda: former.load_weights(tmp_path)):
+                with pytest.raises(LeaseLost, match="another trainer has taken this engine over"):
+                    await late()
+            assert len(engine.loaded) == 2
+            [made] = await newer.sample(PROMPT, 1, SAMPLING, [1], 5.0)
+            assert set(made.policy_version.tolist()) == {7}
+        finally:
+            await newer.close()
 
 
 @pytest.mark.parametrize("name", ["../../etc/x.txt", "a/../x.txt", "..", "only", "a//b/../../c"])
