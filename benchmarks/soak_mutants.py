@@ -65,7 +65,9 @@ def main() -> None:
 
         machine = described()
         mutmut("run", "--max-children", "2")
-        states = dict(line.strip().split(": ") for line in mutmut("results", "--all", "true").splitlines() if ": " in line)
+        states = dict(
+            line.strip().split(": ") for line in mutmut("results", "--all", "true").splitlines() if ": " in line
+        )
         survivors = {
             name: [line for line in mutmut("show", name).splitlines() if line[:2] in ("- ", "+ ")]
             for name, state in states.items()
