@@ -42,6 +42,10 @@ soak: .venv/test.stamp .venv-vllm/stamp
 # Beside TRL, in an environment of its own.
 bench: .venv/run.stamp .venv-trl/stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.quickstart
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.losses
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.trainer
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.overlap
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.plan
 
 # The three bridges on the same work, with vLLM.
 bench-bridges: .venv-vllm/stamp

@@ -114,16 +114,12 @@ class ApiSource(Source):
             answer = await self._here.lease(n - len(leases), version, min(POLL_S, left))
             why = answer.why
             for group in answer.failed:
-                if self._open.pop(group.draw.id, None):
-                    self.curriculum.settle(group.draw, "failed", group)
-                self._failed(group)
+                self._failed(group, self._open.pop(group.draw.id, None))
                 self._failed_in_a_row += 1
                 if self._failed_in_a_row >= PATIENCE * max(self._target, 1):
                     raise no_progress(self._failed_in_a_row, group)
             for number, cause in answer.dropped:
-                outcome = self._dropped(cause)
-                if draw := self._open.pop(number, None):
-                    self.curriculum.settle(draw, outcome, None)
+                self._dropped(cause, self._open.pop(number, None))
             again: list[tuple[int, Draw]] = []
             for number, group in answer.entries:
                 self._failed_in_a_row = 0
@@ -245,7 +241,7 @@ class ApiSource(Source):
     async def _play_again(self, lost: Sequence[tuple[int, Draw]]) -> None:
         await self._here.drop([number for number, _ in lost], OTHER_TIMELINE)
         for _, draw in lost:
-            self._dropped(OTHER_TIMELINE)
+            self._dropped(OTHER_TIMELINE, None)
             self._suspects.discard(draw.id)
             if (known := self._open.pop(draw.id, None)) is not None:
                 self._unoffered.append(known)

@@ -192,9 +192,11 @@ def _fit_one(
 
 
 def _carries(transport: Transport, engine: tuple[str, ...], trainer: tuple[str, ...]) -> bool:
-    """Whether these devices allow it. An exported CUDA allocation is mapped on the device that it is on."""
-    on_gpu = engine == trainer and engine[0].startswith("cuda")
-    return {"posix_shm": engine == trainer == ("cpu",), "cuda_ipc": on_gpu}.get(transport, True)
+    """Whether these devices allow it. An exported CUDA allocation is mapped on the device that it is on; weights that a
+    trainer divides over several are first put together, into a file."""
+    whole = len(trainer) == 1
+    on_gpu = whole and engine == trainer and engine[0].startswith("cuda")
+    return {"posix_shm": engine == trainer == ("cpu",), "cuda_ipc": on_gpu, "copy": whole}.get(transport, True)
 
 
 def _transports_by_default(offer: Offer) -> frozenset[Transport]:
@@ -225,8 +227,8 @@ class Parts:
     trainer: Trainer
     bridge: Bridge
     curriculum: Curriculum
-    transforms: list[Transform]
-    teachers: list[Teacher]
+    transforms: dict[str, Transform]  # by name, in the order of the run file
+    teachers: dict[str, Teacher]
     sinks: dict[str, Sink]
     children: list[Child]
     opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first
@@ -236,7 +238,9 @@ class Parts:
         from atropos_core.interfaces import Stateful
 
         named: dict[str, Any] = {"curriculum": self.curriculum}
-        named |= {f"transform.{i}": transform for i, transform in enumerate(self.transforms)}
+        named |= {f"reward.{of.name}": of.reward for of in self.rewards}
+        named |= {f"teacher.{name}": teacher for name, teacher in self.teachers.items()}
+        named |= {f"transform.{name}": transform for name, transform in self.transforms.items()}
         named |= {f"sink.{name}": sink for name, sink in self.sinks.items()}
         return {label: part for label, part in named.items() if isinstance(part, Stateful)}
 
@@ -288,6 +292,12 @@ async def build_for_evaluation(plan: Plan, directory: Path, engine: Engine | Non
     """With `engine`, that one in place of the plan's own."""
     builder = _Builder(plan, directory)
     return await _or_end(builder, builder.build_for_evaluation(engine))
+
+
+def contexts(plan: Plan, directory: Path) -> list[tuple[Chosen, RunContext]]:
+    """Engines, trainer, bridge and curriculum, and what each would be built with."""
+    builder = _Builder(plan, directory)
+    return [(chosen, builder._context_of(chosen)) for chosen in (*plan.engines, *plan.single.values())]
 
 
 async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
@@ -347,8 +357,8 @@ class _Builder:
             trainer=trainer.result(),
             bridge=bridge,
             curriculum=self._here(single["curriculum"]),
-            transforms=[self._here(chosen) for chosen in named["transform"].values()],
-            teachers=[self._here(chosen) for chosen in named["teacher"].values()],
+            transforms={name: self._here(chosen) for name, chosen in named["transform"].items()},
+            teachers={name: self._here(chosen) for name, chosen in named["teacher"].items()},
             sinks=sinks,
             children=self.children,
         )

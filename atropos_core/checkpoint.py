@@ -102,6 +102,14 @@ class Checkpoints:
             raise CheckpointError(f"none of the {len(found)} checkpoints in {self.directory} is whole.")
         return None
 
+    def at(self, step: int) -> Checkpoint:
+        """The one of this step. Raises CheckpointError where it is not there or not whole."""
+        directory = self.directory / f"step-{step:06d}"
+        if not directory.exists():
+            there = ", ".join(str(int(path.name.removeprefix("step-"))) for path in self._found()) or "none"
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}. There is: {there}.")
+        return _verified(directory)
+
     def _found(self) -> list[Path]:
         return sorted(self.directory.glob("step-*"), key=lambda path: (len(path.name), path.name))
 

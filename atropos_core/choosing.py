@@ -38,6 +38,8 @@ class Chooser(Generic[T]):
         quotas = lanes.quotas(want)
         for name in [name for name, quota in quotas.items() if quota and not lanes.by_name[name].waiting]:
             lane = lanes.by_name[name]
+            if lane.offers:  # it has sent, and only the trainer can make room for it
+                continue
             left = lane.last_put + self.grace_s - now
             if left > 0:
                 self.retry_s, self.held_up_by = left, name

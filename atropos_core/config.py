@@ -102,7 +102,35 @@ class TrainingSection(Section):
 class EvaluationSection(Section):
     problems: int = Field(512, ge=0)  # of the held-out split; 0: never evaluate
     every: int = Field(0, ge=0)  # steps between evaluations; 0: before the first step and after the last
+    samples: int = Field(1, ge=1)  # rollouts of each problem
+    pass_at: tuple[int, ...] | None = None  # the k of pass@k; None: `samples`, where there are several
     temperature: float = Field(0.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_tokens: int | None = Field(None, ge=1)  # None: as [sampling]
+
+    def sampling(self, run: Sampling) -> Sampling:
+        """Its own, with the run's max_tokens unless it has one. What is greedy is not cut as well."""
+        max_tokens = self.max_tokens or run.max_tokens
+        if self.temperature == 0:
+            return Sampling(max_tokens, 0.0)
+        return Sampling(max_tokens, self.temperature, self.top_p, self.top_k)
+
+    def ks(self) -> tuple[int, ...]:
+        return ((self.samples,) if self.samples > 1 else ()) if self.pass_at is None else self.pass_at
+
+    def check(self) -> None:
+        """Raises ValueError where samples, temperature and pass_at do not go together."""
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"evaluation.samples = {self.samples} at evaluation.temperature = 0 would be one reply {self.samples} "
+                "times: raise the temperature, e.g. to 1"
+            )
+        if beyond := [k for k in self.ks() if not 1 <= k <= self.samples]:
+            raise ValueError(
+                f"evaluation.pass_at: pass@{beyond[0]} cannot be told from evaluation.samples = {self.samples}: "
+                "k is at least 1, and at most that"
+            )
 
 
 class CheckpointSection(Section):
@@ -147,6 +175,7 @@ class RunConfig(Section):
     model: str = "tiny"
     seed: int = Field(0, ge=0)
     deterministic: bool = False
+    oversubscribe: bool = False  # start although the memory plan says that it cannot fit
     restarts: int = Field(0, ge=0)  # how often the run starts again from its last checkpoint when a process of it dies
     training: TrainingSection = TrainingSection()
     sampling: SamplingSection = SamplingSection()
@@ -177,6 +206,7 @@ class RunConfig(Section):
                 f"training.min_group {self.training.min_group} is more than training.group_size {self.training.group_size}"
             )
         self.engine.instances()
+        self.evaluation.check()
         if self.deterministic and self.training.max_staleness:
             raise ValueError("deterministic = true needs training.max_staleness = 0: overlap depends on timing")
         if self.deterministic and self.api:

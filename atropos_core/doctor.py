@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from atropos_core import __version__
 from atropos_core.errors import PluginError
 from atropos_core.interfaces import Finding
+from atropos_core.memory import host_memory
 from atropos_core.plugins import Plugins, load_plugins
 
 HUB = "https://huggingface.co"
@@ -108,7 +109,7 @@ def check_plugins(plugins: Plugins | None = None) -> list[Finding]:
 
 def check_memory() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    total, free = _memory()
+    total, free = host_memory()
     detail = f"{cores} cores to use, {_size(free)} of {_size(total)} memory available" if total else f"{cores} cores"
     if total and free < SMALL_MEMORY_BYTES:
         return [Finding("memory", None, detail, "A small model needs about 2 GB: close other programs.")]
@@ -249,21 +250,6 @@ def check_hub(endpoint: str | None = None, deadline_s: float = HUB_DEADLINE_S) -
     detail = f"{host} does not answer within {deadline_s:g} s: models and data sets must be here already"
     remedy = "Name a model by its directory, or use --model tiny; HF_HUB_OFFLINE=1 saves the waiting."
     return [Finding("hub", None, detail, remedy)]
-
-
-def _memory() -> tuple[int, int]:
-    """Total and available bytes, 0 where that cannot be known; a container's own limit counts."""
-    try:
-        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        total, free = (int(rows[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError, ValueError):
-        return 0, 0
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return total, free
-    return min(total, limit), min(free, max(limit - used, 0))
 
 
 def _size(size_bytes: int) -> str:

@@ -10,18 +10,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
+from atropos_core.advantages import is_flat
 from atropos_core.assemble import Parts
 from atropos_core.batching import pack
+from atropos_core.boundary import Boundary, forget_evaluations_after, take_up
 from atropos_core.checkpoint import Checkpoint, Checkpoints
 from atropos_core.config import RunConfig
 from atropos_core.errors import Interrupted, Misaligned, NoProgress
-from atropos_core.evaluation import Evaluation, evaluate, greedy
+from atropos_core.evaluation import Evaluation, evaluate
 from atropos_core.interfaces import ModelInfo, Outcome
-from atropos_core.metrics import group_metrics, rescoring_difference, rescoring_gap
+from atropos_core.metrics import group_metrics, rescoring_difference, rescoring_gap, staleness, versions
 from atropos_core.probe import Probe
 from atropos_core.rollouts import Player
 from atropos_core.sources import Lease, Source
-from atropos_core.types import Metrics, Sampling, ScoredGroup
+from atropos_core.types import Metrics, ScoredGroup
 
 T = TypeVar("T")
 
@@ -46,7 +48,8 @@ class Progress:
 
 
 class Loop:
-    """Runs to `config.training.steps`. `directory` is the run's own; `player` plays the evaluation."""
+    """Runs to `config.training.steps`. `directory` is the run's own; `player` plays the evaluation; `settings` are saved
+    in every checkpoint, for a resume to tell what has changed."""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Loop:
         model: ModelInfo,
         directory: Path,
         stop: asyncio.Event,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.progress = Progress()
         self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
@@ -66,6 +70,8 @@ class Loop:
         self._player = player
         self._directory = directory
         self._stop = stop
+        self._settings = settings or {}
+        self._boundary = Boundary(parts, source)
         self._probe: Probe | None = None
         self._saved_step = -1
         self._engines_at = 0  # the version that the engines sample from
@@ -77,12 +83,16 @@ class Loop:
         """To the last step. Raises Interrupted, once everything is saved, where `stop` was set."""
         steps = self._config.training.steps
         try:
+            forget_evaluations_after(self.progress.step, self._directory)
+            self._boundary.mark(vars(self.progress))
             if self.progress.step == 0 and not self.progress.first:
                 await self._first_evaluation()
+                self._boundary.mark(vars(self.progress))
             while self.progress.step < steps:
                 if self._stop.is_set():
                     raise Interrupted("stopped")
                 await self._step()
+                self._boundary.mark(vars(self.progress))
                 self._check_progress()
                 every = self._config.checkpoint.every
                 due = every and self.progress.step % every == 0
@@ -102,12 +112,8 @@ class Loop:
         """One durable checkpoint of everything; what it holds is then settled for good."""
         if self._saved_step == self.progress.step:
             return
-        state = {
-            "progress": vars(self.progress),
-            "source": self._source.state(),
-            "probe": self._probe.state() if self._probe else None,
-            "parts": {label: part.state() for label, part in self._parts.stateful().items()},
-        }
+        probe = self._probe.state() if self._probe else None
+        state = self._boundary.state() | {"settings": self._settings, "probe": probe}
         await self.checkpoints.save(self.progress.step, state, self._parts.trainer.save)
         self._saved_step = self.progress.step
         await self._source.commit()
@@ -118,9 +124,7 @@ class Loop:
         self.progress = Progress(**state["progress"])
         self._saved_step = self.progress.step
         self._probe = Probe.from_state(state["probe"]) if state["probe"] else None
-        for label, part in self._parts.stateful().items():
-            if label in state["parts"]:
-                part.load(state["parts"][label])
+        take_up(self._parts, state["parts"])
         bridge = self._parts.bridge
         async with bridge.writing(self.progress.version):
             await self._parts.trainer.restore(checkpoint.policy)
@@ -150,8 +154,11 @@ class Loop:
         self.progress.empty_steps = 0 if groups else self.progress.empty_steps + 1
         trained = perf_counter()
         kept = {group.draw.id for group in groups}
+        dropped = dict.fromkeys(("stale", "flat", "dropped"), 0) | news.dropped
         for group in raw:
-            outcome: Outcome = "trained" if group.draw.id in kept else "dropped"
+            outcome: Outcome = "trained" if group.draw.id in kept else "flat" if is_flat(group.rewards) else "dropped"
+            if outcome != "trained":
+                dropped[outcome] += 1
             if group.draw.id >= 0:
                 self._parts.curriculum.settle(group.draw, outcome, group)
         await self._source.trained(leases)
@@ -170,7 +177,8 @@ class Loop:
         metrics |= {
             "groups/trained": float(len(groups)),
             "groups/failed": float(len(news.failed)),
-            **{f"groups/{cause}": float(count) for cause, count in news.dropped.items()},
+            **{f"groups/{cause}": float(count) for cause, count in dropped.items()},
+            **staleness(groups, version - 1),
             "time/step_s": seconds,
             "time/rollouts_s": gathered - start,
             "time/training_s": trained - gathered,
@@ -199,9 +207,9 @@ class Loop:
         return leases, groups
 
     async def _transform(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        for teacher in self._parts.teachers:
+        for teacher in self._parts.teachers.values():
             groups = await teacher.annotate(groups)
-        for transform in self._parts.transforms:
+        for transform in self._parts.transforms.values():
             groups = await transform(groups)
         return groups
 
@@ -246,7 +254,7 @@ class Loop:
         difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
         metrics = evaluation.metrics | {
             "reward/mean": evaluation.metrics.get("eval/reward", 0.0),
-            "alignment/max_abs_logprob_diff": difference,
+            **({} if difference is None else {"alignment/max_abs_logprob_diff": difference}),
             "policy/probe_shift_nats": 0.0,
             "bridge/publish_s": 0.0,
             "bridge/bytes_copied": 0.0,
@@ -257,11 +265,10 @@ class Loop:
         self._check_alignment(metrics)
 
     async def _evaluate(self) -> Evaluation:
-        config = self._config.evaluation
-        sampling: Sampling = greedy(self._sampling, config.temperature)
         evaluation = await evaluate(
-            self._player, self._parts.environments, config.problems, sampling, seed=self._config.seed
+            self._player, self._parts.environments, self._config.evaluation, self._sampling, seed=self._config.seed
         )
+        self._check_one_version(evaluation.groups)
         evaluation.write(self._directory / "rollouts" / f"eval-{self.progress.step:06d}.jsonl")
         return evaluation
 
@@ -274,6 +281,15 @@ class Loop:
                 f"step {self.progress.step}: the engine does not sample from the weights that the trainer published. Their "
                 f"logprobs of the same tokens differ by up to {difference:.3g} nats; the bound is {self._max_diff:g}.",
                 remedy="Look at the bridge first. If the difference is rounding (16-bit weights), raise training.max_logprob_diff.",
+            )
+
+    def _check_one_version(self, groups: Sequence[ScoredGroup]) -> None:
+        """Nothing is published while an evaluation is played: its tokens are all of the version that is said with it."""
+        if found := versions(groups) - {self._engines_at}:
+            raise Misaligned(
+                f"step {self.progress.step}: an evaluation of version {self._engines_at} was sampled from version "
+                f"{', '.join(map(str, sorted(found)))} as well.",
+                remedy="The engine must mark every token with the version that was published last: look at the engine first.",
             )
 
     def _check_progress(self) -> None:

@@ -8,25 +8,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from atropos_core.interfaces import Engine, Trainer
-from atropos_core.types import Metrics, Rollout, ScoredGroup
+from atropos_core.types import UNKNOWN_VERSION, Metrics, Rollout, ScoredGroup
 
 RESCORED_GROUPS = 32
 PROVEN_GROUPS = 2
 
 
-async def rescoring_difference(groups: Sequence[ScoredGroup], trainer: Trainer) -> float:
+async def rescoring_difference(groups: Sequence[ScoredGroup], trainer: Trainer) -> float | None:
     """The largest |trainer - engine| logprob over sampled tokens of the first groups, in nats; nothing may have been
-    trained since they were sampled. Truncated rollouts are left out: their logprobs are of another distribution."""
+    trained since they were sampled. Truncated rollouts are left out: their logprobs are of another distribution. None
+    where there are no others."""
     by_temperature: dict[float, list[Rollout]] = defaultdict(list)
     for rollout in _rollouts(groups):
         if rollout.logprobs is not None and not rollout.truncated:
             by_temperature[rollout.temperature or 1.0].append(rollout)
-    largest = 0.0
+    largest: float | None = None
     for temperature, rollouts in by_temperature.items():
         scores = await trainer.logprobs([rollout.tokens for rollout in rollouts], temperature)
         for score, rollout in zip(scores, rollouts, strict=True):
             if rollout.logprobs is not None:
-                largest = max(largest, float(np.abs(score - rollout.logprobs)[rollout.sampled].max(initial=0.0)))
+                most = float(np.abs(score - rollout.logprobs)[rollout.sampled].max(initial=0.0))
+                largest = most if largest is None else max(largest, most)
     return largest
 
 
@@ -47,6 +49,27 @@ async def rescoring_gap(groups: Sequence[ScoredGroup], engine: Engine, trainer: 
 
 def _rollouts(groups: Sequence[ScoredGroup]) -> list[Rollout]:
     return [rollout for group in groups[:RESCORED_GROUPS] for one in group.episodes for rollout in one.rollouts]
+
+
+def versions(groups: Sequence[ScoredGroup]) -> set[int]:
+    """The policy versions that sampled tokens carry, where they are known."""
+    rollouts = [rollout for group in groups for one in group.episodes for rollout in one.rollouts]
+    return {int(version) for one in rollouts for version in np.unique(one.policy_version[one.sampled])} - {
+        UNKNOWN_VERSION
+    }
+
+
+def staleness(groups: Sequence[ScoredGroup], version: int) -> Metrics:
+    """How many versions the trained tokens of these groups are behind `version`, where that is known."""
+    behind = [
+        version - rollout.policy_version[rollout.sampled & rollout.trained]
+        for group in groups
+        for one in group.episodes
+        for rollout in one.rollouts
+    ]
+    known = np.concatenate([np.zeros(0, np.int32), *behind])
+    known = known[known != version - UNKNOWN_VERSION]
+    return {"staleness/max": float(known.max()), "staleness/mean": float(known.mean())} if len(known) else {}
 
 
 def group_metrics(groups: Sequence[ScoredGroup], failed: Sequence[ScoredGroup] = ()) -> Metrics:

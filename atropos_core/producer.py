@@ -23,7 +23,8 @@ def no_progress(failed: int, last: ScoredGroup) -> NoProgress:
 
 
 class Producer:
-    """Plays as many draws at once as `want` asks for. A group that failed is settled and another task drawn."""
+    """Plays as many draws at once as `want` asks for. In place of a group that failed, another task is drawn; whoever
+    hears of it by `on_failed` settles its draw."""
 
     def __init__(
         self,
@@ -55,6 +56,10 @@ class Producer:
         if missing > 0:
             self._start(missing)
 
+    def replace(self) -> None:
+        """Play one more: a group that was played is of no use any more."""
+        self._start(1)
+
     async def stop(self) -> None:
         """Cancel what is being played. Its draws stay unsettled, and a resumed run draws them again."""
         for task in self._playing:
@@ -80,7 +85,6 @@ class Producer:
             assert current is not None, "a coroutine runs in a task"
             self._playing.discard(current)  # now: whoever leases the group may ask for more before `_ended` is called
             return
-        self._curriculum.settle(draw, "failed", group)
         self._on_failed(group)
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= PATIENCE * max(self._target, 1):

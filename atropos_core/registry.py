@@ -22,6 +22,7 @@ from atropos_core.errors import ConfigError, FitError, PluginError, UnknownCompo
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment, Loss, Transport
+    from atropos_core.memory import Holding, Workload
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -58,6 +59,10 @@ def nothing(options: Any) -> Mapping[str, Any]:
     return {}
 
 
+def nothing_held(options: Any, workload: Workload) -> Iterable[Holding]:
+    return ()
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What `Provider.build` may know of the run around it."""
@@ -89,7 +94,10 @@ class Provider(Generic[T_co]):
         no_transport  # engine, bridge, trainer: may depend on the options
     )
     tells: Callable[[Any], Mapping[str, Any]] = nothing  # trainer, bridge: what others must know to be built (JSON)
-    several_devices: bool = False  # engine: one instance may span several
+    holds: Callable[[Any, Workload], Iterable[Holding]] = (
+        nothing_held  # engine, trainer, bridge: the memory that it will take; from files and options alone
+    )
+    several_devices: bool = False  # engine, trainer: one instance may span several
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), or "cuda"; checked before build
     runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface
     core_api: str = ">=0.1,<0.2"  # refused by name when core is another

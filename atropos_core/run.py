@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from atropos_core import console
 from atropos_core.assemble import Closable, Parts, Plan, build
 from atropos_core.checkpoint import Checkpoint, Checkpoints
-from atropos_core.config import RunConfig, to_toml
+from atropos_core.config import RunConfig, flatten, to_toml
 from atropos_core.durable import size_bytes
 from atropos_core.errors import (
     FitError,
@@ -30,6 +30,7 @@ from atropos_core.footprint import Peak, watched_memory
 from atropos_core.guards import blocked_loop_alarm, interruptible, signals, watched
 from atropos_core.interfaces import ModelInfo
 from atropos_core.loop import Loop, Progress
+from atropos_core.memory import plan_memory
 from atropos_core.opening import opening
 from atropos_core.policy import within
 from atropos_core.registry import load_reference
@@ -64,8 +65,11 @@ class Summary:
 
 
 def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
-    """Run `plan` in `directory`, to the end. Raises AtroposError; Interrupted once everything is saved. Where one of its
-    processes dies, the run starts again from its last checkpoint, as often as `plan.config.restarts` allows."""
+    """Run `plan` in `directory`, to the end. Raises AtroposError, FitError before anything where it needs more memory than
+    there is; Interrupted once everything is saved. Where one of its processes dies, the run starts again from its last
+    checkpoint, as often as `plan.config.restarts` allows."""
+    if not plan.config.oversubscribe:
+        plan_memory(plan, directory).check()
     with locked(directory):
         checkpoints = Checkpoints(directory / "checkpoints")
         _write(directory / "config.toml", to_toml(plan.resolved()))  # on a resume as well: with what it changed
@@ -203,7 +207,7 @@ async def _prepare(
     source = _source(plan, parts, player, model, directory)
     parts.opened.append(source)
     await source.open(checkpoint.state.get("source") if checkpoint else None)
-    loop = Loop(config, parts, source, player, model, directory, stop)
+    loop = Loop(config, parts, source, player, model, directory, stop, dict(flatten(plan.resolved())))
     if checkpoint is not None:
         await loop.restore(checkpoint)
     await _let_in(config, parts, source, model)

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from atropos_core import console
 from atropos_core.config import RunConfig
+from atropos_core.errors import NoProgress
 from atropos_core.hub import Entry, Hub, Limits, Want
 from atropos_core.interfaces import Curriculum, Outcome, TaskSource
-from atropos_core.producer import Producer
+from atropos_core.producer import PATIENCE, Producer
 from atropos_core.rollouts import Player, task_count
-from atropos_core.types import ScoredGroup
+from atropos_core.types import Draw, ScoredGroup
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,15 @@ class News:
 
 
 class Source(ABC):
-    """Raw scored groups for one trainer. Settles the draws of groups that fail or grow stale; the loop settles the rest."""
+    """Raw scored groups for one trainer. Settles the draws of groups that fail or grow stale, as it tells of them; the
+    loop settles the rest."""
 
     broken: asyncio.Future[None]  # raises what ended it
 
     def __init__(self, curriculum: Curriculum) -> None:
         self.curriculum = curriculum
         self._news = News()
+        self._ended: list[tuple[Draw, Outcome, ScoredGroup | None]] = []  # not told yet, so not settled
 
     @property
     def commit_due(self) -> bool:
@@ -85,16 +89,24 @@ class Source(ABC):
         """Let go of everything; may be called twice."""
 
     def news(self) -> News:
-        """What happened since the last call."""
+        """What happened since the last call. Its draws are settled here, with the step that records it, and in the order
+        of draws: where the run dies before that step is saved, they are played again and nothing is missing."""
         news, self._news = self._news, News()
+        ended, self._ended = sorted(self._ended, key=lambda one: one[0].id), []
+        for draw, outcome, group in ended:
+            self.curriculum.settle(draw, outcome, group)
         return news
 
-    def _failed(self, group: ScoredGroup) -> None:
+    def _failed(self, group: ScoredGroup, draw: Draw | None) -> None:
+        """`draw` is None where no curriculum waits for it."""
         self._news.failed.append(group)
+        if draw is not None:
+            self._ended.append((draw, "failed", group))
 
-    def _dropped(self, cause: str) -> Outcome:
+    def _dropped(self, cause: str, draw: Draw | None, group: ScoredGroup | None = None) -> None:
         self._news.dropped[cause] = self._news.dropped.get(cause, 0) + 1
-        return "stale" if cause == "stale" else "dropped"
+        if draw is not None:
+            self._ended.append((draw, "stale" if cause == "stale" else "dropped", group))
 
 
 class LocalSource(Source):
@@ -106,6 +118,10 @@ class LocalSource(Source):
         training = config.training
         self._weights = {name: environment.weight for name, environment in config.environment.items()}
         self._player = player
+        self._sizes: dict[str, int] = {}  # training tasks, by environment
+        self._wanted = 0
+        self._version = 0  # that was leased for last
+        self._stale_in_a_row = 0  # since then: what is played for a lease is not stale for it, so only leftovers are
         self._hub: Hub[ScoredGroup] = Hub(
             Limits(int(config.hub.size_mb * 1e6)),
             max_staleness=training.max_staleness,
@@ -120,22 +136,28 @@ class LocalSource(Source):
             group_size=training.group_size,
             min_group=training.min_group,
             sampling=config.sampling.record(),
-            on_failed=self._failed,
+            on_failed=lambda group: self._failed(group, group.draw),
         )
         self.broken = self._producer.broken
 
     async def open(self, state: Mapping[str, Any] | None) -> None:
+        self._sizes = {name: task_count(name, e, "train") for name, e in self._player.environments.items()}
         if state:
             self._hub.load(state)
-        environments = self._player.environments
-        self.curriculum.open(
-            {name: TaskSource(task_count(name, e, "train"), self._weights[name]) for name, e in environments.items()}
-        )
+            for name, had in state.get("tasks", {}).items():
+                if (has := self._sizes.get(name, had)) != had:
+                    console.warn(
+                        f"environment {name!r} has {has:,} training tasks, and had {had:,} when the checkpoint was saved: "
+                        "epochs have another length from here on, and a task's number may mean another task."
+                    )
+        self.curriculum.open({name: TaskSource(size, self._weights[name]) for name, size in self._sizes.items()})
 
     def want(self, groups: int) -> None:
+        self._wanted = groups
         self._producer.want(groups)
 
     async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
+        self._stale_in_a_row, self._version = 0, version
         entries = await self._session.lease(Want(groups=n), version, deadline_s)
         return [Lease(entry.id, entry.payload) for entry in entries]
 
@@ -143,7 +165,7 @@ class LocalSource(Source):
         self._session.trained([lease.id for lease in leases])
 
     def state(self) -> Mapping[str, Any]:
-        return self._hub.state()
+        return {**self._hub.state(), "tasks": self._sizes}
 
     async def commit(self) -> None:
         self._session.commit()
@@ -155,5 +177,18 @@ class LocalSource(Source):
         await self._hub.close()
 
     def _dropped_here(self, entry: Entry[ScoredGroup], cause: str) -> None:
+        """Only a lease drops, and it still waits for as many as were wanted."""
         group = entry.payload
-        self.curriculum.settle(group.draw, self._dropped(cause), group)
+        self._dropped(cause, group.draw, group)
+        self._stale_in_a_row += 1
+        if self._stale_in_a_row < PATIENCE * self._wanted:
+            self._producer.replace()
+        elif not self.broken.done():
+            self.broken.set_exception(
+                NoProgress(
+                    f"the last {self._stale_in_a_row} groups were all too old to train: sampled from version "
+                    f"{entry.label.oldest_version}, and the trainer is at {self._version}.",
+                    remedy="The engines fall behind the trainer: raise training.max_staleness, or have the bridge publish "
+                    "more often.",
+                )
+            )

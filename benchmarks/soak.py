@@ -1,9 +1,16 @@
-"""Long runs that `make test` has no time for: five random seeds of the default run, and thirty kills.
+"""Long runs that `make test` has no time for.
 
-    make soak                      about half an hour on two cores
-    python -m benchmarks.soak --kills 2 --seeds 1
+    seeds       five random seeds of the default run
+    kills       each role killed ten times, at a random step
+    resume      twenty random moments and both sides of an epoch's end: the same bits, every draw settled once
+    schedules   ten thousand runs in virtual time, and hubs, with random delays, failures and crashes
+    overlap     five seeds on-policy and with max_staleness 1: the speed, and the accuracy at the end
 
-Writes benchmarks/results/soak.json with the commit that it ran on; ends with 1 where something did not hold.
+    make soak                      about two hours on two cores
+    python -m benchmarks.soak --only kills,seeds --kills 2 --seeds 1
+
+Writes benchmarks/results/soak.json, and soak_PART.json for the last three, with the commit that it ran on; ends with 1
+where something did not hold.
 """
 
 from __future__ import annotations
@@ -15,10 +22,12 @@ import secrets
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from atropos_core import console
+from benchmarks import soak_resume
 from benchmarks.machine import RESULTS, described
 from benchmarks.memory import pss
 from tests.e2e.runs import QUICK, RunningRun, finish, weights
@@ -84,7 +93,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--kills", type=int, default=10, help="of each role")
+    parser.add_argument("--moments", type=int, default=20, help="of part resume, beside the ends of epochs")
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas")
     wanted = parser.parse_args()
+    only = wanted.only.split(",")
+    if unknown := set(only) - set(PARTS):
+        parser.error(f"there is no part {sorted(unknown)[0]!r}: {', '.join(PARTS)}")
+    held = [part(wanted) for name, part in PARTS.items() if name in only and name not in ("seeds", "kills")]
+    if {"seeds", "kills"} & set(only):
+        wanted.seeds, wanted.kills = wanted.seeds * ("seeds" in only), wanted.kills * ("kills" in only)
+        held.append(learning_and_kills(wanted))
+    raise SystemExit(0 if all(held) else 1)
+
+
+def learning_and_kills(wanted: argparse.Namespace) -> bool:
     result: dict[str, Any] = {"machine": described(), "seeds": [], "kills": []}
     with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
         folder = Path(scratch)
@@ -111,10 +134,57 @@ def main() -> None:
         "every publish under 0.1 s": all(entry["publish_s_max"] < 0.1 for entry in result["seeds"]),
         "every kill ends cleanly and resumes to the same bits": all(entry["held"] for entry in result["kills"]),
     }
-    console.table(("", "holds"), [(name, "yes" if held else "NO") for name, held in result["holds"].items()])
+    return written("soak", result)
+
+
+def resume(wanted: argparse.Namespace) -> bool:
+    with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
+        result = {"machine": described(), **soak_resume.resumes(wanted.moments, Path(scratch))}
+    killed = sum(one["killed"] for one in result["kills"])
+    result["holds"] = {
+        "every resume ends with the same bits, each draw settled once": all(one["held"] for one in result["kills"]),
+        "four of five moments hit a living run": killed >= 0.8 * len(result["kills"]),
+    }
+    return written("soak_resume", result)
+
+
+def schedules(wanted: argparse.Namespace) -> bool:
+    first = secrets.randbelow(2**31)
+    result = {"machine": described(), **soak_resume.schedules(wanted.schedules, first)}
+    happened = result["happened"]
+    result["holds"] = {
+        "no schedule failed": not result["failed"],
+        "fewer than 1 % gave up": happened["gave_up"] < max(0.01 * wanted.schedules, 1.0),
+        "runs died, were stopped, grew stale": all(happened[what] for what in ("ProcessDied", "Interrupted", "stale")),
+    }
+    return written("soak_schedules", result)
+
+
+def overlap(wanted: argparse.Namespace) -> bool:
+    with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
+        result = {"machine": described(), **soak_resume.overlaps(wanted.seeds, Path(scratch))}
+    points = soak_resume.SAME_POINTS
+    result["holds"] = {
+        f"the same accuracy within {points:g} points": abs(result["difference_points"]) <= points,
+        "trajectories/s at least 1.3 times": result["ratio"] >= 1.3,
+    }
+    return written("soak_overlap", result)
+
+
+def written(name: str, result: dict[str, Any]) -> bool:
+    console.table(("", "holds"), [(claim, "yes" if held else "NO") for claim, held in result["holds"].items()])
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "soak.json").write_text(json.dumps(result, indent=1) + "\n")
-    raise SystemExit(0 if all(result["holds"].values()) else 1)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return all(result["holds"].values())
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], bool]] = {
+    "seeds": learning_and_kills,
+    "kills": learning_and_kills,
+    "resume": resume,
+    "schedules": schedules,
+    "overlap": overlap,
+}
 
 
 if __name__ == "__main__":

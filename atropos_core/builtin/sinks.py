@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from atropos_core import console
 from atropos_core.builtin.config import JsonlOptions
 from atropos_core.console import StepProgress
 from atropos_core.errors import RunDirectoryError
@@ -40,7 +41,12 @@ class JsonlSink(Sink):
                 if int(path.stem.removeprefix("step-")) > self._keep["step"]:
                     path.unlink()
             self._file = self._metrics.open("ab")
-            self._file.truncate(self._keep["bytes"])
+            if (there := self._file.tell()) < self._keep["bytes"]:
+                console.warn(
+                    f"{self._metrics} is shorter ({there} bytes) than it was at the checkpoint ({self._keep['bytes']}): lines "
+                    "of steps before it are gone."
+                )
+            self._file.truncate(min(there, self._keep["bytes"]))
         except OSError as error:
             raise _unwritable(self._metrics, error) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,15 +20,25 @@ def add(app: typer.Typer) -> None:
 
 def evaluate(
     run: Annotated[
-        Path | None, typer.Argument(help="A run directory: evaluate its newest checkpoint.", show_default=False)
+        Path | None, typer.Argument(help="A run directory: evaluate a checkpoint of it.", show_default=False)
     ] = None,
+    step: Annotated[int | None, typer.Option(help="Of which step. [default: the newest checkpoint]")] = None,
     env: EnvOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
     problems: Annotated[int | None, typer.Option(help="Held-out problems. [default: as the run, 512]")] = None,
+    samples: Annotated[int | None, typer.Option(help="Rollouts of each problem. [default: as the run, 1]")] = None,
+    temperature: Annotated[float | None, typer.Option(help="[default: as the run, 0]")] = None,
     seed: SeedOption = None,
     changes: SetOption = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write one JSON line a problem into this file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Figures go to FILE.json, and one line a problem with its replies to FILE.jsonl. "
+            "[default: RUN/evaluations/; nothing where a model was named]",
+        ),
+    ] = None,
 ) -> None:
     """Evaluate a policy on held-out problems.
 
@@ -37,32 +47,81 @@ def evaluate(
       atropos eval --env gsm8k --model tiny
 
       atropos eval runs/gsm8k-20260131-120000
+
+      atropos eval runs/gsm8k-20260131-120000 --samples 8 --temperature 1 --set "evaluation.pass_at=[1,4,8]"
     """
     import asyncio
+    import json
+    import time
 
     from atropos_core import console
     from atropos_core.assemble import make_plan
+    from atropos_core.errors import ConfigError
+    from atropos_core.evaluation import written
+
+    if step is not None and (run is None or model is not None):
+        raise ConfigError("--step is of a run's checkpoint: name the run's directory, and no --model.")
+    if run is not None and model is None:
+        model, step = _policy(run, step)
+        console.facts([("policy", model)])
+        out = out or run / "evaluations" / f"step-{step:06d}-{time.strftime('%Y%m%d-%H%M%S')}"
+    own = {"problems": problems, "samples": samples, "temperature": temperature}
+    flags = [f"evaluation.{name}={value}" for name, value in own.items() if value is not None]
+    loaded, resolved, plugins = configure(
+        run / "config.toml" if run else None, env=env, model=model, engine=engine, seed=seed,
+        changes=[*flags, *(changes or [])],
+    )  # fmt: skip
+    plan = make_plan(loaded.config, resolved, plugins, training=False)
+    evaluation = asyncio.run(_evaluate(plan))
+    rows = []
+    for name, value in sorted(evaluation.metrics.items()):
+        share = evaluation.shares.get(name)
+        rows.append(
+            (name.removeprefix("eval/"), f"{value:.4g}", f"{share.low:.4g} to {share.high:.4g}" if share else "")
+        )
+    console.table(("metric", "value", "95 % interval"), rows)
+    console.say(f"{evaluation.tokens:,} tokens in {evaluation.seconds:.1f} s")
+    if out is not None:
+        stem = out.with_suffix("") if out.suffix in (".json", ".jsonl") else out
+        figures, replies = Path(f"{stem}.json"), Path(f"{stem}.jsonl")
+        written(figures, json.dumps(_figures(plan, step, evaluation), indent=1, default=str) + "\n")
+        evaluation.write(replies)
+        console.facts([("figures", str(figures)), ("replies", str(replies))])
+
+
+def _policy(run: Path, step: int | None) -> tuple[str, int]:
+    """Where the checkpoint's policy is, and of which step it is."""
+    from atropos_core import console
     from atropos_core.checkpoint import Checkpoints
     from atropos_core.errors import RunDirectoryError
 
-    if run is not None and model is None:
-        checkpoint = Checkpoints(run / "checkpoints").latest(console.warn)
-        if checkpoint is None:
-            raise RunDirectoryError(f"{run} has no checkpoint to evaluate.")
-        model = str(checkpoint.policy)
-        console.facts([("policy", model)])
-    changes = [*(changes or []), *([f"evaluation.problems={problems}"] if problems is not None else [])]
-    loaded, resolved, plugins = configure(
-        run / "config.toml" if run else None, env=env, model=model, engine=engine, seed=seed, changes=changes
-    )
-    plan = make_plan(loaded.config, resolved, plugins, training=False)
-    evaluation = asyncio.run(_evaluate(plan))
-    rows = [(name.removeprefix("eval/"), f"{value:.4g}") for name, value in sorted(evaluation.metrics.items())]
-    console.table(("metric", "value"), rows)
-    console.say(f"{evaluation.tokens:,} tokens in {evaluation.seconds:.1f} s")
-    if out is not None:
-        evaluation.write(out)
-        console.say(f"per problem: {out}")
+    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoint = checkpoints.latest(console.warn) if step is None else checkpoints.at(step)
+    if checkpoint is None:
+        raise RunDirectoryError(f"{run} has no checkpoint to evaluate.")
+    return str(checkpoint.policy), checkpoint.step
+
+
+def _figures(plan: Plan, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
+    """All that the figures depend on, and the figures."""
+    from dataclasses import asdict
+
+    from atropos_core.config import dump
+
+    config = plan.config
+    chosen = plan.engines[0]
+    return {
+        "model": str(plan.model.directory),
+        "step": step,
+        "seed": config.seed,
+        "environment": {name: dump(one.component) | dump(one.options) for name, one in plan.named["environment"].items()},
+        "engine": dump(chosen.component) | dump(chosen.options),
+        "evaluation": dump(config.evaluation) | {"sampling": asdict(config.evaluation.sampling(config.sampling.record()))},
+        "metrics": evaluation.metrics,
+        "intervals": {name: [share.low, share.high] for name, share in evaluation.shares.items()},
+        "tokens": evaluation.tokens,
+        "seconds": round(evaluation.seconds, 3),
+    }  # fmt: skip
 
 
 async def _evaluate(plan: Plan) -> Evaluation:
@@ -70,7 +129,7 @@ async def _evaluate(plan: Plan) -> Evaluation:
     import tempfile
 
     from atropos_core.assemble import build_for_evaluation
-    from atropos_core.evaluation import evaluate, greedy
+    from atropos_core.evaluation import evaluate
     from atropos_core.rollouts import Player
     from atropos_core.tokenizer import ChatTokenizer
 
@@ -90,7 +149,7 @@ async def _evaluate(plan: Plan) -> Evaluation:
                 deadline_s=config.training.rollout_deadline_s,
                 deterministic=config.deterministic,
             )
-            sampling = greedy(config.sampling.record(), config.evaluation.temperature)
-            return await evaluate(player, parts.environments, config.evaluation.problems, sampling, seed=config.seed)
+            sampling = config.sampling.record()
+            return await evaluate(player, parts.environments, config.evaluation, sampling, seed=config.seed)
         finally:
             await parts.close()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atropos_core.cli.options import SetOption, StepsOption
+
+if TYPE_CHECKING:
+    from atropos_core.assemble import Plan
 
 
 def add(app: typer.Typer) -> None:
@@ -34,28 +38,37 @@ def resume(
     from atropos_core.checkpoint import Checkpoints
     from atropos_core.cli.options import configure
     from atropos_core.cli.run import close, offer_resume, say_resume
-    from atropos_core.errors import Interrupted, RunDirectoryError
+    from atropos_core.config import flatten
+    from atropos_core.errors import CheckpointError, Interrupted, RunDirectoryError
     from atropos_core.run import execute
 
     if not (directory / "config.toml").is_file():
         raise RunDirectoryError(
             f"{directory} is not a run directory: it has no config.toml.", remedy="`ls -t runs` shows the newest."
         )
-    before, _, _ = configure(directory / "config.toml")
-    loaded, resolved, plugins = configure(directory / "config.toml", steps=steps, changes=changes)
-    old = {path: value for path, value, _ in before.rows()}
-    for path, value, _ in loaded.rows():
-        if old.get(path) != value:
-            console.say(f"changed: {path} is {value!r}; the run had {old.get(path, 'nothing')!r}")
-    checkpoint = Checkpoints(directory / "checkpoints").latest(console.warn)
+    before, model, plugins = configure(directory / "config.toml")
+    loaded, resolved, _ = configure(directory / "config.toml", steps=steps, changes=changes)
+    plan = make_plan(loaded.config, resolved, plugins)
+    broken: list[str] = []
+    try:
+        checkpoint = Checkpoints(directory / "checkpoints").latest(broken.append)
+    except CheckpointError:
+        for warning in broken:
+            console.warn(warning)
+        raise
+    known = checkpoint.state.get("settings") if checkpoint is not None else None
+    for change in differences(known or dict(flatten(make_plan(before.config, model, plugins).resolved())), plan):
+        console.say(f"changed: {change}")
     if checkpoint is not None and checkpoint.step >= loaded.config.training.steps:
+        for warning in broken:
+            console.warn(warning)
         console.say(f"nothing left to do: {directory} has all of its {checkpoint.step} steps.")
         console.say(f"To train on: atropos resume {directory} --steps {2 * checkpoint.step}")
         return
     if checkpoint is None:
         console.say("there is no checkpoint yet: starting from the first step")
     try:
-        summary = execute(make_plan(loaded.config, resolved, plugins), directory, resume=True)
+        summary = execute(plan, directory, resume=True)  # which says itself what is broken
     except Interrupted as error:
         say_resume(directory, error)
         raise typer.Exit(error.exit_code) from None
@@ -63,3 +76,14 @@ def resume(
         offer_resume(directory)
         raise
     close(summary)
+
+
+def differences(before: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+    """What is not as it was when the checkpoint was saved, whether a flag, a changed file or another version did it."""
+    from atropos_core.config import flatten
+
+    now = dict(flatten(plan.resolved()))
+    for path in [*now, *(path for path in before if path not in now)]:
+        if now.get(path) != before.get(path):
+            is_, had = (repr(values[path]) if path in values else "not set" for values in (now, before))
+            yield f"{path} is {is_}; the run had {had}"

@@ -23,6 +23,7 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from atropos_core.assemble import Plan
     from atropos_core.run import Summary
 
 
@@ -45,6 +46,12 @@ def run(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="The run's own directory, new or empty. [default: runs/ENV-TIME]")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the memory plan, and start nothing. Ends with an error if it cannot fit."
+        ),
+    ] = False,
 ) -> None:
     """Train a policy: start engine, trainer, bridge and environment, and watch it learn.
 
@@ -68,6 +75,9 @@ def run(
     plan = make_plan(loaded.config, resolved, plugins)
     for broken in plugins.broken():
         console.warn(f"plugin {broken.name!r} does not load and is left out; `atropos plugins` says why.")
+    if dry_run:
+        _say_memory(plan, directory or Path("runs"))
+        return
     directory = make_directory(directory) if directory else new_directory("-".join(loaded.config.environment))
     try:
         summary = execute(plan, directory)
@@ -78,6 +88,19 @@ def run(
         offer_resume(directory)
         raise
     close(summary)
+
+
+def _say_memory(plan: Plan, directory: Path) -> None:
+    """What each part will hold. Raises FitError where it cannot."""
+    from atropos_core import console
+    from atropos_core.memory import PROMPT_TOKENS, plan_memory, table
+
+    made = plan_memory(plan, directory)
+    rows, totals = table(made)
+    console.table(("component", "what", "device", "at most", ""), rows)
+    console.facts(totals)
+    console.say(f"for prompts of at most {PROMPT_TOKENS} tokens; nothing was started")
+    made.check()
 
 
 def close(summary: Summary) -> None:
@@ -91,11 +114,10 @@ def close(summary: Summary) -> None:
         console.say(
             f"held-out accuracy {before:.1%} -> {after:.1%} ({100 * (after - before):+.1f} points, {problems:.0f} problems)"
         )
-        names = [name for name in summary.after if name.startswith("eval/accuracy_") and name in summary.before]
-        for name in names:
-            console.say(
-                f"  {name.removeprefix('eval/accuracy_')}: {summary.before[name]:.1%} -> {summary.after[name]:.1%}"
-            )
+        kinds = ("eval/accuracy_", "eval/pass@")
+        for name in (name for name in summary.after if name.startswith(kinds) and name in summary.before):
+            shown = name.removeprefix("eval/").removeprefix("accuracy_")
+            console.say(f"  {shown}: {summary.before[name]:.1%} -> {summary.after[name]:.1%}")
     console.say(f"where the time went, {sum(summary.seconds.values()):.0f} s in all:")
     console.seconds_table(summary.seconds)
     spent, steps = summary.seconds, max(summary.steps, 1)

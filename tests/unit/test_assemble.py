@@ -154,6 +154,19 @@ def test_cuda_ipc_wants_both_ends_on_cuda():
     assert "Use --bridge saver." in str(caught.value)
 
 
+def test_weights_that_are_divided_over_devices_travel_in_files():
+    devices = ["cuda:0", "cuda:1"]
+    wide = offer("wide", carrying("cuda_ipc", "copy", "checkpoint"), several_devices=True)
+    parts = {**ENDS, "engines": [wide], "trainers": [wide]}
+    both: dict[str, Any] = {"engine__use": "wide", "trainer__use": "wide", "bridge__use": "wire",
+                            "engine__devices": devices, "trainer__devices": devices}  # fmt: skip
+    with pytest.raises(FitError, match=r"trainer.devices = cuda:0, cuda:1") as caught:
+        plan(installed(**parts), **both, bridge__carries=["cuda_ipc", "copy"])
+    assert "Use --bridge saver." in str(caught.value)
+    made = plan(installed(**parts), **both, bridge__carries=["cuda_ipc", "copy", "checkpoint"])
+    assert made.transports == ("checkpoint",)
+
+
 def test_parts_that_do_not_fit_are_all_named_with_what_each_can_and_what_to_type():
     with pytest.raises(FitError) as caught:
         plan(installed(**ENDS), engine__use="shm", trainer__use="shm", bridge__use="saver")
@@ -325,7 +338,7 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
     )
     assert isinstance(parts.trainer, ToyTrainer)
     assert isinstance(parts.bridge, LocalBridge)
-    assert [type(part).__name__ for part in parts.transforms] == ["GroupAdvantage", "DropFlat"]
+    assert [type(part).__name__ for part in parts.transforms.values()] == ["GroupAdvantage", "DropFlat"]
     assert [(of.name, of.weight) for of in parts.rewards] == [("environment", 1.0)]
     assert set(parts.stateful()) == {"curriculum", "sink.jsonl"}
     assert await parts.close() == []

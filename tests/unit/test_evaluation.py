@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
+from math import comb
 from typing import Any
 
 import pytest
 
 from atropos_core.builtin.rewards import EnvironmentReward
-from atropos_core.errors import DataError
-from atropos_core.evaluation import evaluate, greedy
+from atropos_core.config import EvaluationSection, Layer, load
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.estimates import wilson
+from atropos_core.evaluation import IN_FLIGHT, evaluate
 from atropos_core.interfaces import Environment
 from atropos_core.rollouts import Player, WeightedReward
 from atropos_core.seeds import derive
 from atropos_core.types import Sampling
 from tests.unit.parts import TOKENIZER, SayingEngine, Words, episode
 
-GREEDY = Sampling(max_tokens=8, temperature=0)
+RUN = Sampling(max_tokens=8, temperature=0.7, top_p=0.9, top_k=3)
 
 
 class Marked(Words):
@@ -40,10 +44,29 @@ class Marked(Words):
         return episode(float(n), "reply", correct=n % 2 == 0 if self._judged else None, metrics=metrics)
 
 
-async def run(problems: int, *, seed: int = 0, engine: SayingEngine | None = None, **environments: Environment) -> Any:
+class Drawn(Words):
+    """Problem n is right as often as its seeds say, by either of two graders, and half a time in none."""
+
+    async def play(self, task: Any, policy: Any, *, seed: int) -> Any:
+        await policy.sample(await policy.render(task.messages), seed=seed)
+        if task.data["n"] == 2 and seed % 3 == 0:
+            raise KeyError("lost")
+        metrics = {"accuracy_strict": float(seed % 4 == 0), "accuracy_half": 0.5}
+        return episode(1.0, "reply", correct=seed % 2 == 0, metrics=metrics)
+
+
+async def run(
+    problems: int,
+    *,
+    seed: int = 0,
+    engine: SayingEngine | None = None,
+    section: Any = None,
+    **environments: Environment,
+) -> Any:
     reward = WeightedReward("environment", EnvironmentReward(), 2.0, 10.0)
     player = Player(environments, [reward], engine or SayingEngine(), TOKENIZER, deadline_s=10, deterministic=False)
-    return await evaluate(player, environments, problems, GREEDY, seed=seed)
+    section = EvaluationSection(problems=problems, **(section or {}))
+    return await evaluate(player, environments, section, RUN, seed=seed)
 
 
 async def test_the_first_problems_of_the_held_out_split_are_played_once_each():
@@ -121,21 +144,93 @@ async def test_an_evaluation_that_failed_everywhere_is_an_error_with_the_first_c
     assert "test_evaluation.py" in str(caught.value)
 
 
+async def test_each_problem_is_played_with_seeds_of_its_own_and_the_evaluations_own_sampling():
+    engine = SayingEngine()
+    section = {"samples": 4, "temperature": 0.5, "top_p": 0.8, "max_tokens": 5}
+    await run(2, engine=engine, section=section, only=Marked())
+    assert {sampling for _, sampling, _, _ in engine.asked} == {Sampling(5, 0.5, 0.8, 0)}
+    seeds = [seed for _, _, asked, _ in engine.asked for seed in asked]
+    assert len(set(seeds)) == len(seeds) == 8
+    again = SayingEngine()
+    await run(1, engine=again, section=section | {"samples": 2}, only=Marked())
+    assert [asked for _, _, asked, _ in again.asked] == [[seed] for seed in seeds[:2]]
+
+
+async def test_pass_at_k_is_the_mean_over_problems_by_every_grader_and_failures_are_wrong():
+    evaluation = await run(6, section={"samples": 8, "pass_at": (1, 4, 8), "temperature": 1.0}, only=Drawn())
+    counts = [
+        (
+            sum(one.correct for one in group.episodes),
+            sum(one.metrics["accuracy_strict"] == 1 for one in group.episodes),
+        )
+        for group in evaluation.groups
+    ]
+    assert len({right for right, _ in counts}) > 2, "problems of several difficulties"
+    assert evaluation.metrics["eval/failed"] > 0
+    for k in (1, 4, 8):
+        for place, ending in enumerate(("", "_strict")):
+            exact = [1 - Fraction(comb(8 - count[place], k), comb(8, k)) for count in counts]
+            assert evaluation.metrics[f"eval/pass@{k}{ending}"] == pytest.approx(float(sum(exact) / 6), abs=1e-12)
+    assert evaluation.metrics["eval/accuracy"] == pytest.approx(evaluation.metrics["eval/pass@1"])
+    assert evaluation.metrics["eval/accuracy_strict"] == pytest.approx(evaluation.metrics["eval/pass@1_strict"])
+    assert evaluation.metrics["eval/accuracy_half"] == 0.5, "which is no verdict"
+    assert "eval/accuracy_half" not in evaluation.shares
+    share = evaluation.shares["eval/pass@4"]
+    assert (share.low, share.high) == wilson(evaluation.metrics["eval/pass@4"], 6)
+
+
+class Crowded(SayingEngine):
+    """Counts how many ask at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = self.most = 0
+
+    async def sample(self, *asked: Any) -> Any:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            return await super().sample(*asked)
+        finally:
+            self.inside -= 1
+
+
+async def test_more_rollouts_than_go_at_once_are_played_one_part_after_another():
+    engine, problems = Crowded(), IN_FLIGHT // 2 + 10
+    evaluation = await run(problems, engine=engine, section={"samples": 2, "temperature": 1.0}, only=Marked(2000))
+    assert engine.most == IN_FLIGHT
+    assert [group.task.id for group in evaluation.groups] == [f"test-{n}" for n in range(problems)]
+
+
 async def test_what_was_said_is_written_one_line_a_problem(tmp_path):
-    evaluation = await run(2, only=Marked(fails=(1,)))
+    evaluation = await run(2, section={"samples": 2, "temperature": 1.0}, only=Marked(fails=(1,)))
     path = tmp_path / "rollouts" / "eval.jsonl"
     evaluation.write(path)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
+    said = {
+        "correct": True, "reward": 0.0, "metrics": {"steps": 10.0}, "finish": "stop", "tokens": 3,
+        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "reply"}],
+    }  # fmt: skip
+    lost = {"failed": "KeyError: 'lost 1'", "where": "play"}
     assert rows == [
-        {
-            "task": "test-0", "environment": "only", "correct": True, "reward": 0.0, "metrics": {"steps": 10.0},
-            "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "reply"}],
-        },
-        {"task": "test-1", "environment": "only", "failed": "KeyError: 'lost 1'"},
-    ]  # fmt: skip
+        {"task": "test-0", "environment": "only", "correct": 2, "total": 2, "samples": [said, said]},
+        {"task": "test-1", "environment": "only", "correct": 0, "total": 2, "samples": [lost, lost]},
+    ]
 
 
 def test_greedy_evaluation_drops_what_would_cut_the_distribution():
-    sampling = Sampling(max_tokens=5, temperature=1.0, top_p=0.9, top_k=3)
-    assert greedy(sampling, 0) == Sampling(max_tokens=5, temperature=0)
-    assert greedy(sampling, 0.5) == Sampling(max_tokens=5, temperature=0.5, top_p=0.9, top_k=3)
+    assert EvaluationSection().sampling(RUN) == Sampling(max_tokens=8, temperature=0)
+    assert EvaluationSection(temperature=0.5).sampling(RUN) == Sampling(max_tokens=8, temperature=0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"samples": 4}, "evaluation.samples = 4 at evaluation.temperature = 0 would be one reply 4 times"),
+        ({"samples": 4, "temperature": 1.0, "pass_at": [1, 8]}, "pass@8 cannot be told from evaluation.samples = 4"),
+        ({"pass_at": [0]}, "pass@0 cannot be told"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(values, said):
+    with pytest.raises(ConfigError, match=said):
+        load([Layer("run.toml", {"evaluation": values})])

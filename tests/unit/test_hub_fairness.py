@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_core.errors import DataError, DeadlineExceeded
-from atropos_core.hub import Hub, Want
+from atropos_core.hub import Entry, Hub, Session, Want
 from tests.unit.hubs import Clock, hub, ids, label, opened, payloads, settle
 
 
@@ -19,6 +19,12 @@ def fill(one: Hub[str], *environments: str, each: int, sequences: int = 1) -> No
     for environment in environments:
         for _ in range(each):
             assert one.try_put(environment, label(environment, sequences)) is not None
+
+
+def leased_now(session: Session[str], groups: int) -> list[Entry[str]]:
+    batch = session.try_lease(Want(groups=groups), 0)
+    assert batch is not None, "there is a batch now"
+    return batch
 
 
 # -- weights
@@ -55,6 +61,22 @@ async def test_silence_earns_nothing():
     fill(one, "late", each=40)
     taken = Counter(payloads(await session.lease(Want(groups=20), 0, 1)))
     assert abs(taken["late"] - taken["always"]) <= 4 + 1, "no more ahead than by one batch and one group"
+
+
+async def test_a_minimum_that_waits_at_the_door_of_a_full_hub_holds_no_batch_up():
+    """Only the trainer can make room for it: waiting for it would be waiting for oneself."""
+    clock = Clock()
+    one, session = opened(800, clock=clock, allocation_grace_s=30.0, keep_trained=True)
+    fill(one, "long", each=8)
+    session.trained(ids(leased_now(session, 4)))
+    one.share("short", minimum=0.3)
+    waiting = asyncio.ensure_future(one.put("short", label("short")))
+    await settle()
+    assert not waiting.done(), "the hub is full"
+    assert payloads(leased_now(session, 4)) == ["long"] * 4
+    session.commit()
+    await settle()
+    assert waiting.done()
 
 
 async def test_a_flood_does_not_starve_a_trickle():

@@ -13,6 +13,7 @@ from atropos_engine_hf.config import HFOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
+    from atropos_core.memory import Holding, Workload
 
 
 def build(options: HFOptions, context: RunContext) -> Engine:
@@ -25,6 +26,12 @@ def build(options: HFOptions, context: RunContext) -> Engine:
     from atropos_engine_hf.engine import HFEngine
 
     return HFEngine(options, context)
+
+
+def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
+    from atropos_engine_hf.memory import holds
+
+    return holds(options, workload)
 
 
 def transports(options: HFOptions) -> frozenset[Transport]:
@@ -40,6 +47,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         config=HFOptions,
         build=build,
         transports=transports,
+        holds=holds,
         requires=frozenset({"torch", "transformers"}),
         runs_in="process",
     )

@@ -11,12 +11,19 @@ from atropos_engine_vllm.config import VLLMOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
+    from atropos_core.memory import Holding, Workload
 
 
 def build(options: VLLMOptions, context: RunContext) -> Engine:
     from atropos_engine_vllm.engine import VLLMEngine
 
     return VLLMEngine(options, context)
+
+
+def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
+    from atropos_engine_vllm.memory import holds
+
+    return holds(options, workload)
 
 
 def transports(options: VLLMOptions) -> frozenset[Transport]:
@@ -34,6 +41,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         config=VLLMOptions,
         build=build,
         transports=transports,
+        holds=holds,
         several_devices=True,
         requires=frozenset({"aiohttp"}),
         runs_in="process",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -72,6 +73,24 @@ class KlOptions(Options):
         return self
 
 
+class RateOptions(Options):
+    """One of `[[trainer.learning_rates]]`: what other parameters learn at. The first that matches a parameter counts."""
+
+    pattern: str = Field(min_length=1, description="a regular expression, found anywhere in the parameter's name")
+    factor: float | None = Field(None, ge=0, allow_inf_nan=False, description="times the learning rate of the others")
+    learning_rate: float | None = Field(None, ge=0, allow_inf_nan=False, description="in place of a factor")
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> RateOptions:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"pattern {self.pattern!r} is no regular expression: {error}") from error
+        if (self.factor is None) == (self.learning_rate is None):
+            raise ValueError(f"pattern {self.pattern!r} takes a factor or a learning_rate: give one of them")
+        return self
+
+
 class CorrectionOptions(Options):
     """`[trainer.correction]`: weights for tokens that another policy sampled; needs old_logprobs = "recompute"."""
 
@@ -126,16 +145,21 @@ class GrpoOptions(Options):
     epochs: int = Field(1, ge=1, description="passes over one batch")
     minibatches: int = Field(1, ge=1, description="optimiser steps in one pass")
     tokens_per_microbatch: int = Field(16384, ge=1, description="bounds the memory of activations; changes no result")
-    logprob_chunk: int = Field(8192, ge=1, description="rows of logits that exist at once")
+    logprob_chunk: int = Field(8192, ge=1, description="rows of logits that exist at once, at most")
     share_prompts: bool = Field(True, description="compute the common prefix of a group's sequences once")
     gradient_checkpointing: bool = Field(False, description="trade a third more compute for activation memory")
 
     learning_rate: float = Field(1e-6, ge=0)
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="of parameters with two or more axes: not of norms and biases")
     max_grad_norm: float = Field(1.0, gt=0, description="the gradient is scaled down to this global norm")
     warmup_steps: int = Field(0, ge=0, description="optimiser steps over which the learning rate rises linearly")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="of the learning rate after warm-up, over all optimiser steps of the run"
+    )
+    schedule_floor: float = Field(0.0, ge=0, le=1, description="the part of the learning rate that a schedule ends at")
+    learning_rates: tuple[RateOptions, ...] = Field((), description="other rates for some parameters, by their names")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="of the parameters; auto: float32 on a CPU, otherwise as config.json says (as engine_hf)"
     )

@@ -1,6 +1,6 @@
 """Logprobs of given tokens, without ever holding logits for all of them.
 
-The backward pass computes the logits of a chunk again rather than keep them: memory is one chunk of [rows, vocabulary],
+The backward pass computes the logits of a chunk again rather than keep them: memory is a chunk or two of [rows, vocabulary],
 however long the batch. When everything fits in one chunk its probabilities are kept, and nothing is computed twice.
 """
 
@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+LOGITS = (1 << 24, 1 << 27)  # that a chunk holds at most, on a CPU and elsewhere: 64 and 512 MiB in fp32
+LEAST_ROWS = 64  # below these the products of a chunk with the head wait for its weights
 
 
 class Scored(NamedTuple):
@@ -34,25 +37,34 @@ def token_logprobs(
     return Scored(*_score(hidden, head.weight, head.bias, targets, temperature, chunk))
 
 
+def rows_at_once(chunk: int, vocabulary: int, device: str) -> int:
+    """`chunk`, or fewer where the vocabulary is so large that their logits would be what fills the memory."""
+    return min(chunk, max(LEAST_ROWS, LOGITS[device != "cpu"] // vocabulary))
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies = [], []
+        chunk = rows_at_once(chunk, len(weight), hidden.device.type)
+        made: list[tuple[Tensor, Tensor]] = []
         kept: Tensor | None = None
         for begin in range(0, len(targets), chunk):
             part = slice(begin, begin + chunk)
-            logs = _log_softmax(hidden[part], weight, bias, temperature[part])  # [r, V]
-            logprobs.append(logs.gather(1, targets[part, None])[:, 0])
-            probabilities = logs.exp()
-            entropies.append(-torch.linalg.vecdot(probabilities, logs.clamp_min_(-1e4)))  # 0 * -inf where masked
+            logits = _logits(hidden[part], weight, bias, temperature[part])  # [r, V]
+            logs = torch.log_softmax(logits, dim=-1)
+            logprobs = logs.gather(1, targets[part, None])[:, 0]
+            probabilities = torch.exp(logs, out=logits)
+            entropy = -torch.linalg.vecdot(probabilities, logs.clamp_min_(-1e4))  # 0 * -inf where masked
+            made.append((logprobs, entropy))
             kept = probabilities if len(targets) <= chunk else None
+            del logits, logs, probabilities  # before the next chunk's are made
+        logprobs, entropy = (torch.cat(parts) for parts in zip(*made, strict=True))
         ctx.chunk = chunk
-        entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept, entropy)
         ctx.set_materialize_grads(False)  # most losses ask nothing of the entropy
-        return torch.cat(logprobs), entropy
+        return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -62,30 +74,35 @@ class _TokenLogprobs(torch.autograd.Function):
         into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for begin in range(0, len(targets), ctx.chunk):
             part = slice(begin, begin + ctx.chunk)
-            p = _log_softmax(hidden[part], weight, bias, temperature[part]).exp_() if kept is None else kept
+            p = torch.softmax(_logits(hidden[part], weight, bias, temperature[part]), dim=-1) if kept is None else kept
             by = temperature[part].to(p.dtype)
+            extra: Tensor | None = None
+            if of_entropy is not None:  # d H / d logits = -p (log p + H)
+                extra = p.log().clamp_min_(-1e4).add_(entropy[part, None])
+                extra.mul_(p).mul_((of_entropy[part] / by)[:, None])
             if grad is None:
                 logits = torch.zeros_like(p)
             else:  # d log p[target] / d logits = 1[target] - p
                 scale = (grad[part] / by)[:, None]
-                logits = (p * -scale).scatter_add_(1, targets[part, None], scale)
-            if of_entropy is not None:  # d H / d logits = -p (log p + H)
-                logs = p.log().clamp_min_(-1e4)
-                logits -= logs.add_(entropy[part, None]).mul_(p).mul_((of_entropy[part] / by)[:, None])
+                logits = p * -scale if kept is not None else p.mul_(-scale)  # what is kept may be asked for again
+                logits.scatter_add_(1, targets[part, None], scale)
+            if extra is not None:
+                logits -= extra
             logits = logits.to(hidden.dtype)
             torch.mm(logits, weight, out=into_hidden[part])
             if into_weight is not None:
                 into_weight.addmm_(logits.t(), hidden[part])
             if into_bias is not None:
                 into_bias += logits.sum(dim=0)
+            del p, logits, extra
         return into_hidden, into_weight, into_bias, None, None, None
 
 
 _score: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply  # torch leaves apply untyped
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
     logits = torch.nn.functional.linear(hidden, weight, bias)
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    return torch.log_softmax(logits.div_(temperature[:, None].to(logits.dtype)), dim=-1)
+    return logits.div_(temperature[:, None].to(logits.dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -13,15 +14,18 @@ from transformers.utils import logging
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_trainer_grpo import attention
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
-from atropos_trainer_grpo.packing import Packing
+from atropos_trainer_grpo.packing import Packing, pack
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # Gemma 2, Cohere, Granite
 
 
-def open_model(directory: Path, *, dtype: str, device: str, with_weights: bool) -> PreTrainedModel:
+def open_model(
+    directory: Path, *, dtype: str, device: str, with_weights: bool, at: str | None = None
+) -> PreTrainedModel:
     """The model in evaluation mode (no dropout). Without weights its parameters are on the meta device and its buffers
-    (rotary frequencies) on `device`. Raises FitError for a model that cannot be trained packed."""
+    (rotary frequencies) on `device`; with them it is there, or `at` another place for the time being. Raises FitError
+    for a model that cannot be trained packed."""
     if (directory / "adapter_config.json").exists():
         raise FitError(
             f"{directory} holds an adapter, and training starts from a whole model.",
@@ -41,7 +45,7 @@ def open_model(directory: Path, *, dtype: str, device: str, with_weights: bool) 
         model = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=wanted, attn_implementation=attention.NAME
         )
-        model = model.to(device)
+        model = model.to(at or device)
     else:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=attention.NAME)
@@ -72,11 +76,41 @@ def score(
     model: nn.Module, packing: Packing, predicts: Tensor, targets: Tensor, temperature: Tensor, chunk: int
 ) -> Scored:
     """One forward pass over a packing: logprobs of `targets` [R] at the packed places `predicts` [R] before them."""
+    if isinstance(model, Scorer):
+        return model.scored(packing, predicts, targets, temperature, chunk)
     whole = language_model(model)
     hidden = whole.base_model(
         input_ids=packing.tokens, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
     return token_logprobs(hidden.index_select(0, predicts), whole.get_output_embeddings(), targets, temperature, chunk)
+
+
+class Scorer(nn.Module):
+    """`score` as a module, for a model whose parameters are there only while a module around them runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, packing: Packing, predicts: Tensor, targets: Tensor, temperature: Tensor, chunk: int) -> Scored:
+        return score(self.model, packing, predicts, targets, temperature, chunk)
+
+    def scored(self, *arguments: Any) -> Scored:
+        made: Scored = self(*arguments)
+        if not torch.is_grad_enabled():
+            self.reshard()  # FSDP leaves that to the backward pass; an update after it would go unseen
+        return made
+
+    def reshard(self) -> None:
+        """FSDP's, where it is one."""
+
+
+def score_nothing(model: nn.Module, device: str) -> Tensor:
+    """A pass like any other, for a rank without work: zero, with a gradient of zeros for every parameter."""
+    tokens = np.zeros(2, np.int32)
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    scored = score(model, pack(tokens, np.array([2]), device), one, one, torch.ones(1, device=device), 1)
+    return (scored.logprobs * 0.0).sum()
 
 
 def language_model(model: Any) -> Any:

@@ -13,17 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from atropos_trainer_grpo.rates import Group, factor, groups_of
+
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
 
 
 class Optimizer:
-    """AdamW with linear warm-up and a bound on the global gradient norm."""
+    """AdamW with a schedule, rates by parameter, and a bound on the global gradient norm. `in_all` is how many updates
+    the run takes, for schedules that fall."""
 
-    def __init__(self, parameters: Iterable[Parameter], options: GrpoOptions) -> None:
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    def __init__(self, named: Iterable[tuple[str, Parameter]], options: GrpoOptions, in_all: int = 0) -> None:
+        trained = {name: parameter for name, parameter in named if parameter.requires_grad}
+        self.parameters = list(trained.values())
         self.updates = 0
         self._options = options
+        self._in_all = in_all
         self._masters = [
             torch.empty_like(parameter, dtype=torch.float32) if parameter.element_size() == 2 else parameter.detach()
             for parameter in self.parameters
@@ -34,12 +39,23 @@ class Optimizer:
             for parameter, master in zip(self.parameters, self._masters, strict=True)
             if master.dtype != parameter.dtype
         ]
+        groups: dict[Group, list[int]] = {}
+        chosen = groups_of({name: parameter.ndim for name, parameter in trained.items()}, options)
+        for place, name in enumerate(trained):
+            groups.setdefault(chosen[name], []).append(place)
+        self._rates = [group.rate for group in groups]
+        self._order = [place for places in groups.values() for place in places]  # of the parameters in AdamW
         self._adam = torch.optim.AdamW(
-            self._masters,
+            [
+                {
+                    "params": [self._masters[place] for place in places],
+                    "weight_decay": options.weight_decay * group.decays,
+                }
+                for group, places in groups.items()
+            ],
             lr=options.learning_rate,
             betas=options.betas,
             eps=options.eps,
-            weight_decay=options.weight_decay,
             fused=True,  # one kernel, 1 ms for 0.8 M parameters in 46 tensors
         )
 
@@ -52,9 +68,8 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
-        warm = self._options.warmup_steps
-        return self._options.learning_rate * (min(1.0, (self.updates + 1) / warm) if warm else 1.0)
+        """Of the next update, for parameters without a rate of their own."""
+        return self._options.learning_rate * factor(self._options, self.updates, self._in_all)
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -75,7 +90,9 @@ class Optimizer:
         torch.nn.utils.clip_grads_with_norm_(holders, self._options.max_grad_norm, norm)
         for holder, master in zip(holders, self._masters, strict=True):
             master.grad = holder.grad
-        self._adam.param_groups[0]["lr"] = self.learning_rate
+        now = factor(self._options, self.updates, self._in_all)
+        for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
+            group["lr"] = rate * now
         self._adam.step()
         for parameter, master in zip(self.parameters, self._masters, strict=True):
             if master.dtype != parameter.dtype:
@@ -89,7 +106,8 @@ class Optimizer:
             master if master.dtype != parameter.dtype else None
             for parameter, master in zip(self.parameters, self._masters, strict=True)
         ]
-        return {"updates": self.updates, "masters": masters, "moments": self._adam.state_dict()["state"]}
+        moments = {self._order[place]: entry for place, entry in self._adam.state_dict()["state"].items()}
+        return {"updates": self.updates, "masters": masters, "moments": moments}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
@@ -98,7 +116,8 @@ class Optimizer:
         for master, saved in zip(self._masters, state["masters"], strict=True):
             if saved is not None:
                 master.copy_(saved)
-        self._adam.load_state_dict({**self._adam.state_dict(), "state": state["moments"]})
+        moments = {at: state["moments"][place] for at, place in enumerate(self._order) if place in state["moments"]}
+        self._adam.load_state_dict({**self._adam.state_dict(), "state": moments})
         self.clear()
 
     @torch.no_grad()

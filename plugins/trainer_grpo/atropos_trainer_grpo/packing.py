@@ -20,8 +20,8 @@ from torch import Tensor
 
 Indices = NDArray[np.int64]
 
-BUCKET_FILL = 0.7  # a bucket's shortest segment is at least this part of its longest: padding stays below 30 %
-BUCKET_FLOOR = 16  # or within this many tokens of it: many tiny buckets cost more than their padding
+BUCKET_FILL = 0.9  # a bucket's shortest segment is at least this part of its longest: padding stays below 10 %
+BUCKET_FLOOR = 4  # or within this many tokens of it: many tiny buckets cost more than their padding
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ class Packing:
     key_again: Tensor  # i64[D] the key rows of shared beginnings within the segments that follow them
     buckets: tuple[Bucket, ...]
     slots: Indices  # i64[sum of lengths] the packed place of every token of every sequence, in the order given
+
+    @property
+    def padding(self) -> float:
+        """Rows of queries and keys that are there for their shape alone, over those that attention needs."""
+        real = 2 * len(self.query_home) + len(self.key_again)
+        return (len(self.queries) + len(self.keys)) / real - 1
 
     def at(self, places: Indices) -> Tensor:
         """Where the tokens at these places (of the sequences laid end to end) stand in the packed row."""
@@ -141,18 +147,75 @@ class _Layout:
         self.buckets.append(Bucket(segments, right, left + right, mask))
 
 
-def microbatches(lengths: Indices, order: Indices, limit: int) -> list[Indices]:
-    """Cut `order` (sequence numbers) into runs of at most `limit` tokens; a longer sequence gets a run of its own."""
-    runs: list[Indices] = []
-    begin, held = 0, 0
-    for place, length in enumerate(lengths[order].tolist()):
-        if held and held + length > limit:
-            runs.append(order[begin:place])
-            begin, held = place, 0
-        held += length
-    if begin < len(order):
-        runs.append(order[begin:])
-    return runs
+def microbatches(
+    lengths: Indices,
+    order: Indices,
+    limit: int,
+    tokens: NDArray[np.int32] | None = None,
+    group: NDArray[np.int32] | None = None,
+) -> list[Indices]:
+    """`order` (sequence numbers, groups together) in runs of at most `limit` packed tokens; a longer sequence gets a run of
+    its own. With `tokens` and `group`, what the sequences of a group have in common counts once a run.
+
+    Runs are as few as two ways of filling them find, and then of near counts: cuts through `order` where it stands, or
+    whole groups, largest first, each to the run that holds least."""
+    if not len(order):
+        return []
+    own, shared, of = _counts(lengths, order, tokens, group)
+    places = np.arange(len(order))
+    least = int((own + shared).max())
+    cut = _cut(own, shared, of, places, limit)
+    low, high = min(least, limit), limit  # the lowest capacity that needs no more runs is the one that evens them out
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_cut(own, shared, of, places, middle)) <= len(cut) else (middle + 1, high)
+    filled = _filled(own, shared, of, limit, fewer_than=len(cut))
+    return [order[run] for run in filled or _cut(own, shared, of, places, high)]
+
+
+def _counts(
+    lengths: Indices, order: Indices, tokens: NDArray[np.int32] | None, group: NDArray[np.int32] | None
+) -> tuple[Indices, Indices, Indices]:
+    """Per place in `order`: packed tokens of the sequence's own, those of its beginning, and whose beginning it is."""
+    ordered = lengths[order]
+    if tokens is None or group is None:
+        return ordered, np.zeros_like(ordered), np.arange(len(order))
+    starts = (np.cumsum(lengths) - lengths)[order]
+    of, shared = _common_beginnings(tokens, starts, ordered, group[order])
+    return ordered - shared, shared, of
+
+
+def _cut(own: Indices, shared: Indices, of: Indices, places: Indices, limit: int) -> list[Indices]:
+    """Cuts through `places` wherever the next sequence would exceed the limit."""
+    cuts, held, last = [0], 0, -1
+    for at, (rest, beginning, whose) in enumerate(
+        zip(own[places].tolist(), shared[places].tolist(), of[places].tolist(), strict=True)
+    ):
+        more = rest if whose == last else rest + beginning
+        if held and held + more > limit:
+            cuts.append(at)
+            held, more = 0, rest + beginning
+        held, last = held + more, whose
+    return np.split(places, cuts[1:])
+
+
+def _filled(own: Indices, shared: Indices, of: Indices, limit: int, fewer_than: int) -> list[Indices] | None:
+    """Runs of whole groups, where these are fewer; a group that is larger than the limit is cut."""
+    groups = np.split(np.arange(len(own)), np.flatnonzero(np.diff(of)) + 1)
+    parts = [part for members in groups for part in _cut(own, shared, of, members, limit)]
+    sizes = np.array([int(own[part].sum() + shared[part[0]]) for part in parts])
+    largest_first = np.argsort(-sizes, kind="stable").tolist()
+    alone = int((sizes > limit).sum())
+    for count in range(max(1, alone - (-int(sizes[sizes <= limit].sum()) // limit)), fewer_than):
+        held = np.zeros(count, np.int64)
+        runs: list[list[int]] = [[] for _ in range(count)]
+        for part in largest_first:
+            least = int(held.argmin())
+            runs[least].append(part)
+            held[least] += sizes[part]
+        if all(held[i] <= limit or len(run) == 1 for i, run in enumerate(runs)):
+            return [np.concatenate([parts[part] for part in sorted(run)]) for run in runs]
+    return None
 
 
 def _common_beginnings(

@@ -13,6 +13,7 @@ from atropos_trainer_grpo.config import LOSSES, GrpoOptions, LoraOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Loss, Trainer, Transport
+    from atropos_core.memory import Holding, Workload
 
 
 def build(options: GrpoOptions, context: RunContext) -> Trainer:
@@ -22,9 +23,19 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
             "trainer 'grpo' is to train a LoRA adapter, which needs the module 'peft', and that is not installed.",
             remedy="pip install atropos-plugin-trainer-grpo[lora]",
         )
+    if len(context.devices) > 1:
+        from atropos_trainer_grpo.ranks import RankedTrainer
+
+        return RankedTrainer(options, context)
     from atropos_trainer_grpo.trainer import GrpoTrainer
 
     return GrpoTrainer(options, context)
+
+
+def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
+    from atropos_trainer_grpo.memory import holds
+
+    return holds(options, workload)
 
 
 def transports(options: GrpoOptions) -> frozenset[Transport]:
@@ -65,7 +76,9 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
         config=GrpoOptions,
         build=build,
         transports=transports,
+        holds=holds,
         tells=tells,
+        several_devices=True,
         requires=frozenset({"torch", "transformers", "safetensors"}),
         runs_in="process",
     )

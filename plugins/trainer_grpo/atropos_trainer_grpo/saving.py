@@ -10,7 +10,7 @@ import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,8 +18,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atropos_core.errors import CheckpointError
+from atropos_trainer_grpo.group import part
 from atropos_trainer_grpo.model import language_model
 from atropos_trainer_grpo.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.sharding import Sharded
 
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.pt"
@@ -29,8 +33,9 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-def save(model: nn.Module, optimizer: Optimizer, origin: Path, directory: Path) -> None:
-    """Fill an existing, empty directory: weights and config in Hugging Face form, tokenizer of `origin`, the state."""
+def save(model: nn.Module, state: Mapping[str, Any], origin: Path, directory: Path) -> None:
+    """Fill an existing, empty directory: weights and config in Hugging Face form, tokenizer of `origin`, the optimiser's
+    state."""
     if _is_adapted(model):
         from atropos_trainer_grpo import lora
 
@@ -41,7 +46,7 @@ def save(model: nn.Module, optimizer: Optimizer, origin: Path, directory: Path) 
         for path in origin.glob(pattern):
             copy = shutil.copytree if path.is_dir() else shutil.copy2
             copy(path, directory / path.name)
-    torch.save({"optimizer": optimizer.state(), "random": _random_states()}, directory / STATE)
+    torch.save({"optimizer": state, "random": _random_states()}, directory / STATE)
 
 
 def _save_whole(model: Any, directory: Path) -> None:
@@ -51,22 +56,22 @@ def _save_whole(model: Any, directory: Path) -> None:
 
 
 @torch.no_grad()
-def restore(model: nn.Module, optimizer: Optimizer, directory: Path) -> None:
-    """Copy a saved state into the parameters where they lie, and into the optimiser. Raises CheckpointError before
-    anything has changed."""
+def restore(model: nn.Module, optimizer: Optimizer, directory: Path, sharded: Sharded | None = None) -> None:
+    """Copy a saved state into the parameters where they lie, and into the optimiser. With `sharded`, `model` is its: every
+    rank reads for itself, and keeps its part. Raises CheckpointError before anything has changed."""
     file, present = _parameters(model)
     try:
         weights = load_file(directory / file)
         state = torch.load(directory / STATE, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
-    _check_fit(weights, present, directory / file)
+    _check_fit(weights, present, directory / file, {} if sharded is None else sharded.stored)
     if _is_adapted(model):
         _check_adapter(model, weights, present, directory)
     for name, parameter in present.items():
-        parameter.copy_(weights[name])
+        parameter.copy_(part(parameter, weights[name]))
     optimizer.adopt()
-    optimizer.load(state["optimizer"])
+    optimizer.load(state["optimizer"] if sharded is None else sharded.divided(state["optimizer"]))
     _set_random_states(state["random"])
 
 
@@ -83,14 +88,20 @@ def _parameters(model: nn.Module) -> tuple[str, Mapping[str, torch.Tensor]]:
     return lora.WEIGHTS, lora.tensors(model)
 
 
-def _check_fit(weights: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], file: Path) -> None:
+def _check_fit(
+    weights: Mapping[str, torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    file: Path,
+    stored: Mapping[str, torch.dtype],  # where it is not how a parameter is held
+) -> None:
     for name, parameter in parameters.items():
         saved = weights.get(name)
         found = None if saved is None else (tuple(saved.shape), saved.dtype)
-        if found != (tuple(parameter.shape), parameter.dtype):
+        expected = (tuple(parameter.shape), stored.get(name, parameter.dtype))
+        if found != expected:
             raise CheckpointError(
                 f"{file}: parameter {name!r} is {found or 'missing'} there, "
-                f"and {(tuple(parameter.shape), parameter.dtype)} in the model that is to take it up."
+                f"and {expected} in the model that is to take it up."
             )
 
 

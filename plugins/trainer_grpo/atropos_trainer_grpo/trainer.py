@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
@@ -24,15 +25,21 @@ from atropos_core.errors import ConfigError, WeightsMismatch
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_grpo import saving
+from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
+from atropos_trainer_grpo.group import ALONE, Group
 from atropos_trainer_grpo.losses import LOSSES, Loss
-from atropos_trainer_grpo.model import complete, open_model, score
+from atropos_trainer_grpo.model import complete, open_model, score, score_nothing
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
+from atropos_trainer_grpo.rates import groups_of, updates_in_all
 from atropos_trainer_grpo.update import Update
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from atropos_core.registry import RunContext
     from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
+    from atropos_trainer_grpo.sharding import Sharded
 
 Made = TypeVar("Made")
 
@@ -40,30 +47,41 @@ SHARED = frozenset({"posix_shm", "cuda_ipc"})  # the engine owns the weights; ou
 
 
 class GrpoTrainer(Trainer):
-    """GRPO, Dr.GRPO and DAPO on one device. `model` and `weights_moved` are a bridge's way in: a transformers model, or
-    peft's where an adapter is trained."""
+    """Policy gradients on one device, or as one rank of several (`ranks` has them behind one interface). `model` and
+    `weights_moved` are a bridge's way in: a transformers model, or peft's where an adapter is trained."""
 
     model: nn.Module  # of transformers; with LoRA peft's, around it
 
-    def __init__(self, options: GrpoOptions, context: RunContext) -> None:
+    def __init__(self, options: GrpoOptions, context: RunContext, group: Group = ALONE) -> None:
         adapts = options.lora is not None or context.transport == "adapter"
         self._options = options.with_lora() if adapts else options
         self._context = context
-        self._device = context.devices[0]
+        self._device = context.devices[group.rank]
+        self._group = group
+        self._mesh: DeviceMesh | None = None
+        self._sharded: Sharded | None = None
         self._loss: Loss | None = None
         self._optimizer: Optimizer | None = None
         self._frozen: nn.Module | None = None  # the reference of a KL term, where no adapter is trained
         self._dropouts: list[nn.Module] = []  # of an adapter, off but in a training forward pass
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
+    async def join(self, port: int, listening: socket.socket | None = None) -> None:
+        """Be a rank from here on; before `open`. Returns once all have come."""
+        from atropos_trainer_grpo import sharding
+
+        self._mesh = await self._run(lambda: sharding.join(self._group, port, self._device, listening))
+
     async def open(self) -> ModelInfo:
         return await self._run(self._open)
 
     def weights_moved(self) -> None:
         """Take up the parameters as they are now; what the optimiser has learned so far is kept."""
-        complete(self.model)
+        if self._sharded is None:
+            complete(self.model)
         before = self._optimizer
-        self._optimizer = Optimizer(self.model.parameters(), self._options)
+        holder = self._sharded.model if self._sharded is not None else self.model
+        self._optimizer = Optimizer(holder.named_parameters(), self._options, self._updates)
         if before is not None:
             before.close()
             self._optimizer.take_over(before)
@@ -71,16 +89,21 @@ class GrpoTrainer(Trainer):
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
         assert self._loss is not None, "open() comes before any step"
         update = Update(
-            self.model, self._ready(), self._options, self._loss, batch, self._device, self._context.seed,
-            self._dropouts, self._reference,
+            self._policy, self._ready(), self._options, self._loss, batch, self._device, self._context.seed,
+            self._dropouts, self._reference, self._group,
         )  # fmt: skip
+        if self._group.size > 1:  # dropout: of its own in each rank, and nothing that a checkpoint would have to hold
+            seeds = np.random.SeedSequence([self._context.seed, batch.version, self._group.rank])
+            torch.manual_seed(int(seeds.generate_state(1)[0]))
         async with AsyncExitStack() as stack:
             for number, chosen in enumerate(update.minibatches()):
                 await self._run(partial(update.backward, chosen))
                 if number == 0:
                     await stack.enter_async_context(writing())
                 await self._run(update.write)
-        return update.metrics()
+            if self._sharded is not None:
+                await self._run(self._sharded.gather)
+        return await self._run(update.metrics)
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         self._ready()
@@ -88,19 +111,25 @@ class GrpoTrainer(Trainer):
 
     async def save(self, directory: Path) -> None:
         optimizer = self._ready()
-        await self._run(lambda: saving.save(self.model, optimizer, self._context.model, directory))
+        await self._run(lambda: self._save(optimizer, directory))
 
     async def restore(self, directory: Path) -> None:
         optimizer = self._ready()
-        await self._run(lambda: saving.restore(self.model, optimizer, directory))
+        await self._run(lambda: self._restore(optimizer, directory))
 
     async def close(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
+        if self._mesh is not None:
+            from atropos_trainer_grpo import sharding
+
+            self._mesh = None
+            sharding.leave()
 
     def _open(self) -> ModelInfo:
         from atropos_core.tokenizer import fingerprint
 
         self._loss = self._chosen_loss()
+        self._updates = updates_in_all(self._options, self._context.steps)
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
         if self._context.deterministic:
@@ -108,7 +137,9 @@ class GrpoTrainer(Trainer):
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(self._context.seed)
         shared = self._context.transport in SHARED
-        model = open_model(self._context.model, dtype=self._options.dtype, device=self._device, with_weights=not shared)
+        at = None if self._mesh is None else "cpu"  # until it is divided
+        dtype, device = self._options.dtype, self._device
+        model = open_model(self._context.model, dtype=dtype, device=device, with_weights=not shared, at=at)
         parameters = list(model.parameters())
         info = ModelInfo(
             architecture=type(model).__name__,
@@ -119,9 +150,13 @@ class GrpoTrainer(Trainer):
             tokenizer=fingerprint(self._context.model),
             threads=torch.get_num_threads(),
         )
+        if self._device == "cpu" and info.parameters is not None and info.parameters >= LARGE:
+            give_back_large_blocks()
         self.model = model
         if self._options.lora is not None:
             self._adapt(model, self._options.lora)
+        trained = {name: parameter.ndim for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        groups_of(trained, self._options)  # refuses a pattern that means nothing here, before any weights arrive
         if self._options.gradient_checkpointing:
             enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
             enable({"use_reentrant": False})  # the second name is that of transformers before 5.20
@@ -129,12 +164,24 @@ class GrpoTrainer(Trainer):
             for layer in self._dropouts:
                 layer.eval()
         if self._options.kl is not None and self._options.lora is None:
-            self._frozen = open_model(
-                self._context.model, dtype=self._options.dtype, device=self._device, with_weights=True
-            ).requires_grad_(False)
+            frozen = open_model(self._context.model, dtype=dtype, device=device, with_weights=True, at=at)
+            self._frozen = frozen.requires_grad_(False)
+        if self._mesh is not None:
+            self._divide(self._mesh)
         if not shared:
             self.weights_moved()
         return info
+
+    def _divide(self, mesh: DeviceMesh) -> None:
+        from atropos_trainer_grpo.sharding import Sharded
+
+        self._sharded = Sharded(self.model, self._group, mesh)
+        if self._dropouts:
+            from atropos_trainer_grpo import lora
+
+            self._dropouts = lora.dropouts(self._sharded.model)
+        if self._frozen is not None:
+            self._frozen = Sharded(self._frozen, self._group, mesh, trained=False).scorer
 
     @contextmanager
     def _reference(self) -> Iterator[nn.Module]:
@@ -142,9 +189,26 @@ class GrpoTrainer(Trainer):
         if self._frozen is not None:
             yield self._frozen
             return
-        model: Any = self.model  # peft's, around the base
+        model: Any = self.model if self._sharded is None else self._sharded.model  # peft's, around the base
         with model.disable_adapter():
-            yield model
+            yield self._policy
+
+    @property
+    def _policy(self) -> nn.Module:
+        """What `score` takes."""
+        return self.model if self._sharded is None else self._sharded.scorer
+
+    def _save(self, optimizer: Optimizer, directory: Path) -> None:
+        state = optimizer.state() if self._sharded is None else self._sharded.gathered(optimizer.state())
+        if self._group.rank == 0:
+            saving.save(self.model, state, self._context.model, directory)
+
+    def _restore(self, optimizer: Optimizer, directory: Path) -> None:
+        if self._sharded is None:
+            saving.restore(self.model, optimizer, directory)
+        else:
+            saving.restore(self._sharded.model, optimizer, directory, self._sharded)
+            self._sharded.gather()
 
     def _chosen_loss(self) -> Loss:
         """Raises what is wrong with its name, or with what offers it."""
@@ -172,14 +236,18 @@ class GrpoTrainer(Trainer):
         made = [np.zeros(len(sequence), dtype=np.float32) for sequence in sequences]
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
         longer = np.flatnonzero(lengths > 1)
-        for part in microbatches(lengths, longer, self._options.tokens_per_microbatch):
+        limit = self._options.tokens_per_microbatch
+        for part in self._group.passes(lengths, longer, lambda order: microbatches(lengths, order, limit)):
+            if not len(part):
+                score_nothing(self._policy, self._device)
+                continue
             tokens = np.concatenate([sequences[i] for i in part])
             packing = pack(tokens, lengths[part], self._device)
             follows = np.ones(len(tokens), dtype=np.bool_)
             follows[np.cumsum(lengths[part]) - lengths[part]] = False
             rows = np.flatnonzero(follows)
             scored = score(
-                self.model,
+                self._policy,
                 packing,
                 packing.at(rows - 1),
                 torch.from_numpy(tokens[rows].astype(np.int64)).to(self._device),
@@ -189,6 +257,8 @@ class GrpoTrainer(Trainer):
             split = np.split(scored.logprobs.float().cpu().numpy(), np.cumsum(lengths[part] - 1)[:-1])
             for i, values in zip(part, split, strict=True):
                 made[i][1:] = values
+        if self._group.size > 1 and made:
+            made = np.split(self._group.sum_array(np.concatenate(made)), np.cumsum(lengths)[:-1])
         return made
 
     def _ready(self) -> Optimizer:

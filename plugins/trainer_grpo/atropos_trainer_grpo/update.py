@@ -22,9 +22,10 @@ from atropos_trainer_grpo.advantages import whitened, with_divergence
 from atropos_trainer_grpo.columns import columns_of, token_places
 from atropos_trainer_grpo.corrections import BOUNDS, importance_weights
 from atropos_trainer_grpo.divergence import divergence
+from atropos_trainer_grpo.group import ALONE, Group, full
 from atropos_trainer_grpo.logprobs import Scored
 from atropos_trainer_grpo.losses import Clip, Loss, Rows, token_weights
-from atropos_trainer_grpo.model import score
+from atropos_trainer_grpo.model import score, score_nothing
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from atropos_trainer_grpo.config import Correction, CorrectionOptions, GrpoOptions
 
 Indices = NDArray[np.int64]
+
+SUMS = ("ratio", "clipped", "correction", "corrected", "reference", "entropy", "k3", "difference")
+COUNTS = ("trained", "known", "fresh")
 
 
 class Update:
@@ -48,6 +52,7 @@ class Update:
         seed: int,
         dropouts: Sequence[torch.nn.Module] = (),  # layers to switch on where gradients are computed
         reference: Callable[[], AbstractContextManager[torch.nn.Module]] | None = None,  # the model that KL is taken to
+        group: Group = ALONE,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -59,6 +64,7 @@ class Update:
         self._dropouts = dropouts
         self._single = options.epochs * options.minibatches == 1
         self._reference = reference
+        self._group = group
         self._loss = loss
         self._clip = clip_of(options, loss)
         self._owner = np.repeat(np.arange(batch.sequences), batch.lengths)  # [N] the sequence of each token
@@ -104,22 +110,26 @@ class Update:
         losses = []
         moving = self._moving()[chosen]
         for sequences, active in ((chosen[moving], True), (chosen[~moving], False)):
-            for part in microbatches(batch.lengths, sequences, options.tokens_per_microbatch):
+            for part in self._passes(sequences):
                 began = time.perf_counter()
                 # What has no gradient is only measured.
                 with dropping(self._dropouts if active else ()), torch.set_grad_enabled(active):
-                    scored, places = self._score(part)
-                    loss = self._total(scored, places, weights)
-                    if first and not self._dropouts:
-                        self._align(scored, places)
+                    if len(part):
+                        scored, places = self._score(part)
+                        loss = self._total(scored, places, weights)
+                        if first and not self._dropouts:
+                            self._align(scored, places)
+                    else:
+                        loss = score_nothing(self._model, self._device)
                     between = time.perf_counter()
                     self._seconds["forward"] += between - began
                     if active:
                         loss.backward()
                         losses.append(loss.detach())
                         self._seconds["backward"] += time.perf_counter() - between
-        self._norm = self._optimizer.gradient_norm()
-        total, norm = torch.stack([torch.stack([*losses, torch.zeros_like(self._norm)]).sum(), self._norm]).tolist()
+        self._norm = full(self._optimizer.gradient_norm())
+        summed = self._group.sum(torch.stack([*losses, torch.zeros_like(self._norm)]).sum())
+        total, norm = torch.stack([summed, self._norm]).tolist()
         if not (math.isfinite(total) and math.isfinite(norm)):
             self._optimizer.clear()
             raise TrainingDiverged(
@@ -138,8 +148,8 @@ class Update:
 
     def metrics(self) -> Metrics:
         """Means over all optimiser steps; `alignment/*` over the first one's forward pass, before anything changed."""
-        counts = {name: max(count, 1) for name, count in self._counts.items()}
-        sums = {name: float(value) for name, value in self._sums.items()}
+        sums, seen = self._over_all_ranks()
+        counts = {name: max(count, 1) for name, count in seen.items()}
         return {
             "loss": float(np.mean(self._losses)),
             "grad_norm": float(np.mean(self._norms)),
@@ -157,12 +167,20 @@ class Update:
                 if "correction" in sums
                 else {}
             ),
-            "alignment/max_abs_logprob_diff": float(self._most),
+            "alignment/max_abs_logprob_diff": float(self._group.most(self._most.double().cpu())),
             "alignment/mean_abs_logprob_diff": sums["difference"] / counts["fresh"],
-            "alignment/fresh_tokens": float(self._counts["fresh"]),
+            "alignment/fresh_tokens": float(seen["fresh"]),
             "tokens": float(self._columns.trained.sum()),
             **{f"time/{name}_s": seconds for name, seconds in self._seconds.items()},
         }
+
+    def _over_all_ranks(self) -> tuple[dict[str, float], dict[str, int]]:
+        """The sums, those that any rank has, and the counts."""
+        own = {name: float(value) for name, value in self._sums.items()} | self._counts
+        both = [[own.get(name, 0.0) for name in SUMS + COUNTS], [float(name in own) for name in SUMS + COUNTS]]
+        values, present = self._group.sum(torch.tensor(both, dtype=torch.float64)).tolist()
+        made = {name: value for name, value, here in zip(SUMS + COUNTS, values, present, strict=True) if here}
+        return made, {name: int(made[name]) for name in COUNTS}
 
     def _prepare(self) -> None:
         """What one look at the whole batch before any update gives: old and reference logprobs, and the advantages as they
@@ -261,8 +279,11 @@ class Update:
     @torch.no_grad()
     def _align_without_dropout(self, chosen: Indices) -> None:
         """By a pass of its own: the policy that was sampled has no dropout."""
-        for part in microbatches(self._batch.lengths, chosen, self._options.tokens_per_microbatch):
-            self._align(*self._score(part))
+        for part in self._passes(chosen):
+            if len(part):
+                self._align(*self._score(part))
+            else:
+                score_nothing(self._model, self._device)
 
     def _add(self, sums: Mapping[str, Tensor]) -> None:
         for name, value in sums.items():
@@ -289,12 +310,21 @@ class Update:
     def _computed(self, wanting: Bools, known: Floats, model: torch.nn.Module | None = None) -> Floats:
         """`known` [N], and logprobs by a pass without gradient where they are wanted."""
         sequences = np.flatnonzero(np.logical_or.reduceat(wanting, self._batch.offsets[:-1]))
-        made = known.copy()
-        for part in microbatches(self._batch.lengths, sequences, self._options.tokens_per_microbatch):
+        made = np.zeros(len(known), np.float32)
+        for part in self._passes(sequences):
+            if not len(part):
+                score_nothing(model or self._model, self._device)
+                continue
             scored, places = self._score(part, model)
             chosen = wanting[places]
             made[places[chosen]] = scored.logprobs.cpu().float().numpy()[chosen]
-        return made
+        return np.where(wanting, self._group.sum_array(made), known)
+
+    def _passes(self, sequences: Indices) -> list[Indices]:
+        """This rank's micro-batches; an empty one is a pass that the others make."""
+        lengths, limit = self._batch.lengths, self._options.tokens_per_microbatch
+        shared = (self._batch.tokens, self._batch.group) if self._options.share_prompts else (None, None)
+        return self._group.passes(lengths, sequences, lambda order: microbatches(lengths, order, limit, *shared))
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

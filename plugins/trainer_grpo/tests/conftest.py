@@ -124,9 +124,11 @@ async def open_trainer(model_of, tmp_path):
     """`await open_trainer(model, learning_rate=...)`: an open trainer in this process, closed at the end."""
     opened: list[GrpoTrainer] = []
 
-    async def make(model: Path | None = None, *, seed: int = 0, transport: str | None = "checkpoint", **options):
+    async def make(
+        model: Path | None = None, *, seed: int = 0, transport: str | None = "checkpoint", steps: int = 0, **options
+    ):
         options = {"learning_rate": 1e-2, **options}
-        context = RunContext(tmp_path, model or model_of(), seed=seed, transport=transport, threads=1)
+        context = RunContext(tmp_path, model or model_of(), steps, seed=seed, transport=transport, threads=1)
         trainer = GrpoTrainer(GrpoOptions(**options), context)
         opened.append(trainer)
         await trainer.open()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from atropos_trainer_grpo.logprobs import token_logprobs
+from atropos_trainer_grpo.logprobs import rows_at_once, token_logprobs
 
 
 def case(dtype, bias=True, rows=13):
@@ -50,3 +50,28 @@ def test_no_rows_are_a_loss_of_nothing_that_can_be_differentiated():
     scored = token_logprobs(hidden, head, torch.zeros(0, dtype=torch.long), torch.zeros(0), 4)
     scored.logprobs.sum().backward()
     assert scored.logprobs.shape == (0,)
+
+
+def test_a_large_vocabulary_has_fewer_rows_of_logits_at_once():
+    assert rows_at_once(8192, 598, "cpu") == 8192
+    assert rows_at_once(8192, 32_000, "cpu") == 524
+    assert rows_at_once(8192, 152_000, "cuda") == 883
+    assert rows_at_once(8192, 10_000_000, "cpu") == 64
+    assert rows_at_once(5, 10_000_000, "cpu") == 5
+
+
+@pytest.mark.parametrize("chunk", [13, 4])
+def test_gradients_are_as_exact_where_distributions_are_sharp(chunk):
+    head, hidden, targets, temperature = case(torch.float32)
+    hidden = (30 * hidden.detach()).requires_grad_()
+
+    def gradients(hidden, weight, bias):
+        logs = torch.log_softmax((hidden @ weight.T + bias) / temperature.to(hidden.dtype)[:, None], -1)
+        value = logs.gather(1, targets[:, None]).sum() - (logs.exp() * logs).sum()
+        return torch.autograd.grad(value, (hidden, weight))
+
+    exact = gradients(*(tensor.detach().double().requires_grad_() for tensor in (hidden, head.weight, head.bias)))
+    scored = token_logprobs(hidden, head, targets, temperature, chunk)
+    found = torch.autograd.grad(scored.logprobs.sum() + scored.entropy.sum(), (hidden, head.weight))
+    for one, other in zip(found, exact, strict=True):
+        assert (one - other).abs().max() < 1e-6 * other.abs().max()

@@ -87,7 +87,7 @@ def test_gradients_are_those_of_pefts_own_forward(make_batch, model_of, kind, ch
         ours.train()
     batch = make_batch()
     batch = replace(batch, logprobs=batch.logprobs.astype(np.float64), advantages=batch.advantages.astype(np.float64))
-    update = Update(ours, Optimizer(ours.parameters(), options), options, LOSSES["dapo"], batch, "cpu", 0)
+    update = Update(ours, Optimizer(ours.named_parameters(), options), options, LOSSES["dapo"], batch, "cpu", 0)
     (chosen,) = update.minibatches()
     update.backward(chosen)
 

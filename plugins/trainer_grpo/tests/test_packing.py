@@ -116,9 +116,82 @@ def seen_by(packing):
     return seen
 
 
-def test_micro_batches_hold_every_sequence_once_and_respect_the_limit():
+@st.composite
+def groups_of_sequences(draw):
+    """Tokens, lengths and groups: few token values, so that beginnings in common are long."""
+    random = np.random.default_rng(draw(st.integers(0, 10_000)))
+    group = np.sort(random.integers(0, draw(st.integers(1, 6)), draw(st.integers(1, 24)))).astype(np.int32)
+    prompts = {number: random.integers(0, 2, random.integers(1, 30)) for number in np.unique(group)}
+    rows = [np.concatenate([prompts[number], random.integers(0, 2, random.integers(1, 40))]) for number in group]
+    return np.concatenate(rows).astype(np.int32), np.array([len(row) for row in rows]), group
+
+
+def in_order(lengths, order, limit):
+    """How many runs it takes to fill them one after another, counting every token."""
+    runs, held = 0, limit + 1
+    for length in lengths[order]:
+        runs, held = (runs + 1, length) if held + length > limit else (runs, held + length)
+    return runs
+
+
+@settings(max_examples=200, deadline=None)
+@given(made=groups_of_sequences(), limit=st.integers(1, 300), share=st.booleans())
+def test_micro_batches_hold_every_sequence_once_within_the_limit_and_in_no_more_runs_than_one_by_one(
+    made, limit, share
+):
+    tokens, lengths, group = made
+    starts = np.cumsum(lengths) - lengths
+    order = np.arange(len(lengths))
+    runs = microbatches(lengths, order, limit, *((tokens, group) if share else ()))
+    assert np.sort(np.concatenate(runs)).tolist() == order.tolist()
+    assert len(runs) <= in_order(lengths, order, limit)
+    for run in runs:
+        joined = np.concatenate([tokens[starts[i] : starts[i] + lengths[i]] for i in run])
+        count = pack(joined, lengths[run], group=group[run] if share else None).tokens.numel()
+        assert count <= limit or len(run) == 1
+
+
+def test_micro_batches_are_of_near_token_counts():
+    lengths = np.full(10, 30)
+    assert [len(run) for run in microbatches(lengths, np.arange(10), 240)] == [5, 5]
+    uneven = np.random.default_rng(0).integers(20, 300, 128)
+    counts = [int(uneven[run].sum()) for run in microbatches(uneven, np.arange(128), 4096)]
+    assert len(counts) == -(-uneven.sum() // 4096)
+    assert min(counts) > 0.9 * max(counts)
+
+
+def test_whole_groups_fill_micro_batches_that_their_order_would_leave_half_empty():
+    lengths = np.array([60, 60, 40, 40])
+    assert [run.tolist() for run in microbatches(lengths, np.arange(4), 100)] == [[0, 2], [1, 3]]
+
+
+def test_a_prompt_counts_once_and_its_group_stays_together():
+    prompt = np.arange(2, 52)
+    rows = [np.concatenate([prompt + group, [1] * 10]) for group in (0, 100) for _ in range(4)]
+    tokens, lengths, group = (
+        np.concatenate(rows).astype(np.int32),
+        np.full(8, 60),
+        np.repeat([0, 1], 4).astype(np.int32),
+    )
+    assert [run.tolist() for run in microbatches(lengths, np.arange(8), 100, tokens, group)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
+    assert len(microbatches(lengths, np.arange(8), 100)) == 8
+
+
+def test_a_sequence_beyond_the_limit_gets_a_micro_batch_of_its_own():
     lengths = np.array([5, 9, 30, 2, 2, 7])
-    runs = microbatches(lengths, np.arange(6), 12)
-    assert np.concatenate(runs).tolist() == list(range(6))
-    assert [run.tolist() for run in runs] == [[0], [1], [2], [3, 4, 5]]
+    assert [run.tolist() for run in microbatches(lengths, np.arange(6), 12)] == [[0], [1], [2], [3, 4, 5]]
     assert microbatches(lengths, np.arange(0), 12) == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_attention_pads_less_than_one_row_in_twenty_for_replies_of_very_different_lengths(shared):
+    random = np.random.default_rng(0)
+    lengths = (50 + random.lognormal(4.3, 0.5, 64)).astype(np.int64)
+    tokens = np.full(int(lengths.sum()), 3, np.int32)
+    for begin in np.cumsum(lengths) - lengths:
+        tokens[begin + 50 :][:1] = random.integers(10**6)
+    packing = pack(tokens, lengths, group=np.repeat(np.arange(8, dtype=np.int32), 8) if shared else None)
+    assert 0 <= packing.padding < 0.05

@@ -30,7 +30,7 @@ async def writing():
     yield
 
 async def main():
-    trainer = GrpoTrainer(GrpoOptions(**json.loads(options)), RunContext(Path(out), Path(model), threads=1))
+    trainer = GrpoTrainer(GrpoOptions(**json.loads(options)), RunContext(Path(out), Path(model), 7, threads=1))
     await trainer.open()
     await trainer.restore(Path(checkpoint))
     for batch in decode(Path(batches).read_bytes()):
@@ -43,9 +43,12 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch, model_of, gate, tmp_path, dtype):
-    options = {"learning_rate": 1e-3, "minibatches": 2, "warmup_steps": 5, "weight_decay": 0.01}
+    options = {
+        "learning_rate": 1e-3, "minibatches": 2, "warmup_steps": 5, "schedule": "cosine", "weight_decay": 0.01,
+        "learning_rates": [{"pattern": "q_proj", "factor": 3.0}, {"pattern": "norm", "learning_rate": 1e-4}],
+    }  # fmt: skip
     directory = model_of(dtype=dtype)
-    trainer = await open_trainer(directory, **options)
+    trainer = await open_trainer(directory, steps=7, **options)
     for seed in range(3):
         await trainer.step(make_batch(seed, version=seed + 1), gate)
     (tmp_path / "saved").mkdir()

@@ -48,7 +48,7 @@ def gradient(model_of):
     def compute(batch, **options):
         options = GrpoOptions(**options)
         model = open_model(model_of(), dtype="auto", device="cpu", with_weights=True)
-        optimizer = Optimizer(model.parameters(), options)
+        optimizer = Optimizer(model.named_parameters(), options)
         update = Update(model, optimizer, options, LOSSES_BY_NAME[options.loss], batch, "cpu", 0, (), reference)
         (chosen,) = update.minibatches()
         update.backward(chosen)

@@ -1,0 +1,93 @@
+"""What a model directory says of its size, read from config.json and the headers of its safetensors: nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+_STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A decoder of the usual shape. `tensors` are those that are stored; a tied head is not."""
+
+    tensors: Mapping[str, tuple[int, ...]]
+    stored_bytes: int
+    dtype: str  # that config.json names, or of the files
+    layers: int
+    hidden: int
+    intermediate: int  # of the experts that one token meets, where there are several
+    query_width: int  # of all heads together
+    key_width: int
+    vocabulary: int
+    tied: bool
+    longest: int  # positions
+    norms_heads: bool  # queries and keys are normalised
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.tensors.values())
+
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Matrices that are neither embedding nor head: name, outputs, inputs."""
+        apart = ("embed", "lm_head", "wte", "wpe")
+        return {
+            name: (shape[0], shape[1])
+            for name, shape in self.tensors.items()
+            if len(shape) == 2 and not any(word in name for word in apart)
+        }
+
+
+def read(directory: Path) -> ModelSize | None:
+    """None where the directory is no Hugging Face model with safetensors, or says too little of its shape."""
+    try:
+        config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        tensors, stored, dtypes = _headers(directory)
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        width = int(config.get("head_dim") or hidden // heads)
+        per_token = int(config.get("num_experts_per_tok") or 0)
+        intermediate = int(config["intermediate_size"])
+        if per_token and "moe_intermediate_size" in config:
+            intermediate = per_token * int(config["moe_intermediate_size"])
+        return ModelSize(
+            tensors=tensors,
+            stored_bytes=stored,
+            dtype=str(config.get("dtype") or config.get("torch_dtype") or ("float32" if dtypes == {"F32"} else "bfloat16")),
+            layers=int(config["num_hidden_layers"]),
+            hidden=hidden,
+            intermediate=intermediate,
+            query_width=heads * width,
+            key_width=int(config.get("num_key_value_heads") or heads) * width,
+            vocabulary=int(config["vocab_size"]),
+            tied=not any("lm_head" in name for name in tensors),
+            longest=int(config.get("max_position_embeddings") or 1 << 20),
+            norms_heads=any(name.endswith("q_norm.weight") for name in tensors),
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return None
+
+
+def _headers(directory: Path) -> tuple[dict[str, tuple[int, ...]], int, set[str]]:
+    """Names and shapes, bytes, and kinds of number of all tensors. A header is a length in 8 bytes, then JSON."""
+    tensors: dict[str, tuple[int, ...]] = {}
+    stored, dtypes = 0, set()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                tensors[name] = tuple(entry["shape"])
+                stored += math.prod(entry["shape"]) * _STORED.get(entry["dtype"], 4)
+                dtypes.add(entry["dtype"])
+    if not tensors:
+        raise ValueError(f"{directory} has no safetensors")
+    return tensors, stored, dtypes

@@ -1,0 +1,170 @@
+"""Does the memory plan hold? The trainer's growth of resident memory over that after imports, predicted and measured.
+
+    python -m benchmarks.plan
+
+Random models of 30 M parameters and more; each configuration in a child of its own, two updates, at their highest (VmHWM).
+Writes benchmarks/results/plan.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from benchmarks.machine import RESULTS, described
+
+DEADLINE_S = 900
+UPDATES = 2
+LIBRARIES = "interpreter and libraries"  # what growth is counted from
+
+
+@dataclass(frozen=True)
+class Configuration:
+    name: str
+    groups: int
+    group_size: int
+    prompt: int
+    reply: int
+    options: dict[str, Any] = field(default_factory=dict)
+    model: str = "qwen3"
+    dtype: str = "float32"
+
+
+LORA = {"lora": {"rank": 16}}
+CONFIGURATIONS = [
+    Configuration("full, fp32, short", 4, 8, 40, 60),
+    Configuration("full, fp32, long, several micro-batches", 2, 2, 128, 512, {"tokens_per_microbatch": 1200}),
+    Configuration("full, fp32, long, checkpointing", 2, 2, 128, 896, {"gradient_checkpointing": True}),
+    Configuration("full, bf16 with masters, KL", 2, 8, 40, 60, {"kl": {}, "share_prompts": False}, dtype="bfloat16"),
+    Configuration("LoRA, fp32", 4, 8, 40, 60, LORA),
+    Configuration("LoRA, bf16, long", 1, 2, 128, 896, LORA, dtype="bfloat16"),
+    Configuration("full, fp32, Llama, head of its own", 4, 4, 100, 100, {}, model="llama"),
+]
+
+
+def make_model(directory: Path, kind: str, dtype: str) -> None:
+    """A random model, with the tiny policy's tokenizer."""
+    import shutil
+
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    from atropos_env_gsm8k.plugin import HERE
+    from benchmarks.trainer_work import SHAPE
+
+    torch.manual_seed(0)
+    ends = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    if kind == "qwen3":
+        model: Any = Qwen3ForCausalLM(Qwen3Config(**SHAPE, **ends))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"tie_word_embeddings": False, "vocab_size": 16_000}, **ends))
+    model.to(getattr(torch, dtype)).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(HERE / "tiny" / name, directory / name)
+
+
+def context_of(directory: Path) -> Any:
+    from atropos_core.registry import RunContext
+
+    return RunContext(directory.parent, directory, UPDATES, transport="checkpoint", threads=2)
+
+
+def predicted(configuration: Configuration, directory: Path) -> tuple[int, list[tuple[str, int]]]:
+    """As the run's plan has it."""
+    from atropos_core.memory import Workload, peak
+    from atropos_trainer_grpo.config import GrpoOptions
+    from atropos_trainer_grpo.plugin import holds
+
+    workload = Workload(
+        context_of(directory),
+        configuration.groups,
+        configuration.group_size,
+        configuration.reply,
+        0,
+        configuration.prompt,
+    )
+    options = GrpoOptions.model_validate(configuration.options | {"dtype": configuration.dtype})
+    parts = [one for one in peak(list(holds(options, workload))) if one.what != LIBRARIES]
+    return sum(one.size_bytes for one in parts), [(one.what, one.size_bytes) for one in parts]
+
+
+def child(directory: Path, configuration: Configuration) -> None:
+    """Prints the growth, and what the imports took."""
+    import numpy as np
+    import peft  # noqa: F401 - what LoRA imports later counts among the imports
+    import torch
+    import transformers.models.llama.modeling_llama
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+    from atropos_trainer_grpo import lora, trainer  # noqa: F401
+    from atropos_trainer_grpo.config import GrpoOptions
+    from benchmarks.resident import highest, settle
+    from benchmarks.trainer_work import batch
+
+    @asynccontextmanager
+    async def writing() -> AsyncIterator[None]:
+        yield
+
+    async def work() -> None:
+        imports = settle()
+        options = GrpoOptions.model_validate(
+            configuration.options | {"dtype": configuration.dtype, "learning_rate": 1e-4}
+        )
+        made = trainer.GrpoTrainer(options, context_of(directory))
+        await made.open()
+        prompts = np.full(configuration.groups, configuration.prompt)
+        replies = np.full(configuration.groups * configuration.group_size, configuration.reply)
+        for _ in range(UPDATES):
+            await made.step(batch(prompts, replies, 16_000), writing)
+        print(json.dumps({"growth": highest() - imports, "imports": imports}))
+        await made.close()
+
+    torch.set_num_threads(2)
+    asyncio.run(work())
+
+
+def measured(configuration: Configuration, directory: Path) -> dict[str, int]:
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.plan", str(directory), json.dumps(asdict(configuration))],
+        stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True,
+    )  # fmt: skip
+    found: dict[str, int] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    if len(sys.argv) > 2:
+        child(Path(sys.argv[1]), Configuration(**json.loads(sys.argv[2])))
+        return
+    machine, rows = described(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        for configuration in CONFIGURATIONS:
+            directory = Path(scratch) / f"{configuration.model}-{configuration.dtype}"
+            if not directory.exists():
+                make_model(directory, configuration.model, configuration.dtype)
+            told, parts = predicted(configuration, directory)
+            found = measured(configuration, directory)
+            rows.append(asdict(configuration) | {"predicted": told, "parts": dict(parts), **found})
+            console.say(f"{configuration.name}: {told / 1e6:.0f} MB predicted, {found['growth'] / 1e6:.0f} measured")
+    console.table(
+        ("configuration", "predicted, MB", "measured, MB", "off by"),
+        [
+            (row["name"], f"{row['predicted'] / 1e6:.0f}", f"{row['growth'] / 1e6:.0f}", f"{row['predicted'] / row['growth'] - 1:+.1%}")
+            for row in rows
+        ],
+    )  # fmt: skip
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "plan.json").write_text(json.dumps({"machine": machine, "configurations": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

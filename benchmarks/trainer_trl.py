@@ -1,0 +1,105 @@
+"""Update steps of TRL's GRPOTrainer, on batches that are given. Runs in .venv-trl; benchmarks/trainer.py starts it.
+
+Generation and rewards are left out: what TRL makes of them for its update is put in their place, padded as it pads, prompts
+to the left and completions to the right, over all that is generated for one step. Everything after it is TRL's own.
+
+Argument: a JSON object with model, batches (files of numpy, one of them for each step), together (sequences that go through the
+model at once), group, threads, gradient_checkpointing. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from itertools import pairwise
+
+given = json.loads(sys.argv[1])
+os.environ["OMP_NUM_THREADS"] = str(given["threads"])
+
+import numpy as np  # noqa: E402 - the number of threads is set first
+import torch  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from transformers import TrainerCallback  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl.trainer.utils import pad  # noqa: E402
+
+from benchmarks import resident  # noqa: E402
+
+torch.set_num_threads(given["threads"])
+
+
+def generated(file):
+    with np.load(file) as columns:
+        offsets, tokens, sampled, advantages = (
+            columns[name] for name in ("offsets", "tokens", "sampled", "advantages")
+        )
+    prompts, completions = [], []
+    for begin, end in pairwise(offsets):
+        row = torch.from_numpy(tokens[begin:end].astype(np.int64))
+        replied = torch.from_numpy(sampled[begin:end])
+        prompts.append(row[~replied])
+        completions.append(row[replied])
+    masks = [[torch.ones_like(row) for row in rows] for rows in (prompts, completions)]
+    return {
+        "prompt_ids": pad(prompts, padding_value=0, padding_side="left"),
+        "prompt_mask": pad(masks[0], padding_value=0, padding_side="left"),
+        "completion_ids": pad(completions, padding_value=0, padding_side="right"),
+        "completion_mask": pad(masks[1], padding_value=0, padding_side="right"),
+        "advantages": torch.from_numpy(advantages[offsets[1:] - 1]),
+        "num_items_in_batch": torch.tensor(int(sampled.sum())),
+    }
+
+
+class Given(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        return generated(given["batches"][self.state.global_step])
+
+
+class Clock(TrainerCallback):
+    def __init__(self):
+        self.begun, self.seconds, self.busy = (0.0, 0.0), [], []
+
+    def on_step_begin(self, *_, **__):
+        self.begun = time.perf_counter(), time.process_time()
+
+    def on_step_end(self, *_, **__):
+        self.seconds.append(time.perf_counter() - self.begun[0])
+        self.busy.append(time.process_time() - self.begun[1])
+
+
+def reward(completions, **_):
+    raise RuntimeError("nothing is generated, so nothing is graded")
+
+
+with np.load(given["batches"][0]) as columns:
+    rollouts = len(columns["offsets"]) - 1
+clock = Clock()
+with tempfile.TemporaryDirectory() as directory:
+    config = GRPOConfig(
+        output_dir=directory,
+        use_cpu=True,
+        bf16=False,
+        max_steps=len(given["batches"]),
+        per_device_train_batch_size=given["together"],
+        gradient_accumulation_steps=rollouts // given["together"],
+        num_generations=given["group"],
+        loss_type="grpo",
+        beta=0.0,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1000,
+        disable_tqdm=True,
+        gradient_checkpointing=given["gradient_checkpointing"],
+        dataloader_pin_memory=False,
+        model_init_kwargs={"dtype": "float32"},
+    )
+    rows = Dataset.from_list([{"prompt": "1"}] * (rollouts // given["group"] * len(given["batches"])))
+    trainer = Given(given["model"], reward_funcs=reward, args=config, train_dataset=rows, callbacks=[clock])
+    for parameter in trainer.model.parameters():
+        parameter.data.add_(0)  # a file that is mapped is resident once it is touched
+    loaded = resident.settle()
+    trainer.train()
+print(json.dumps({"seconds": clock.seconds, "busy": clock.busy, "loaded": loaded, "highest": resident.highest()}))

@@ -1,0 +1,34 @@
+"""A further rank of the trainer: `python -m atropos_trainer_grpo.rank DESCRIPTOR ROLE`, started by `ranks` alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from atropos_core.hosted import Host, main
+from atropos_core.interfaces import ModelInfo
+from atropos_core.registry import RunContext
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.group import Group
+
+
+class Rank(Host):
+    async def build(self, wanted: dict[str, Any]) -> None:
+        """`wanted`: options, the fields of a RunContext as `context`, rank, size, and the port to meet at."""
+        from atropos_trainer_grpo.trainer import GrpoTrainer
+
+        fields = wanted["context"]
+        context = RunContext(**{**fields, "directory": Path(fields["directory"]), "model": Path(fields["model"])})
+        group = Group(wanted["rank"], wanted["size"])
+        trainer = GrpoTrainer(GrpoOptions.model_validate(wanted["options"]), context, group)
+
+        async def join_and_open() -> ModelInfo:
+            await trainer.join(wanted["port"])
+            return await trainer.open()
+
+        self.offer("trainer", trainer)
+        self.peer.handlers["open"] = join_and_open
+
+
+if __name__ == "__main__":
+    main(Rank)

@@ -1,0 +1,215 @@
+"""The trainer `grpo` on several devices: rank 0 in this process, every other in a child, behind one interface.
+
+Each call goes to all of them at once, and each does the same collective work (FSDP2, `sharding`). A refusal is raised by
+all alike, and they go on. A rank that dies, or fails by itself, leaves the others inside a collective: then all are ended,
+and this trainer with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+
+from atropos_core.errors import AtroposError, ConfigError, FitError, ProcessDied
+from atropos_core.hosting import Child, HostedTrainer
+from atropos_core.interfaces import ModelInfo, Trainer, Writing
+from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_trainer_grpo import sharding
+from atropos_trainer_grpo.group import Group
+from atropos_trainer_grpo.trainer import GrpoTrainer
+
+if TYPE_CHECKING:
+    from atropos_core.registry import RunContext
+    from atropos_trainer_grpo.config import GrpoOptions
+
+Made = TypeVar("Made")
+
+ALIKE_WITHIN_S = 10.0  # one rank's failure to that of the last: they were all doing the same
+ENDS_AFTER_S = ALIKE_WITHIN_S + 10.0  # of a lost rank, this process: a call that is running raises first
+GIVE_UP_AFTER_S = 5.0  # on rank 0's own collective, once the others have been ended
+MOVES = ("checkpoint", "adapter")  # transports that take a copy which rank 0 has made
+
+
+class RankedTrainer(Trainer):
+    """One rank for each of the context's devices. `model` is rank 0's whole copy on the CPU, as of the last update."""
+
+    def __init__(self, options: GrpoOptions, context: RunContext) -> None:
+        devices = context.devices
+        if (kinds := {device.partition(":")[0] for device in devices}) not in ({"cpu"}, {"cuda"}):
+            raise ConfigError(f"trainer.devices names {' and '.join(sorted(kinds))}: ranks need devices of one kind.")
+        if kinds == {"cuda"} and len(set(devices)) < len(devices):
+            raise ConfigError(f"trainer.devices names one GPU twice ({', '.join(devices)}): each rank needs its own.")
+        if context.transport is not None and context.transport not in MOVES:
+            raise FitError(
+                f"trainer.devices names {len(devices)} devices, and weights that are divided over ranks cannot travel by "
+                f"{context.transport}.",
+                remedy="Use --bridge checkpoint, or --bridge lora to train an adapter; or name one device.",
+            )
+        self._options = options
+        self._context = dataclasses.replace(context, threads=max(1, (context.threads or 1) // len(devices)))
+        self._first = GrpoTrainer(options, self._context, Group(0, len(devices)))
+        self._others: list[HostedTrainer] = []
+        self._failed: AtroposError | None = None
+        self._turn = asyncio.Lock()  # one call at a time: two would meet in another order in each rank
+        self._watch: asyncio.Future[None] | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        return self._first.model
+
+    def weights_moved(self) -> None:
+        raise FitError("the weights of several ranks cannot be replaced.", remedy="Use --bridge checkpoint.")
+
+    async def open(self) -> ModelInfo:
+        with sharding.listen() as listening:
+            port: int = listening.getsockname()[1]
+            starting = [self._start(rank, port) for rank in range(1, len(self._context.devices))]
+            self._others = [HostedTrainer(child) for child in await _all_or_none(starting)]
+
+            async def join_and_open() -> ModelInfo:
+                await self._first.join(port, listening)
+                return await self._first.open()
+
+            info = await self._together(join_and_open, lambda other: other.open())
+        self._watch = asyncio.ensure_future(self._end_with_ranks())
+        return info
+
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        loop = asyncio.get_running_loop()
+        entered: asyncio.Future[None] = loop.create_future()
+        left: asyncio.Future[None] = loop.create_future()
+
+        @asynccontextmanager
+        async def leading() -> AsyncIterator[None]:
+            try:
+                async with writing():
+                    entered.set_result(None)
+                    yield
+                left.set_result(None)
+            except BaseException as error:
+                for waited in (entered, left):
+                    if not waited.done():
+                        waited.set_exception(ProcessDied(f"rank 0 failed while it was writing: {error}"))
+                        waited.exception()  # seen: there may be no one waiting
+                raise
+
+        @asynccontextmanager
+        async def alongside() -> AsyncIterator[None]:
+            await asyncio.shield(entered)
+            yield
+            await asyncio.shield(left)  # collective work meanwhile, for the bridge, comes first
+
+        return await self._together(
+            lambda: self._first.step(batch, leading), lambda other: other.step(batch, alongside)
+        )
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        return await self._together(
+            lambda: self._first.logprobs(sequences, temperature), lambda other: other.logprobs(sequences, temperature)
+        )
+
+    async def save(self, directory: Path) -> None:
+        await self._together(lambda: self._first.save(directory), lambda other: other.save(directory))
+
+    async def restore(self, directory: Path) -> None:
+        await self._together(lambda: self._first.restore(directory), lambda other: other.restore(directory))
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        await asyncio.gather(self._first.close(), *(other.close() for other in self._others))
+
+    async def _start(self, rank: int, port: int) -> Child:
+        logs = self._context.directory / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        wanted = {
+            "options": self._options.model_dump(mode="json"),
+            "context": dataclasses.asdict(self._context),
+            "rank": rank,
+            "size": len(self._context.devices),
+            "port": port,
+        }
+        return await Child.start(
+            f"trainer rank {rank}",
+            wanted,
+            logs / f"trainer-rank-{rank}.log",
+            threads=self._context.threads or 1,
+            program="atropos_trainer_grpo.rank",
+        )
+
+    async def _end_with_ranks(self) -> None:
+        """A trainer without its ranks ends too, so that the run does, though nothing may be asked of it just now."""
+        waits = [asyncio.ensure_future(other.child.peer.lost.wait()) for other in self._others]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.sleep(ENDS_AFTER_S if self._turn.locked() else 0)
+        print(self._failed or self._dead(), file=sys.stderr, flush=True)  # noqa: T201 - into this process's log
+        os._exit(1)
+
+    async def _together(
+        self, own: Callable[[], Awaitable[Made]], of_others: Callable[[HostedTrainer], Awaitable[Any]]
+    ) -> Made:
+        """Rank 0's answer. Raises what all ranks raise alike; whatever else a rank raises ends all of them."""
+        async with self._turn:
+            if self._failed is not None:
+                raise self._failed
+            failures: list[BaseException] = []
+
+            def ended(call: asyncio.Future[Any]) -> None:
+                if not call.cancelled() and (error := call.exception()) is not None:
+                    failures.append(error)
+
+            mine: asyncio.Future[Made] = asyncio.ensure_future(own())
+            calls: list[asyncio.Future[Any]] = [mine, *(asyncio.ensure_future(of_others(it)) for it in self._others)]
+            for call in calls:
+                call.add_done_callback(ended)
+            try:
+                await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+                await asyncio.sleep(0)  # the callbacks
+                if not failures:
+                    return mine.result()
+                await asyncio.wait(calls, timeout=ALIKE_WITHIN_S)
+            except asyncio.CancelledError:
+                await self._end(calls, ProcessDied("a call of the trainer was cut short, and its ranks were ended"))
+                raise
+            alike = len(failures) == len(calls) and len({type(error) for error in failures}) == 1
+            if alike and isinstance(failures[0], AtroposError) and not self._dead():
+                raise mine.exception() or failures[0]
+            why = self._dead() or _as_ours(failures[0])
+            await self._end(calls, why)
+            raise why
+
+    def _dead(self) -> AtroposError | None:
+        return next((error for other in self._others if (error := other.child.peer.error) is not None), None)
+
+    async def _end(self, calls: Sequence[asyncio.Future[Any]], why: AtroposError) -> None:
+        self._failed = why
+        await asyncio.gather(*(other.child.kill() for other in self._others))
+        for call in calls:
+            call.cancel()  # rank 0's own ends when its collective does: gloo sees that the others have gone
+        await asyncio.wait(calls, timeout=GIVE_UP_AFTER_S)
+
+
+def _as_ours(error: BaseException) -> AtroposError:
+    if isinstance(error, AtroposError):
+        return error
+    return ProcessDied(f"the trainer's ranks were ended, for rank 0 raised {type(error).__name__}: {error}")
+
+
+async def _all_or_none(starting: Sequence[Awaitable[Child]]) -> list[Child]:
+    results = await asyncio.gather(*starting, return_exceptions=True)
+    children = [result for result in results if isinstance(result, Child)]
+    for result in results:
+        if isinstance(result, BaseException):
+            await asyncio.gather(*(child.close() for child in children))
+            raise result
+    return children

@@ -1,0 +1,87 @@
+"""How fast each parameter learns: the schedule over a run, and groups of parameters with a rate and decay of their own."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from atropos_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import GrpoOptions
+
+_NUMBER = re.compile(r"\.\d+\.")
+_SHOWN = 40  # names in an error
+
+
+class Group(NamedTuple):
+    """Parameters that share a rate (before warm-up and schedule) and whether they decay."""
+
+    rate: float
+    decays: bool
+
+
+def factor(options: GrpoOptions, update: int, in_all: int) -> float:
+    """What the rates of update 0, 1, ... `in_all` - 1 are multiplied by. Linear from 1 / warmup_steps to 1, then as the
+    schedule says from 1 to its floor, which is where update `in_all` would be, as torch's schedulers and transformers'
+    have it; later updates stay there."""
+    warm = options.warmup_steps
+    if update < warm:
+        return (update + 1) / warm
+    if options.schedule == "constant":
+        return 1.0
+    if not in_all:
+        raise ConfigError(
+            f'trainer.schedule = "{options.schedule}" falls over the steps of a run, and this one has none.',
+            remedy='Set training.steps, or trainer.schedule = "constant".',
+        )
+    done = min((update - warm) / (in_all - warm), 1.0)
+    left = 1.0 - done if options.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+    return options.schedule_floor + (1.0 - options.schedule_floor) * left
+
+
+def updates_in_all(options: GrpoOptions, steps: int) -> int:
+    """Of a run of so many steps. Raises ConfigError where warm-up leaves none of them to a schedule that falls."""
+    in_all = steps * options.epochs * options.minibatches
+    if options.schedule != "constant" and 0 < in_all <= options.warmup_steps:
+        raise ConfigError(
+            f'trainer.schedule = "{options.schedule}" falls after warm-up, and trainer.warmup_steps = {options.warmup_steps}'
+            f" is all of the run's {in_all} optimiser steps.",
+            remedy="Lower trainer.warmup_steps, or raise training.steps.",
+        )
+    return in_all
+
+
+def groups_of(dimensions: Mapping[str, int], options: GrpoOptions) -> dict[str, Group]:
+    """The group of each parameter, of which `dimensions` gives the name and the number of axes. Weight decay is for what
+    has two or more: not for norms and biases (nanoGPT; transformers' Trainer leaves out the same ones by name).
+    Raises ConfigError for a pattern that is the first match of no parameter."""
+    rules = [(re.compile(rule.pattern), rule) for rule in options.learning_rates]
+    used: set[int] = set()
+    found = {}
+    for name, axes in dimensions.items():
+        rate = options.learning_rate
+        for place, (pattern, rule) in enumerate(rules):
+            if pattern.search(name):
+                if rule.factor is not None:
+                    rate *= rule.factor
+                elif rule.learning_rate is not None:
+                    rate = rule.learning_rate
+                used.add(place)
+                break
+        found[name] = Group(rate, axes > 1)
+    for place, (_, rule) in enumerate(rules):
+        if place not in used:
+            raise ConfigError(
+                f"trainer.learning_rates: the pattern {rule.pattern!r} is the first match of no parameter that is trained. "
+                f"There is: {_listed(list(dimensions))}."
+            )
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    kinds = list(dict.fromkeys(_NUMBER.sub(".N.", name) for name in names))
+    more = f" and {len(kinds) - _SHOWN} more" if len(kinds) > _SHOWN else ""
+    return ", ".join(kinds[:_SHOWN]) + more

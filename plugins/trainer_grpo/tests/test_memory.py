@@ -1,0 +1,111 @@
+"""What the trainer says that it will hold, against what torch then holds."""
+
+import pytest
+import torch
+
+from atropos_core.memory import Workload, peak
+from atropos_core.model_files import read
+from atropos_core.registry import RunContext
+from atropos_trainer_grpo import lora as adapters
+from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
+from atropos_trainer_grpo.logprobs import LOGITS
+from atropos_trainer_grpo.memory import LOGITS as TOLD
+from atropos_trainer_grpo.memory import adapter_parameters, layer_bytes, rows_of
+from atropos_trainer_grpo.model import open_model, score
+from atropos_trainer_grpo.packing import pack
+from atropos_trainer_grpo.plugin import holds
+
+
+def workload(directory, groups=3, size=4, prompt=8, reply=16, transport="checkpoint"):
+    return Workload(RunContext(directory, directory, transport=transport), groups, size, reply, 0, prompt)
+
+
+def held(options, work):
+    return {one.what: one.size_bytes for one in holds(GrpoOptions(**options), work)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
+def test_activations_are_what_autograd_keeps(model_of, make_batch, kind, dtype, adapted):
+    directory = model_of(kind, dtype=dtype)
+    model = open_model(directory, dtype=str(dtype).removeprefix("torch."), device="cpu", with_weights=True)
+    layers = model.base_model.layers
+    if adapted:
+        model = adapters.attach(model, LoraOptions(rank=1), directory)
+    groups, size, prompt, reply = 3, 4, 8, 16
+    tokens = torch.randint(2, 30, (groups, 1, prompt)).expand(groups, size, prompt)
+    tokens = torch.cat([tokens, torch.randint(2, 30, (groups, size, reply))], dim=2)
+    tokens[:, :, prompt] = torch.arange(size) + 2  # replies differ at once
+    lengths = torch.full((groups * size,), prompt + reply).numpy()
+    group = torch.arange(groups).repeat_interleave(size).int().numpy()
+    packing = pack(tokens.flatten().int().numpy(), lengths, "cpu", group)
+
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    found: dict[int, int] = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    rows = torch.arange(4)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        whole = score(model, packing, rows, rows, torch.ones(4), 4)
+    assert whole.logprobs.requires_grad
+    kept = sum(found.values())
+
+    told = read(directory)
+    made = rows_of(GrpoOptions(), workload(directory), told)
+    assert made.packed == packing.tokens.numel()
+    assert made.keys == len(packing.keys)
+    element = dtype.itemsize
+    norm = made.packed * told.hidden * 3 * element
+    expected = len(layers) * layer_bytes(told, made, element, adapted) + norm
+    assert kept == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("options", [{}, {"layers": [1], "targets": ["q_proj", "down_proj"]}])
+def test_the_adapter_has_as_many_parameters_as_peft_makes(model_of, options):
+    directory, lora = model_of(), LoraOptions(rank=3, **options)
+    model = adapters.attach(open_model(directory, dtype="float32", device="cpu", with_weights=True), lora, directory)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert adapter_parameters(read(directory), lora) == trained
+
+
+def test_weights_masters_and_moments_are_counted_by_what_is_trained(model_of):
+    directory = model_of(dtype=torch.bfloat16)
+    number, work = read(directory).parameters, workload(directory)
+    fp32, bf16 = held({}, work), held({"dtype": "bfloat16", "kl": {}}, work)
+    assert fp32["parameters"] == 4 * number
+    assert fp32["optimiser moments"] == 8 * number
+    assert "fp32 masters" not in fp32
+    assert (bf16["parameters"], bf16["fp32 masters"], bf16["optimiser moments"]) == (2 * number, 4 * number, 8 * number)
+    assert bf16["reference model"] == 2 * number
+    lora = held({"dtype": "bfloat16", "kl": {}, "lora": {"rank": 2}}, work)
+    adapter = adapter_parameters(read(directory), LoraOptions(rank=2))
+    assert (lora["adapter"], lora["optimiser moments"]) == (4 * adapter, 8 * adapter)
+    assert "reference model" not in lora, "the base is the reference"
+    assert "fp32 masters" not in lora, "adapters are in fp32 as they are"
+
+
+def test_what_bounds_memory_bounds_the_plan(model_of):
+    directory = model_of()
+    work = workload(directory, groups=64, reply=100)
+
+    def total(**options):
+        return sum(one.size_bytes for one in peak(list(holds(GrpoOptions(**options), work))))
+
+    assert total(tokens_per_microbatch=1000) < total()
+    assert total(gradient_checkpointing=True) < total()
+    assert total(logprob_chunk=64) <= total()
+
+
+def test_shared_weights_are_named_as_one_copy_with_the_engines(model_of):
+    parts = list(holds(GrpoOptions(), workload(model_of(), transport="posix_shm")))
+    assert [one.shared for one in parts if one.what == "parameters"] == ["weights"]
+
+
+def test_the_plan_knows_the_size_of_a_chunk_of_logits():
+    assert TOLD == LOGITS

@@ -1,0 +1,250 @@
+"""Several ranks do what one process does: real processes, FSDP2 over gloo on the CPU."""
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atropos_core.errors import ConfigError, FitError, ProcessDied, TrainingDiverged
+from atropos_core.hosting import Child, HostedTrainer
+from atropos_core.registry import RunContext
+from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.group import Group, shares
+from atropos_trainer_grpo.ranks import RankedTrainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LORA = {"lora": {"rank": 4}, "learning_rate": 1e-4}
+OPTIONS = {
+    "full": {"learning_rate": 1e-3, "minibatches": 2, "warmup_steps": 3},
+    "tied, kl to a copy, checkpointing": {
+        "learning_rate": 1e-3, "kl": {"coefficient": 0.05}, "gradient_checkpointing": True, "tokens_per_microbatch": 64, "minibatches": 2,
+    },
+    "lora": {**LORA, "minibatches": 2},
+    "lora, kl to the base": {**LORA, "kl": {"coefficient": 0.05}, "old_logprobs": "recompute"},
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def opened(model, directory, ranks=2, **options):
+    """A trainer in a process of its own, as `ranks` processes."""
+    directory.mkdir(exist_ok=True)
+    build = {
+        "kind": "trainer",
+        "name": "grpo",
+        "options": {"learning_rate": 1e-2, **options},
+        "context": {
+            "directory": str(directory), "model": str(model), "seed": 0, "transport": None, "devices": ["cpu"] * ranks,
+            "threads": 1,
+        },
+    }  # fmt: skip
+    child = await Child.start("trainer", build, directory / "log", threads=1)
+    try:
+        trainer = HostedTrainer(child)
+        await trainer.open()
+        yield trainer
+    finally:
+        await child.close()
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def runs(pid):
+    with suppress(ProcessLookupError, FileNotFoundError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def all_ended(pids, within_s=30.0):
+    until = time.monotonic() + within_s
+    while any(map(runs, pids)):
+        assert time.monotonic() < until, f"still there: {[pid for pid in pids if runs(pid)]}"
+        await asyncio.sleep(0.05)
+
+
+def with_a_still_group(batch):
+    """Its sequences have no gradient: they are only measured, after the others, by a pass that keeps no graph."""
+    still = np.repeat(batch.group == 1, np.diff(batch.offsets))
+    return replace(batch, advantages=np.where(still, 0, batch.advantages).astype(np.float32))
+
+
+async def curve(trainer, make_batch, gate, steps):
+    batches = [with_a_still_group(make_batch(seed, version=seed + 1)) for seed in range(steps)]
+    return [await trainer.step(batch, gate) for batch in batches]
+
+
+async def saved(trainer, directory):
+    directory.mkdir()
+    await trainer.save(directory)
+    return directory
+
+
+def weights_in(directory):
+    (file,) = directory.glob("*.safetensors")
+    return load_file(file)
+
+
+def test_shares_hold_every_sequence_once_and_nearly_as_many_tokens_each():
+    random = np.random.default_rng(0)
+    for size in (1, 2, 4):
+        lengths = random.integers(1, 50, 40)
+        order = random.permutation(40)
+        parts = shares(lengths, order, size)
+        assert np.array_equal(np.concatenate(parts), order)
+        assert max(abs(lengths[part].sum() - lengths.sum() / size) for part in parts) <= 50
+    assert [len(part) for part in shares(np.array([5]), np.array([0]), 4)].count(1) == 1
+
+
+def test_all_ranks_make_equally_many_passes():
+    lengths = np.array([100, 1, 1, 1])
+    one_each = lambda order: [order[i : i + 1] for i in range(len(order))]  # noqa: E731
+    passes = [Group(rank, 4).passes(lengths, np.arange(4), one_each) for rank in range(4)]
+    assert {len(of_rank) for of_rank in passes} == {3}
+    assert sorted(int(i) for of_rank in passes for part in of_rank for i in part) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+async def test_two_ranks_give_the_loss_curve_of_one_process(open_trainer, make_batch, model_of, gate, tmp_path, name):
+    model, options = model_of(tied="tied" in name), OPTIONS[name]
+    alone = await curve(await open_trainer(model, **options), make_batch, gate, 10)
+    async with opened(model, tmp_path / "run", **options) as trainer:
+        together = await curve(trainer, make_batch, gate, 10)
+    assert gate.entered == 20
+    for one, two in zip(alone, together, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], abs=1e-6)
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
+        for key in one.keys() - {"loss", "grad_norm"}:
+            if not key.startswith("time/"):
+                assert two[key] == pytest.approx(one[key], abs=1e-4, rel=1e-4), key
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+async def test_the_gradient_is_that_of_one_process(open_trainer, make_batch, model_of, gate, tmp_path, ranks):
+    options = {"learning_rate": 1e-3, "max_grad_norm": 1e9, "tokens_per_microbatch": 40}
+
+    async def gradient(trainer, directory):
+        metrics = await trainer.step(with_a_still_group(make_batch(3)), gate)
+        state = torch.load(await saved(trainer, directory) / "trainer_state.pt", weights_only=True)
+        return metrics["loss"], [entry["exp_avg"] / (1 - 0.9) for entry in state["optimizer"]["moments"].values()]
+
+    one = await open_trainer(**options)
+    loss, expected = await gradient(one, tmp_path / "one")
+    sequences = [np.arange(2, 2 + length, dtype=np.int32) for length in (1, 20, 9)]
+    async with opened(model_of(), tmp_path / "run", ranks, **options) as trainer:
+        other, given = await gradient(trainer, tmp_path / "several")
+        assert other == pytest.approx(loss, abs=1e-6)
+        for mine, theirs in zip(expected, given, strict=True):
+            torch.testing.assert_close(theirs, mine, atol=1e-5, rtol=1e-4)
+
+        for mine, theirs in zip(await one.logprobs(sequences), await trainer.logprobs(sequences), strict=True):
+            assert theirs == pytest.approx(mine, abs=1e-4)
+        few = make_batch(9, groups=1, size=2)  # of four ranks, two have no sequence
+        for batch in (few, make_batch(10), few):
+            mine, theirs = await one.step(batch, gate), await trainer.step(batch, gate)
+            assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["full", "bfloat16", "lora"])
+async def test_a_checkpoint_of_two_ranks_is_one_processs_and_back(
+    open_trainer, make_batch, model_of, gate, tmp_path, kind
+):
+    dropping = {**LORA, "lora": {"rank": 4, "dropout": 0.2}}
+    options = (
+        dropping if kind == "lora" else {"weight_decay": 0.01, "dtype": "bfloat16" if kind == "bfloat16" else "auto"}
+    )
+    model = model_of(dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32)
+    async with opened(model, tmp_path / "run", **options) as trainer:
+        await curve(trainer, make_batch, gate, 2)
+        first = await saved(trainer, tmp_path / "first")
+        await trainer.step(make_batch(2, version=3), gate)
+        after = await saved(trainer, tmp_path / "after")
+        one = await open_trainer(model, **options)
+        await one.restore(first)
+        again = await saved(one, tmp_path / "again")
+        await trainer.restore(again)
+        back = await saved(trainer, tmp_path / "back")
+        theirs = await trainer.step(make_batch(2, version=3), gate)
+        resumed = await saved(trainer, tmp_path / "resumed")
+    mine = await one.step(make_batch(2, version=3), gate)
+    if kind != "lora":  # there each rank has its own dropout
+        assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-6 if kind == "full" else 5e-3)
+        assert theirs["grad_norm"] == pytest.approx(mine["grad_norm"], rel=1e-4 if kind == "full" else 2e-2)
+    for one_of, other in ((first, again), (first, back), (after, resumed)):
+        expected, given = weights_in(one_of), weights_in(other)
+        assert expected.keys() == given.keys()
+        assert all(torch.equal(expected[name], given[name]) for name in expected)
+        states = [torch.load(path / "trainer_state.pt", weights_only=True)["optimizer"] for path in (one_of, other)]
+        assert states[0]["updates"] == states[1]["updates"]
+        for place, entry in states[0]["moments"].items():
+            assert all(torch.equal(values, states[1]["moments"][place][name]) for name, values in entry.items())
+        for mine, theirs in zip(states[0]["masters"], states[1]["masters"], strict=True):
+            assert (mine is None) == (theirs is None) == (kind != "bfloat16")
+            assert mine is None or torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("while_stepping", [True, False])
+async def test_a_killed_rank_ends_the_run_with_its_name_and_leaves_nothing(
+    make_batch, model_of, gate, tmp_path, while_stepping
+):
+    async with opened(model_of(), tmp_path / "run", 3, tokens_per_microbatch=1) as trainer:
+        await trainer.step(make_batch(), gate)
+        ranks = children_of(trainer.child.process.pid)
+        assert len(ranks) == 2
+        began = time.monotonic()
+        if while_stepping:
+            step = asyncio.ensure_future(trainer.step(make_batch(1, groups=200), gate))
+            await asyncio.sleep(0.5)
+            assert not step.done()
+            os.kill(ranks[0], signal.SIGKILL)
+            with pytest.raises(ProcessDied, match="trainer rank [12] .* was killed by SIGKILL"):
+                await step
+        else:
+            os.kill(ranks[1], signal.SIGKILL)
+            await asyncio.wait_for(trainer.child.peer.lost.wait(), 30)
+            assert "trainer rank" in str(trainer.child.peer.error)
+            assert "was killed by SIGKILL" in str(trainer.child.peer.error)
+        assert time.monotonic() - began < 30
+        await all_ended(ranks)
+
+
+async def test_ranks_end_with_a_trainer_that_is_killed(model_of, tmp_path):
+    async with opened(model_of(), tmp_path / "run") as trainer:
+        ranks = children_of(trainer.child.process.pid)
+        os.kill(trainer.child.process.pid, signal.SIGKILL)
+        await all_ended(ranks)
+
+
+async def test_what_all_ranks_refuse_alike_is_raised_once_and_they_go_on(make_batch, model_of, gate, tmp_path):
+    batch = make_batch()
+    async with opened(model_of(), tmp_path / "run") as trainer:
+        with pytest.raises(ConfigError, match="top_p"):
+            await trainer.step(replace(batch, truncated=np.ones(12, np.bool_)), gate)
+        with pytest.raises(TrainingDiverged):
+            await trainer.step(replace(batch, logprobs=np.where(batch.sampled, -1e3, 0).astype(np.float32)), gate)
+        assert gate.entered == 0
+        await trainer.step(batch, gate)
+        ranks = children_of(trainer.child.process.pid)
+    await all_ended(ranks)
+
+
+@pytest.mark.parametrize("transport", ["posix_shm", "cuda_ipc", "copy"])
+def test_weights_that_are_divided_are_not_shared(model_of, tmp_path, transport):
+    context = RunContext(tmp_path, model_of(), transport=transport, devices=("cpu", "cpu"))
+    with pytest.raises(FitError, match="--bridge checkpoint"):
+        RankedTrainer(GrpoOptions(), context)
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cuda:0"), ("cuda:0", "cuda:0")])
+def test_devices_that_cannot_be_ranks_are_refused(model_of, tmp_path, devices):
+    with pytest.raises(ConfigError, match="trainer.devices"):
+        RankedTrainer(GrpoOptions(), RunContext(tmp_path, model_of(), devices=devices))

@@ -1,0 +1,138 @@
+"""Resume as a user meets it: the ends of epochs, what is cut back, what has changed, what is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import metrics_of
+from tests.e2e.ledger import check_epochs, plant_ledger, settled
+from tests.e2e.runs import RunningRun, finish
+
+TOY = ("run", "--model", "toy", "--set", "evaluation.problems=4", "--set", "training.groups_per_step=4")
+STEPS = 10
+TASKS = 16  # an epoch is four steps
+
+
+def table(run: Path, step: int) -> bytes:
+    return (run / f"checkpoints/step-{step:06d}/policy/table.npy").read_bytes()
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def corrupt(file: Path) -> None:
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    file.write_bytes(bytes(damaged))
+
+
+@pytest.mark.parametrize("killed_at", [3, 4, 7])
+def test_a_kill_on_either_side_of_an_epoch_s_end_trains_every_task_of_it_once(killed_at, sevens, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{plant_ledger(tmp_path)}:{os.environ.get('PYTHONPATH', '')}")
+    arguments = (*TOY, "--env", f"{tmp_path}/sevens.py:Sevens", "--steps", str(STEPS), "--deterministic",
+                 "--set", "curriculum.use=ledger", "--set", "checkpoint.every=1", "--set", "trainer.learning_rate=20.0",
+                 "--set", "training.refill_rounds=1", "--set", "engine.latency_s=0.02")  # fmt: skip
+    finish(tmp_path / "whole", *arguments, "--dir", str(tmp_path / "whole"))
+    run = RunningRun(tmp_path / "run", *arguments, "--dir", str(tmp_path / "run"))
+    run.wait_for_step(killed_at)
+    run.kill("supervisor")
+    assert run.process.wait(10) == -signal.SIGKILL
+    finish(tmp_path / "run", "resume", str(tmp_path / "run"))
+    assert table(tmp_path / "run", STEPS) == table(tmp_path / "whole", STEPS)
+    entries = settled(tmp_path / "run", STEPS)
+    assert entries == settled(tmp_path / "whole", STEPS)
+    check_epochs(entries, TASKS)
+    assert {outcome for _, _, outcome in entries} == {"trained", "flat"}
+    told = metrics_of(tmp_path / "run")[1:]
+    for outcome in ("trained", "flat"):
+        assert sum(line[f"groups/{outcome}"] for line in told) == sum(entry[2] == outcome for entry in entries)
+
+
+def test_what_a_dead_run_wrote_after_its_checkpoint_is_gone_when_another_goes_on(atropos, sevens, tmp_path):
+    evaluating = ("--set", "evaluation.every=1", "--set", "checkpoint.every=2")
+    assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "4", *evaluating).code == 0
+    corrupt(tmp_path / "run/checkpoints/step-000004/policy/table.npy")
+    (tmp_path / "run/rollouts/eval-000007.jsonl").write_text("of a run that came further\n")
+    (tmp_path / "run/rollouts/step-000007.jsonl").write_text("of a run that came further\n")
+    ended = atropos("resume", "run", "--steps", "3")
+    assert ended.code == 0, ended.err
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [0, 1, 2, 3]
+    assert sorted(path.name for path in (tmp_path / "run/rollouts").iterdir()) == [
+        *(f"eval-00000{step}.jsonl" for step in range(4)),
+        *(f"step-00000{step}.jsonl" for step in range(1, 4)),
+    ]
+
+
+def test_metrics_that_somebody_removed_are_missed_aloud_and_not_filled_with_zeros(atropos, sevens, tmp_path):
+    assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "2").code == 0
+    (tmp_path / "run/metrics.jsonl").unlink()
+    ended = atropos("resume", "run", "--steps", "3")
+    assert ended.code == 0, ended.err
+    assert "metrics.jsonl is shorter (0 bytes) than it was at the checkpoint" in " ".join(ended.err.split())
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [3]
+
+
+def test_a_resume_names_what_differs_from_the_checkpoint_also_where_the_file_was_changed_by_hand(
+    atropos, sevens, tmp_path
+):
+    assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "2").code == 0
+    replace(tmp_path / "run/config.toml", "learning_rate = 1.0", "learning_rate = 3.0")
+    ended = atropos("resume", "run", "--steps", "3", "--set", "sampling.top_k=7")
+    assert ended.code == 0, ended.err
+    changed = [line for line in ended.out.splitlines() if line.startswith("changed:")]
+    assert changed == [
+        "changed: training.steps is 3; the run had 2",
+        "changed: sampling.top_k is 7; the run had 0",
+        "changed: trainer.learning_rate is 3.0; the run had 1.0",
+    ]
+    again = atropos("resume", "run", "--steps", "4")
+    assert [line for line in again.out.splitlines() if line.startswith("changed:")] == [
+        "changed: training.steps is 4; the run had 3"
+    ]
+
+
+def test_other_tasks_under_a_resumed_run_are_said(atropos, sevens, tmp_path):
+    assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "2").code == 0
+    replace(tmp_path / "sevens.py", "range(16) if", "range(12) if")
+    ended = atropos("resume", "run", "--steps", "3")
+    assert ended.code == 0, ended.err
+    assert "environment 'sevens' has 12 training tasks, and had 16 when the checkpoint was saved" in ended.err
+
+
+def test_a_curriculum_that_cannot_take_up_the_state_says_so(atropos, sevens, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{plant_ledger(tmp_path)}:{os.environ.get('PYTHONPATH', '')}")
+    assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "2").code == 0
+    ended = atropos("resume", "run", "--steps", "3", "--set", "curriculum.use=ledger")
+    assert ended.code == 1
+    assert "curriculum cannot take up its state from the checkpoint: KeyError: 'settled'" in ended.err
+    assert "changed: curriculum.use is 'ledger'; the run had 'shuffled'" in ended.out
+
+
+def test_a_corrupt_checkpoint_is_said_once_and_where_all_are_corrupt_nothing_starts_again(atropos, sevens, tmp_path):
+    assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "4", "--set", "checkpoint.every=2").code == 0
+    corrupt(tmp_path / "run/checkpoints/step-000004/policy/table.npy")
+    ended = atropos("resume", "run", "--steps", "5")
+    assert ended.code == 0, ended.err
+    assert ended.err.count("step-000004 is corrupt") == 1
+    for one in (tmp_path / "run/checkpoints").glob("step-*"):
+        corrupt(one / "policy/table.npy")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    ended = atropos("resume", "run", "--steps", "6")
+    assert ended.code == 1
+    assert "is whole" in ended.err
+    assert ended.err.count("is corrupt") == 2
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_says_in_its_manifest_what_it_was_configured_to_be(atropos, sevens, tmp_path):
+    assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "1").code == 0
+    manifest = json.loads((tmp_path / "run/checkpoints/step-000001/manifest.json").read_text())
+    assert manifest["state"]["settings"]["trainer.learning_rate"] == 1.0

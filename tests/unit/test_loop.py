@@ -1,0 +1,154 @@
+"""The loop's own promises, in virtual time: one version an evaluation, stale groups replaced, a stop that saves no half step."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atropos_core.errors import Interrupted, Misaligned, NoProgress
+from atropos_core.metrics import staleness
+from atropos_core.types import UNKNOWN_VERSION, Completion
+from tests.unit import virtual_time
+from tests.unit.parts import group
+from tests.unit.schedules import Disk, Life, Weather, check
+
+
+def weather(seed: int = 0, **settings: Any) -> Weather:
+    """Plain, but for what is said."""
+    made = Weather(seed)
+    plain = {
+        "deterministic": False, "staleness": 0, "publish_every": 1, "steps": 6, "groups_per_step": 2, "group_size": 2,
+        "refill_rounds": 0, "tasks": 8, "hub_groups": 100, "checkpoint_every": 0, "evaluate_every": 0,
+        "play_s": 1.0, "engine_s": 0.1, "train_s": 1.0, "may_hang": False,
+    }  # fmt: skip
+    for name, value in (plain | settings).items():
+        setattr(made, name, value)
+    return made
+
+
+def life(of: Weather, folder: Path) -> Life:
+    return Life(of, Disk(of), folder)
+
+
+def test_an_evaluation_is_of_the_version_that_is_said_while_training_plays_go_on(tmp_path):
+    async def main() -> tuple[Life, list[tuple[str, int]]]:
+        one = life(weather(staleness=2, evaluate_every=1), tmp_path)
+        tasks, drawn = one.source._player.environments["numbers"], []
+        play = tasks.play
+
+        async def watched(task: Any, policy: Any, *, seed: int) -> Any:
+            episode = await play(task, policy, seed=seed)
+            drawn.extend((task.id, int(version)) for version in episode.rollouts[0].policy_version[1:])
+            return episode
+
+        tasks.play = watched  # type: ignore[method-assign]
+        await one.run(None)
+        return one, drawn
+
+    one, drawn = virtual_time.run(main())
+    said = [step["eval/version"] for step in one.record.steps[1:]]
+    assert said == [step["policy/version"] for step in one.record.steps[1:]]
+    assert said[-1] >= 4, "or this shows little"
+    ended_meanwhile = 0
+    for version in (0, *said):
+        at = [place for place, drawing in enumerate(drawn) if drawing[0].startswith("test") and drawing[1] == version]
+        assert at, "each version was evaluated"
+        ended_meanwhile += sum(task.startswith("train") for task, _ in drawn[at[0] : at[-1]])
+    assert ended_meanwhile, "or this shows nothing"
+    settled = [number for number, _, _ in one.curriculum.settled]
+    assert (
+        len(set(settled))
+        == len(settled)
+        == sum(int(s["groups/trained"] + s["groups/flat"]) for s in one.record.steps[1:])
+    )
+
+
+def test_an_evaluation_that_saw_two_versions_is_an_error_with_a_name(tmp_path):
+    async def main() -> None:
+        one = life(weather(), tmp_path)
+        sample = one.engine.sample
+
+        async def slips(*arguments: Any) -> list[Completion]:
+            completions = await sample(*arguments)
+            one.engine._version += 1
+            return completions
+
+        one.engine.sample = slips  # type: ignore[method-assign]
+        await one.run(None)
+
+    with pytest.raises(Misaligned, match="an evaluation of version 0 was sampled from version 1"):
+        virtual_time.run(main())
+
+
+def test_groups_too_old_are_dropped_counted_and_replaced_in_the_same_step(tmp_path):
+    """A play may take longer than two updates: then what was begun for later is too old by then."""
+
+    async def main() -> Life:
+        one = life(weather(staleness=1, play_s=5.0, steps=12), tmp_path)
+        await one.run(None)
+        return one
+
+    one = virtual_time.run(main())
+    stale = [step["groups/stale"] for step in one.record.steps[1:]]
+    assert sum(stale) > 0
+    assert all(
+        step["groups/trained"] + step["groups/flat"] + step["groups/dropped"] == 2 for step in one.record.steps[1:]
+    )
+    assert max(step.get("staleness/max", 0) for step in one.record.steps) == 1
+    assert sum(outcome == "stale" for _, _, outcome in one.curriculum.settled) == sum(stale)
+
+
+def test_engines_that_never_move_on_end_the_run_by_name_and_soon(tmp_path):
+    async def main() -> float:
+        one = life(weather(staleness=1), tmp_path)
+
+        async def stays(version: int) -> None:
+            one.engine._may_run.set()
+
+        one.engine.resume = stays  # type: ignore[method-assign]
+        with pytest.raises(NoProgress, match="all too old to train: sampled from version 0, and the trainer is at 2"):
+            await one.run(None)
+        return asyncio.get_running_loop().time()
+
+    assert virtual_time.run(main()) < 600, "not by the deadline of a lease"
+
+
+def test_a_stop_in_the_middle_of_a_step_saves_the_state_before_it(tmp_path):
+    """A refill has begun: its first groups have been seen by a running statistic, and will be again."""
+
+    async def main(*, stops: bool) -> Life:
+        of = weather(refill_rounds=3, steps=3)
+        disk = Disk(of)
+        one = Life(of, disk, tmp_path)
+        if stops:
+            running = asyncio.ensure_future(one.run(None))
+            while one.loop.progress.step < 1:
+                await asyncio.sleep(0.01)
+            before = len(one.seen.draws)
+            while len(one.seen.draws) == before:
+                await asyncio.sleep(0.01)
+            one.stop.set()
+            with pytest.raises(Interrupted):
+                await running
+            assert disk.saved is not None
+            assert disk.saved.step == 1
+            assert len(disk.saved.state["parts"]["transform.seen"]["draws"]) == before < len(one.seen.draws)
+            one = Life(of, disk, tmp_path)
+        await one.run(disk.saved)
+        check(of, one)
+        return one
+
+    whole, resumed = virtual_time.run(main(stops=False)), virtual_time.run(main(stops=True))
+    assert sorted(resumed.seen.draws) == sorted(whole.seen.draws)
+
+
+def test_staleness_counts_trained_tokens_of_known_versions():
+    groups = [group(1, version=3), group(2, version=1), group(3, version=UNKNOWN_VERSION)]
+    assert staleness(groups, 3) == {"staleness/max": 2.0, "staleness/mean": 1.0}
+    assert staleness(groups[2:], 3) == {}
+    assert staleness([], 3) == {}
+    assert np.isfinite(staleness(groups, 3)["staleness/mean"])
