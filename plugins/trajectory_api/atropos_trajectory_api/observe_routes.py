@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atropos_core.held import HubStatus
+from atropos_trajectory_api.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.exposition import CONTENT_TYPE, Exposition
 from atropos_trajectory_api.observe import OTHER, QUANTILES, STALENESS_BOUNDS, Latency, Observed
 
@@ -79,9 +80,16 @@ class Timing:
                 bytes_in += len(message.get("body", b""))
             return message
 
+        connection: Connection | None = scope.get(SCOPE_KEY)
+
         async def counted_send(message: Message) -> None:
             nonlocal status, bytes_out, ended
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError:  # uvloop's, on a connection that has closed
+                if connection is None or not connection.is_gone:
+                    raise
+                return  # one of several requests that were sent at once: nobody is there to hear the answer
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif message["type"] == "http.response.body":
