@@ -25,7 +25,7 @@ vllm: .venv-vllm/stamp
 
 # With a real vLLM; about ten minutes. Most of it is the start of servers, of which two at a time fit on two cores.
 test-vllm: .venv-vllm/stamp
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm -n 2 --dist loadfile
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm -n 2 --dist loadgroup
 
 # The server of ours against the clients of atroposlib 0.4.0, and beside its own server; about three minutes.
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp

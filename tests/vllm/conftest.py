@@ -12,7 +12,13 @@ from tests.vllm.models import FAMILIES, make_model
 HERE = Path(__file__).parent
 
 
+LONG = ("test_runs", "test_attached", "test_kills", "test_load")  # they start early, so that both cores end together
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(
+        key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG and HERE in item.path.parents else 9
+    )
     if importlib.util.find_spec("vllm") is None:
         skip = pytest.mark.skip(reason="needs vLLM, which is not installed in this environment: `make test-vllm`")
         for item in items:
