@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from atropos_core.registry import RunContext
 from atropos_core.types import Batch
-from atropos_trainer_grpo import logprobs
+from atropos_trainer_grpo import chunks
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.trainer import GrpoTrainer
 from benchmarks import resident
@@ -41,7 +41,7 @@ def load(file: str) -> Batch:
 
 async def run(given: dict[str, Any], directory: Path) -> dict[str, Any]:
     if given["whole_logits"]:
-        logprobs.LOGITS = (1 << 62, 1 << 62)
+        chunks.LOGITS = (1 << 62, 1 << 62)
     context = RunContext(directory, Path(given["model"]), transport="checkpoint", threads=given["threads"])
     trainer = GrpoTrainer(GrpoOptions(**given["options"]), context)
     await trainer.open()

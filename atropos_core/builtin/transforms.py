@@ -25,11 +25,16 @@ class GroupAdvantage(Transform):
 
 
 class DropFlat(Transform):
-    """Leaves out groups whose rewards are all equal: they teach the policy nothing and cost a training pass. Those that
-    bring something else to learn from stay: advantages of their own, a teacher's tokens, supervised data."""
+    """Leaves out groups that teach the policy nothing and cost a training pass: every advantage is 0, or, where none have
+    been computed yet, all rewards are equal. Those that bring something else to learn from stay: advantages of their
+    own, a teacher's tokens, supervised data."""
 
     async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        return [group for group in groups if not is_flat(group.rewards) or any(map(_teaches, group.episodes))]
+        return [group for group in groups if not _is_idle(group) or any(map(_teaches, group.episodes))]
+
+
+def _is_idle(group: ScoredGroup) -> bool:
+    return is_flat(group.rewards) if group.advantages is None else not group.advantages.any()
 
 
 def _teaches(episode: Episode) -> bool:

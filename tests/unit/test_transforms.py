@@ -54,6 +54,12 @@ async def test_what_drop_flat_leaves_out_is_exactly_what_gets_no_advantage():
     assert kept == learned
 
 
+async def test_equal_rewards_without_a_baseline_are_learned_from():
+    groups = [group(0, [1, 1]), group(1, [0, 0]), group(2, [0, 1])]
+    made = await GroupAdvantage(GroupAdvantageOptions(baseline="none"))(groups)
+    assert [one.draw.id for one in await DropFlat()(made)] == [0, 2]
+
+
 @pytest.mark.parametrize(
     ("columns", "kept"),
     [

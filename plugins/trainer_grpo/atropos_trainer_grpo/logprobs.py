@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-LOGITS = (1 << 24, 1 << 27)  # that a chunk holds at most, on a CPU and elsewhere: 64 and 512 MiB in fp32
-LEAST_ROWS = 64  # below these the products of a chunk with the head wait for its weights
+from atropos_trainer_grpo.chunks import rows_at_once
 
 
 class Scored(NamedTuple):
@@ -35,11 +34,6 @@ def token_logprobs(
         empty = hidden.sum(dim=1)  # keeps the graph: backward() on a loss of nothing gives zeros
         return Scored(empty, empty.detach())
     return Scored(*_score(hidden, head.weight, head.bias, targets, temperature, chunk))
-
-
-def rows_at_once(chunk: int, vocabulary: int, device: str) -> int:
-    """`chunk`, or fewer where the vocabulary is so large that their logits would be what fills the memory."""
-    return min(chunk, max(LEAST_ROWS, LOGITS[device != "cpu"] // vocabulary))
 
 
 class _TokenLogprobs(torch.autograd.Function):

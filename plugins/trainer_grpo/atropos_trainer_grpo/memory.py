@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from atropos_core.memory import Holding, Workload
 from atropos_core.model_files import BYTES, ModelSize, read
+from atropos_trainer_grpo.chunks import rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 
 LIBRARIES = 450_000_000  # a child with torch, transformers and peft: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
-LOGITS = (1 << 24, 1 << 27)  # of a chunk, on a CPU and elsewhere: logprobs.py
 FP32 = 4
 SHARED = ("posix_shm", "cuda_ipc")
 
@@ -134,7 +134,7 @@ def layer_bytes(model: ModelSize, rows: Rows, element: int, adapted: bool) -> in
 
 
 def logit_rows(options: GrpoOptions, model: ModelSize, rows: Rows, device: str) -> int:
-    return min(options.logprob_chunk, rows.scored, max(64, LOGITS[device != "cpu"] // model.vocabulary))
+    return min(rows.scored, rows_at_once(options.logprob_chunk, model.vocabulary, device))
 
 
 def adapter_parameters(model: ModelSize, lora: LoraOptions) -> int:

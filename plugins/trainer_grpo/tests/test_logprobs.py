@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from atropos_trainer_grpo.logprobs import rows_at_once, token_logprobs
+from atropos_trainer_grpo.chunks import rows_at_once
+from atropos_trainer_grpo.logprobs import token_logprobs
 
 
 def case(dtype, bias=True, rows=13):

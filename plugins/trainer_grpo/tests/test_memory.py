@@ -8,8 +8,6 @@ from atropos_core.model_files import read
 from atropos_core.registry import RunContext
 from atropos_trainer_grpo import lora as adapters
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
-from atropos_trainer_grpo.logprobs import LOGITS
-from atropos_trainer_grpo.memory import LOGITS as TOLD
 from atropos_trainer_grpo.memory import adapter_parameters, layer_bytes, rows_of
 from atropos_trainer_grpo.model import open_model, score
 from atropos_trainer_grpo.packing import pack
@@ -105,7 +103,3 @@ def test_what_bounds_memory_bounds_the_plan(model_of):
 def test_shared_weights_are_named_as_one_copy_with_the_engines(model_of):
     parts = list(holds(GrpoOptions(), workload(model_of(), transport="posix_shm")))
     assert [one.shared for one in parts if one.what == "parameters"] == ["weights"]
-
-
-def test_the_plan_knows_the_size_of_a_chunk_of_logits():
-    assert TOLD == LOGITS
