@@ -3,9 +3,9 @@
     .venv-vllm/bin/python -m benchmarks.soak_vllm                    about half an hour on two cores
     .venv-vllm/bin/python -m benchmarks.soak_vllm --kills 2 --only kills
 
-Every family of models over every bridge; publishing and adapter swaps under 32 concurrent requests; kills at random
-moments. Each part writes benchmarks/results/soak_vllm_PART.json with the commit; ends with 1 where something did not
-hold.
+A learning run over every bridge; every family of models over every bridge; publishing and adapter swaps under 32
+concurrent requests; kills at random moments. Each part writes benchmarks/results/soak_vllm_PART.json with the commit;
+ends with 1 where something did not hold.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.machine import RESULTS, described
 from tests.conftest import metrics_of
 from tests.e2e.runs import RunningRun
 from tests.vllm.ends import connected, five_updates
+from tests.vllm.learning import learns
 from tests.vllm.load import publish_under_load, transformers_scorer, worst_difference
 from tests.vllm.models import FAMILIES, make_model
 from tests.vllm.processes import ROLES, left, segments, still_running, vllm_processes
@@ -39,6 +40,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("lora", {}),
     "checkpoint": ("checkpoint", {}),
 }
+POINTS = 15
 UPDATE_NATS, MOVED_NATS = 1e-4, 0.5
 PUBLISH_P95_S, SWAP_P95_S = 0.15, 0.3
 RUN = (
@@ -46,6 +48,21 @@ RUN = (
     "--set", "evaluation.problems=8", "--set", "checkpoint.every=2",
 )  # fmt: skip
 ENDED_WITHIN_S = 10
+
+
+def learned(bridge: str, folder: Path) -> dict[str, Any]:
+    found = learns(bridge, 16, folder)
+    right = found.points >= POINTS and found.worst_alignment <= UPDATE_NATS
+    return {
+        "bridge": bridge,
+        "points": found.points,
+        "worst_alignment": found.worst_alignment,
+        "bytes_copied": sorted(found.bytes_copied),
+        "alive": found.alive,
+        "left": sorted(found.segments_left),
+        "files": sorted(found.files),
+        "held": found.code == 0 and right and found.leaves_nothing,
+    }
 
 
 def agrees(family: str, way: str, folder: Path) -> dict[str, Any]:
@@ -157,6 +174,11 @@ def starts_again(role: str, folder: Path) -> dict[str, Any]:
     return {"role": role, "restarts": 1, "steps": steps[-1], "left": stays, "held": went_on and not stays}
 
 
+def learning(folder: Path, wanted: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for bridge in ("ipc", "lora", "checkpoint"):
+        yield learned(bridge, folder / f"learning-{bridge}")
+
+
 def families(folder: Path, wanted: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for family in FAMILIES:
         for way in WAYS:
@@ -179,6 +201,7 @@ def kills(folder: Path, wanted: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 PARTS = {
+    "learning": (learning, f"the tiny policy gains {POINTS} points in 16 steps over each bridge, and leaves nothing"),
     "families": (families, "engine and trainer agree to 1e-4 after each of 5 updates, while the policy moves"),
     "load": (load, "nothing is lost under load, and every token is of the version that it names"),
     "kills": (
