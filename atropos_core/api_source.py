@@ -134,7 +134,7 @@ class ApiSource(Source):
 
     async def trained(self, leases: Sequence[Lease]) -> None:
         ids = [lease.id for lease in leases]
-        await self._here.trained(ids)
+        self._here.trained(ids)
         self._trained += ids
 
     def state(self) -> Mapping[str, Any]:

@@ -80,6 +80,7 @@ class TrainerSession:
         self.commit_due = False
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._holding: set[int] = set()  # hub ids that are leased here
+        self._trained: set[int] = set()  # of what was leased; the server has not been told yet
         self._told = _Told(opened["boot"], spec.version)
         self._seen = 0  # failed and dropped draws that have arrived here
         self._turn = asyncio.Lock()
@@ -111,7 +112,7 @@ class TrainerSession:
                     "groups": groups, "version": version, "wait_s": wait,
                     "holding": sorted(self._holding), "seen": self._seen, "boot": self._told.boot,
                 }  # fmt: skip
-                found = await self._call("lease", body, wait_s=wait)
+                found = await self._call_telling("lease", body, wait_s=wait)
                 leased = self._take(found)
                 if leased or time.monotonic() >= until:
                     return leased
@@ -120,15 +121,17 @@ class TrainerSession:
         await self._call("give_back", {"ids": list(ids)})
         self._holding -= set(ids)
 
-    async def trained(self, ids: Sequence[int]) -> None:
-        """The updates are in the trainer's memory: these ids belong to its next checkpoint."""
-        await self._call("trained", {"ids": list(ids)})
+    def trained(self, ids: Sequence[int]) -> None:
+        """The updates are in the trainer's memory: these ids belong to its next checkpoint. The server hears of it with
+        the next lease or renewal, which raises LeaseLost where they are another's by now."""
+        self._trained |= set(ids)
         self._holding -= set(ids)
 
     async def commit(self, ids: Sequence[int]) -> int:
         """The updates are inside a durable checkpoint: these groups are never served again. How many that settles."""
         settled: int = (await self._call("commit", {"ids": list(ids)}))["settled"]
         self._holding -= set(ids)
+        self._trained -= set(ids)
         return settled
 
     async def drop(self, ids: Sequence[int], cause: str) -> int:
@@ -157,7 +160,7 @@ class TrainerSession:
         return self.environments
 
     async def renew(self) -> None:
-        await self._call("renew", {})
+        await self._call_telling("renew", {})
 
     async def close(self) -> None:
         """End the session: what is leased and not committed goes back. May be called twice."""
@@ -187,6 +190,13 @@ class TrainerSession:
         )
         if found["boot"] != self._told.boot:
             await self._tell_again(found["boot"])
+        return found
+
+    async def _call_telling(self, what: str, body: dict[str, Any], *, wait_s: float = 0.0) -> Any:
+        """A call that says on the way what was trained. Said twice, it changes nothing."""
+        told = sorted(self._trained)
+        found = await self._call(what, body | {"trained": told}, wait_s=wait_s)
+        self._trained -= set(told)
         return found
 
     async def _tell_again(self, boot: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atropos_core.codec import decode, encode_bytes
-from tests.native_payloads import native_call, native_group, native_request, open_session, put_request, register_native
+from tests.native_payloads import native_call, native_group, open_session, put_request, register_native
 from tests.raw_http import Answer, Connection, keep_in_flight
 
 CONNECTIONS = 4
@@ -41,17 +41,14 @@ def ingest_native(session: Session, requests: list[bytes]) -> None:
 
 
 def drain_native(session: Session) -> int:
-    """Every call that a trainer makes: lease and trained for each batch, commit with each checkpoint. What it does with the
-    frames is its own affair. Returns how many groups came."""
+    """Every call that a trainer makes: a lease for each batch, which says what of the former is trained, and a commit with
+    each checkpoint. What it does with the frames is its own affair. Returns how many groups came."""
     path, seen, end = f"/v1/sessions/{session.number}", 0, Connection(session.port)
-    lease = native_request(f"{path}/lease", {"groups": session.batch_groups, "version": 0, "wait_s": 0.0})
+    lease = {"groups": session.batch_groups, "version": 0, "wait_s": 0.0}
+    ids: list[int] = []
     uncommitted: list[int] = []
     while True:
-        answer = end.call(lease)
-        assert answer.status == 200, answer.body
-        ids = [entry["id"] for entry in decode(answer.body)["entries"]]
-        if ids:
-            native_call(end, f"{path}/trained", {"ids": ids})
+        ids = [entry["id"] for entry in native_call(end, f"{path}/lease", lease | {"trained": ids})["entries"]]
         uncommitted += ids
         if len(uncommitted) >= CHECKPOINT_BATCHES * session.batch_groups or (uncommitted and not ids):
             native_call(end, f"{path}/commit", {"ids": uncommitted})

@@ -236,7 +236,7 @@ async def trainer(url: str, folder: Path, name: str) -> int:
             await asyncio.sleep(chance.uniform(0, 0.01))
             ids = [number for number, _ in leased.entries]
             if ids:
-                await session.trained(ids)
+                session.trained(ids)
                 trained += ids
                 empty_since = None
             else:

@@ -106,8 +106,8 @@ class SlowTrainer:
             found = native_call(self.end, f"{path}/lease", {"groups": groups, "version": step, "wait_s": 0.2})
             ids = [entry["id"] for entry in found["entries"]]
             self.trained += [int(decode(entry["frame"]).rewards[0]) for entry in found["entries"]]
-            for what in ("trained", "commit") if ids else ():
-                native_call(self.end, f"{path}/{what}", {"ids": ids})
+            if ids:
+                native_call(self.end, f"{path}/commit", {"ids": ids})
             if not hurry.is_set():
                 due += step_s
                 hurry.wait(max(due - time.monotonic(), 0.0))

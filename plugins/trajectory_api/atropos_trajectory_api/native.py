@@ -35,7 +35,6 @@ def native_routes(service: Service) -> Native:
             ("DELETE", "sessions/*"): doors.end,
             ("POST", "sessions/*/lease"): doors.lease,
             ("POST", "sessions/*/give_back"): doors.give_back,
-            ("POST", "sessions/*/trained"): doors.trained,
             ("POST", "sessions/*/commit"): doors.commit,
             ("POST", "sessions/*/drop"): doors.drop,
             ("POST", "sessions/*/renew"): doors.renew,
@@ -167,6 +166,7 @@ class Doors:
             asked.count("groups", least=1),
             version=asked.count("version"),
             wait_s=asked.wait_s(),
+            trained=_ids(asked, "trained", ()),
             holding=numbers(asked.get("holding", (list, tuple), ())),
             seen=asked.count("seen", 0) if asked.get("boot", str, "") == service.boot else 0,
         )
@@ -184,10 +184,6 @@ class Doors:
         self._service.session(asked.session()).give_back(_ids(asked))
         return self._boot()
 
-    async def trained(self, asked: Asked) -> dict[str, Any]:
-        self._service.session(asked.session()).trained(_ids(asked))
-        return self._boot()
-
     async def commit(self, asked: Asked) -> dict[str, Any]:
         settled = self._service.commit(asked.session(), _ids(asked))
         await self._service.written()
@@ -199,7 +195,7 @@ class Doors:
         return self._boot() | {"dropped": dropped}
 
     async def renew(self, asked: Asked) -> dict[str, Any]:
-        self._service.session(asked.session()).renew()
+        self._service.session(asked.session()).trained(_ids(asked, "trained", ()))
         return self._boot()
 
     async def offer(self, asked: Asked) -> dict[str, Any]:
@@ -263,5 +259,5 @@ def _deadline_s(asked: Asked) -> float | None:
     return None if given is None else float(given)
 
 
-def _ids(asked: Asked) -> list[int]:
-    return sorted(numbers(asked.get("ids", (list, tuple))))
+def _ids(asked: Asked, name: str = "ids", *otherwise: Any) -> list[int]:
+    return sorted(numbers(asked.get(name, (list, tuple), *otherwise)))

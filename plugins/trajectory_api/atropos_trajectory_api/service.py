@@ -290,11 +290,20 @@ class Service:
         return session
 
     async def lease(
-        self, number: int, groups: int, *, version: int, wait_s: float, holding: set[int], seen: int
+        self,
+        number: int,
+        groups: int,
+        *,
+        version: int,
+        wait_s: float,
+        holding: set[int],
+        seen: int,
+        trained: Sequence[int] = (),
     ) -> Answer:
-        """Groups, or news of draws that will bring none, as soon as there is either. What is leased and not in `holding`
-        was in an answer that never arrived; news up to `seen` did arrive."""
+        """Groups, or news of draws that will bring none, as soon as there is either. What is leased and neither `trained`
+        since nor in `holding` was in an answer that never arrived; news up to `seen` did arrive."""
         session = self.session(number)
+        session.trained(trained)
         self._outbox.arrived(seen)
         until = asyncio.get_running_loop().time() + wait_s
         while True:

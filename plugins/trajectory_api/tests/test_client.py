@@ -66,8 +66,30 @@ async def test_draws_are_played_elsewhere_and_their_groups_come_back_as_they_wer
                 assert got.rollouts[0].logprobs is not None and gave.rollouts[0].logprobs is not None
                 assert got.rollouts[0].logprobs.tolist() == gave.rollouts[0].logprobs.tolist()
         ids = [number for number, _ in answer.entries]
-        await trainer.trained(ids)
+        trainer.trained(ids)
         assert await trainer.commit(ids) == 2
+
+
+async def test_what_was_trained_is_told_with_the_next_lease_or_renewal_and_never_leased_again(server: Server):
+    async def states() -> tuple[int, int]:
+        hub = (await trainer.api.status())["hub"]
+        return hub["leased"], hub["trained"]
+
+    async with opened(server) as (trainer, worker):
+        for _ in range(3):
+            await worker.put(played(drawn(-1)), deadline_s=10)
+        [(first, _)] = (await leased(trainer, 1)).entries
+        trainer.trained([first])
+        assert await states() == (1, 0)
+        [(second, _)] = (await leased(trainer, 1)).entries
+        assert await states() == (1, 1)
+        trainer.trained([second])
+        await trainer.renew()
+        assert await states() == (0, 2)
+        [(third, _)] = (await leased(trainer, 1)).entries
+        assert len({first, second, third}) == 3
+        assert await trainer.commit([first, second, third]) == 3
+        assert await states() == (0, 0)
 
 
 async def test_a_second_session_ends_the_first_and_says_so_on_every_call(server: Server):
@@ -187,7 +209,7 @@ async def test_a_trainer_and_a_worker_live_through_a_killed_server(server: Serve
             await worker.put(played(draw), deadline_s=30)
         got = [group.draw.id for _, group in (await leased(trainer, 6)).entries]
         assert sorted(got) == [1, 2, 3, 4, 5, 6]
-        await trainer.trained(held)
+        trainer.trained(held)
         assert await trainer.commit(held) == 1
         assert not (await trainer.lease(1, 0, 0.3)).entries
 
@@ -207,7 +229,7 @@ async def test_no_group_is_lost_and_none_counts_twice_however_often_the_server_i
             while len(committed) < total:
                 answer = await trainer.lease(4, 0, 5.0)
                 ids = [number for number, _ in answer.entries]
-                await trainer.trained(ids)
+                trainer.trained(ids)
                 await trainer.commit(ids)
                 committed.extend(group.draw.id for _, group in answer.entries)
 
@@ -258,8 +280,9 @@ async def test_a_trainer_that_was_away_for_longer_than_its_lease_has_lost_it(tmp
             await leased(trainer, 1)
             trainer._renewing.cancel()  # as a process that hangs
             await asyncio.sleep(2.5)
+            trainer.trained([0])
             with pytest.raises(LeaseLost):
-                await trainer.trained([0])
+                await trainer.renew()
 
 
 async def test_that_a_draw_failed_is_said_however_long_the_server_is_away(server: Server):

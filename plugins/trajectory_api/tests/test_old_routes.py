@@ -414,7 +414,7 @@ def test_an_old_environment_plays_for_a_trainer_of_the_native_protocol(tmp_path:
         leased = decode(entry["frame"])
         assert leased.draw.id == -1 and leased.draw.environment == "maths_0"
         assert leased.oldest_version is None, "nobody knows what sampled it"
-        call(server, f"/{session}/trained", ids=(entry["id"],))
+        call(server, f"/{session}/renew", trained=(entry["id"],))
         call(server, f"/{session}/commit", ids=(entry["id"],))
         call(server, f"/{session}/version", version=4)
         assert server.client.get("/status").json() == {"current_step": 4, "queue_size": 0}
