@@ -21,6 +21,7 @@ Average = Literal["sequence", "token", "constant", "sum"]
 Correction = Literal["tis", "mis", "icepop", "sequence_tis", "sequence_mis", "geometric_mis"]
 Estimator = Literal["k1", "k2", "k3"]
 Source = Literal["rollout", "recompute"]
+Moments = Literal["adamw", "adamw_8bit", "adamw_4bit", "adamw_fp8"]
 
 LORA_RATE = (
     10.0  # times the rate of full training: "LoRA Without Regret", Thinking Machines Lab 2025, for SL and RL alike
@@ -148,7 +149,13 @@ class GrpoOptions(Options):
     logprob_chunk: int = Field(8192, ge=1, description="rows of logits that exist at once, at most")
     share_prompts: bool = Field(True, description="compute the common prefix of a group's sequences once")
     gradient_checkpointing: bool = Field(False, description="trade a third more compute for activation memory")
+    kernels: Literal["torch", "liger"] = Field(
+        "torch", description="of norms, rotation and gated MLPs; liger: liger-kernel's, on CUDA: README.md, Kernels"
+    )
 
+    optimizer: Moments = Field(
+        "adamw", description="AdamW, with moments in fp32, or in fewer bits by torchao: README.md, Optimisers"
+    )
     learning_rate: float = Field(1e-6, ge=0)
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = Field(1e-8, gt=0)

@@ -17,6 +17,12 @@ from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 LIBRARIES = 450_000_000  # a child with torch, transformers and peft: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
 FP32 = 4
+MOMENT_BYTES = {
+    "adamw": 4,
+    "adamw_8bit": 1 + 4 / 256,
+    "adamw_4bit": 0.5 + 4 / 128,
+    "adamw_fp8": 1 + 4 / 256,
+}  # with scales
 SHARED = ("posix_shm", "cuda_ipc")
 
 
@@ -64,7 +70,8 @@ def _on(
         yield Holding("adapter", trained * FP32, device, change="lower trainer.lora.rank")
     if size != FP32:
         yield Holding("fp32 masters", trained * FP32, device, change=smaller)
-    yield Holding("optimiser moments", 2 * trained * FP32, device, change="" if lora else smaller)
+    moments = int(2 * trained * MOMENT_BYTES[options.optimizer])
+    yield Holding("optimiser moments", moments, device, change="" if lora else f"{smaller}, or set trainer.optimizer")
 
     rows = rows_of(options, workload, model)
     activations, gradients, work = _largest_moment(options, model, rows, element, device, trained, lora is not None)

@@ -1,4 +1,4 @@
-"""AdamW that writes into the parameters where they lie.
+"""AdamW that writes into the parameters where they lie, with moments in fp32 or in torchao's 8 or 4 bits.
 
 Parameters may be views of memory that an engine reads (a bridge put them there), so they are never replaced. For 16-bit
 parameters an fp32 master of each is what Adam updates and what gradients add up in; the parameter is its rounding.
@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from atropos_core.errors import CheckpointError
 from atropos_trainer_grpo.rates import Group, factor, groups_of
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
+
+
+TORCHAO = {"adamw_8bit": "AdamW8bit", "adamw_4bit": "AdamW4bit", "adamw_fp8": "AdamWFp8"}
 
 
 class Optimizer:
@@ -45,7 +49,8 @@ class Optimizer:
             groups.setdefault(chosen[name], []).append(place)
         self._rates = [group.rate for group in groups]
         self._order = [place for places in groups.values() for place in places]  # of the parameters in AdamW
-        self._adam = torch.optim.AdamW(
+        self._adam = _adam(
+            options,
             [
                 {
                     "params": [self._masters[place] for place in places],
@@ -53,10 +58,6 @@ class Optimizer:
                 }
                 for group, places in groups.items()
             ],
-            lr=options.learning_rate,
-            betas=options.betas,
-            eps=options.eps,
-            fused=True,  # one kernel, 1 ms for 0.8 M parameters in 46 tensors
         )
 
     @torch.no_grad()
@@ -92,7 +93,10 @@ class Optimizer:
             master.grad = holder.grad
         now = factor(self._options, self.updates, self._in_all)
         for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
-            group["lr"] = rate * now
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * now)
+            else:
+                group["lr"] = rate * now
         self._adam.step()
         for parameter, master in zip(self.parameters, self._masters, strict=True):
             if master.dtype != parameter.dtype:
@@ -107,7 +111,17 @@ class Optimizer:
             for parameter, master in zip(self.parameters, self._masters, strict=True)
         ]
         moments = {self._order[place]: entry for place, entry in self._adam.state_dict()["state"].items()}
-        return {"updates": self.updates, "masters": masters, "moments": moments}
+        return {"optimizer": self._options.optimizer, "updates": self.updates, "masters": masters, "moments": moments}
+
+    def refuse_other(self, state: Mapping[str, Any]) -> None:
+        """Raises CheckpointError where the moments of a `state` are in another format than this optimiser's."""
+        saved_by = state.get("optimizer", "adamw")
+        if saved_by != self._options.optimizer:
+            raise CheckpointError(
+                f'the moments of this checkpoint are those of trainer.optimizer = "{saved_by}", and this run has '
+                f'"{self._options.optimizer}".',
+                remedy=f"Set trainer.optimizer={saved_by}.",
+            )
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
@@ -152,3 +166,13 @@ class Optimizer:
             master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
 
         return collect
+
+
+def _adam(options: GrpoOptions, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    rest: dict[str, Any] = {"lr": options.learning_rate, "betas": options.betas, "eps": options.eps}
+    if options.optimizer == "adamw":
+        return torch.optim.AdamW(groups, **rest, fused=True)  # one kernel, 1 ms for 0.8 M parameters in 46 tensors
+    from torchao import optim
+
+    made: torch.optim.Optimizer = getattr(optim, TORCHAO[options.optimizer])(groups, **rest)
+    return made

@@ -23,6 +23,10 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
             "trainer 'grpo' is to train a LoRA adapter, which needs the module 'peft', and that is not installed.",
             remedy="pip install atropos-plugin-trainer-grpo[lora]",
         )
+    if options.optimizer != "adamw":
+        _refuse_what_torchao_cannot(options, context)
+    if options.kernels == "liger":
+        _refuse_what_liger_cannot(context)
     if len(context.devices) > 1:
         from atropos_trainer_grpo.ranks import RankedTrainer
 
@@ -30,6 +34,33 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
     from atropos_trainer_grpo.trainer import GrpoTrainer
 
     return GrpoTrainer(options, context)
+
+
+def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> None:
+    asked = f'trainer.optimizer = "{options.optimizer}"'
+    if importlib.util.find_spec("torchao") is None:
+        raise FitError(
+            f"{asked} is torchao's, and the module 'torchao' is not installed.",
+            remedy="pip install atropos-plugin-trainer-grpo[torchao]",
+        )
+    if len(context.devices) > 1:
+        raise FitError(
+            f"{asked} is for a trainer on one device, and this one has {len(context.devices)}.",
+            remedy='Ranks divide fp32 moments among themselves already: set trainer.optimizer = "adamw".',
+        )
+
+
+def _refuse_what_liger_cannot(context: RunContext) -> None:
+    if other := [device for device in context.devices if not device.startswith("cuda")]:
+        raise FitError(
+            f'trainer.kernels = "liger" needs a CUDA device, and the trainer is on {other[0]!r}.',
+            remedy='Set trainer.devices = ["cuda:0"], or trainer.kernels = "torch".',
+        )
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise FitError(
+            "trainer.kernels = \"liger\" is liger-kernel's, and the module 'liger_kernel' is not installed.",
+            remedy="pip install atropos-plugin-trainer-grpo[liger]",
+        )
 
 
 def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:

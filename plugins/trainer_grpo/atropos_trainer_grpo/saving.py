@@ -68,6 +68,7 @@ def restore(model: nn.Module, optimizer: Optimizer, directory: Path, sharded: Sh
     _check_fit(weights, present, directory / file, {} if sharded is None else sharded.stored)
     if _is_adapted(model):
         _check_adapter(model, weights, present, directory)
+    optimizer.refuse_other(state["optimizer"])
     for name, parameter in present.items():
         parameter.copy_(part(parameter, weights[name]))
     optimizer.adopt()

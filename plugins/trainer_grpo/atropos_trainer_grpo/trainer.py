@@ -140,6 +140,10 @@ class GrpoTrainer(Trainer):
         at = None if self._mesh is None else "cpu"  # until it is divided
         dtype, device = self._options.dtype, self._device
         model = open_model(self._context.model, dtype=dtype, device=device, with_weights=not shared, at=at)
+        if self._options.kernels == "liger":
+            from atropos_trainer_grpo.kernels import use_liger
+
+            use_liger(model)
         parameters = list(model.parameters())
         info = ModelInfo(
             architecture=type(model).__name__,
