@@ -23,6 +23,46 @@ LEAST_READ = 1 << 16  # bytes of a waiting answer in `head_s`; who reads less is
 OTHER_DESCRIPTORS = 128  # journal, libraries, rings
 
 
+class OneWrite:
+    """A transport that writes the head of an answer together with what follows it: uvicorn gives it one after the other,
+    which makes two packets and wakes a client twice. A head that nothing follows at once goes out by itself."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+        self._flushing: asyncio.Handle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            held = self._taken()
+            self._transport.writelines([held, data])
+        else:
+            self._held = data
+            self._flushing = self._loop.call_soon(self._flush)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + len(self._held)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if (held := self._taken()) and not self._transport.is_closing():
+            self._transport.write(held)
+
+    def _taken(self) -> bytes:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        held, self._held = self._held, b""
+        return held
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection; `scope["atropos.connection"]`."""
 
@@ -35,9 +75,9 @@ class Connection(HttpToolsProtocol):
     _had_all = False  # when the connection ended, the client's machine had acknowledged all that was written
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, OneWrite(transport, self.loop)))
         if self.most_open is not None and len(self.connections) > self.most_open:
-            transport.abort()
+            self.transport.abort()
             self._say_too_many()
             return
         self._await_head()
