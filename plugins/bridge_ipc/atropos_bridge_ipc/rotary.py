@@ -90,8 +90,7 @@ def _check_layer(model: Any, module: nn.Module, layer: str, entry: Mapping[str, 
             raise WeightsMismatch(
                 f"rotary positions of {layer!r} differ: at position {positions[at]}, frequency {frequency}, {what} is"
                 f" {ours[at, frequency]:.7f} in the trainer and {theirs[at, frequency]:.7f} in the engine"
-                f" ({np.count_nonzero(~(excess <= 0))} of {excess.size} differ)."
-                + _settings(model, entry)
+                f" ({np.count_nonzero(~(excess <= 0))} of {excess.size} differ)." + _settings(model, entry)
             )
 
 
