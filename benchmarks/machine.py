@@ -13,7 +13,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def described() -> dict[str, Any]:
-    commit, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    commit = _git("rev-parse", "HEAD")
+    changed = _git("status", "--porcelain", "--", ":/", ":!/benchmarks/results")  # earlier figures are no change
     cpu = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         "?",

@@ -64,7 +64,11 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, temperature, kept, entropy = ctx.saved_tensors
         into_hidden = torch.empty_like(hidden)
-        into_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        # Where earlier micro-batches have left a gradient, it is added to at once: the largest there is need not be there twice.
+        present = weight.grad if ctx.needs_input_grad[1] and weight.is_leaf else None
+        into_weight = present
+        if present is None and ctx.needs_input_grad[1]:
+            into_weight = torch.zeros_like(weight)
         into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for begin in range(0, len(targets), ctx.chunk):
             part = slice(begin, begin + ctx.chunk)
@@ -89,7 +93,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if into_bias is not None:
                 into_bias += logits.sum(dim=0)
             del p, logits, extra
-        return into_hidden, into_weight, into_bias, None, None, None
+        return into_hidden, into_weight if present is None else None, into_bias, None, None, None
 
 
 _score: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply  # torch leaves apply untyped

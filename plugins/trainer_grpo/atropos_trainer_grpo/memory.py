@@ -96,8 +96,8 @@ def _largest_moment(
     chunks = 2 * logit_rows(options, model, rows, device) * model.vocabulary * FP32
     inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations are still there
     moments = [
-        (kept, before + head, chunks),
-        (kept + again, before + head, inside),
+        (kept, max(before, head), chunks),
+        (kept + again, max(before, head), inside),
         (layer, trained * FP32 + (head if model.tied else 0), inside),
     ]
     return max(moments, key=sum)

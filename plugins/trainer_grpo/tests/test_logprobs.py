@@ -76,3 +76,20 @@ def test_gradients_are_as_exact_where_distributions_are_sharp(chunk):
     found = torch.autograd.grad(scored.logprobs.sum() + scored.entropy.sum(), (hidden, head.weight))
     for one, other in zip(found, exact, strict=True):
         assert (one - other).abs().max() < 1e-6 * other.abs().max()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_gradient_that_is_there_is_added_to_where_it_lies(tied):
+    head, hidden, targets, temperature = case(torch.float64)
+
+    def backward():
+        value = token_logprobs(hidden, head, targets, temperature, 5).logprobs.sum()
+        if tied:  # the weight has another use, whose gradient comes the usual way
+            value = value + torch.nn.functional.embedding(targets, head.weight).square().sum()
+        value.backward()
+        return head.weight.grad
+
+    once = backward().clone()
+    held = backward()
+    assert backward() is held
+    torch.testing.assert_close(held, 3 * once)

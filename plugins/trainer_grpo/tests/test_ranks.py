@@ -151,7 +151,8 @@ async def test_the_gradient_is_that_of_one_process(open_trainer, make_batch, mod
         few = make_batch(9, groups=1, size=2)  # of four ranks, two have no sequence
         for batch in (few, make_batch(10), few):
             mine, theirs = await one.step(batch, gate), await trainer.step(batch, gate)
-            assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-6)
+            # Adam makes whole steps of gradients that are nothing but rounding: 4e-6 after three updates on one kind of CPU
+            assert theirs["loss"] == pytest.approx(mine["loss"], abs=2e-5)
 
 
 @pytest.mark.parametrize("kind", ["full", "bfloat16", "lora"])
