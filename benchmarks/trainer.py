@@ -35,7 +35,7 @@ TRL = ".venv-trl/bin/python"
 PROMPTS = {"tiny": 16, "30M": 2}
 STEPS = {"tiny": 3, "30M": 1}  # that are measured in a process
 BATCHES = {"tiny": (8, 32, 128), "30M": (1, 4, 16)}  # sequences that TRL puts through the model at once
-OURS: dict[str, dict[str, Any]] = {"tiny": {}, "30M": {"tokens_per_microbatch": 256, "gradient_checkpointing": True}}
+OURS: dict[str, dict[str, Any]] = {"tiny": {}, "30M": {"tokens_per_microbatch": 256, "logprob_chunk": 128}}
 TRICKS: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "padded, prompts not shared": {"padded": True, "share_prompts": False},

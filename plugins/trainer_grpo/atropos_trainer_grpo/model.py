@@ -72,6 +72,14 @@ def complete(model: nn.Module) -> None:
         )
 
 
+def only_used_rows(model: Any) -> None:
+    """Have a tied embedding give a gradient of the rows that were looked up, in place of a whole matrix of mostly zeros
+    for every micro-batch: it is added to the head's, which is whole."""
+    embedding = model.get_input_embeddings()
+    if embedding.weight is model.get_output_embeddings().weight and embedding.weight.dtype == torch.float32:
+        embedding.sparse = True
+
+
 def score(
     model: nn.Module, packing: Packing, predicts: Tensor, targets: Tensor, temperature: Tensor, chunk: int
 ) -> Scored:

@@ -28,7 +28,7 @@ from atropos_trainer_grpo import saving
 from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
 from atropos_trainer_grpo.group import ALONE, Group
 from atropos_trainer_grpo.losses import LOSSES, Loss
-from atropos_trainer_grpo.model import complete, open_model, score, score_nothing
+from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_nothing
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
 from atropos_trainer_grpo.rates import groups_of, updates_in_all
@@ -157,6 +157,8 @@ class GrpoTrainer(Trainer):
         if self._device == "cpu" and info.parameters is not None and info.parameters >= LARGE:
             give_back_large_blocks()
         self.model = model
+        if self._options.lora is None and self._mesh is None and self._device == "cpu":
+            only_used_rows(model)
         if self._options.lora is not None:
             self._adapt(model, self._options.lora)
         trained = {name: parameter.ndim for name, parameter in self.model.named_parameters() if parameter.requires_grad}

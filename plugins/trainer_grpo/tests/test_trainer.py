@@ -205,3 +205,22 @@ async def test_deterministic_steps_give_identical_weights(open_trainer, make_bat
     finally:
         torch.use_deterministic_algorithms(False)
     assert unchanged(trainers[0], snapshot(trainers[1]))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+async def test_a_gradient_of_looked_up_rows_alone_is_the_same_gradient(
+    open_trainer, make_batch, model_of, gate, kind, tied
+):
+    """Over micro-batches, of which all but the first add to what is there."""
+    moved = []
+    for sparse in (True, False):
+        trainer = await open_trainer(model_of(kind, tied), tokens_per_microbatch=60, max_grad_norm=1e9)
+        embedding = trainer.model.get_input_embeddings()
+        assert embedding.sparse is tied
+        embedding.sparse = sparse and tied
+        for seed in range(3):
+            await trainer.step(make_batch(seed), gate)
+        moved.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+    for one, other in zip(*moved, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
