@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from atropos_core.policy import within
+from atropos_trainer_grpo.config import GrpoOptions
 from tests.conftest import REPOSITORY
 from tests.gpu.checks import CHECKS, Check
+from tests.gpu.host import TRAINER
 from tests.gpu.pair import Setting
 from tests.gpu.report import Report
 
@@ -28,11 +30,15 @@ from importlib.machinery import PathFinder
 class Without(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        hidden = name.partition(".")[0] in {"pydantic", "pydantic_core", "pluggy", "pytest", "typer", "rich", "psutil", "peft"}
+        hidden = name.partition(".")[0] in {"pydantic", "pydantic_core", "pluggy", "pytest", "typer", "rich", "psutil", "peft", "torchao"}
         return None if hidden else super().find_spec(name, path, target)
 
 sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
 """
+
+
+def test_the_checks_give_the_trainer_every_option_that_it_has():
+    assert TRAINER.keys() == GrpoOptions.model_fields.keys(), "an option came or went: name it in tests/gpu/host.py too"
 
 
 @pytest.mark.skipif(
