@@ -74,6 +74,27 @@ class KlOptions(Options):
         return self
 
 
+class DistillationOptions(Options):
+    """`[trainer.distillation]`: learn from the teacher's logprobs that groups bring (`[teacher.NAME]`, or columns of old
+    environments)."""
+
+    kind: Literal["forward", "reverse"] = Field(
+        "forward",
+        description="forward: KL(teacher || policy) over the teacher's likeliest tokens and the rest as one; reverse: "
+        "coefficient x (teacher's - policy's logprob) of the sampled token is added to its advantage",
+    )
+    coefficient: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="times the distillation; unset: 0.1, or 1 where it is alone"
+    )
+    alone: bool = Field(False, description="no policy loss beside it")
+
+    @property
+    def weight(self) -> float:
+        if self.coefficient is not None:
+            return self.coefficient
+        return 1.0 if self.alone else 0.1
+
+
 class RateOptions(Options):
     """One of `[[trainer.learning_rates]]`: what other parameters learn at. The first that matches a parameter counts."""
 
@@ -133,6 +154,7 @@ class GrpoOptions(Options):
 
     correction: CorrectionOptions | None = Field(None, description="unset: none")
     kl: KlOptions | None = Field(None, description="unset: no reference model")
+    distillation: DistillationOptions | None = Field(None, description="unset: a teacher's columns are not looked at")
     entropy_coefficient: float = Field(
         0.0,
         ge=0,

@@ -16,10 +16,11 @@ from atropos_trainer_grpo.chunks import rows_at_once
 
 
 class Scored(NamedTuple):
-    """Per row [R], both with a gradient."""
+    """Per row [R], all with a gradient."""
 
     logprobs: Tensor
     entropy: Tensor  # of the whole distribution, in nats
+    others: Tensor | None = None  # [R, K] of the further tokens that were asked for
 
 
 def token_logprobs(
@@ -28,27 +29,32 @@ def token_logprobs(
     targets: Tensor,  # i64[R]
     temperature: Tensor,  # f32[R]
     chunk: int,
+    others: Tensor | None = None,  # i64[R, K] further tokens at each position
 ) -> Scored:
-    """log softmax(head(hidden) / temperature)[targets], in fp32 (fp64 for a float64 model)."""
+    """log softmax(head(hidden) / temperature)[targets], in fp32 (fp64 for a float64 model), and the same for `others`."""
     if not len(targets):
         empty = hidden.sum(dim=1)  # keeps the graph: backward() on a loss of nothing gives zeros
-        return Scored(empty, empty.detach())
-    return Scored(*_score(hidden, head.weight, head.bias, targets, temperature, chunk))
+        return Scored(empty, empty.detach(), None if others is None else others.to(empty.dtype))
+    return Scored(*_score(hidden, head.weight, head.bias, targets, temperature, chunk, others))
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, chunk: int,
+        others: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         chunk = rows_at_once(chunk, len(weight), hidden.device.type)
         made: list[tuple[Tensor, Tensor]] = []
+        further: list[Tensor] = []
         kept: Tensor | None = None
         for begin in range(0, len(targets), chunk):
             part = slice(begin, begin + chunk)
             logits = _logits(hidden[part], weight, bias, temperature[part])  # [r, V]
             logs = torch.log_softmax(logits, dim=-1)
             logprobs = logs.gather(1, targets[part, None])[:, 0]
+            if others is not None:
+                further.append(logs.gather(1, others[part]))
             probabilities = torch.exp(logs, out=logits)
             entropy = -torch.linalg.vecdot(probabilities, logs.clamp_min_(-1e4))  # 0 * -inf where masked
             made.append((logprobs, entropy))
@@ -56,13 +62,15 @@ class _TokenLogprobs(torch.autograd.Function):
             del logits, logs, probabilities  # before the next chunk's are made
         logprobs, entropy = (torch.cat(parts) for parts in zip(*made, strict=True))
         ctx.chunk = chunk
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept, entropy, others)
         ctx.set_materialize_grads(False)  # most losses ask nothing of the entropy
-        return logprobs, entropy
+        return logprobs, entropy, torch.cat(further) if further else None
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, temperature, kept, entropy = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad: Tensor | None, of_entropy: Tensor | None, of_others: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperature, kept, entropy, others = ctx.saved_tensors
         into_hidden = torch.empty_like(hidden)
         # Where earlier micro-batches have left a gradient, it is added to at once: the largest there is need not be there twice.
         present = weight.grad if ctx.needs_input_grad[1] and weight.is_leaf else None
@@ -78,12 +86,18 @@ class _TokenLogprobs(torch.autograd.Function):
             if of_entropy is not None:  # d H / d logits = -p (log p + H)
                 extra = p.log().clamp_min_(-1e4).add_(entropy[part, None])
                 extra.mul_(p).mul_((of_entropy[part] / by)[:, None])
-            if grad is None:
+            into: list[tuple[Tensor, Tensor]] = []  # tokens, and what comes back to their logprobs: [r, 1] and [r, K]
+            if grad is not None:
+                into.append((targets[part, None], (grad[part] / by)[:, None]))
+            if of_others is not None:
+                into.append((others[part], of_others[part] / by[:, None]))
+            if into:  # d log p[token] / d logits = 1[token] - p
+                back = -torch.cat([scale for _, scale in into], dim=1).sum(dim=1, keepdim=True)
+                logits = p * back if kept is not None else p.mul_(back)  # what is kept may be asked for again
+                for token, scale in into:
+                    logits.scatter_add_(1, token, scale)
+            else:
                 logits = torch.zeros_like(p)
-            else:  # d log p[target] / d logits = 1[target] - p
-                scale = (grad[part] / by)[:, None]
-                logits = p * -scale if kept is not None else p.mul_(-scale)  # what is kept may be asked for again
-                logits.scatter_add_(1, targets[part, None], scale)
             if extra is not None:
                 logits -= extra
             logits = logits.to(hidden.dtype)
@@ -93,10 +107,10 @@ class _TokenLogprobs(torch.autograd.Function):
             if into_bias is not None:
                 into_bias += logits.sum(dim=0)
             del p, logits, extra
-        return into_hidden, into_weight if present is None else None, into_bias, None, None, None
+        return into_hidden, into_weight if present is None else None, into_bias, None, None, None, None
 
 
-_score: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply  # torch leaves apply untyped
+_score: Callable[..., tuple[Tensor, Tensor, Tensor | None]] = _TokenLogprobs.apply  # torch leaves apply untyped
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:

@@ -81,16 +81,24 @@ def only_used_rows(model: Any) -> None:
 
 
 def score(
-    model: nn.Module, packing: Packing, predicts: Tensor, targets: Tensor, temperature: Tensor, chunk: int
+    model: nn.Module,
+    packing: Packing,
+    predicts: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    chunk: int,
+    others: Tensor | None = None,
 ) -> Scored:
-    """One forward pass over a packing: logprobs of `targets` [R] at the packed places `predicts` [R] before them."""
+    """One forward pass over a packing: logprobs of `targets` [R], and of `others` [R, K], at the packed places `predicts`
+    [R] before them."""
     if isinstance(model, Scorer):
-        return model.scored(packing, predicts, targets, temperature, chunk)
+        return model.scored(packing, predicts, targets, temperature, chunk, others)
     whole = language_model(model)
     hidden = whole.base_model(
         input_ids=packing.tokens, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
-    return token_logprobs(hidden.index_select(0, predicts), whole.get_output_embeddings(), targets, temperature, chunk)
+    head = whole.get_output_embeddings()
+    return token_logprobs(hidden.index_select(0, predicts), head, targets, temperature, chunk, others)
 
 
 class Scorer(nn.Module):
@@ -100,8 +108,8 @@ class Scorer(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, packing: Packing, predicts: Tensor, targets: Tensor, temperature: Tensor, chunk: int) -> Scored:
-        return score(self.model, packing, predicts, targets, temperature, chunk)
+    def forward(self, *arguments: Any) -> Scored:
+        return score(self.model, *arguments)
 
     def scored(self, *arguments: Any) -> Scored:
         made: Scored = self(*arguments)
@@ -119,6 +127,12 @@ def score_nothing(model: nn.Module, device: str) -> Tensor:
     one = torch.zeros(1, dtype=torch.int64, device=device)
     scored = score(model, pack(tokens, np.array([2]), device), one, one, torch.ones(1, device=device), 1)
     return (scored.logprobs * 0.0).sum()
+
+
+def vocabulary_of(model: nn.Module) -> int:
+    """How many tokens its head tells apart."""
+    whole: Any = language_model(model.model if isinstance(model, Scorer) else model)
+    return int(whole.config.get_text_config(decoder=True).vocab_size)
 
 
 def language_model(model: Any) -> Any:

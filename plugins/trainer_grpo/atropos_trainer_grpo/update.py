@@ -21,21 +21,22 @@ from atropos_core.types import Batch, Bools, Floats, Metrics
 from atropos_trainer_grpo.advantages import whitened, with_divergence
 from atropos_trainer_grpo.columns import columns_of, token_places
 from atropos_trainer_grpo.corrections import BOUNDS, importance_weights
+from atropos_trainer_grpo.distillation import Taught, forward_kl
 from atropos_trainer_grpo.divergence import divergence
 from atropos_trainer_grpo.group import ALONE, Group, full
 from atropos_trainer_grpo.logprobs import Scored
 from atropos_trainer_grpo.losses import Clip, Loss, Rows, token_weights
-from atropos_trainer_grpo.model import score, score_nothing
+from atropos_trainer_grpo.model import score, score_nothing, vocabulary_of
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
 
 if TYPE_CHECKING:
-    from atropos_trainer_grpo.config import Correction, CorrectionOptions, GrpoOptions
+    from atropos_trainer_grpo.config import Correction, CorrectionOptions, DistillationOptions, GrpoOptions
 
 Indices = NDArray[np.int64]
 
-SUMS = ("ratio", "clipped", "correction", "corrected", "reference", "entropy", "k3", "difference")
-COUNTS = ("trained", "known", "fresh")
+SUMS = ("ratio", "clipped", "correction", "corrected", "reference", "entropy", "k3", "difference", "distill", "mass")
+COUNTS = ("trained", "known", "fresh", "taught")
 
 
 class Update:
@@ -72,6 +73,14 @@ class Update:
         self._has_old = self._columns.from_rollout
         self._reference_logprobs: Floats | None = None  # [N] where trained
         self._advantages = batch.advantages  # [N]
+        self._taught: Taught | None = None
+        self._learns = np.zeros(len(batch.tokens), np.bool_)  # [N] a trained token that the teacher speaks of
+        self._behind = np.zeros(
+            len(batch.tokens), np.float32
+        )  # [N] teacher's - policy's logprob, of reverse distillation
+        if options.distillation is not None:
+            self._taught = Taught.of(batch, vocabulary_of(model))
+            self._learns = self._columns.trained & (self._taught.counts > 0)
         self._norm = torch.zeros(())
         self._sums: dict[str, Tensor] = {}
         self._most = torch.zeros(())  # of the alignment's differences
@@ -79,7 +88,7 @@ class Update:
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._rates: list[float] = []
-        self._counts = {"trained": 0, "known": 0, "fresh": 0}
+        self._counts = dict.fromkeys(COUNTS, 0)
 
     def minibatches(self) -> Iterator[Indices]:
         """Sequence numbers for every optimiser step. Groups stay together, in an order drawn from seed and version."""
@@ -103,9 +112,14 @@ class Update:
         batch, columns, options = self._batch, self._columns, self._options
         at = token_places(batch.offsets, chosen)
         offsets = np.concatenate([[0], np.cumsum(batch.lengths[chosen])])
-        weights = np.zeros(len(batch.tokens), dtype=np.float32)
         average = options.average or self._loss.average
-        weights[at] = token_weights(average, columns.trained[at], offsets, options.loss_length)
+
+        def weights_of(mask: Bools) -> Floats:
+            weights = np.zeros(len(batch.tokens), dtype=np.float32)
+            weights[at] = token_weights(average, mask[at], offsets, options.loss_length)
+            return weights
+
+        weights, learning = weights_of(columns.trained), weights_of(self._learns)
 
         losses = []
         moving = self._moving()[chosen]
@@ -115,8 +129,8 @@ class Update:
                 # What has no gradient is only measured.
                 with dropping(self._dropouts if active else ()), torch.set_grad_enabled(active):
                     if len(part):
-                        scored, places = self._score(part)
-                        loss = self._total(scored, places, weights)
+                        scored, places = self._score(part, taught=active)
+                        loss = self._total(scored, places, weights, learning)
                         if first and not self._dropouts:
                             self._align(scored, places)
                     else:
@@ -150,6 +164,7 @@ class Update:
         """Means over all optimiser steps; `alignment/*` over the first one's forward pass, before anything changed."""
         sums, seen = self._over_all_ranks()
         counts = {name: max(count, 1) for name, count in seen.items()}
+        taught = {"distill/positions": seen["taught"] / counts["trained"]} if self._taught is not None else {}
         return {
             "loss": float(np.mean(self._losses)),
             "grad_norm": float(np.mean(self._norms)),
@@ -159,6 +174,9 @@ class Update:
             "entropy": sums["entropy"] / counts["trained"],
             "kl/rollout_k3": sums["k3"] / counts["known"],
             **({"kl/reference_k3": sums["reference"] / counts["trained"]} if "reference" in sums else {}),
+            **taught,
+            **({"distill/kl": sums["distill"] / counts["taught"]} if "distill" in sums else {}),
+            **({"distill/coverage": sums["mass"] / counts["taught"]} if "mass" in sums else {}),
             **(
                 {
                     "correction/mean": sums["correction"] / counts["trained"],
@@ -199,17 +217,42 @@ class Update:
             )  # fmt: skip
         if options.whiten_advantages:
             self._advantages = whitened(self._advantages, columns.trained)
+        if options.distillation is not None and options.distillation.kind == "reverse":
+            self._learn_in_reverse(options.distillation)
+
+    def _learn_in_reverse(self, options: DistillationOptions) -> None:
+        """Take the teacher's view of each sampled token into its advantage: on-policy distillation."""
+        assert self._taught is not None, "the options ask for it"
+        own, known = self._taught.of_own(self._batch.tokens)
+        self._learns = self._columns.trained & known
+        if (self._learns & ~self._has_old).any():
+            self._recompute_old()
+        self._behind = np.where(self._learns, own - self._old, 0).astype(np.float32)
+        rest = np.zeros_like(self._advantages) if options.alone else self._advantages
+        self._advantages = rest + np.float32(options.weight) * self._behind
 
     def _moving(self) -> Bools:
         """[S] has a token whose loss has a gradient."""
         pulled = (
             self._options.kl is not None and self._options.kl.place == "loss"
         ) or self._options.entropy_coefficient
-        moving = self._columns.trained & ((self._advantages != 0) | bool(pulled))
+        forward = self._forward
+        rewarded = (self._advantages != 0) & (forward is None or not forward.alone)
+        moving = self._columns.trained & (rewarded | bool(pulled))
+        if forward is not None:
+            moving |= self._learns
         return np.logical_or.reduceat(moving, self._batch.offsets[:-1])
 
-    def _score(self, sequences: Indices, model: torch.nn.Module | None = None) -> tuple[Scored, Indices]:
-        """One forward pass: the scored tokens of these sequences, and where they stand in the batch [R]."""
+    @property
+    def _forward(self) -> DistillationOptions | None:
+        options = self._options.distillation
+        return options if options is not None and options.kind == "forward" else None
+
+    def _score(
+        self, sequences: Indices, model: torch.nn.Module | None = None, *, taught: bool = False
+    ) -> tuple[Scored, Indices]:
+        """One forward pass: the scored tokens of these sequences, and where they stand in the batch [R]. With `taught`,
+        logprobs of a teacher's tokens as well, where it speaks of any."""
         batch, columns = self._batch, self._columns
         at = token_places(batch.offsets, sequences)
         tokens = batch.tokens[at]
@@ -217,6 +260,9 @@ class Update:
         packing = pack(tokens, batch.lengths[sequences], self._device, group)
         rows = np.flatnonzero(columns.scored[at])
         temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]
+        others = None
+        if taught and self._forward is not None and self._taught is not None and self._learns[at].any():
+            others = self._tensor(self._taught.rows(at[rows])[0])
         scored = score(
             model or self._model,
             packing,
@@ -224,14 +270,17 @@ class Update:
             self._tensor(tokens[rows].astype(np.int64)),
             self._tensor(temperature),
             self._options.logprob_chunk,
+            others,
         )
         return scored, at[rows]
 
-    def _total(self, scored: Scored, places: Indices, weights: Floats) -> Tensor:
-        """The loss of these scored tokens: that of the trained ones among them."""
+    def _total(self, scored: Scored, places: Indices, weights: Floats, learning: Floats) -> Tensor:
+        """The loss of these scored tokens: that of the trained ones among them. `weights` and `learning` [N] are those of
+        the policy's loss and the teacher's."""
         options, columns = self._options, self._columns
+        distilled = self._distilled(scored, places, learning)
         trained = np.flatnonzero(columns.trained[places])
-        new, entropy = scored
+        new, entropy = scored.logprobs, scored.entropy
         if len(trained) < len(places):
             chosen = self._tensor(trained)
             places, new, entropy = places[trained], new[chosen], entropy[chosen]
@@ -244,6 +293,8 @@ class Update:
         known, rollout = self._tensor(columns.known[places]), self._tensor(self._batch.logprobs[places])
         surrogate = self._loss(rows, self._clip)
         values, sums = surrogate.values, {"ratio": surrogate.ratio.sum()}
+        if self._forward is not None and self._forward.alone:
+            values = torch.zeros_like(values)
         if surrogate.clipped is not None:
             sums["clipped"] = surrogate.clipped.sum()
         if options.correction is not None:
@@ -264,7 +315,24 @@ class Update:
             self._add(sums | {"entropy": entropy.sum(), "k3": (drift.expm1() - drift).sum()})
         self._counts["trained"] += len(places)
         self._counts["known"] += int(columns.known[places].sum())
-        return (values * self._tensor(weights[places])).sum()
+        return (values * self._tensor(weights[places])).sum() + distilled
+
+    def _distilled(self, scored: Scored, places: Indices, learning: Floats) -> Tensor:
+        """The teacher's part of the loss; of reverse distillation, which is in the advantages, nothing."""
+        rows = np.flatnonzero(self._learns[places])
+        self._counts["taught"] += len(rows)
+        options, taught = self._forward, self._taught
+        if options is None or taught is None:
+            if len(rows):
+                self._add({"distill": -self._tensor(self._behind[places]).sum()})
+            return scored.logprobs.new_zeros(())
+        if scored.others is None:
+            return scored.logprobs.new_zeros(())
+        _, logprobs, present = taught.rows(places[rows], scored.others.shape[1])
+        teacher, there = self._tensor(logprobs), self._tensor(present)
+        apart = forward_kl(scored.others[self._tensor(rows)], teacher, there)
+        self._add({"distill": apart.sum(), "mass": torch.where(there, teacher.exp(), 0.0).sum()})
+        return options.weight * (apart * self._tensor(learning[places[rows]])).sum()
 
     @torch.no_grad()
     def _align(self, scored: Scored, places: Indices) -> None:

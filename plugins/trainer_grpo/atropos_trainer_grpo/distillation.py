@@ -1,0 +1,80 @@
+"""What a teacher said of each token, as a loss: forward KL over its likeliest tokens, or reverse KL on the student's own.
+
+A teacher's entry at token t is the distribution that predicts token t, as the student's is: nothing is shifted here. Its
+logprobs are those of its whole vocabulary, at the temperature that the rollout was sampled with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atropos_core.errors import DataError
+from atropos_core.types import Batch, Bools, Floats, offsets_of
+
+LEAST = 2.0**-23  # of probability outside the teacher's tokens: what fp32 can tell from none
+
+
+def forward_kl(student: Tensor, teacher: Tensor, present: Tensor) -> Tensor:
+    """[R] KL(teacher || student) over the teacher's K tokens and one bucket for all others, with the gradient of `student`:
+    sum_k p_k (log p_k - log q_k) + p_rest (log p_rest - log q_rest). All [R, K]; logprobs over the whole vocabulary, not
+    renormalised over K, which would be zero for a student that puts 1 % of its mass there. Never below 0."""
+    p = torch.where(present, teacher.exp(), 0.0)
+    q = torch.where(present, student, -torch.inf)
+    rest_p = (1 - p.sum(dim=1)).clamp_min(0.0)
+    inside = torch.logsumexp(q, dim=1).clamp_max(-LEAST)
+    rest_q = torch.where(inside > -0.6931, (-torch.expm1(inside)).log(), torch.log1p(-inside.exp()))
+    among = torch.where(present, p * (teacher - student), 0.0).sum(dim=1)
+    return among + torch.xlogy(rest_p, rest_p) - rest_p * rest_q
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A batch's teacher, by token: `counts` [N] entries each, one after another."""
+
+    counts: NDArray[np.int64]
+    offsets: NDArray[np.int64]  # [N + 1]
+    token_ids: NDArray[np.int64]
+    logprobs: Floats
+
+    @classmethod
+    def of(cls, batch: Batch, vocabulary: int) -> Taught:
+        """Raises DataError where no token of the batch has a teacher, or it names tokens that the student has not."""
+        if "teacher_token_ids" not in batch.ragged or not len(batch.ragged["teacher_token_ids"].values):
+            raise DataError(
+                "trainer.distillation is set, and no group of the batch came with a teacher's logprobs.",
+                remedy="Name a teacher ([teacher.NAME]), have the environment send distill_token_ids and distill_logprobs, "
+                "or take [trainer.distillation] out.",
+            )
+        ids, logprobs = batch.ragged["teacher_token_ids"], batch.ragged["teacher_logprobs"]
+        token_ids = ids.values.astype(np.int64)
+        if len(token_ids) and (highest := int(token_ids.max())) >= vocabulary:
+            raise DataError(
+                f"the teacher names token {highest}, and the policy's vocabulary has {vocabulary}: it is of another tokenizer.",
+                remedy="Distillation compares token by token: take a teacher with the policy's tokenizer.",
+            )
+        return cls(np.diff(ids.offsets), ids.offsets, token_ids, logprobs.values)
+
+    def rows(self, places: NDArray[np.int64], most: int = 0) -> tuple[NDArray[np.int64], Floats, Bools]:
+        """Ids and logprobs of the teacher's tokens at these places [R, K], and which of them there are. K is `most`, or as
+        many as any place has."""
+        counts = self.counts[places]
+        most = most or max(int(counts.max(initial=0)), 1)
+        present = np.arange(most) < counts[:, None]
+        ids, logprobs = np.zeros(present.shape, np.int64), np.zeros(present.shape, np.float32)
+        begin = offsets_of(counts)[:-1]
+        at = np.repeat(self.offsets[places] - begin, counts) + np.arange(counts.sum())
+        ids[present], logprobs[present] = self.token_ids[at], self.logprobs[at]
+        return ids, logprobs, present
+
+    def of_own(self, tokens: NDArray[np.int32]) -> tuple[Floats, Bools]:
+        """The teacher's logprob of each token [N] itself, and where it gave one."""
+        owner = np.repeat(np.arange(len(tokens)), self.counts)
+        own = np.flatnonzero(self.token_ids == tokens[owner])
+        made, known = np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.bool_)
+        made[owner[own]], known[owner[own]] = self.logprobs[own], True
+        return made, known
