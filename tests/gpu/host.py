@@ -21,7 +21,7 @@ from tests.gpu.models import SMALL, large
 ENGINE = {"dtype": "auto", "max_batch": 64, "prefill_tokens": 4096, "kv_cache_gb": 2.0}
 TRAINER = {
     "dtype": "auto", "loss": "grpo", "average": None, "clip_low": None, "clip_high": None, "dual_clip": None,
-    "loss_length": None, "correction": None, "kl": None, "entropy_coefficient": 0.0, "whiten_advantages": False,
+    "loss_length": None, "correction": None, "kl": None, "distillation": None, "entropy_coefficient": 0.0, "whiten_advantages": False,
     "old_logprobs": "rollout", "missing_logprobs": "refuse", "epochs": 1, "minibatches": 1,
     "tokens_per_microbatch": 16384, "logprob_chunk": 8192,
     "share_prompts": True, "gradient_checkpointing": False, "kernels": "torch", "optimizer": "adamw",

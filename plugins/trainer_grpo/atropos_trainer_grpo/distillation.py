@@ -23,6 +23,7 @@ def forward_kl(student: Tensor, teacher: Tensor, present: Tensor) -> Tensor:
     """[R] KL(teacher || student) over the teacher's K tokens and one bucket for all others, with the gradient of `student`:
     sum_k p_k (log p_k - log q_k) + p_rest (log p_rest - log q_rest). All [R, K]; logprobs over the whole vocabulary, not
     renormalised over K, which would be zero for a student that puts 1 % of its mass there. Never below 0."""
+    teacher = teacher.detach()
     p = torch.where(present, teacher.exp(), 0.0)
     q = torch.where(present, student, -torch.inf)
     rest_p = (1 - p.sum(dim=1)).clamp_min(0.0)

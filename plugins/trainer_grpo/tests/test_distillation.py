@@ -79,14 +79,14 @@ def test_entries_that_are_not_there_change_nothing_and_have_no_gradient():
 
 @pytest.mark.parametrize("certain", [1e-9, 1e-4, 0.5])
 def test_it_is_finite_where_either_leaves_nothing_to_the_rest(certain):
-    sure = torch.tensor([[1.0 - certain]]).log().requires_grad_()
-    for other in (torch.tensor([[0.999999]]).log(), torch.tensor([[1.0]]).log(), torch.tensor([[0.3]]).log()):
-        for found in (
-            forward_kl(sure, other, torch.ones(1, 1, dtype=torch.bool)),
-            forward_kl(other, sure, torch.ones(1, 1, dtype=torch.bool)),
-        ):
+    one = torch.ones(1, 1, dtype=torch.bool)
+    sure = torch.tensor([[1.0 - certain]]).log()
+    for other in (torch.tensor([[p]]).log() for p in (0.999999, 1.0, 0.3)):
+        for student, teacher in ((sure, other), (other, sure)):
+            student = student.clone().requires_grad_()
+            found = forward_kl(student, teacher, one)
             assert found.isfinite().all() and float(found) >= -1e-6
-            (gradient,) = torch.autograd.grad(found.sum(), sure, retain_graph=True)
+            (gradient,) = torch.autograd.grad(found.sum(), student)
             assert gradient.isfinite().all()
 
 
@@ -154,8 +154,9 @@ def update_of(model_of):
         (chosen,) = update.minibatches()
         update.backward(chosen)
         flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        gradient = torch.cat([part.flatten() for part in flat])
         update.write()
-        return update._losses[0], torch.cat([part.flatten() for part in flat]), update.metrics()
+        return update._losses[0], gradient, update.metrics()
 
     return make
 
@@ -180,7 +181,7 @@ def test_the_loss_is_the_divergence_at_the_token_that_each_entry_predicts(
     assert said["distill/coverage"] == pytest.approx(float(inside), rel=1e-5)
     for shift in (-1, 1):
         other, _, _ = update_of(taught(batch, towards.roll(shift, 0)), ALONE, average=average)
-        assert abs(other - float(expected)) > 0.05 * float(expected)
+        assert abs(other - float(expected)) > 1e-2
 
 
 def test_each_thing_that_is_said_reaches_the_loss(update_of, make_batch, teacher):
@@ -250,7 +251,7 @@ async def test_a_student_reaches_its_teacher(open_trainer, make_batch, teacher, 
     batch = make_batch(groups=2, size=2)
     towards = logits_of(teacher, batch)
     trainer = await open_trainer(distillation=ALONE, average="token", learning_rate=3e-2, betas=(0.9, 0.95))
-    said = [await trainer.step(replace(taught(batch, towards, k=VOCABULARY), version=v), gate) for v in range(1, 301)]
+    said = [await trainer.step(replace(taught(batch, towards, k=VOCABULARY), version=v), gate) for v in range(1, 601)]
     assert said[0]["distill/kl"] > 0.3
     assert said[-1]["distill/kl"] < 1e-3
 

@@ -22,7 +22,8 @@ def test_gradients_pass_gradcheck_in_float64(chunk):
         module = torch.nn.Linear(6, 11, dtype=torch.float64)
         del module.weight, module.bias
         module.weight, module.bias = weight, bias
-        return tuple(token_logprobs(hidden, module, targets, temperature, chunk))
+        scored = token_logprobs(hidden, module, targets, temperature, chunk)
+        return scored.logprobs, scored.entropy
 
     weight, bias = head.weight.detach().requires_grad_(), head.bias.detach().requires_grad_()
     assert torch.autograd.gradcheck(compute, (hidden, weight, bias)), "of logprobs, and of entropies"
