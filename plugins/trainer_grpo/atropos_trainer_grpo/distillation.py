@@ -22,7 +22,7 @@ LEAST = 2.0**-23  # of probability outside the teacher's tokens: what fp32 can t
 def forward_kl(student: Tensor, teacher: Tensor, present: Tensor) -> Tensor:
     """[R] KL(teacher || student) over the teacher's K tokens and one bucket for all others, with the gradient of `student`:
     sum_k p_k (log p_k - log q_k) + p_rest (log p_rest - log q_rest). All [R, K]; logprobs over the whole vocabulary, not
-    renormalised over K, which would be zero for a student that puts 1 % of its mass there. Never below 0."""
+    renormalised over K, which would be zero for a student that puts 1 % of its mass there. Never below 0 but for rounding."""
     teacher = teacher.detach()
     p = torch.where(present, teacher.exp(), 0.0)
     q = torch.where(present, student, -torch.inf)

@@ -17,12 +17,12 @@ from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 LIBRARIES = 450_000_000  # a child with torch, transformers and peft: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
 FP32 = 4
-MOMENT_BYTES = {
+MOMENT_BYTES = {  # with torchao's scales
     "adamw": 4,
     "adamw_8bit": 1 + 4 / 256,
     "adamw_4bit": 0.5 + 4 / 128,
     "adamw_fp8": 1 + 4 / 256,
-}  # with scales
+}
 SHARED = ("posix_shm", "cuda_ipc")
 
 
@@ -93,11 +93,14 @@ def _largest_moment(
     kept = model.layers * each + rows.packed * model.hidden * 3 * element + rows.scored * model.hidden * element
     head = 0 if adapted else model.vocabulary * model.hidden * FP32
     before = trained * FP32 if rows.several else 0
+    gradients = (
+        max(before, head) if element == FP32 else before + head
+    )  # in fp32 the head adds to the one that is there
     chunks = 2 * logit_rows(options, model, rows, device) * model.vocabulary * FP32
     inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations are still there
     moments = [
-        (kept, max(before, head), chunks),
-        (kept + again, max(before, head), inside),
+        (kept, gradients, chunks),
+        (kept + again, gradients, inside),
         (layer, trained * FP32 + (head if model.tied else 0), inside),
     ]
     return max(moments, key=sum)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atropos_core.errors import TrainingDiverged
+from atropos_core.errors import DataError, TrainingDiverged
 from atropos_core.types import Batch, Bools, Floats, Metrics
 from atropos_trainer_grpo.advantages import whitened, with_divergence
 from atropos_trainer_grpo.columns import columns_of, token_places
@@ -75,9 +75,7 @@ class Update:
         self._advantages = batch.advantages  # [N]
         self._taught: Taught | None = None
         self._learns = np.zeros(len(batch.tokens), np.bool_)  # [N] a trained token that the teacher speaks of
-        self._behind = np.zeros(
-            len(batch.tokens), np.float32
-        )  # [N] teacher's - policy's logprob, of reverse distillation
+        self._behind = np.zeros(len(batch.tokens), np.float32)  # [N] teacher's - policy's logprob, in reverse
         if options.distillation is not None:
             self._taught = Taught.of(batch, vocabulary_of(model))
             self._learns = self._columns.trained & (self._taught.counts > 0)
@@ -225,6 +223,12 @@ class Update:
         assert self._taught is not None, "the options ask for it"
         own, known = self._taught.of_own(self._batch.tokens)
         self._learns = self._columns.trained & known
+        if not self._learns.any():
+            raise DataError(
+                'trainer.distillation.kind = "reverse" needs the teacher\'s logprobs of the tokens that the policy sampled, and '
+                "none of those that came is of one.",
+                remedy='Have the teacher send the sampled token beside its likeliest, or set kind = "forward".',
+            )
         if (self._learns & ~self._has_old).any():
             self._recompute_old()
         self._behind = np.where(self._learns, own - self._old, 0).astype(np.float32)

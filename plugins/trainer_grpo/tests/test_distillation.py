@@ -265,3 +265,13 @@ def test_a_batch_without_a_teacher_or_with_one_of_another_vocabulary_is_refused(
     made = replace(made, ragged={**made.ragged, "teacher_token_ids": replace(ids, values=ids.values + VOCABULARY)})
     with pytest.raises(DataError, match="another tokenizer"):
         update_of(made, ALONE)
+
+
+def test_in_reverse_a_teacher_that_says_nothing_of_what_was_sampled_is_refused(update_of, make_batch, teacher):
+    made = taught(make_batch(), logits_of(teacher, make_batch()), own=True)
+    ids = made.ragged["teacher_token_ids"]
+    made = replace(
+        made, ragged={**made.ragged, "teacher_token_ids": replace(ids, values=(ids.values + 1) % VOCABULARY)}
+    )
+    with pytest.raises(DataError, match="of the tokens that the policy sampled"):
+        update_of(made, REVERSE)
