@@ -285,28 +285,28 @@ class RingProducer:
             data, _ = datagram
             if data[:1] == ANSWERS:
                 for number, value in ANSWER.iter_unpack(memoryview(data)[1:]):
-                    self._answer(Ack(number, value))
+                    self._answer(number, value)
             elif data[:1] == REFUSED:
                 number = int.from_bytes(data[1:9], "little")
-                self._answer(Ack(number, error=rebuilt(data)))
+                self._answer(number, 0, rebuilt(data))
         if self._socket.ended and self.error is None:
             self._end(ProcessDied("the consumer of this ring has gone away"))
 
-    def _answer(self, ack: Ack) -> None:
-        held = self._held.pop(ack.number)
-        if held == _NO_SLOT:
+    def _answer(self, number: int, value: int, error: AtroposError | None = None) -> None:
+        slot = self._held.pop(number)
+        if slot == _NO_SLOT:
             self._apart = False
         else:
-            self._free.append(held)
+            self._free.append(slot)
         self.answered += 1
-        future = self._futures.get(ack.number)
+        future = self._futures.get(number)
         if future is not None:
             if not future.done():
-                future.set_result(ack)
+                future.set_result(Ack(number, value, error))
         elif self.on_ack is not None:
-            self.on_ack(ack)
-        elif ack.error is not None and self._loop is None:
-            self._refusal = self._refusal or ack.error
+            self.on_ack(Ack(number, value, error))
+        elif error is not None and self._loop is None:
+            self._refusal = self._refusal or error
 
     def close(self) -> None:
         """Hang up. What was not answered may still arrive: the consumer reads what it was told of."""
