@@ -138,6 +138,7 @@ class RingProducer:
     def ring(self) -> None:
         """Tell the consumer now of what was written. Never waits: what the socket does not take goes with the next."""
         self._tell()
+        os.sched_yield()  # Linux may have woken it on this very core, where it would wait for the end of our time slice
         if len(self._free) <= self._few:
             self._collect(_ANSWERS_AT_ONCE)
 
