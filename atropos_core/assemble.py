@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import os
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast, get_args
-
-from pydantic import BaseModel, ValidationError
+from typing import Any, Protocol, TypeVar, cast, get_args, runtime_checkable
 
 from atropos_core import console
-from atropos_core.config import NAMED, SINGLE, Component, Placed, RewardComponent, RunConfig, explain
-from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError, UnknownComponent
+from atropos_core.chosen import Chosen, choose
+from atropos_core.config import NAMED, SINGLE, Component, Placed, RewardComponent, RunConfig
+from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.fleet import Fleet
 from atropos_core.hosting import Child, HostedEngine, HostedReward, HostedTrainer, LocalEndpoint
 from atropos_core.interfaces import (
@@ -23,7 +21,9 @@ from atropos_core.interfaces import (
     Curriculum,
     Engine,
     Environment,
+    Measured,
     Sink,
+    Stateful,
     Teacher,
     Trainer,
     Transform,
@@ -33,29 +33,12 @@ from atropos_core.plugins import Plugins
 from atropos_core.policy import within
 from atropos_core.registry import Offer, ResolvedModel, RunContext, check_core_api, check_requires, cuda_devices
 from atropos_core.rollouts import WeightedReward
+from atropos_core.types import Metrics
 
 T = TypeVar("T")
 
 CLOSE_DEADLINE_S = 30.0
 ONE_ENGINE: frozenset[Transport] = frozenset({"posix_shm", "cuda_ipc"})  # the first engine owns what the trainer maps
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """One component of the run: who offers it, and its validated options."""
-
-    label: str  # its path in the run file
-    offer: Offer
-    options: BaseModel
-    component: Component
-
-    @property
-    def transports(self) -> frozenset[Transport]:
-        return self.offer.provider.transports(self.options)
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        return self.component.devices if isinstance(self.component, Placed) else ()
 
 
 @dataclass(frozen=True)
@@ -104,13 +87,15 @@ def make_plan(
         )
     config = config.model_copy(update={kind: _placed(getattr(config, kind)) for kind in ("engine", "trainer")})
     instances = config.engine.instances() if training else {"engine": config.engine} if sampling else {}
-    engines = [_choose(plugins, "engine", label, _placed(one)) for label, one in instances.items()]
+    engines = [choose(plugins.registry, "engine", label, _placed(one)) for label, one in instances.items()]
     single = {
-        kind: _choose(plugins, kind, kind, getattr(config, kind)) for kind in SINGLE if training and kind != "engine"
+        kind: choose(plugins.registry, kind, kind, getattr(config, kind))
+        for kind in SINGLE
+        if training and kind != "engine"
     }
     named = {
         kind: {
-            name: _choose(plugins, kind, f"{kind}.{name}", component)
+            name: choose(plugins.registry, kind, f"{kind}.{name}", component)
             for name, component in getattr(config, kind).items()
             if not (kind == "environment" and by_workers) or _is_installed(name, component, plugins)
         }
@@ -136,23 +121,6 @@ def _placed(component: P) -> P:
     if component.devices != ("auto",):
         return component
     return component.model_copy(update={"devices": ("cuda:0",) if cuda_devices() else ("cpu",)})
-
-
-def _choose(plugins: Plugins, kind: str, label: str, component: Component) -> Chosen:
-    offer = plugins.registry.find(kind, component.use)
-    check_requires(offer)
-    model = offer.provider.config
-    try:
-        options = model.model_validate(component.options)
-    except ValidationError as error:
-        raise ConfigError(explain(error, model, {}, f"{label}.")) from error
-    if isinstance(component, Placed) and len(component.devices) > 1 and not offer.provider.several_devices:
-        raise FitError(
-            f"{label}.devices names {len(component.devices)} devices, and {kind} {component.use!r} runs on one.",
-            remedy="Name one device"
-            + (", and further engines as [engine.replica.NAME] tables." if kind == "engine" else "."),
-        )
-    return Chosen(label, offer, options, component)
 
 
 def _fit(engines: Sequence[Chosen], single: Mapping[str, Chosen], plugins: Plugins) -> tuple[Transport, ...]:
@@ -212,6 +180,7 @@ def _list(transports: frozenset[Transport]) -> str:
     return ", ".join(sorted(transports)) or "nothing"
 
 
+@runtime_checkable
 class Closable(Protocol):
     async def close(self) -> None: ...
 
@@ -233,28 +202,35 @@ class Parts:
     children: list[Child]
     opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first
 
-    def stateful(self) -> dict[str, Any]:
-        """Whatever has state to save, by its path in the run file."""
-        from atropos_core.interfaces import Stateful
-
+    def by_label(self) -> dict[str, Any]:
+        """Every part that may have state to save or numbers to tell, by its path in the run file."""
         named: dict[str, Any] = {"curriculum": self.curriculum}
         named |= {f"reward.{of.name}": of.reward for of in self.rewards}
         named |= {f"teacher.{name}": teacher for name, teacher in self.teachers.items()}
         named |= {f"transform.{name}": transform for name, transform in self.transforms.items()}
-        named |= {f"sink.{name}": sink for name, sink in self.sinks.items()}
-        return {label: part for label, part in named.items() if isinstance(part, Stateful)}
+        return named | {f"sink.{name}": sink for name, sink in self.sinks.items()}
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Whatever has state to save, by its path in the run file."""
+        return {label: part for label, part in self.by_label().items() if isinstance(part, Stateful)}
+
+    def metrics(self) -> Metrics:
+        """What the parts tell of the step that has ended: `reward/NAME/...`, `transform/NAME/...`, `curriculum/...`."""
+        return {
+            f"{label.replace('.', '/')}/{name}": float(value)
+            for label, part in self.by_label().items()
+            if isinstance(part, Measured)
+            for name, value in part.metrics().items()
+        }
 
     async def close(self) -> list[Exception]:
-        """Close what rests on the parts, then sinks and environments, then the processes. All are tried; what they
-        raised is returned."""
-        here: list[Sink | Environment | Bridge] = [*self.sinks.values(), *self.environments.values(), self.bridge]
-        hosted: list[Trainer | Engine | HostedReward] = [
-            self.trainer,
-            *self.engines,
-            *(of.reward for of in self.rewards if isinstance(of.reward, HostedReward)),
-        ]
+        """Close what rests on the parts, then what is here, then the processes. All are tried; what they raised is
+        returned."""
+        hosted: list[Closable] = [self.trainer, *self.engines]
+        hosted += [of.reward for of in self.rewards if isinstance(of.reward, HostedReward)]
+        here = [*self.environments.values(), self.bridge, *self.by_label().values()]
         errors = await _close_all(self.opened)
-        errors += await _close_all(here)
+        errors += await _close_all([part for part in here if isinstance(part, Closable) and part not in hosted])
         return errors + await _close_all(hosted)
 
 
@@ -275,8 +251,8 @@ class EvaluationParts:
 
     async def close(self) -> None:
         """Close environments and engine, then the processes. All are tried; the first error is raised afterwards."""
-        hosted = [of.reward for of in self.rewards if isinstance(of.reward, HostedReward)]
-        errors = await _close_all([*self.environments.values(), *hosted, self.engine])
+        rewards = [of.reward for of in self.rewards if isinstance(of.reward, Closable)]
+        errors = await _close_all([*self.environments.values(), *rewards, self.engine])
         await asyncio.gather(*(child.close() for child in self.children))
         if errors:
             raise errors[0]
@@ -382,18 +358,7 @@ class _Builder:
         return context
 
     def _here(self, chosen: Chosen) -> Any:
-        try:
-            built = chosen.offer.provider.build(chosen.options, self._context_of(chosen))
-        except AtroposError:
-            raise
-        except Exception as error:
-            raise PluginError(
-                f"{chosen.label}: {chosen.component.use!r} of {chosen.offer.distribution} could not be built: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if inspect.isawaitable(built):
-            raise PluginError(f"{chosen.label}: build of {chosen.component.use!r} must not be a coroutine")
-        return built
+        return chosen.build(self._context_of(chosen))
 
     async def _hosted_or_here(self, kind: str, chosen: Chosen) -> Any:
         if chosen.offer.provider.runs_in == "here":
@@ -424,12 +389,4 @@ class _Builder:
         return child
 
     async def _start(self, chosen: Chosen, role: str, threads: int | None) -> Child:
-        context = dataclasses.asdict(self._context_of(chosen))
-        logs = self._context.directory / "logs"
-        wanted = {
-            "kind": chosen.offer.kind,
-            "name": chosen.component.use,
-            "options": chosen.options.model_dump(mode="json"),
-            "context": {**context, "directory": str(context["directory"]), "model": str(context["model"])},
-        }
-        return await Child.start(role, wanted, logs / f"{role}.log", threads=threads or len(os.sched_getaffinity(0)))
+        return await chosen.start(self._context_of(chosen), role, threads)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import ConfigError
-from atropos_core.interfaces import Engine, Trainer
+from atropos_core.interfaces import Engine, Measured, Trainer
 from atropos_core.rpc import Handler, Peer
-from atropos_core.types import Batch, Metrics
+from atropos_core.types import Batch, Episode, Floats, Metrics, Task
 
 WRITING_DEADLINE_S = 3600.0  # a bridge may save and load a whole model in it; its own deadlines are shorter
 _PR_SET_PDEATHSIG = 1
@@ -69,7 +69,7 @@ class Host:
             self.peer.handlers.update({"open": component.open, "logprobs": component.logprobs, "step": self.step})
             self.peer.handlers.update({"save": self.save, "restore": self.restore})
         elif kind == "reward":
-            self.peer.handlers["reward"] = component
+            self.peer.handlers["reward"] = self.reward
         else:
             raise ConfigError(f"a {kind} cannot be hosted in a process of its own")
 
@@ -86,6 +86,10 @@ class Host:
 
         metrics: Metrics = await self.component.step(batch, writing)
         return metrics
+
+    async def reward(self, task: Task, episodes: Sequence[Episode]) -> tuple[Floats, Metrics]:
+        rewards: Floats = await self.component(task, episodes)
+        return rewards, self.component.metrics() if isinstance(self.component, Measured) else {}
 
     async def load_weights(self, directory: str) -> None:
         await self.component.load_weights(Path(directory))

@@ -278,6 +278,7 @@ class HostedReward(Reward):
         self._deadline_s = deadline_s
         self._child: Child | None = None
         self._turn = asyncio.Lock()
+        self._metrics: Metrics = {}
 
     async def open(self) -> None:
         """Start the process, unless it runs. Raises what building the reward there raises."""
@@ -292,11 +293,18 @@ class HostedReward(Reward):
             child = self._child
             assert child is not None, "open() has started it"
             try:
-                rewards: Floats = await child.peer.call("reward", task, list(episodes), deadline_s=self._deadline_s)
+                rewards: Floats
+                rewards, self._metrics = await child.peer.call(
+                    "reward", task, list(episodes), deadline_s=self._deadline_s
+                )
             except (DeadlineExceeded, asyncio.CancelledError):  # the latter: the caller's own deadline came first
                 await child.kill()
                 raise
             return rewards
+
+    def metrics(self) -> Metrics:
+        """As the reward over there told them after its last call."""
+        return self._metrics
 
     async def close(self) -> None:
         child, self._child = self._child, None

@@ -298,7 +298,8 @@ class Curriculum(Protocol):
 
 
 class Reward(Protocol):
-    """Scores the G episodes of one task, beside the scores that the environment gave itself."""
+    """Scores the G episodes of one task, beside the scores that the environment gave itself. One that holds connections
+    or processes has a coroutine `close()`, which is awaited at the end."""
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats: ...  # [G]
 
@@ -309,10 +310,18 @@ class Transform(Protocol):
     async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]: ...
 
 
-class Teacher(Protocol):
+class Teacher(ABC):
     """Annotates groups before any filter sees them."""
 
-    async def annotate(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]: ...
+    async def open(self) -> None:
+        """Called once, before the first step; load the teacher's model here."""
+
+    @abstractmethod
+    async def annotate(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        """The same groups, in the same order, with `Rollout.teacher` where there is something to say."""
+
+    async def close(self) -> None:
+        """Release everything; may be called twice."""
 
 
 class Sink(ABC):
@@ -359,3 +368,12 @@ class Stateful(Protocol):
 
     def state(self) -> Mapping[str, Any]: ...
     def load(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """What has numbers of its own for the metrics of a run: rewards, teachers, transforms, curricula."""
+
+    def metrics(self) -> Metrics:
+        """Of the step that has ended, by short names; they appear under the component's path in the run file, as in
+        `transform/NAME/mean`. Asked once after each step."""

@@ -185,6 +185,7 @@ class Loop:
             "tokens/s": metrics["tokens/sampled"] / seconds,
             "trajectories/s": metrics["rollouts/count"] / seconds,
             "policy/version": float(self.progress.version),
+            **self._parts.metrics(),
         }
         by_draw = {group.draw.id: group for group in groups}
         await self._record(step, metrics, [*(by_draw.get(group.draw.id, group) for group in raw), *news.failed])

@@ -183,10 +183,11 @@ async def _prepare(
         within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {name!r}: open()")
         for name, environment in parts.environments.items()
     ]
-    model, engines, _ = await asyncio.gather(
+    model, engines, *_ = await asyncio.gather(
         parts.trainer.open(),
         asyncio.gather(*(engine.open() for engine in parts.engines)),
         asyncio.gather(*environments),
+        asyncio.gather(*(teacher.open() for teacher in parts.teachers.values())),
     )
     for info in engines:
         _check_model(tokenizer, model, info)

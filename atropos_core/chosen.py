@@ -1,0 +1,89 @@
+"""One component that a run names: who offers it, and its validated options. Also one that another component names in its
+own options: `inner`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from atropos_core.config import Component, Placed, explain
+from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
+from atropos_core.hosting import Child
+from atropos_core.interfaces import Transport
+from atropos_core.registry import Offer, Registry, RunContext, check_requires
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One component of the run: who offers it, and its validated options."""
+
+    label: str  # its path in the run file
+    offer: Offer
+    options: BaseModel
+    component: Component
+
+    @property
+    def transports(self) -> frozenset[Transport]:
+        return self.offer.provider.transports(self.options)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.component.devices if isinstance(self.component, Placed) else ()
+
+    def build(self, context: RunContext) -> Any:
+        """In this process. Raises PluginError for what the plugin's code raises."""
+        try:
+            built = self.offer.provider.build(self.options, context)
+        except AtroposError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{self.label}: {self.component.use!r} of {self.offer.distribution} could not be built: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if inspect.isawaitable(built):
+            raise PluginError(f"{self.label}: build of {self.component.use!r} must not be a coroutine")
+        return built
+
+    async def start(self, context: RunContext, role: str, threads: int | None = None) -> Child:
+        """In a process of its own, called `role`, with its log in the run directory."""
+        fields = dataclasses.asdict(context)
+        wanted = {
+            "kind": self.offer.kind,
+            "name": self.component.use,
+            "options": self.options.model_dump(mode="json"),
+            "context": {**fields, "directory": str(fields["directory"]), "model": str(fields["model"])},
+        }
+        log = context.directory / "logs" / f"{role}.log"
+        return await Child.start(role, wanted, log, threads=threads or len(os.sched_getaffinity(0)))
+
+
+def choose(registry: Registry, kind: str, label: str, component: Component) -> Chosen:
+    """Raises UnknownComponent, PluginError, ConfigError for options, FitError for what this machine has not."""
+    offer = registry.find(kind, component.use)
+    check_requires(offer)
+    model = offer.provider.config
+    try:
+        options = model.model_validate(component.options)
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, {}, f"{label}.")) from error
+    if isinstance(component, Placed) and len(component.devices) > 1 and not offer.provider.several_devices:
+        raise FitError(
+            f"{label}.devices names {len(component.devices)} devices, and {kind} {component.use!r} runs on one.",
+            remedy="Name one device"
+            + (", and further engines as [engine.replica.NAME] tables." if kind == "engine" else "."),
+        )
+    return Chosen(label, offer, options, component)
+
+
+def inner(kind: str, label: str, component: Component) -> Chosen:
+    """A component that another one's options name, as a run file would: `use`, and its own options. For a validator of
+    those options, so that what is wrong is said before anything starts, and for `build`. Raises as `choose`."""
+    from atropos_core.plugins import load_plugins
+
+    return choose(load_plugins().registry, kind, label, component)
