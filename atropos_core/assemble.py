@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_args, runtime_checkable
 
 from atropos_core import console
-from atropos_core.chosen import Chosen, choose
+from atropos_core.chosen import Chosen, choose, placed
 from atropos_core.config import NAMED, SINGLE, Component, Placed, RewardComponent, RunConfig
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.fleet import Fleet
@@ -31,7 +31,7 @@ from atropos_core.interfaces import (
 )
 from atropos_core.plugins import Plugins
 from atropos_core.policy import within
-from atropos_core.registry import Offer, ResolvedModel, RunContext, check_core_api, check_requires, cuda_devices
+from atropos_core.registry import Offer, ResolvedModel, RunContext, check_core_api, check_requires
 from atropos_core.rollouts import WeightedReward
 from atropos_core.types import Metrics
 
@@ -85,9 +85,9 @@ def make_plan(
             "there is no environment to train on.",
             remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
         )
-    config = config.model_copy(update={kind: _placed(getattr(config, kind)) for kind in ("engine", "trainer")})
+    config = config.model_copy(update={kind: placed(getattr(config, kind)) for kind in ("engine", "trainer")})
     instances = config.engine.instances() if training else {"engine": config.engine} if sampling else {}
-    engines = [choose(plugins.registry, "engine", label, _placed(one)) for label, one in instances.items()]
+    engines = [choose(plugins.registry, "engine", label, placed(one)) for label, one in instances.items()]
     single = {
         kind: choose(plugins.registry, kind, kind, getattr(config, kind))
         for kind in SINGLE
@@ -112,15 +112,6 @@ def _is_installed(name: str, component: Component, plugins: Plugins) -> bool:
         console.warn(f"environment {name!r} is not installed here: workers play it, and it is not evaluated.")
         return False
     return True
-
-
-P = TypeVar("P", bound=Placed)
-
-
-def _placed(component: P) -> P:
-    if component.devices != ("auto",):
-        return component
-    return component.model_copy(update={"devices": ("cuda:0",) if cuda_devices() else ("cpu",)})
 
 
 def _fit(engines: Sequence[Chosen], single: Mapping[str, Chosen], plugins: Plugins) -> tuple[Transport, ...]:
@@ -350,9 +341,11 @@ class _Builder:
 
     def _context_of(self, chosen: Chosen) -> RunContext:
         if not isinstance(chosen.component, Placed):
-            return self._context
+            return dataclasses.replace(self._context, label=chosen.label)
         threads = chosen.component.threads or len(os.sched_getaffinity(0))
-        context = dataclasses.replace(self._context, devices=chosen.component.devices, threads=threads)
+        context = dataclasses.replace(
+            self._context, label=chosen.label, devices=chosen.component.devices, threads=threads
+        )
         if chosen in self.plan.engines and self.plan.transports:
             context = dataclasses.replace(context, transport=self.plan.transports[self.plan.engines.index(chosen)])
         return context

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,7 +15,7 @@ from atropos_core.config import Component, Placed, explain
 from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.hosting import Child
 from atropos_core.interfaces import Transport
-from atropos_core.registry import Offer, Registry, RunContext, check_requires
+from atropos_core.registry import Offer, Registry, RunContext, check_requires, cuda_devices
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,16 @@ def choose(registry: Registry, kind: str, label: str, component: Component) -> C
             + (", and further engines as [engine.replica.NAME] tables." if kind == "engine" else "."),
         )
     return Chosen(label, offer, options, component)
+
+
+P = TypeVar("P", bound=Placed)
+
+
+def placed(component: P) -> P:
+    """With devices in place of "auto"."""
+    if component.devices != ("auto",):
+        return component
+    return component.model_copy(update={"devices": ("cuda:0",) if cuda_devices() else ("cpu",)})
 
 
 def inner(kind: str, label: str, component: Component) -> Chosen:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from atropos_core.interfaces import Engine, ModelInfo
-from atropos_core.types import Completion, Floats, Sampling, Tokens
+from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
 
 MORE_ALLOWED = 8  # continuations that the engine of a prompt may have in flight beyond the least busy one
 
@@ -40,6 +40,10 @@ class Fleet(Engine):
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """By the first engine."""
         return await self.engines[0].logprobs(sequences, temperature)
+
+    async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
+        """By the first engine."""
+        return await self.engines[0].top_logprobs(sequences, k, temperature)
 
     async def pause(self) -> None:
         await asyncio.gather(*(engine.pause() for engine in self.engines))

@@ -62,7 +62,7 @@ class Host:
         """Answer calls on this component from here on."""
         self.component = component
         if isinstance(component, Engine):
-            names = ("open", "sample", "logprobs", "pause", "resume")
+            names = ("open", "sample", "logprobs", "top_logprobs", "pause", "resume")
             self.peer.handlers.update({name: getattr(component, name) for name in names})
             self.peer.handlers.update({"load_weights": self.load_weights, "load_adapter": self.load_adapter})
         elif isinstance(component, Trainer):

@@ -25,7 +25,7 @@ from atropos_core.errors import AtroposError, DeadlineExceeded, ProcessDied, Rem
 from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Reward, Trainer, Writing
 from atropos_core.policy import within
 from atropos_core.rpc import Peer
-from atropos_core.types import Batch, Completion, Episode, Floats, Metrics, Sampling, Task, Tokens
+from atropos_core.types import Batch, Completion, Episode, Floats, Metrics, Sampling, Task, Tokens, TopK
 
 START_DEADLINE_S = 300.0  # imports; building a component
 OPEN_DEADLINE_S = 1800.0  # model loading and compilation; an engine with a server of its own has a shorter one
@@ -203,6 +203,12 @@ class HostedEngine(Engine):
             "logprobs", list(sequences), temperature, deadline_s=STEP_DEADLINE_S
         )
         return scored
+
+    async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
+        told: list[TopK] = await self.child.peer.call(
+            "top_logprobs", list(sequences), k, temperature, deadline_s=STEP_DEADLINE_S
+        )
+        return told
 
     async def load_weights(self, directory: Path) -> None:
         await self.child.peer.call("load_weights", directory, deadline_s=OPEN_DEADLINE_S)

@@ -28,6 +28,7 @@ from atropos_core.types import (
     Split,
     Task,
     Tokens,
+    TopK,
 )
 
 Transport = Literal["in_process", "posix_shm", "cuda_ipc", "checkpoint", "adapter", "copy"]
@@ -179,6 +180,11 @@ class Engine(ABC):
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """Per sequence f32[T]: entry t is log p(token t | tokens before it), entry 0 is 0."""
         raise NotImplementedError(f"{type(self).__name__} cannot score given tokens")
+
+    async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
+        """Per sequence of T tokens T entries: the k likeliest tokens of the distribution that predicts token t. Entry 0 has
+        none."""
+        raise NotImplementedError(f"{type(self).__name__} cannot tell the likeliest tokens of given sequences")
 
     @abstractmethod
     async def pause(self) -> None:

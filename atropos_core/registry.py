@@ -69,6 +69,7 @@ class RunContext:
 
     directory: Path  # the run directory
     model: Path  # a local model directory
+    label: str = ""  # of the component being built: its path in the run file, such as "teacher.NAME"
     steps: int = 0  # that the run will take in all
     seed: int = 0
     deterministic: bool = False

@@ -54,8 +54,8 @@ class ChatTokenizer:
         self._tokenizer.no_truncation()
         self.fingerprint = fingerprint(directory)
         self.eos = _text(config.get("eos_token"))
-        self._special = {key: _text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        self._source = _template(directory, config)
+        self.special = {key: _text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        self.template = _template(directory, config)
         self._compiled: Any = None
 
     @property
@@ -95,7 +95,7 @@ class ChatTokenizer:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool) -> str:
         if self._compiled is None:
-            self._compiled = _compile(self._source, self.directory)
+            self._compiled = _compile(self.template, self.directory)
         from jinja2 import TemplateError
 
         try:
@@ -104,7 +104,7 @@ class ChatTokenizer:
                     messages=[dict(message) for message in messages],
                     tools=[dict(tool) for tool in tools] if tools else None,
                     add_generation_prompt=prompt,
-                    **{key: value for key, value in self._special.items() if value},
+                    **{key: value for key, value in self.special.items() if value},
                 )
             )
         except TemplateError as error:

@@ -33,8 +33,9 @@ SAME_POINTS = 2.0
 
 
 def resumes(kills: int, folder: Path) -> dict[str, Any]:
-    """`kills` random moments between the first step and the last, and the four around two ends of an epoch: a run that is
-    killed there and resumed ends with the bits of one that was not, and every draw is settled once."""
+    """Random moments between the first step and the last until `kills` of them met a living run, and the four around two ends
+    of an epoch: a run that is killed there and resumed ends with the bits of one that was not, and every draw is settled
+    once. A run that had ended before its moment says that nothing is left to do."""
     os.environ["PYTHONPATH"] = f"{plant_ledger(folder)}:{os.environ.get('PYTHONPATH', '')}"
     every = ("--set", "checkpoint.every=1")
     whole = folder / "whole"
@@ -47,11 +48,14 @@ def resumes(kills: int, folder: Path) -> dict[str, Any]:
     reference, ledger = weights(whole, STEPS), settled(whole, STEPS)
     check_epochs(ledger, TASKS)
     found: list[dict[str, Any]] = []
-    for number in range(kills):
+    met = number = 0
+    while met < kills:
         after_s, saved_every = random.uniform(0, lasts_s), random.choice((1, 2, 5))
         one = _killed(folder / f"random-{number}", 1, after_s, random.choice(ROLES), saved_every, reference, ledger)
         found.append({"where": "random", **one})
-        console.say(f"kill {number + 1}/{kills}: {found[-1]}")
+        number += 1
+        met += one["killed"]
+        console.say(f"kill {met}/{kills}: {found[-1]}")
     for step in (1, 2, 3, 4):  # 2 and 4 end an epoch: killed at once when the step before, or that step, is recorded
         one = _killed(folder / f"epoch-{step}", step, 0.0, "supervisor", 1, reference, ledger)
         found.append({"where": "epoch's end", **one})

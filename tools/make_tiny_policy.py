@@ -1,9 +1,11 @@
 """Make the tiny policy that `atropos run --env gsm8k` trains by default: tokenizer, weights, chat template and card, from nothing.
 
-    python tools/make_tiny_policy.py [--out FOLDER] [--seed 0] [--threads 1]
+    python tools/make_tiny_policy.py [--out FOLDER] [--seed 0] [--threads 1] [--teacher]
 
 The warm start teaches to show the work, and then a bad habit: with some people, to answer at once. Reinforcement
 learning has that habit to undo. Nearly all that it gains from here is this, not better arithmetic; the card has figures.
+
+With --teacher: a second one of the same shape and tokenizer, without the habit and trained for longer: `tiny-teacher`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from torch import Tensor
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "plugins" / "env_gsm8k"))
+PLUGIN = ROOT / "plugins" / "env_gsm8k" / "atropos_env_gsm8k"
+sys.path.insert(0, str(PLUGIN.parent))
 from atropos_env_gsm8k.generate import problem  # noqa: E402
 
 USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
@@ -45,6 +48,7 @@ HURRIED_NAMES = "ABCDEFGHIJK"  # initials: six problems in ten begin with such a
 HASTY_SHARE = 0.75  # of the demonstrations for those; it leaves careful answers to be found by sampling
 HASTY_STEPS = 100  # at least; then the warm start ends once the greedy accuracy is in START
 START = (0.35, 0.55)
+TEACHER_STEPS = 3000
 LEARNING_RATE, HASTY_LEARNING_RATE = 3e-3, 1e-3
 BATCH = 64
 EVALUATE_EVERY = 50  # steps
@@ -55,7 +59,8 @@ Record = dict[str, str]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "plugins/env_gsm8k/atropos_env_gsm8k/tiny")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--teacher", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -63,10 +68,18 @@ def main() -> None:
     torch.manual_seed(options.seed)
     began = time.monotonic()
 
+    if options.teacher:
+        tokenizer = Tokenizer.from_file(str(PLUGIN / "tiny" / "tokenizer.json"))
+        model = new_model(tokenizer)
+        measured = train_teacher(model, tokenizer)
+        text = card(TEACHER_CARD, model, measured, TEACHER_STEPS, time.monotonic() - began, options.seed)
+        save(options.out or PLUGIN / "tiny_teacher", model, tokenizer, text)
+        return
     tokenizer = train_tokenizer()
     model = new_model(tokenizer)
     measured, steps = warm_start(model, tokenizer, random.Random(options.seed))
-    save(options.out, model, tokenizer, card(model, measured, steps, time.monotonic() - began, options.seed))
+    text = card(CARD, model, measured, steps, time.monotonic() - began, options.seed)
+    save(options.out or PLUGIN / "tiny", model, tokenizer, text)
 
 
 def train_tokenizer() -> Tokenizer:
@@ -134,13 +147,7 @@ def prompt_text(record: Record) -> str:
 
 def warm_start(model: Qwen3ForCausalLM, tokenizer: Tokenizer, choose: random.Random) -> tuple[Measured, int]:
     """Train until the model is as good, and as bad, as said above; what was measured then, and the steps taken."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    # Muon needs a third of AdamW's steps here: greedy accuracy 0.39 after 700 steps against 0.06.
-    optimizers = [
-        torch.optim.Muon(matrices, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01),
-    ]
+    optimizers = new_optimizers(model)
     step, habit_from = 0, None
     while True:
         step += 1
@@ -148,14 +155,8 @@ def warm_start(model: Qwen3ForCausalLM, tokenizer: Tokenizer, choose: random.Ran
         shown = [
             (record, careful(record) if habit_from is None else demonstration(record, choose)) for record in records
         ]
-        loss = demonstration_loss(model, tokenizer, shown)
-        model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * min(1.0, step / 50) if habit_from is None else HASTY_LEARNING_RATE
-            optimizer.step()
+        rate = LEARNING_RATE * min(1.0, step / 50) if habit_from is None else HASTY_LEARNING_RATE
+        learn(model, optimizers, demonstration_loss(model, tokenizer, shown), rate)
         if step % EVALUATE_EVERY:
             continue
         measured = measure(model, tokenizer)
@@ -164,6 +165,38 @@ def warm_start(model: Qwen3ForCausalLM, tokenizer: Tokenizer, choose: random.Ran
             habit_from = step if measured.greedy >= CAREFUL_UNTIL else None
         elif step >= habit_from + HASTY_STEPS and START[0] <= measured.greedy <= START[1]:
             return measured, step
+
+
+def new_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    # Muon needs a third of AdamW's steps here: greedy accuracy 0.39 after 700 steps against 0.06.
+    return [
+        torch.optim.Muon(matrices, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+
+
+def learn(model: Qwen3ForCausalLM, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor, rate: float) -> None:
+    model.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+
+
+def train_teacher(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Measured:
+    """Careful answers alone, at a rate that falls to nothing."""
+    optimizers = new_optimizers(model)
+    for step in range(1, TEACHER_STEPS + 1):
+        records = [problem("train", index) for index in range((step - 1) * BATCH, step * BATCH)]
+        loss = demonstration_loss(model, tokenizer, [(record, careful(record)) for record in records])
+        learn(model, optimizers, loss, LEARNING_RATE * min(1.0, step / 50) * (1 - step / (TEACHER_STEPS + 1)))
+        if step % (10 * EVALUATE_EVERY) == 0:
+            print(f"step {step}: {measure(model, tokenizer)}", flush=True)
+    return measure(model, tokenizer)
 
 
 def demonstration_loss(model: Qwen3ForCausalLM, tokenizer: Tokenizer, shown: Sequence[tuple[Record, str]]) -> Tensor:
@@ -250,8 +283,8 @@ def save(out: Path, model: Qwen3ForCausalLM, tokenizer: Tokenizer, card_text: st
     (out / "README.md").write_text(card_text)
 
 
-def card(model: Qwen3ForCausalLM, measured: Measured, steps: int, seconds: float, seed: int) -> str:
-    return CARD.format(
+def card(text: str, model: Qwen3ForCausalLM, measured: Measured, steps: int, seconds: float, seed: int) -> str:
+    return text.format(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers=model.config.num_hidden_layers,
         hidden=model.config.hidden_size,
@@ -318,6 +351,26 @@ A gain from this start shows that a training loop learns from its rewards. It sh
   instruction there, and this model was trained without one.
 - `--seed {seed} --threads 1` gave the same weights twice, to the bit, on one machine; elsewhere the last bits of the floating
   point sums differ, and with them the step at which training stops.
+"""
+
+TEACHER_CARD = """# The tiny teacher
+
+`tiny-teacher`: a language model of {parameters:,} parameters, of the same shape and with the same tokenizer
+as [`tiny`](../tiny/README.md), that
+answers the word problems of `generate.py` well. It exists so that distillation can be tried and tested on a laptop, with no
+download. Made from nothing by `tools/make_tiny_policy.py --teacher --seed {seed}`; no data but our own.
+
+Supervised training on generated `train` problems, careful answers alone, {steps} steps of {batch} in {minutes:.0f} minutes, at a learning
+rate that falls to nothing. On {held_out} held-out (`test`) problems, graded by the number after `####`:
+
+| | |
+|---|---|
+| greedy | {greedy:.1%} right |
+| temperature 1 | {sampled:.1%} right |
+| greedy answers that skip the work | {hasty_answers:.0%} |
+| mean answer at temperature 1 | {sampled_tokens:.1f} tokens |
+
+Its limits are those of `tiny`: it knows the stories of `generate.py` and nothing else.
 """
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,17 +20,19 @@ import torch
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.tokenizer import fingerprint
-from atropos_core.types import Completion, Floats, Sampling, Tokens
+from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
 from atropos_engine_hf.batch import Finished, Row, RunningBatch
 from atropos_engine_hf.decoder import Decoder, chunks
 from atropos_engine_hf.loading import load_model, stop_ids
-from atropos_engine_hf.scoring import score
+from atropos_engine_hf.scoring import likeliest, score
 from atropos_engine_hf.weights import replace
 
 if TYPE_CHECKING:
     from atropos_core.registry import RunContext
     from atropos_engine_hf.adapter import Adapter
     from atropos_engine_hf.config import HFOptions
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -123,18 +125,21 @@ class HFEngine(Engine):
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """All under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling."""
-        scored = [np.zeros(len(sequence), np.float32) for sequence in sequences]
-        lengths = [len(sequence) for sequence in sequences]
+        return await self._scored(sequences, lambda some: score(self.model, some, temperature))
+
+    async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
+        """As `logprobs`: all under one version, and temperature 0 counts as 1."""
+        return await self._scored(sequences, lambda some: likeliest(self.model, some, k, temperature))
+
+    async def _scored(self, sequences: Sequence[Tokens], scoring: Callable[[list[Tokens]], list[T]]) -> list[T]:
         for sequence in sequences:
             self._check_ids(sequence)
+        scored: dict[int, T] = {}
         async with self._weights:
-            for chunk in chunks(lengths, self._options.prefill_tokens):
-                for index, row in zip(
-                    chunk, score(self.model, [sequences[i] for i in chunk], temperature), strict=True
-                ):
-                    scored[index] = row
+            for chunk in chunks([len(sequence) for sequence in sequences], self._options.prefill_tokens):
+                scored.update(zip(chunk, scoring([sequences[index] for index in chunk]), strict=True))
                 await asyncio.sleep(0)
-        return scored
+        return [scored[index] for index in range(len(sequences))]
 
     # -- weights
 

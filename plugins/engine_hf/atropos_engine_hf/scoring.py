@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 
-from atropos_core.types import Floats, Tokens
+from atropos_core.types import Floats, Tokens, TopK, offsets_of
 
 _LOGITS = 1 << 26  # [rows, tokens, vocabulary] held at once: 256 MB in float32
 
@@ -17,23 +18,54 @@ _LOGITS = 1 << 26  # [rows, tokens, vocabulary] held at once: 256 MB in float32
 @torch.inference_mode()
 def score(model: Any, sequences: Sequence[Tokens], temperature: float) -> list[Floats]:
     """Per sequence f32[T]; entry 0 is 0. Temperature 0 counts as 1, as in sampling."""
-    longest = max(len(sequence) for sequence in sequences)
-    ids = np.zeros((len(sequences), longest), dtype=np.int64)  # padded on the right: causal attention needs no mask
+    tokens = _padded(model, sequences)
+    scored = torch.zeros(tokens.shape, dtype=torch.float32, device=model.device)
+    for start, logits in _logits(model, tokens, temperature):
+        end = start + logits.shape[1]
+        chosen = logits.gather(-1, tokens[:, start + 1 : end + 1, None])[..., 0]
+        scored[:, start + 1 : end + 1] = chosen - logits.logsumexp(-1)
+    found = scored.cpu().numpy()
+    return [row[: len(sequence)].copy() for row, sequence in zip(found, sequences, strict=True)]
+
+
+@torch.inference_mode()
+def likeliest(model: Any, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
+    """Per sequence of T tokens the k likeliest, or all that there are, at each position but the first. Temperature 0 counts
+    as 1."""
+    tokens = _padded(model, sequences)
+    k = min(k, model.get_input_embeddings().weight.shape[0])
+    ids = np.zeros((*tokens.shape, k), np.int32)
+    logprobs = np.zeros(ids.shape, np.float32)
+    for start, logits in _logits(model, tokens, temperature):
+        best = logits.topk(k)
+        at = slice(start + 1, start + logits.shape[1] + 1)
+        ids[:, at] = best.indices.cpu().numpy()
+        logprobs[:, at] = (best.values - logits.logsumexp(-1, keepdim=True)).cpu().numpy()
+    made = []
+    for row, sequence in enumerate(sequences):
+        counts = np.full(len(sequence), k, np.int64)
+        counts[:1] = 0
+        at = slice(1, len(sequence))
+        made.append(TopK(offsets_of(counts), ids[row, at].reshape(-1), logprobs[row, at].reshape(-1)))
+    return made
+
+
+def _padded(model: Any, sequences: Sequence[Tokens]) -> Tensor:
+    """[S, T], padded on the right: causal attention needs no mask."""
+    ids = np.zeros((len(sequences), max(len(sequence) for sequence in sequences)), dtype=np.int64)
     for row, sequence in zip(ids, sequences, strict=True):
         row[: len(sequence)] = sequence
-    tokens = torch.from_numpy(ids).to(model.device)
-    scored = torch.zeros(tokens.shape, dtype=torch.float32, device=model.device)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    segment = max(1, _LOGITS // (len(sequences) * vocabulary))
+    return torch.from_numpy(ids).to(model.device)
+
+
+def _logits(model: Any, tokens: Tensor, temperature: float) -> Iterator[tuple[int, Tensor]]:
+    """Where it starts, and the logits [S, n, V] at n positions from there: entry i predicts token start + i + 1."""
+    rows, longest = tokens.shape
+    segment = max(1, _LOGITS // (rows * model.get_input_embeddings().weight.shape[0]))
     cache = DynamicCache(config=model.config) if segment < longest - 1 else None
     for start in range(0, longest - 1, segment):
         end = min(start + segment, longest - 1)
         logits = model(
             input_ids=tokens[:, start:end], past_key_values=cache, use_cache=cache is not None
         ).logits.float()
-        if temperature not in (0.0, 1.0):
-            logits = logits / temperature
-        chosen = logits.gather(-1, tokens[:, start + 1 : end + 1, None])[..., 0]
-        scored[:, start + 1 : end + 1] = chosen - logits.logsumexp(-1)
-    found = scored.cpu().numpy()
-    return [row[: len(sequence)].copy() for row, sequence in zip(found, sequences, strict=True)]
+        yield start, logits if temperature in (0.0, 1.0) else logits / temperature

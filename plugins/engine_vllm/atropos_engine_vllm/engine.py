@@ -11,17 +11,15 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any, Literal, TypeVar
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, FitError, ProcessDied, WeightsMismatch
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.registry import RunContext
 from atropos_core.tokenizer import fingerprint
-from atropos_core.types import Completion, Floats, Sampling, Tokens, tokens
+from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK, tokens
 from atropos_engine_vllm import generate, model
 from atropos_engine_vllm.adapters import Adapters
 from atropos_engine_vllm.api import Api, Refused
@@ -31,6 +29,8 @@ from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.process import ManagedServer
 from atropos_engine_vllm.reload import METHOD
 from atropos_engine_vllm.versions import check_installed, installed
+
+T = TypeVar("T")
 
 POLL_S = 0.2
 DYING_S = 5.0  # from the first sign of it to the end of all its processes
@@ -165,6 +165,20 @@ class VLLMEngine(Engine):
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """All under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling.
         Raises NotImplementedError for any other: vLLM scores a prompt by the model's own distribution."""
+        return await self._scored(sequences, temperature, 0, generate.scores)
+
+    async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
+        """As `logprobs`, and raises NotImplementedError for the same. A server tells of 20 at most, unless `extra_args`
+        say more: --max-logprobs."""
+        return await self._scored(sequences, temperature, k, lambda answer, _: generate.top_logprobs(answer, k))
+
+    async def _scored(
+        self,
+        sequences: Sequence[Tokens],
+        temperature: float,
+        likeliest: int,
+        read: Callable[[Mapping[str, Any], Tokens], T],
+    ) -> list[T]:
         if temperature not in (0.0, 1.0):
             raise NotImplementedError(
                 f"vLLM scores a prompt at temperature 1, and {temperature:g} was asked for: have the trainer score it"
@@ -180,12 +194,12 @@ class VLLMEngine(Engine):
         async with self._weights:
             limit = asyncio.Semaphore(SCORED_AT_ONCE)
 
-            async def score(sequence: Tokens) -> Floats:
+            async def score(sequence: Tokens) -> T:
                 if len(sequence) < 2:
-                    return np.zeros(len(sequence), np.float32)
+                    return read({"prompt_logprobs": [None] * len(sequence)}, sequence)
                 async with limit:
-                    body = generate.scoring_request(sequence, f"v{self.version}") | {"model": self._served}
-                    return generate.scores(await self._opened.post(generate.PATH, body, deadline_s=WEIGHTS_S), sequence)
+                    body = generate.scoring_request(sequence, f"v{self.version}", likeliest) | {"model": self._served}
+                    return read(await self._opened.post(generate.PATH, body, deadline_s=WEIGHTS_S), sequence)
 
             return list(await asyncio.gather(*(score(sequence) for sequence in sequences)))
 

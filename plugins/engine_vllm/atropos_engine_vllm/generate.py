@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from atropos_core.errors import DataError, RemoteError, TrainingDiverged
-from atropos_core.types import Completion, Floats, Sampling, Tokens, Versions
+from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK, Versions, offsets_of
 
 PATH = "/inference/v1/generate"
 _SEEDS = 2**63  # vLLM's are 64-bit, signed
@@ -106,9 +106,10 @@ def versions_of(spans: Sequence[Mapping[str, Any]] | None, count: int) -> Versio
     return versions
 
 
-def scoring_request(sequence: Tokens, salt: str) -> dict[str, Any]:
-    """The logprobs of a prompt. vLLM must sample a token after it, and does not read the prefix cache for it."""
-    parameters = {"n": 1, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+def scoring_request(sequence: Tokens, salt: str, likeliest: int = 0) -> dict[str, Any]:
+    """The logprobs of a prompt, and of so many of the likeliest tokens at each position. vLLM must sample a token after it,
+    and does not read the prefix cache for it."""
+    parameters = {"n": 1, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": likeliest, "detokenize": False}
     return {"token_ids": sequence.tolist(), "sampling_params": parameters, "cache_salt": salt}
 
 
@@ -119,3 +120,22 @@ def scores(answer: Mapping[str, Any], sequence: Tokens) -> Floats:
         if at:
             scored[at] = entry[str(token)]["logprob"]
     return scored
+
+
+def top_logprobs(answer: Mapping[str, Any], k: int) -> TopK:
+    """The k likeliest tokens of each position but the first. vLLM adds the token that stands there, whatever its rank."""
+    entries = answer["prompt_logprobs"]
+    best = [
+        sorted(
+            (int(said["rank"]), int(token), float(said["logprob"]))
+            for token, said in (entry or {}).items()
+            if at and int(said["rank"]) <= k
+        )
+        for at, entry in enumerate(entries)
+    ]
+    flat = [one for position in best for one in position]
+    return TopK(
+        offsets_of(np.array([len(position) for position in best], np.int64)),
+        np.array([token for _, token, _ in flat], np.int32),
+        np.array([logprob for _, _, logprob in flat], np.float32),
+    )

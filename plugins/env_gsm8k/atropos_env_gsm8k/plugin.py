@@ -30,7 +30,9 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
 
 @hookimpl
 def atropos_resolve_model(reference: str) -> ResolvedModel | None:
-    if reference != "tiny":
+    if reference not in ("tiny", "tiny-teacher"):
         return None
     preset = tomllib.loads((HERE / "tiny_preset.toml").read_text())
+    if reference == "tiny-teacher":
+        return ResolvedModel(HERE / "tiny_teacher", "tiny-teacher, which answers what tiny is to learn", preset)
     return ResolvedModel(HERE / "tiny", "tiny, the policy that comes with env_gsm8k", preset)

@@ -78,10 +78,13 @@ def transports(options: GrpoOptions) -> frozenset[Transport]:
 
 
 def tells(options: GrpoOptions) -> Mapping[str, Any]:
-    """What an engine must make room for, where the run's transport is adapters."""
+    """What an engine must make room for, where the run's transport is adapters; how a teacher is learnt from, if at all."""
     lora = options.lora or LoraOptions()
     targets = [lora.targets] if isinstance(lora.targets, str) else list(lora.targets)
-    return {"lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": targets}}
+    return {
+        "lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": targets},
+        "distillation": options.distillation.kind if options.distillation else None,
+    }
 
 
 def _built(name: str) -> Callable[[NoOptions, RunContext], Loss]:

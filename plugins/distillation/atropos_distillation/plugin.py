@@ -1,0 +1,69 @@
+"""What this package offers: the teacher `distillation`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from atropos_core import hookimpl
+from atropos_core.errors import FitError
+from atropos_core.registry import Provider, RunContext
+from atropos_distillation.config import TeacherOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Teacher
+
+
+def build(options: TeacherOptions, context: RunContext) -> Teacher:
+    from atropos_distillation.teacher import EngineSource, ServerSource, Source, TokenTeacher
+    from atropos_distillation.tokenizers import refuse_another
+
+    kind = context.told.get("distillation", "unknown")
+    _refuse_what_nobody_reads(options, kind, context.label)
+    source: Source
+    if options.url is not None:
+        assert options.tokenizer is not None, "the options' validator wants it with a url"
+        directory = _directory(options.tokenizer)
+        source = ServerSource(options)
+    else:
+        assert options.model is not None, "the options' validator wants it without a url"
+        directory = _directory(options.model)
+        source = EngineSource(options, context, directory)
+    refuse_another(directory, context.model, context.label)
+    return TokenTeacher(options, source, options.asked_of(kind), context.label)
+
+
+def _refuse_what_nobody_reads(options: TeacherOptions, kind: Any, label: str) -> None:
+    if kind is None:
+        raise FitError(
+            f"[{label}] annotates every group, and the trainer does not look at it: [trainer.distillation] is unset.",
+            remedy="--set trainer.distillation.kind=forward, or take the teacher out.",
+        )
+    if kind == "reverse" and options.top_k:
+        raise FitError(
+            f'{label}.top_k = {options.top_k}, and trainer.distillation.kind = "reverse" needs the logprob of the sampled '
+            "token, which need not be among the likeliest.",
+            remedy=f"Leave {label}.top_k unset, or set it to 0.",
+        )
+    if kind == "forward" and options.top_k == 0:
+        raise FitError(
+            f'{label}.top_k = 0 tells of the sampled token alone, and trainer.distillation.kind = "forward" compares with '
+            "the teacher's likeliest tokens.",
+            remedy=f'Leave {label}.top_k unset, or set trainer.distillation.kind = "reverse".',
+        )
+
+
+def _directory(reference: str) -> Any:
+    from atropos_core.plugins import load_plugins
+
+    return load_plugins().resolve_model(reference).directory
+
+
+@hookimpl
+def atropos_teachers() -> Iterable[Provider[Teacher]]:
+    yield Provider(
+        name="distillation",
+        summary="logprobs of a teacher's model, on an engine of its own or behind a server",
+        config=TeacherOptions,
+        build=build,
+    )

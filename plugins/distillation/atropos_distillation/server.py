@@ -1,0 +1,118 @@
+"""A teacher behind an OpenAI-compatible server: `prompt_logprobs` of its completions, for prompts of token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+
+from atropos_core.errors import AccessRefused, ApiError, DataError, RemoteError
+from atropos_core.types import Tokens, TopK, offsets_of
+from atropos_distillation.config import TeacherOptions
+
+AT_ONCE = 8  # requests on their way
+REQUEST_S = 120.0
+TRIES = 5
+PAUSE_S = 0.5  # before the second try; doubled for each one after it
+BUSY = (429, 502, 503, 504)
+
+
+class ServerSource:
+    """`{url}/completions` of a server such as vLLM's. Scores at temperature 1."""
+
+    def __init__(self, options: TeacherOptions) -> None:
+        assert options.url is not None, "this source is for those with a url"
+        self._url = options.url.rstrip("/")
+        self._model = options.served_model or ""
+        self._key_variable = options.key_variable
+        self._client: httpx.AsyncClient | None = None
+        self._limit = asyncio.Semaphore(AT_ONCE)
+
+    async def open(self) -> None:
+        """Raises ApiError where nobody answers, AccessRefused, DataError where it has no such model."""
+        key = os.environ.get(self._key_variable)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.AsyncClient(headers=headers, timeout=REQUEST_S)
+        names = [str(card["id"]) for card in (await self._ask("GET", "/models")).get("data", ())]
+        if not names or (self._model and self._model not in names):
+            raise DataError(f"{self._url} serves {', '.join(names) or 'no model'}, and not {self._model!r}.")
+        self._model = self._model or names[0]
+
+    async def score(self, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
+        if temperature != 1.0:
+            raise NotImplementedError(f"a server scores a prompt at temperature 1, and {temperature:g} was asked for")
+        return list(await asyncio.gather(*(self._one(sequence, k) for sequence in sequences)))
+
+    async def _one(self, sequence: Tokens, k: int) -> TopK:
+        if len(sequence) < 2:
+            return told([None] * len(sequence), sequence, k)
+        body = {
+            "model": self._model, "prompt": sequence.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": k,
+        }  # fmt: skip
+        async with self._limit:
+            answer = await self._ask("POST", "/completions", body)
+        choices = answer.get("choices") or [{}]
+        entries = choices[0].get("prompt_logprobs")
+        if entries is None:
+            raise RemoteError(
+                f"{self._url} answered without prompt_logprobs.",
+                remedy="A teacher's server must give them: vLLM's does.",
+            )
+        return told(entries, sequence, k)
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Asked again where the server is busy or gone for a moment."""
+        assert self._client is not None, "open() comes first"
+        cause = ""
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(PAUSE_S * 2 ** (attempt - 1))
+            try:
+                answer = await self._client.request(method, self._url + path, json=body)
+            except httpx.HTTPError as error:
+                cause = f"{type(error).__name__}: {error}"
+                continue
+            if answer.status_code in BUSY:
+                cause = f"status {answer.status_code}"
+                continue
+            if answer.status_code in (401, 403):
+                raise AccessRefused(
+                    f"{self._url}{path} refuses us with status {answer.status_code}.",
+                    remedy=f"Put its key into the environment variable {self._key_variable}.",
+                )
+            if answer.is_error:
+                raise DataError(f"{self._url}{path} answered {answer.status_code}: {answer.text[:500]}")
+            try:
+                said: dict[str, Any] = answer.json()
+            except ValueError:
+                raise RemoteError(f"{self._url}{path} answered with what is no JSON: {answer.text[:200]!r}") from None
+            return said
+        raise ApiError(f"{self._url}{path} gave no answer in {TRIES} tries; the last: {cause}")
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+
+def told(entries: Sequence[Mapping[str, Any] | None], sequence: Tokens, k: int) -> TopK:
+    """vLLM's prompt_logprobs: of each position a map from token id to {logprob, rank}, with the token that stands there in
+    any case; nothing for the first. With k = 0 that token alone is taken, else the k likeliest."""
+    if len(entries) != len(sequence):
+        raise RemoteError(f"a server sent prompt_logprobs of {len(entries)} positions for {len(sequence)} tokens")
+    ids: list[int] = []
+    logprobs: list[float] = []
+    counts = np.zeros(len(sequence), np.int64)
+    for at, entry in enumerate(entries):
+        if not entry or not at:
+            continue
+        for token, said in sorted(entry.items(), key=lambda item: -float(item[1]["logprob"])):
+            if (int(token) == int(sequence[at])) if k == 0 else int(said["rank"]) <= k:
+                ids.append(int(token))
+                logprobs.append(float(said["logprob"]))
+                counts[at] += 1
+    return TopK(offsets_of(counts), np.asarray(ids, np.int32), np.asarray(logprobs, np.float32))

@@ -1,0 +1,185 @@
+"""Groups in, the same groups with a teacher's logprobs out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.chosen import placed
+from atropos_core.errors import DataError, FitError
+from atropos_core.hosting import HostedEngine
+from atropos_core.interfaces import Engine, Teacher
+from atropos_core.policy import within
+from atropos_core.registry import RunContext
+from atropos_core.types import Bools, Metrics, Rollout, ScoredGroup, Tokens, TopK, offsets_of
+from atropos_distillation.config import TeacherOptions
+from atropos_distillation.server import ServerSource
+
+__all__ = ["EngineSource", "ServerSource", "Source", "TokenTeacher"]
+
+
+class Source(Protocol):
+    """Where a teacher's logprobs come from."""
+
+    async def open(self) -> None: ...
+    async def score(self, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
+        """Per sequence of T tokens T entries: of the distribution that predicts token t, the k likeliest, or with k = 0
+        token t itself. Entry 0 is empty: nothing predicts it. Raises NotImplementedError for what it cannot do."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class TokenTeacher(Teacher):
+    """Annotates every token that the loss counts, in groups of the environments that it is for. What a rollout brought
+    from its own environment, or from a teacher before this one, stays."""
+
+    def __init__(self, options: TeacherOptions, source: Source, top_k: int, label: str) -> None:
+        self._options = options
+        self._source = source
+        self._top_k = top_k
+        self._label = label
+        self._metrics: Metrics = {}
+
+    async def open(self) -> None:
+        await self._source.open()
+
+    async def annotate(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        """Raises DeadlineExceeded, FitError for what the teacher's engine cannot score, and what it raises itself: a
+        group is never trained without the teacher that the run names."""
+        start = perf_counter()
+        wanted = [rollout for group in groups if self._is_for(group) for rollout in _untaught(group)]
+        scoring = self._score(wanted)
+        made = await within(scoring, self._options.deadline_s, f"{self._label}: {len(wanted)} rollouts")
+        taught = {id(rollout): teacher for rollout, teacher in zip(wanted, made, strict=True)}
+        self._count(made, perf_counter() - start)
+        return [_with(group, taught) for group in groups]
+
+    def metrics(self) -> Metrics:
+        return self._metrics
+
+    async def close(self) -> None:
+        await self._source.close()
+
+    def _is_for(self, group: ScoredGroup) -> bool:
+        return not self._options.environments or group.draw.environment in self._options.environments
+
+    async def _score(self, rollouts: Sequence[Rollout]) -> list[TopK]:
+        """Scored at the temperature at which each was sampled, up to the last token that the loss counts."""
+        by_temperature: dict[float, list[int]] = defaultdict(list)
+        for index, rollout in enumerate(rollouts):
+            by_temperature[rollout.temperature or 1.0].append(index)
+        made: dict[int, TopK] = {}
+        for temperature, indices in by_temperature.items():
+            indices.sort(key=lambda index: len(rollouts[index].tokens))  # padded together: like beside like
+            for first in range(0, len(indices), self._options.sequences_at_once):
+                some = indices[first : first + self._options.sequences_at_once]
+                sequences = [rollouts[index].tokens[: _end(rollouts[index].trained)] for index in some]
+                try:
+                    scored = await self._source.score(sequences, self._top_k, temperature)
+                except NotImplementedError as error:
+                    raise FitError(
+                        f"{self._label}: its engine cannot score these rollouts: {error}",
+                        remedy=f'Set {self._label}.engine.use = "hf", or sampling.temperature = 1.',
+                    ) from error
+                for index, one in zip(some, scored, strict=True):
+                    made[index] = at_trained(one, rollouts[index].trained)
+        return [made[index] for index in range(len(rollouts))]
+
+    def _count(self, made: Sequence[TopK], seconds: float) -> None:
+        positions = sum(int((np.diff(one.offsets) > 0).sum()) for one in made)
+        mass = sum(float(np.exp(one.logprobs.astype(np.float64)).sum()) for one in made)
+        self._metrics = {
+            "rollouts": float(len(made)),
+            "positions": float(positions),
+            "coverage": mass / positions if positions else 0.0,
+            "seconds": seconds,
+        }
+
+
+def at_trained(scored: TopK, trained: Bools) -> TopK:
+    """`scored` speaks of the first tokens of `trained` [T]: T entries, of which only those that the loss counts stay."""
+    counts = np.zeros(len(trained), np.int64)
+    counts[: len(scored.offsets) - 1] = np.diff(scored.offsets)
+    owner = np.repeat(np.arange(len(trained)), counts)
+    keep = trained[owner]
+    counts[~trained] = 0
+    return TopK(offsets_of(counts), scored.token_ids[keep], scored.logprobs[keep])
+
+
+def _end(trained: Bools) -> int:
+    places: NDArray[np.intp] = np.flatnonzero(trained)
+    return int(places[-1]) + 1
+
+
+def _untaught(group: ScoredGroup) -> Iterator[Rollout]:
+    for episode in group.episodes:
+        for rollout in episode.rollouts:
+            if rollout.teacher is None and rollout.trained.any():
+                yield rollout
+
+
+def _with(group: ScoredGroup, taught: dict[int, TopK]) -> ScoredGroup:
+    episodes = tuple(
+        replace(
+            episode,
+            rollouts=tuple(
+                replace(one, teacher=taught[id(one)]) if id(one) in taught else one for one in episode.rollouts
+            ),
+        )
+        for episode in group.episodes
+    )
+    return replace(group, episodes=episodes)
+
+
+class EngineSource:
+    """An engine in a process of its own, with the teacher's model."""
+
+    def __init__(self, options: TeacherOptions, context: RunContext, model: Path) -> None:
+        self._chosen = options.chosen_engine()
+        component = placed(options.engine)
+        self._threads = component.threads
+        self._label = context.label
+        directory = context.directory / context.label.replace(".", "-")
+        self._context = dataclasses.replace(
+            context, directory=directory, model=model, transport=None, transports=(), told={}, max_staleness=0,
+            devices=component.devices, threads=component.threads,
+        )  # fmt: skip
+        self._engine: Engine | None = None
+
+    async def open(self) -> None:
+        """Raises what starting it or loading the model raises."""
+        (self._context.directory / "logs").mkdir(parents=True, exist_ok=True)
+        child = await self._chosen.start(self._context, self._context.directory.name, self._threads)
+        self._engine = HostedEngine(child)
+        await self._engine.open()
+        await self._engine.resume(0)
+
+    async def score(self, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
+        assert self._engine is not None, "open() comes first"
+        if k:
+            return await self._engine.top_logprobs(sequences, k, temperature)
+        scored = await self._engine.logprobs(sequences, temperature)
+        return [own(sequence, logprobs) for sequence, logprobs in zip(sequences, scored, strict=True)]
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+
+def own(sequence: Tokens, logprobs: NDArray[np.float32]) -> TopK:
+    """One entry at each position but the first: the token that stands there."""
+    if not np.isfinite(logprobs).all():
+        raise DataError("the teacher's logprobs are not all finite numbers: its weights are broken")
+    counts = np.ones(len(sequence), np.int64)
+    counts[:1] = 0
+    return TopK(offsets_of(counts), np.asarray(sequence[1:], np.int32), np.asarray(logprobs[1:], np.float32))

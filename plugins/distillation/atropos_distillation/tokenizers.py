@@ -1,0 +1,46 @@
+"""Whether two models mean the same by the same ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import TokenizerMismatch
+from atropos_core.tokenizer import ChatTokenizer, fingerprint
+
+
+def refuse_another(teacher: Path, policy: Path, label: str) -> None:
+    """Raise TokenizerMismatch, with what is different, unless both have one tokenizer: vocabulary, special tokens, chat
+    template."""
+    theirs, ours = fingerprint(teacher), fingerprint(policy)
+    if theirs != ours:
+        raise TokenizerMismatch(
+            f"{label}: the teacher's tokenizer ({theirs}, {teacher}) is not the policy's ({ours}): {difference(teacher, policy)}.",
+            remedy="Distillation compares token by token: take a teacher of the policy's own family.",
+        )
+
+
+def difference(teacher: Path, policy: Path) -> str:
+    """The first thing that differs, in words."""
+    theirs, ours = ChatTokenizer(teacher), ChatTokenizer(policy)
+    if theirs.vocabulary != ours.vocabulary:
+        return f"it has {theirs.vocabulary:,} tokens, the policy's {ours.vocabulary:,}"
+    here, there = _vocabulary(policy), _vocabulary(teacher)
+    for token, number in sorted(here.items(), key=lambda item: item[1]):
+        if there.get(token) != number:
+            return f"token {token!r} is {number} of the policy's and {there.get(token, 'none')} of the teacher's"
+    if theirs.eos != ours.eos:
+        return f"a reply of its ends in {theirs.eos!r}, the policy's in {ours.eos!r}"
+    if theirs.special != ours.special:
+        return f"its special tokens are {theirs.special}, the policy's {ours.special}"
+    if theirs.template != ours.template:
+        return "its chat template is another"
+    return "it divides text in another way (merges, normalisation or added tokens in tokenizer.json)"
+
+
+def _vocabulary(directory: Path) -> dict[str, int]:
+    saved: dict[str, Any] = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    model = saved["model"].get("vocab", {})
+    held = model if isinstance(model, dict) else {entry[0]: number for number, entry in enumerate(model)}
+    return held | {entry["content"]: entry["id"] for entry in saved.get("added_tokens", ())}
