@@ -10,7 +10,7 @@ import sys
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 
-SIZES = {"right": [4], "mixed": [1, 3, 2, 2], "above": [6, 4]}
+SIZES = {"right": [4], "mixed": [1, 3, 2, 2], "above": [6, 4], "taught": [4]}
 
 
 class ScriptedEnv(BaseEnv):
@@ -40,8 +40,12 @@ class ScriptedEnv(BaseEnv):
             group["tokens"].append(prompt + reply)
             group["masks"].append([-100] * len(prompt) + reply)
             group["inference_logprobs"].append([1.0] * len(prompt) + [-0.5] * len(reply))
-            group["scores"].append(float(number))
+            group["scores"].append(1.0 if self.kind == "taught" else float(number))
             group["messages"].append([*messages, {"role": "assistant", "content": choice.message.content}])
+        if self.kind == "taught":  # a teacher that is nearly sure of what was said
+            masks = group["masks"]
+            group["distill_token_ids"] = [[[t] if t >= 0 else [] for t in mask] for mask in masks]
+            group["distill_logprobs"] = [[[-0.01] if t >= 0 else [] for t in mask] for mask in masks]
         return group, []
 
     async def add_rollouts_for_wandb(self, group, item=None):

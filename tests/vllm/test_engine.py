@@ -12,6 +12,8 @@ import aiohttp
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM
 
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded
 from atropos_core.tokenizer import fingerprint
@@ -120,6 +122,20 @@ async def test_given_tokens_are_scored_as_transformers_scores_them(served: Hoste
     found = await served.engine.logprobs(sequences)
     for ours, theirs in zip(found, reference(served.model, sequences), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+async def test_it_tells_the_likeliest_tokens_as_transformers_does(served: Hosted) -> None:
+    sequences = [tokens(np.random.default_rng(i).integers(3, VOCABULARY, size=3 + 7 * i)) for i in range(4)] + [
+        tokens([4])
+    ]
+    model = AutoModelForCausalLM.from_pretrained(served.model, dtype=torch.float32)
+    for sequence, told in zip(sequences, await served.engine.top_logprobs(sequences, 5), strict=True):
+        assert np.diff(told.offsets).tolist() == [0] + [5] * (len(sequence) - 1)
+        with torch.no_grad():
+            logs = model(torch.from_numpy(sequence.astype(np.int64))[None]).logits[0].log_softmax(-1)
+        best = logs[:-1].topk(5)
+        np.testing.assert_array_equal(told.token_ids.reshape(-1, 5), best.indices)
+        np.testing.assert_allclose(told.logprobs.reshape(-1, 5), best.values, atol=1e-4)
 
 
 async def test_a_deadline_ends_the_request_here_and_in_the_server(served: Hosted) -> None:
