@@ -262,9 +262,10 @@ async def build_for_evaluation(plan: Plan, directory: Path, engine: Engine | Non
 
 
 def contexts(plan: Plan, directory: Path) -> list[tuple[Chosen, RunContext]]:
-    """Engines, trainer, bridge and curriculum, and what each would be built with."""
+    """Engines, trainer, bridge, curriculum and teachers, and what each would be built with."""
     builder = _Builder(plan, directory)
-    return [(chosen, builder._context_of(chosen)) for chosen in (*plan.engines, *plan.single.values())]
+    chosen = (*plan.engines, *plan.single.values(), *plan.named.get("teacher", {}).values())
+    return [(one, builder._context_of(one)) for one in chosen]
 
 
 async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:

@@ -47,6 +47,7 @@ def opening(
         ),
         ("trainer", f"{config.trainer.use} {_where(config.trainer, model.threads)}"),
         ("bridge", f"{config.bridge.use}: {'; '.join(CARRIED[how] for how in dict.fromkeys(plan.transports))}"),
+        *(("teacher", f"{name}: {one.component.use}") for name, one in plan.named["teacher"].items()),
         (
             "steps",
             f"{training.steps} of {training.groups_per_step} tasks x {training.group_size} rollouts; "

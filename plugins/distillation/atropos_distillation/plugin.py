@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
@@ -12,6 +14,7 @@ from atropos_distillation.config import TeacherOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Teacher
+    from atropos_core.memory import Holding, Workload
 
 
 def build(options: TeacherOptions, context: RunContext) -> Teacher:
@@ -28,9 +31,30 @@ def build(options: TeacherOptions, context: RunContext) -> Teacher:
     else:
         assert options.model is not None, "the options' validator wants it without a url"
         directory = _directory(options.model)
-        source = EngineSource(options, context, directory)
+        source = EngineSource(options.chosen_engine(), teacher_context(options, context, directory))
     refuse_another(directory, context.model, context.label)
     return TokenTeacher(options, source, options.asked_of(kind), context.label)
+
+
+def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
+    """What the teacher's engine says, of as many sequences as it is given at once."""
+    if options.model is None:
+        return ()
+    engine = options.chosen_engine()
+    context = teacher_context(options, workload.context, _directory(options.model))
+    load = dataclasses.replace(workload, context=context, played=options.sequences_at_once)
+    return engine.offer.provider.holds(engine.options, load)
+
+
+def teacher_context(options: TeacherOptions, context: RunContext, model: Path) -> RunContext:
+    """What the teacher's engine is built with: a directory of its own in the run's, and nothing of the run's weights."""
+    from atropos_core.chosen import placed
+
+    component = placed(options.engine)
+    return dataclasses.replace(
+        context, directory=context.directory / context.label.replace(".", "-"), model=model, transport=None,
+        transports=(), told={}, max_staleness=0, devices=component.devices, threads=component.threads,
+    )  # fmt: skip
 
 
 def _refuse_what_nobody_reads(options: TeacherOptions, kind: Any, label: str) -> None:
@@ -53,7 +77,7 @@ def _refuse_what_nobody_reads(options: TeacherOptions, kind: Any, label: str) ->
         )
 
 
-def _directory(reference: str) -> Any:
+def _directory(reference: str) -> Path:
     from atropos_core.plugins import load_plugins
 
     return load_plugins().resolve_model(reference).directory
@@ -66,4 +90,5 @@ def atropos_teachers() -> Iterable[Provider[Teacher]]:
         summary="logprobs of a teacher's model, on an engine of its own or behind a server",
         config=TeacherOptions,
         build=build,
+        holds=holds,
     )

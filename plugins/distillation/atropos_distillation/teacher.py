@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atropos_core.chosen import placed
+from atropos_core.chosen import Chosen
 from atropos_core.errors import DataError, FitError
 from atropos_core.hosting import HostedEngine
 from atropos_core.interfaces import Engine, Teacher
@@ -143,22 +141,15 @@ def _with(group: ScoredGroup, taught: dict[int, TopK]) -> ScoredGroup:
 class EngineSource:
     """An engine in a process of its own, with the teacher's model."""
 
-    def __init__(self, options: TeacherOptions, context: RunContext, model: Path) -> None:
-        self._chosen = options.chosen_engine()
-        component = placed(options.engine)
-        self._threads = component.threads
-        self._label = context.label
-        directory = context.directory / context.label.replace(".", "-")
-        self._context = dataclasses.replace(
-            context, directory=directory, model=model, transport=None, transports=(), told={}, max_staleness=0,
-            devices=component.devices, threads=component.threads,
-        )  # fmt: skip
+    def __init__(self, chosen: Chosen, context: RunContext) -> None:
+        self._chosen = chosen
+        self._context = context
         self._engine: Engine | None = None
 
     async def open(self) -> None:
         """Raises what starting it or loading the model raises."""
         (self._context.directory / "logs").mkdir(parents=True, exist_ok=True)
-        child = await self._chosen.start(self._context, self._context.directory.name, self._threads)
+        child = await self._chosen.start(self._context, self._context.directory.name, self._context.threads)
         self._engine = HostedEngine(child)
         await self._engine.open()
         await self._engine.resume(0)
