@@ -334,7 +334,14 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
     [(options, context)] = seen
     assert options == Wiring(carries=("copy",))
     assert context == RunContext(
-        tmp_path, TOY_MODEL, steps=100, seed=9, transport="in_process", transports=("in_process",), threads=2
+        tmp_path,
+        TOY_MODEL,
+        steps=100,
+        seed=9,
+        transport="in_process",
+        transports=("in_process",),
+        told={"advantages": {"baseline": "group", "divided": True}},  # by the default group_advantage
+        threads=2,
     )
     assert isinstance(parts.trainer, ToyTrainer)
     assert isinstance(parts.bridge, LocalBridge)
