@@ -229,7 +229,9 @@ async def test_components_are_told_what_trainer_and_bridge_have_to_tell(tmp_path
     made = plan(installed(engines=[told], bridges=[bridge]), engine__use="mine", bridge__use="telling")
     parts = await build(made, prepared(tmp_path))
     await parts.close()
-    assert seen == [{"port": 7}]
+    assert seen == [{"port": 7, "advantages": {"baseline": "group", "divided": True}}], (
+        "the default transform's as well"
+    )
 
 
 def test_a_bridge_whose_options_are_wrong_is_not_the_one_that_is_advised():
