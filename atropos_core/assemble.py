@@ -299,9 +299,11 @@ class _Builder:
             max_staleness=plan.config.training.max_staleness,
             told={
                 key: value
-                for kind in ("trainer", "bridge")
-                if kind in plan.single
-                for key, value in _told(plan.single[kind]).items()
+                for chosen in (
+                    *(plan.single[kind] for kind in ("trainer", "bridge") if kind in plan.single),
+                    *plan.named.get("transform", {}).values(),
+                )
+                for key, value in _told(chosen).items()
             },
         )
 

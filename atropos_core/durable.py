@@ -1,12 +1,15 @@
-"""Directories that appear whole or not at all."""
+"""Directories that appear whole or not at all, and the error of what cannot be written."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from atropos_core.errors import RunDirectoryError
 
 
 @contextmanager
@@ -42,3 +45,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def unwritable(path: Path, error: OSError) -> RunDirectoryError:
+    """For a sink whose file failed."""
+    full = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    return RunDirectoryError(
+        f"{path} cannot be written: {full}.",
+        remedy="Free some space; the last checkpoint is intact, and `atropos resume` goes on from it.",
+    )

@@ -78,7 +78,9 @@ class RunContext:
     )
     transports: tuple[Transport, ...] = ()  # to each of the engines
     max_staleness: int = 0  # policy versions that a trained token may be behind
-    told: Mapping[str, Any] = field(default_factory=dict)  # what trainer and bridge tell the others: Provider.tells
+    told: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what trainer, bridge and transforms tell the others: Provider.tells
     devices: tuple[str, ...] = ("cpu",)  # of the component being built
     threads: int | None = None  # CPU threads of the component being built; None: its own choice
 
@@ -94,7 +96,9 @@ class Provider(Generic[T_co]):
     transports: Callable[[Any], frozenset[Transport]] = (
         no_transport  # engine, bridge, trainer: may depend on the options
     )
-    tells: Callable[[Any], Mapping[str, Any]] = nothing  # trainer, bridge: what others must know to be built (JSON)
+    tells: Callable[[Any], Mapping[str, Any]] = (
+        nothing  # trainer, bridge, transform: what others must know to be built (JSON)
+    )
     holds: Callable[[Any, Workload], Iterable[Holding]] = (
         nothing_held  # engine, trainer, bridge: the memory that it will take; from files and options alone
     )

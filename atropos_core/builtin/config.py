@@ -40,6 +40,10 @@ class GroupAdvantageOptions(Options):
             )
         return self
 
+    def told(self) -> dict[str, str | bool]:
+        """What a transform before it may ask: which common offset or factor of the rewards ends here."""
+        return {"baseline": self.baseline, "divided": self.baseline == "group" and self.divide_by_std is not False}
+
 
 class JsonlOptions(Options):
     rollouts_every: int = Field(1, ge=0)  # steps; 0: never write rollouts

@@ -53,7 +53,8 @@ def atropos_rewards() -> Iterable[Provider[Reward]]:
 def atropos_transforms() -> Iterable[Provider[Transform]]:
     advantage = _of("transforms", lambda m, o, c: m.GroupAdvantage(o))
     summary = "reward against the group's mean, by its deviation (GRPO)"
-    yield Provider("group_advantage", summary, config.GroupAdvantageOptions, advantage)
+    options = config.GroupAdvantageOptions
+    yield Provider("group_advantage", summary, options, advantage, tells=lambda o: {"advantages": o.told()})
     flat = _of("transforms", lambda m, o, c: m.DropFlat())
     yield Provider("drop_flat", "leave out groups whose rewards are all equal", NoOptions, flat)
 

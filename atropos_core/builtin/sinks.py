@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -15,7 +14,7 @@ import numpy as np
 from atropos_core import console
 from atropos_core.builtin.config import JsonlOptions
 from atropos_core.console import StepProgress
-from atropos_core.errors import RunDirectoryError
+from atropos_core.durable import unwritable
 from atropos_core.interfaces import Sink
 from atropos_core.types import Metrics, ScoredGroup
 
@@ -48,7 +47,7 @@ class JsonlSink(Sink):
                 )
             self._file.truncate(min(there, self._keep["bytes"]))
         except OSError as error:
-            raise _unwritable(self._metrics, error) from error
+            raise unwritable(self._metrics, error) from error
 
     async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
         assert self._file is not None, "a sink is opened before it is used"
@@ -60,7 +59,7 @@ class JsonlSink(Sink):
                 rows = [json.dumps(row, ensure_ascii=False, default=str) for group in groups for row in _rows(group)]
                 (self._rollouts / f"step-{step:06d}.jsonl").write_text("\n".join(rows) + "\n")
         except OSError as error:
-            raise _unwritable(self._metrics, error) from error
+            raise unwritable(self._metrics, error) from error
         self._last = step
 
     async def close(self) -> None:
@@ -68,7 +67,7 @@ class JsonlSink(Sink):
             try:
                 self._file.close()
             except OSError as error:
-                raise _unwritable(self._metrics, error) from error
+                raise unwritable(self._metrics, error) from error
             finally:
                 self._file = None
 
@@ -119,11 +118,3 @@ def _rows(group: ScoredGroup) -> list[dict[str, Any]]:
         for member, episode in enumerate(group.episodes)
     ]
     return rows + [shared | {"failed": one.cause, "where": one.where} for one in group.failed]
-
-
-def _unwritable(path: Path, error: OSError) -> RunDirectoryError:
-    full = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-    return RunDirectoryError(
-        f"{path} cannot be written: {full}.",
-        remedy="Free some space; the last checkpoint is intact, and `atropos resume` goes on from it.",
-    )

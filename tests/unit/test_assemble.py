@@ -229,7 +229,9 @@ async def test_components_are_told_what_trainer_and_bridge_have_to_tell(tmp_path
     made = plan(installed(engines=[told], bridges=[bridge]), engine__use="mine", bridge__use="telling")
     parts = await build(made, prepared(tmp_path))
     await parts.close()
-    assert seen == [{"port": 7}]
+    assert seen == [{"port": 7, "advantages": {"baseline": "group", "divided": True}}], (
+        "the default transform's as well"
+    )
 
 
 def test_a_bridge_whose_options_are_wrong_is_not_the_one_that_is_advised():
@@ -334,7 +336,15 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
     [(options, context)] = seen
     assert options == Wiring(carries=("copy",))
     assert context == RunContext(
-        tmp_path, TOY_MODEL, "engine", steps=100, seed=9, transport="in_process", transports=("in_process",), threads=2
+        tmp_path,
+        TOY_MODEL,
+        "engine",
+        steps=100,
+        seed=9,
+        transport="in_process",
+        transports=("in_process",),
+        told={"advantages": {"baseline": "group", "divided": True}},  # by the default group_advantage
+        threads=2,
     )
     assert isinstance(parts.trainer, ToyTrainer)
     assert isinstance(parts.bridge, LocalBridge)

@@ -1,0 +1,76 @@
+"""Options of the transforms `zscore`, `length_penalty` and `equal_group`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from atropos_core.registry import Options
+
+
+class ZScoreOptions(Options):
+    """`[transform.zscore]`"""
+
+    scope: Literal["environment", "global"] = "environment"  # statistics of each environment, or one for all
+    center: bool = True  # subtract the mean
+    scale: bool = True  # divide by the standard deviation
+    half_life: float | None = Field(
+        None, ge=1, allow_inf_nan=False, description="samples after which one counts half; unset: all count alike"
+    )
+    warm_up: int = Field(100, ge=2)  # samples of the scope, before which rewards stay as they are
+    clip: float | None = Field(
+        5.0, gt=0, allow_inf_nan=False, description="deviations from the mean end here, in sigmas"
+    )
+
+    @model_validator(mode="after")
+    def _does_something(self) -> ZScoreOptions:
+        if not (self.center or self.scale or self.clip):
+            raise ValueError(
+                "center = false, scale = false and no clip leave every reward as it is: set one of them, or leave the "
+                "transform out"
+            )
+        return self
+
+
+class LengthPenaltyOptions(Options):
+    """`[transform.length_penalty]`"""
+
+    form: Literal["group", "token"] = "group"  # against the group's shortest and longest, or a price a token
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)  # form = "group": times what the length adds or takes
+    cost: float | None = Field(None, gt=0, allow_inf_nan=False)  # form = "token": of each sampled token
+    free_tokens: int = Field(0, ge=0)  # form = "token": so many cost nothing
+    correct_above: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description='form = "group": a reward above this counts as correct; unset: what the environment says',
+    )
+
+    @model_validator(mode="after")
+    def _options_belong_to_their_form(self) -> LengthPenaltyOptions:
+        if self.form == "token" and self.cost is None:
+            raise ValueError('form = "token" has no price: set cost, the reward that one token takes')
+        other = {"group": {"cost", "free_tokens"}, "token": {"weight", "correct_above"}}[self.form]
+        if wrong := sorted(other & self.model_fields_set):
+            raise ValueError(f'{wrong[0]} is of the other form, and form is "{self.form}": remove one of them')
+        return self
+
+
+class EqualGroupOptions(Options):
+    """`[transform.equal_group]`"""
+
+    free_tokens: int = Field(128, ge=0)  # replies up to here lose nothing
+    limit_tokens: int = Field(256, ge=1)  # replies from here on lose `weight`, linear between
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    correct_above: float | None = Field(
+        None, allow_inf_nan=False, description="a reward above this is correct; unset: what the environment says"
+    )
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> EqualGroupOptions:
+        if self.free_tokens >= self.limit_tokens:
+            raise ValueError(
+                f"free_tokens = {self.free_tokens} must be below limit_tokens = {self.limit_tokens}: between them the "
+                "penalty grows"
+            )
+        return self

@@ -1,0 +1,39 @@
+"""What this package offers: the transforms `zscore`, `length_penalty` and `equal_group`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.registry import Provider, RunContext
+from atropos_normalization.config import EqualGroupOptions, LengthPenaltyOptions, ZScoreOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Transform
+
+
+def build_zscore(options: ZScoreOptions, context: RunContext) -> Transform:
+    from atropos_normalization.zscore import ZScore, warn_where_it_cannot_matter
+
+    warn_where_it_cannot_matter(options, context.told)
+    return ZScore(options)
+
+
+def build_length_penalty(options: LengthPenaltyOptions, context: RunContext) -> Transform:
+    from atropos_normalization.lengths import LengthPenalty
+
+    return LengthPenalty(options)
+
+
+def build_equal_group(options: EqualGroupOptions, context: RunContext) -> Transform:
+    from atropos_normalization.lengths import EqualGroup
+
+    return EqualGroup(options)
+
+
+@hookimpl
+def atropos_transforms() -> Iterable[Provider[Transform]]:
+    yield Provider("zscore", "rewards by their running mean and deviation", ZScoreOptions, build_zscore)
+    yield Provider("length_penalty", "less reward for long replies", LengthPenaltyOptions, build_length_penalty)
+    yield Provider("equal_group", "length decides where all are right", EqualGroupOptions, build_equal_group)

@@ -1,0 +1,129 @@
+"""Rewards by their running mean and standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from atropos_core import console
+from atropos_core.advantages import ABSOLUTE_EPS, RELATIVE_EPS, is_flat
+from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Transform
+from atropos_core.types import Floats, Metrics, ScoredGroup
+from atropos_normalization.config import ZScoreOptions
+from atropos_normalization.moments import Moments, keep_of
+
+RAW = "raw_reward"  # the part that keeps what a reward was
+
+
+class ZScore(Transform):
+    """z = (R - mean) / std, over all rewards of the scope so far, those of this step among them.
+
+    All groups of a call are counted first and normalised then, so z does not depend on their order. Where the deviation
+    is noise by the measure of `group_advantage` nothing is divided: rewards that are all alike end at 0, not at the
+    quotient of two roundings. A group that is flat stays flat.
+    """
+
+    def __init__(self, options: ZScoreOptions) -> None:
+        self._options = options
+        self._keep = keep_of(options.half_life)
+        self._moments: dict[str, Moments] = {}  # by environment; global: ""
+        self._seen = self._clipped = self._unchanged = 0  # rewards of the step
+
+    async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        if any(group.advantages is not None for group in groups):
+            raise ConfigError(
+                "the transform 'zscore' was given groups that have their advantages already: what it does to their "
+                "rewards would reach nothing.",
+                remedy="Name it before group_advantage in the run file: transforms run in that order.",
+            )
+        rewards: dict[str, list[Floats]] = {}
+        for group in groups:
+            rewards.setdefault(self._scope(group), []).append(group.rewards)
+        for scope, several in rewards.items():
+            self._moments[scope] = self._moments.get(scope, Moments()).then(np.concatenate(several), self._keep)
+        return [self._normalised(group) for group in groups]
+
+    def metrics(self) -> Metrics:
+        """`mean`, `std` and `count` of the rewards so far (`ENVIRONMENT/mean` for scope = "environment"); `clipped` and
+        `unchanged` (warm-up), as shares of the step's rewards."""
+        told: Metrics = {
+            "clipped": self._clipped / max(self._seen, 1),
+            "unchanged": self._unchanged / max(self._seen, 1),
+        }
+        for scope, moments in self._moments.items():
+            prefix = f"{scope}/" if scope else ""
+            told |= {f"{prefix}mean": moments.mean, f"{prefix}std": moments.std, f"{prefix}count": float(moments.count)}
+        self._seen = self._clipped = self._unchanged = 0
+        return told
+
+    def state(self) -> Mapping[str, Any]:
+        return {
+            "scope": self._options.scope,
+            "moments": {scope: moments.state() for scope, moments in self._moments.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if state["scope"] != self._options.scope:
+            raise ConfigError(
+                f'scope is "{self._options.scope}", and the statistics were gathered with scope = "{state["scope"]}"'
+            )
+        self._moments = {scope: Moments.from_state(moments) for scope, moments in state["moments"].items()}
+
+    def _scope(self, group: ScoredGroup) -> str:
+        return "" if self._options.scope == "global" else group.draw.environment
+
+    def _normalised(self, group: ScoredGroup) -> ScoredGroup:
+        moments = self._moments[self._scope(group)]
+        self._seen += len(group.rewards)
+        if moments.count < self._options.warm_up:
+            self._unchanged += len(group.rewards)
+            return group
+        values, clipped = normalised(group.rewards, moments, self._options)
+        self._clipped += clipped
+        return replace(group, rewards=values, parts={RAW: group.rewards, **group.parts})
+
+
+def normalised(rewards: Floats, moments: Moments, options: ZScoreOptions) -> tuple[Floats, int]:
+    """The rewards [G] of one group, and how many of them were clipped."""
+    values = rewards.astype(np.float64)
+    if is_flat(rewards):
+        values = np.full_like(values, values.mean())  # no noise within a group is made a difference
+    mean, std = moments.mean, moments.std
+    clipped = 0
+    away = values - mean
+    if std <= max(ABSOLUTE_EPS, RELATIVE_EPS * abs(mean)):
+        std = 1.0
+    elif options.clip is not None:
+        bound = options.clip * std
+        clipped = int((np.abs(away) > bound).sum())
+        away = np.clip(away, -bound, bound)
+    made = away if options.center else away + mean
+    return np.asarray(made / std if options.scale else made, np.float32), clipped
+
+
+def why_it_cannot_matter(options: ZScoreOptions, told: Mapping[str, Any]) -> str:
+    """Where what comes after undoes it; empty where it matters, or nobody says. An advantage against a group's own
+    mean takes every common offset out, and one that is divided by the group's deviation every common factor as well."""
+    of = told.get("advantages")
+    if of is None or of["baseline"] == "none":
+        return ""
+    if of["divided"]:
+        return "divides each group's advantages by their own deviation, which undoes any common offset and factor"
+    if not options.scale:
+        return f'has baseline = "{of["baseline"]}", which takes any common offset out, and scale is false'
+    return ""
+
+
+def warn_where_it_cannot_matter(options: ZScoreOptions, told: Mapping[str, Any]) -> None:
+    why = why_it_cannot_matter(options, told)
+    if not why:
+        return
+    but = f" What is left of it is clipping, at {options.clip:g} sigmas." if options.clip else ""
+    console.warn(
+        f"the transform zscore cannot matter here: group_advantage {why}.{but} It does with divide_by_std = false in "
+        "[transform.group_advantage]."
+    )

@@ -1,0 +1,24 @@
+"""What this package offers: the sink `csv`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.registry import Provider, RunContext
+from atropos_sink_csv.config import CsvOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Sink
+
+
+def build(options: CsvOptions, context: RunContext) -> Sink:
+    from atropos_sink_csv.table import CsvSink
+
+    return CsvSink(options, context.directory)
+
+
+@hookimpl
+def atropos_sinks() -> Iterable[Provider[Sink]]:
+    return [Provider("csv", "metrics.csv in the run directory: a row a step", CsvOptions, build)]

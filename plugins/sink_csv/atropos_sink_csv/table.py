@@ -1,0 +1,113 @@
+"""A table with a row a step and a column a metric, whenever the metric first appears."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from atropos_core import console
+from atropos_core.durable import sync, unwritable
+from atropos_core.errors import RunDirectoryError
+from atropos_core.interfaces import Sink
+from atropos_core.types import Metrics, ScoredGroup
+from atropos_sink_csv.config import CsvOptions
+
+STEP = "step"
+
+
+class CsvSink(Sink):
+    """A step that brings new metrics has the table written anew with more columns, beside the old one, and renamed over it:
+    there is a whole table at every moment. Metrics are few and known after a few steps, so this is rare; any other step
+    appends a line. A resumed run leaves out the rows after its checkpoint."""
+
+    def __init__(self, options: CsvOptions, directory: Path) -> None:
+        self._path = directory / options.file
+        self._columns: list[str] = []
+        self._file: TextIO | None = None
+        self._last = -1
+
+    async def open(self) -> None:
+        try:
+            self._rewrite([])
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+
+    async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
+        assert self._file is not None, "a sink is opened before it is used"
+        try:
+            if new := [name for name in metrics if name not in self._columns]:
+                self._rewrite(new)
+            row = {STEP: step, **{name: repr(float(value)) for name, value in metrics.items()}}
+            csv.writer(self._file).writerow([row.get(name, "") for name in self._columns])
+            self._file.flush()
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+        self._last = step
+
+    async def close(self) -> None:
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                raise unwritable(self._path, error) from error
+            finally:
+                self._file = None
+
+    def state(self) -> Mapping[str, Any]:
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        return {"step": self._last}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._last = int(state["step"])
+
+    def _rewrite(self, new: Sequence[str]) -> None:
+        """The rows up to the last step, under the columns that there are and `new` ones; then open to append."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        kept = -1
+        with self._there() as there, partial.open("w", encoding="utf-8", newline="") as file:
+            old = csv.reader(there)
+            columns = next(old, [STEP])
+            if columns[0] != STEP:
+                raise RunDirectoryError(
+                    f"{self._path} is no table of this sink: its first column is {columns[0]!r}.",
+                    remedy="Name another file in [sink.csv], or move that one away.",
+                )
+            self._columns = [*columns, *new]
+            writer = csv.writer(file)
+            writer.writerow(self._columns)
+            for step, row in self._rows(old, len(columns)):
+                writer.writerow([*row, *[""] * len(new)])
+                kept = step
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+        sync(self._path.parent)
+        if kept < self._last:
+            console.warn(
+                f"{self._path} ends at step {max(kept, 0)}, before the checkpoint's {self._last}: rows are gone."
+            )
+        self._file = self._path.open("a", encoding="utf-8", newline="")
+
+    def _there(self) -> TextIO:
+        """What is there, as far as this run goes on from it."""
+        if self._last < 0 or not self._path.exists():
+            return io.StringIO()
+        return self._path.open(encoding="utf-8", newline="")
+
+    def _rows(self, reader: Iterator[list[str]], width: int) -> Iterator[tuple[int, list[str]]]:
+        """Steps only rise, so what a run that died wrote half, or wrote after its checkpoint, ends the table."""
+        before = -1
+        for row in reader:
+            if len(row) != width or not row[0].isdigit() or not before < (step := int(row[0])) <= self._last:
+                return
+            yield step, row
+            before = step

@@ -1,0 +1,25 @@
+"""What this package offers: the sink `tensorboard`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.registry import Provider, RunContext
+from atropos_sink_tensorboard.config import TensorboardOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Sink
+
+
+def build(options: TensorboardOptions, context: RunContext) -> Sink:
+    from atropos_sink_tensorboard.events import TensorboardSink
+
+    return TensorboardSink(options, context.directory)
+
+
+@hookimpl
+def atropos_sinks() -> Iterable[Provider[Sink]]:
+    summary = "event files in tensorboard/ of the run directory"
+    return [Provider("tensorboard", summary, TensorboardOptions, build, requires=frozenset({"tensorboard"}))]

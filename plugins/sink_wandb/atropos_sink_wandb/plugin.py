@@ -1,0 +1,25 @@
+"""What this package offers: the sink `wandb`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.registry import Provider, RunContext
+from atropos_sink_wandb.config import WandbOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Sink
+
+
+def build(options: WandbOptions, context: RunContext) -> Sink:
+    from atropos_sink_wandb.record import WandbSink
+
+    return WandbSink(options, context.directory)
+
+
+@hookimpl
+def atropos_sinks() -> Iterable[Provider[Sink]]:
+    summary = "Weights & Biases, online or offline"
+    return [Provider("wandb", summary, WandbOptions, build, requires=frozenset({"wandb"}))]

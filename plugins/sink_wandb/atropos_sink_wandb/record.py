@@ -1,0 +1,141 @@
+"""Metrics in Weights & Biases. Its own service process does the sending, so a step waits for no network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from atropos_core.errors import ConfigError, DeadlineExceeded, ProcessDied
+from atropos_core.interfaces import Sink
+from atropos_core.types import Metrics, ScoredGroup
+from atropos_sink_wandb.config import WandbOptions
+
+GRACE_S = 5.0  # over W&B's own deadlines, before they are no longer trusted
+SECRET = re.compile(r"(^|_)(key|keys|token|secret|password|credentials)$")
+
+
+class WandbSink(Sink):
+    """One W&B run for a run and all its resumes: the id is in the checkpoints."""
+
+    def __init__(self, options: WandbOptions, directory: Path) -> None:
+        self._options = options
+        self._directory = directory
+        self._id = secrets.token_hex(4)
+        self._last = -1
+        self._run: Any = None  # wandb.Run: its types are those of a large dynamic module
+
+    async def open(self) -> None:
+        """Raises ConfigError where nobody is logged in, DeadlineExceeded where W&B cannot be reached."""
+        deadline_s = self._options.start_deadline_s
+        try:
+            self._run = await asyncio.wait_for(asyncio.to_thread(self._begin), deadline_s + GRACE_S)
+        except TimeoutError:
+            raise _unreachable(f"it did not answer within {deadline_s:g} s") from None
+
+    async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
+        assert self._run is not None, "a sink is opened before it is used"
+        try:
+            self._run.log(dict(metrics), step=step)
+        except Exception as error:
+            raise ProcessDied(
+                f"the service of Weights & Biases takes no more metrics: {type(error).__name__}: {error}",
+                remedy="`atropos resume` goes on from the last checkpoint; without W&B with sink.wandb.mode=disabled.",
+            ) from error
+        self._last = step
+
+    async def close(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            await asyncio.wait_for(asyncio.to_thread(_end, run), self._options.finish_deadline_s + GRACE_S)
+        except TimeoutError:
+            console.warn(
+                f"Weights & Biases has not taken everything within {self._options.finish_deadline_s:g} s. What is missing "
+                f"is in {self._directory / 'wandb'}, and `wandb sync` sends it."
+            )
+
+    def state(self) -> Mapping[str, Any]:
+        return {"id": self._id, "step": self._last}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._id, self._last = str(state["id"]), int(state["step"])
+
+    def _begin(self) -> Any:
+        os.environ.setdefault(
+            "WANDB_ERROR_REPORTING", "false"
+        )  # wandb's reports of its own crashes, by another service
+        import wandb
+
+        options = self._options
+        try:
+            return wandb.init(
+                id=self._id,
+                resume="allow" if self._last >= 0 and options.mode == "online" else None,
+                mode=options.mode,
+                project=options.project,
+                entity=options.entity,
+                name=options.name or self._directory.name,
+                group=options.group,
+                tags=list(options.tags),
+                dir=str(self._directory),
+                config=self._settings(),
+                allow_val_change=True,
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    disable_git=True,
+                    disable_code=True,
+                    x_disable_stats=not options.system_metrics,
+                    login_timeout=options.start_deadline_s,
+                    init_timeout=options.start_deadline_s,
+                    finish_timeout=options.finish_deadline_s,
+                ),
+            )
+        except wandb.errors.UsageError as error:
+            raise ConfigError(
+                f"Weights & Biases refuses the run: {_first_line(error)}",
+                remedy="Log in (`wandb login`, or WANDB_API_KEY in the environment), or set sink.wandb.mode=offline.",
+            ) from error
+        except wandb.errors.CommError as error:
+            raise _unreachable(_first_line(error)) from error
+
+    def _settings(self) -> dict[str, Any]:
+        saved = self._directory / "config.toml"
+        if not self._options.config or not saved.is_file():
+            return {}
+        return without_secrets(tomllib.loads(saved.read_text(encoding="utf-8")))
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings whose names are not those of keys, tokens or passwords."""
+    return {
+        name: without_secrets(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if not (SECRET.search(name) and isinstance(value, str))
+    }
+
+
+def _end(run: Any) -> None:
+    import wandb
+
+    run.finish()
+    wandb.teardown()  # its service process
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _unreachable(why: str) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"Weights & Biases cannot be reached: {why}",
+        remedy="Set sink.wandb.mode=offline: `wandb sync` sends it later. Or raise sink.wandb.start_deadline_s.",
+    )
