@@ -57,16 +57,20 @@ class WandbSink(Sink):
         try:
             await asyncio.wait_for(asyncio.to_thread(_end, run), self._options.finish_deadline_s + GRACE_S)
         except TimeoutError:
-            console.warn(
-                f"Weights & Biases has not taken everything within {self._options.finish_deadline_s:g} s. What is missing "
-                f"is in {self._directory / 'wandb'}, and `wandb sync` sends it."
-            )
+            self._say_what_is_missing(f"did not take everything within {self._options.finish_deadline_s:g} s")
+        except Exception as error:  # noqa: BLE001 - the plugin boundary: wandb's own service may be gone
+            self._say_what_is_missing(f"ended early: {type(error).__name__}: {error}")
 
     def state(self) -> Mapping[str, Any]:
         return {"id": self._id, "step": self._last}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._id, self._last = str(state["id"]), int(state["step"])
+
+    def _say_what_is_missing(self, why: str) -> None:
+        console.warn(
+            f"the service of Weights & Biases {why}. What it has is in {self._directory / 'wandb'}; `wandb sync` sends it."
+        )
 
     def _begin(self) -> Any:
         os.environ.setdefault(
@@ -126,8 +130,10 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 def _end(run: Any) -> None:
     import wandb
 
-    run.finish()
-    wandb.teardown()  # its service process
+    try:
+        run.finish()
+    finally:
+        wandb.teardown()  # its service process
 
 
 def _first_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, ProcessDied
 from atropos_sink_wandb.config import WandbOptions
 from atropos_sink_wandb.record import WandbSink, without_secrets
 
@@ -99,6 +99,21 @@ async def test_a_resumed_run_goes_on_under_the_same_id(tmp_path):
     assert {run.run_id for run in runs(tmp_path)} == {state["id"]}
     assert len(runs(tmp_path)) == 2
     assert history(tmp_path) == {0: {"a": 0.0}, 1: {"a": 1.0}, 2: {"a": 2.0}}
+
+
+async def test_a_service_that_dies_is_a_named_error_at_the_next_step_and_the_end_does_not_hang(tmp_path, capsys):
+    sink = WandbSink(WandbOptions(mode="offline"), tmp_path)
+    await sink.open()
+    await sink.step(0, {"a": 0.0}, [])
+    [service] = services()
+    service.kill()
+    service.wait(10)
+    with pytest.raises(ProcessDied, match=r"takes no more metrics(.|\n)*atropos resume"):
+        for step in range(1, 100):
+            await sink.step(step, {"a": 0.0}, [])
+            await asyncio.sleep(0.05)
+    await asyncio.wait_for(sink.close(), 30)
+    assert "Weights & Biases ended early" in " ".join(capsys.readouterr().err.split())
 
 
 async def test_disabled_writes_nothing(tmp_path):
