@@ -115,9 +115,7 @@ class Learner:
         """A skill is out of reach while the one that it builds on is not mastered."""
         if not self.bank.needs:
             return self.ability
-        handicap = np.array(
-            [0.0 if need < 0 else max(0.0, 3 * (1 - self.ability[need] / 1.5)) for need in self.bank.needs]
-        )
+        handicap = np.array([0.0 if need < 0 else max(0.0, 3 * (1 - self.ability[need])) for need in self.bank.needs])
         return np.asarray(self.ability - handicap)
 
 

@@ -186,7 +186,7 @@ class Bank:
             saved[index] = unpacked(rows["cell"], np.uint8)
             cells[tried] = saved[tried]
         else:  # another curriculum than the one that saved it
-            cells[tried] = [self._level(int(at)) for at in tried]
+            cells[tried] = self._levels_of(tried)
         self._plant(cells, now)
         self._before.clear()
 
@@ -230,13 +230,16 @@ class Bank:
         self._bins[1:, group] = mean, weight + rollouts, slow, visits + 1
 
     def _level(self, index: int) -> int:
-        group, weight, mean = int(self._group[index]), float(self._weight[index]), float(self._mean[index])
-        if self._strategy.by_progress:
-            known, own = float(self._bin_progress()[group]), abs(mean - float(self._slow[index]))
+        return int(self._levels_of(np.array([index]))[0])
+
+    def _levels_of(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        if not self._strategy.by_progress:
+            value = self.success(indices)
         else:
-            known, own = float(self._bin_success()[group]), mean
-        value = (self._prior_weight * known + weight * own) / (self._prior_weight + weight)
-        return int(np.searchsorted(self._strategy.edges, value, side="left"))
+            known, weight = self._bin_progress()[self._group[indices]], self._weight[indices].astype(np.float64)
+            change = np.abs(self._mean[indices].astype(np.float64) - self._slow[indices])
+            value = (self._prior_weight * known + weight * change) / (self._prior_weight + weight)
+        return np.searchsorted(self._strategy.edges, value, side="left").astype(np.uint8)
 
     def _row(self, index: int) -> Row:
         cell = self._tree.cells[index] if index < self.size else self._beyond[index - self.size]

@@ -52,19 +52,20 @@ class CurriculumOptions(Options):
 
 class EasyFirstOptions(CurriculumOptions):
     solved: float = Field(0.9, gt=0, le=1)  # tasks with more success than this give way to harder ones
-    sharpness: float = Field(6.0, ge=0)  # weight of the hardest against the easiest task: exp(-sharpness)
+    sharpness: float = Field(4.0, ge=0)  # weight of the hardest against the easiest task: exp(-sharpness)
 
 
 class CompetenceOptions(CurriculumOptions):
-    draws: int = Field(1000, ge=1)  # settled draws until every task may come: T of the schedule
+    draws: int = Field(2000, ge=1)  # settled draws until every task may come: T of the schedule
     start: float = Field(0.1, gt=0, le=1)  # share of the tasks, the easiest, that may come at first: c0
     solved: float = Field(0.9, gt=0, le=1)  # tasks with more success than this are left to `explore`
 
 
 class LearningProgressOptions(CurriculumOptions):
-    slow: float = Field(0.2, gt=0, le=1)  # rate of the slow average of success; the fast one is the estimate itself
+    memory: float = Field(0.3, ge=0, lt=1)
+    slow: float = Field(0.5, gt=0, le=1)  # rate of the slow average of a task's success; the fast one is its estimate
     power: float = Field(1.0, gt=0)  # of the progress
-    floor: float = Field(0.02, gt=0)  # progress that every task is taken to have
+    floor: float = Field(0.04, gt=0)  # progress that every task is taken to have
     explore: Share = 0.2
 
 

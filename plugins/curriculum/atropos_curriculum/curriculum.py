@@ -109,6 +109,11 @@ class AdaptiveCurriculum(Curriculum):
                 sums[key] += value if key == "pool" else value * source.weight / total  # type: ignore[assignment]
         return told | {key: float(value) for key, value in sums.items()}
 
+    @property
+    def size_bytes(self) -> int:
+        """Of what is held for every task."""
+        return sum(bank.size_bytes for bank in self._banks.values())
+
     # -- state
 
     def state(self) -> Mapping[str, Any]:

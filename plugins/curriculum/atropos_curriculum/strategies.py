@@ -18,7 +18,8 @@ LEVELS = 32
 
 @dataclass(frozen=True)
 class View:
-    """The tasks of one environment by cell: levels of those that were tried, then prior bins of those that were not."""
+    """The tasks of one environment by cell: levels of those that were tried, then prior bins of those that were not, last
+    the bin of those without a prior."""
 
     counts: NDArray[np.int64]  # [C]
     success: Floats  # [C] estimated; of a tried cell its middle
@@ -134,8 +135,9 @@ class Prioritized(Strategy):
 
 
 class Window(Strategy):
-    """A pool of the tasks with low < p < high and those never tried; the rest is retired. A share of the draws looks at
-    retired tasks, which come back as soon as their estimate does."""
+    """A pool of the tasks with low < p < high; the rest is retired. Tasks never tried are judged by their prior bin; those
+    that nothing is known of are in the pool. A share of the draws looks at retired tasks, which come back as soon as
+    their estimate does."""
 
     def __init__(self, options: config.WindowOptions) -> None:
         super().__init__(options.explore)
@@ -156,12 +158,14 @@ class Window(Strategy):
         return np.asarray((1 - self._explore) * active / active.sum() + self._explore * retired / retired.sum())
 
     def _retired(self, view: View) -> NDArray[np.bool_]:
-        return view.tried & ((view.success <= self._low) | (view.success >= self._high))
+        retired = (view.success <= self._low) | (view.success >= self._high)
+        retired[-1] = False  # the bin of tasks without a prior
+        return np.asarray(retired)
 
     def metrics(self, view: View) -> Metrics:
         return {
-            "too_easy": _share(view, view.tried & (view.success >= self._high)),
-            "too_hard": _share(view, view.tried & (view.success <= self._low)),
+            "too_easy": _share(view, self._retired(view) & (view.success >= self._high)),
+            "too_hard": _share(view, self._retired(view) & (view.success <= self._low)),
         }
 
 

@@ -127,7 +127,7 @@ def test_priorities_are_powers_of_learnability():
 @pytest.mark.parametrize(("success", "kept"), [(0.25, False), (0.26, True), (0.74, True), (0.75, False), (0.5, True)])
 def test_the_window_is_open_at_both_ends(success, kept):
     strategy = strategy_of(config.WindowOptions(low=0.25, high=0.75, explore=0.0))
-    bank = Bank(2, strategy, memory=0.7, prior_weight=1e-12, slow=0.2, by_bin=False)
+    bank = Bank(2, strategy, memory=0.7, prior_weight=1e-300, slow=0.2, by_bin=False)
     bank.learn(0, success, 8)
     tried, untried = (strategy.shares(bank.view(1))[bank.view(1).tried == of].sum() for of in (True, False))
     assert (tried, untried) == ((0.5, 0.5) if kept else (0.0, 1.0))
@@ -135,5 +135,5 @@ def test_the_window_is_open_at_both_ends(success, kept):
 
 def test_where_nothing_is_wanted_everything_is():
     for options in (config.EasyFirstOptions(), config.CompetenceOptions(), config.WindowOptions()):
-        shares = strategy_of(options).shares(view([1.0, 0.99], [30, 10]))
-        assert shares == pytest.approx([0.75, 0.25])
+        shares = strategy_of(options).shares(view([1.0, 0.99, 0.5], [30, 10, 0]))
+        assert shares == pytest.approx([0.75, 0.25, 0.0])
