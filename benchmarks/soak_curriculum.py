@@ -6,7 +6,7 @@ what it means. Accuracy is that of gsm8k's held-out problems, looked at every fe
 a run that never crosses counts as all its rollouts. The share of rollouts saved is averaged over seeds; the interval is a
 bootstrap over them. Ends with 1 where it is above 0 for no curriculum. Writes benchmarks/results/soak_curriculum.json.
 
-    python -m benchmarks.soak_curriculum --seeds 1 --steps 30 --curricula window    # a look at it: some minutes
+    python -m benchmarks.soak_curriculum --seeds 1 --steps 40 --curricula window    # a look at it: some minutes
 """
 
 from __future__ import annotations

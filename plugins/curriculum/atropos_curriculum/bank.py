@@ -126,6 +126,7 @@ class Bank:
             progress=np.concatenate([progress, self._bin_progress()]),
             tried=tried,
             settled=settled,
+            prior=self.edges is not None,
         )
 
     def draw(

@@ -38,9 +38,9 @@ class CurriculumOptions(Options):
     success: Literal["auto", "correct", "reward"] = "auto"  # auto: `correct` where every episode says it, else reward
     reward_range: tuple[float, float] = (0.0, 1.0)  # a reward that counts as failure, and one that counts as success
     memory: float = Field(
-        0.7, ge=0, lt=1
+        0.3, ge=0, lt=1
     )  # of a task's evidence, the share that the next visit leaves: the policy moves on
-    prior_weight: float = Field(1.0, gt=0)  # rollouts that what is known of a task's bin counts for
+    prior_weight: float = Field(0.25, gt=0)  # rollouts that what is known of a task's bin counts for
     explore: Share = 0.1  # of the draws are uniform over all tasks
 
     @model_validator(mode="after")
@@ -62,7 +62,6 @@ class CompetenceOptions(CurriculumOptions):
 
 
 class LearningProgressOptions(CurriculumOptions):
-    memory: float = Field(0.3, ge=0, lt=1)
     slow: float = Field(0.5, gt=0, le=1)  # rate of the slow average of a task's success; the fast one is its estimate
     power: float = Field(1.0, gt=0)  # of the progress
     floor: float = Field(0.04, gt=0)  # progress that every task is taken to have

@@ -26,6 +26,7 @@ class View:
     progress: Floats  # [C] estimated change of success
     tried: NDArray[np.bool_]  # [C]
     settled: int  # draws so far, of all environments
+    prior: bool = False  # the last cell is of tasks whose prior was not read yet: they are left to `explore`
 
 
 class Strategy(ABC):
@@ -41,6 +42,7 @@ class Strategy(ABC):
         """Which share of the draws goes to each cell [C], 0 for cells without tasks; the sum is 1."""
         everyone = view.counts / view.counts.sum()
         mass = self._weights(view) * view.counts
+        mass[-1] *= not view.prior
         total = mass.sum()
         if not total > 0:  # nobody is wanted: everybody is as good
             return np.asarray(everyone)
@@ -159,7 +161,7 @@ class Window(Strategy):
 
     def _retired(self, view: View) -> NDArray[np.bool_]:
         retired = (view.success <= self._low) | (view.success >= self._high)
-        retired[-1] = False  # the bin of tasks without a prior
+        retired[-1] = view.prior  # not read yet; or nothing is known of any
         return np.asarray(retired)
 
     def metrics(self, view: View) -> Metrics:
