@@ -37,9 +37,7 @@ class CurriculumOptions(Options):
     prior: Prior | None = None
     success: Literal["auto", "correct", "reward"] = "auto"  # auto: `correct` where every episode says it, else reward
     reward_range: tuple[float, float] = (0.0, 1.0)  # a reward that counts as failure, and one that counts as success
-    memory: float = Field(
-        0.3, ge=0, lt=1
-    )  # of a task's evidence, the share that the next visit leaves: the policy moves on
+    memory: float = Field(0.3, ge=0, lt=1)  # of a task's evidence, the share that its next visit leaves
     prior_weight: float = Field(0.25, gt=0)  # rollouts that what is known of a task's bin counts for
     explore: Share = 0.1  # of the draws are uniform over all tasks
 

@@ -262,7 +262,7 @@ def test_a_curriculum_takes_up_what_another_has_learned():
     other.load(through_json(one.state()))
     fresh = other.metrics()
     assert fresh["tried"] == one.metrics()["tried"]
-    assert np.mean([draw.index for draw in other.draw(50)]) < 70, "easy ones: it knows which"
+    assert np.mean([draw.index for draw in other.draw(50)]) < 85, "easy ones: it knows which"
 
 
 def test_an_environment_may_come_back_with_more_tasks_or_fewer_and_what_is_known_stays():
