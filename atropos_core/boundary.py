@@ -10,13 +10,15 @@ from typing import Any
 from atropos_core import console
 from atropos_core.assemble import Parts
 from atropos_core.errors import CheckpointError
+from atropos_core.interfaces import Marked
 from atropos_core.sources import Source
 
 
 class Boundary:
     """The state that goes with the weights as they are. A stop finds the next step half done: groups of it are settled,
     running statistics have seen them. They are played again after the resume, so none of it may be in the checkpoint.
-    Sinks are asked when it is saved: they know nothing of a step before its end."""
+    Sinks are asked when it is saved: they know nothing of a step before its end. So are parts that mark the boundary
+    themselves."""
 
     def __init__(self, parts: Parts, source: Source) -> None:
         self._parts = parts
@@ -25,18 +27,22 @@ class Boundary:
 
     def mark(self, progress: Mapping[str, Any]) -> None:
         """A step has ended, or none has begun."""
-        state = {
-            "progress": progress,
-            "source": self._source.state(),
-            "parts": {label: part.state() for label, part in self._parts.stateful().items() if not _is_sink(label)},
-        }
-        self._text = json.dumps(state)
+        states = {}
+        for label, part in self._parts.stateful().items():
+            if isinstance(part, Marked):
+                part.mark()
+            elif not _is_sink(label):
+                states[label] = part.state()
+        self._text = json.dumps({"progress": progress, "source": self._source.state(), "parts": states})
 
     def state(self) -> dict[str, Any]:
         """As it was marked."""
         state: dict[str, Any] = json.loads(self._text)
-        sinks = {label: part for label, part in self._parts.stateful().items() if _is_sink(label)}
-        state["parts"] |= {label: part.state() for label, part in sinks.items()}
+        for label, part in self._parts.stateful().items():
+            if isinstance(part, Marked):
+                state["parts"][label] = part.marked()
+            elif _is_sink(label):
+                state["parts"][label] = part.state()
         return state
 
 

@@ -289,6 +289,9 @@ class TaskSource:
 
     size: int
     weight: float
+    tasks: Sequence[Task] | None = field(
+        default=None, repr=False, compare=False
+    )  # may be lazy; None: not in this process
 
 
 class Curriculum(Protocol):
@@ -374,6 +377,18 @@ class Stateful(Protocol):
 
     def state(self) -> Mapping[str, Any]: ...
     def load(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class Marked(Stateful, Protocol):
+    """Stateful, with too much state to write down after every step: it remembers the end of a step by itself."""
+
+    def mark(self) -> None:
+        """A step has ended, or none has begun. Called after every step: quick, whatever the size of the state."""
+
+    def marked(self) -> Mapping[str, Any]:
+        """What `state()` said, or would have said, at the last `mark`, whatever has happened since. Asked when a
+        checkpoint is saved, and not changed afterwards."""
 
 
 @runtime_checkable

@@ -150,7 +150,13 @@ class LocalSource(Source):
                         f"environment {name!r} has {has:,} training tasks, and had {had:,} when the checkpoint was saved: "
                         "epochs have another length from here on, and a task's number may mean another task."
                     )
-        self.curriculum.open({name: TaskSource(size, self._weights[name]) for name, size in self._sizes.items()})
+        environments = self._player.environments
+        self.curriculum.open(
+            {
+                name: TaskSource(size, self._weights[name], environments[name].tasks("train"))
+                for name, size in self._sizes.items()
+            }
+        )
 
     def want(self, groups: int) -> None:
         self._wanted = groups

@@ -1,0 +1,1 @@
+"""Curricula that learn from outcomes: which tasks are worth their rollouts now."""

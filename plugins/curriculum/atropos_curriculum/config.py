@@ -1,0 +1,85 @@
+"""Options of the five curricula."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from atropos_core.registry import Options
+
+GROUPS = 15  # quantile bins of prior difficulty, at most
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Prior(Options):
+    """What is known of the tasks before the first draw: one number for each."""
+
+    field: str | None = None  # of `Task.data`
+    file: str | None = None  # .npy, or text with a number a line; {environment} in it is the environment's name
+    meaning: Literal["difficulty", "success"] = "difficulty"  # higher is harder; or a success rate from 0 to 1
+    bins: int = Field(8, ge=1, le=GROUPS)  # by quantile: tasks never tried are known by their bin
+    read: int | Literal["all"] = 10_000  # tasks whose field is looked at before the first draw
+    read_ahead: int = Field(4, ge=0)  # and further ones with each draw that is settled
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Prior:
+        if (self.field is None) == (self.file is None):
+            raise ValueError("a prior is read from a field of the tasks' data or from a file: give one of the two")
+        if self.read != "all" and self.read < 1:
+            raise ValueError('read is "all" or a number of tasks of at least 1')
+        return self
+
+
+class CurriculumOptions(Options):
+    """What all five have."""
+
+    prior: Prior | None = None
+    success: Literal["auto", "correct", "reward"] = "auto"  # auto: `correct` where every episode says it, else reward
+    reward_range: tuple[float, float] = (0.0, 1.0)  # a reward that counts as failure, and one that counts as success
+    memory: float = Field(0.3, ge=0, lt=1)  # of a task's evidence, the share that its next visit leaves
+    prior_weight: float = Field(0.25, gt=0)  # rollouts that what is known of a task's bin counts for
+    explore: Share = 0.1  # of the draws are uniform over all tasks
+
+    @model_validator(mode="after")
+    def _range_rises(self) -> CurriculumOptions:
+        if not self.reward_range[0] < self.reward_range[1]:
+            raise ValueError(f"reward_range must rise from failure to success, and {list(self.reward_range)} does not")
+        return self
+
+
+class EasyFirstOptions(CurriculumOptions):
+    solved: float = Field(0.9, gt=0, le=1)  # tasks with more success than this give way to harder ones
+    sharpness: float = Field(4.0, ge=0)  # weight of the hardest against the easiest task: exp(-sharpness)
+
+
+class CompetenceOptions(CurriculumOptions):
+    draws: int = Field(2000, ge=1)  # settled draws until every task may come: T of the schedule
+    start: float = Field(0.1, gt=0, le=1)  # share of the tasks, the easiest, that may come at first: c0
+    solved: float = Field(0.9, gt=0, le=1)  # tasks with more success than this are left to `explore`
+
+
+class LearningProgressOptions(CurriculumOptions):
+    slow: float = Field(0.5, gt=0, le=1)  # rate of the slow average of a task's success; the fast one is its estimate
+    power: float = Field(1.0, gt=0)  # of the progress
+    floor: float = Field(0.04, gt=0)  # progress that every task is taken to have
+    explore: Share = 0.2
+
+
+class PrioritizedOptions(CurriculumOptions):
+    power: float = Field(1.0, ge=0)  # alpha of Schaul et al.: 0 is uniform
+    floor: float = Field(0.02, gt=0)  # priority of a task that never or always succeeds; the highest is 1
+
+
+class WindowOptions(CurriculumOptions):
+    low: Share = 0.2  # a task stays in the pool while its success is above this
+    high: Share = 0.8  # and below this
+    explore: Share = 0.1  # of the draws are of tasks outside the pool, to see whether they belong there now
+
+    @model_validator(mode="after")
+    def _window_is_open(self) -> WindowOptions:
+        if not self.low < self.high:
+            raise ValueError(
+                f"the window keeps low < success < high, and low = {self.low} is not below high = {self.high}"
+            )
+        return self
