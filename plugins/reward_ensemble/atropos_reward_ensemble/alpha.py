@@ -19,12 +19,10 @@ from atropos_reward_ensemble.missing import Ratings
 
 
 def alpha(ratings: Ratings, metric: Metric = "interval") -> float:
-    """Time and memory O(V^2) in the number of different ratings; with the interval metric O(R U)."""
+    """Interval: time and memory O(R U). The others: O(R^2 U + V^2), V being how many different ratings there are."""
     if metric == "interval":
-        within, scatter, count = interval_sums(ratings)
-        return interval_alpha(within, scatter, count)
-    values, matrix = coincidences(ratings)
-    return alpha_of(values, matrix, metric)
+        return interval_alpha(*interval_sums(ratings))
+    return alpha_and_agreement(ratings, metric)[0]
 
 
 def interval_sums(ratings: Ratings) -> tuple[float, float, int]:
@@ -84,36 +82,36 @@ def distances(values: Ratings, sums: Ratings, metric: Metric) -> Ratings:
     return np.asarray((middle[:, None] - middle[None, :]) ** 2)
 
 
-def agreement(ratings: Ratings, metric: Metric = "interval") -> NDArray[np.float64]:
-    """Of each rater, [R]: 1 - observed / expected disagreement over the pairs that it is one of, each unit's counted as
-    their mean. 1: as the others in everything; 0: no better than chance. NaN with nothing to compare. Expected is what
-    alpha expects of all raters, so that these are alpha, by rater: with no rating missing, their mean is alpha."""
-    many = (~np.isnan(ratings)).sum(axis=0)
-    pairable = ratings[:, many >= 2]
+def alpha_and_agreement(ratings: Ratings, metric: Metric = "interval") -> tuple[float, NDArray[np.float64]]:
+    """Alpha, and each rater's agreement with the others, [R]: 1 - observed / expected disagreement over the pairs that the
+    rater is one of, each unit's counted as their mean. 1: as the others in everything; 0: no better than chance; NaN with
+    nothing to compare. Expected is what alpha expects of all raters: with no rating missing, these average to alpha."""
+    pairable = ratings[:, (~np.isnan(ratings)).sum(axis=0) >= 2]
     there = ~np.isnan(pairable)
-    nothing = np.full(len(ratings), np.nan)
+    values, at, counts = np.unique(pairable[there], return_inverse=True, return_counts=True)
+    if len(values) < 2:
+        return float("nan"), np.full(len(ratings), np.nan)
+    count = len(at)
     if metric == "interval":
-        _, scatter, count = interval_sums(ratings)
-        if count < 2 or scatter <= 0:
-            return nothing
-        expected = 2 * scatter / (count - 1)
-        observed = _mean_distances(pairable, there, (pairable[:, None, :] - pairable[None, :, :]) ** 2)
-        return np.asarray(1.0 - observed / expected)
-    values, matrix = coincidences(ratings)
-    sums = matrix.sum(axis=0)
-    apart = distances(values, sums, metric)
-    count_all = sums.sum()
-    if float(sums @ apart @ sums) <= 0:
-        return nothing
-    expected = float(sums @ apart @ sums) / (count_all * (count_all - 1))
-    at = np.searchsorted(values, np.where(there, pairable, values[0]))  # [R, U]
-    return np.asarray(1.0 - _mean_distances(pairable, there, apart[at[:, None, :], at[None, :, :]]) / expected)
+        expected = 2 * interval_sums(ratings)[1] / (count - 1)
+        apart = (pairable[:, None, :] - pairable[None, :, :]) ** 2
+    else:
+        sums = counts.astype(np.float64)
+        between = distances(values, sums, metric)
+        expected = float(sums @ between @ sums) / (count * (count - 1))
+        places = np.zeros(pairable.shape, np.int64)  # [R, U], of each rating among the values
+        places[there] = at
+        apart = between[places[:, None, :], places[None, :, :]]
+    if not expected > 0:
+        return float("nan"), np.full(len(ratings), np.nan)
+    means = _mean_distances(there, apart)
+    units = there.sum(axis=1)
+    by_rater = np.where(units > 0, means.sum(axis=1) / np.maximum(units, 1), np.nan)
+    return 1.0 - float(means.sum()) / count / expected, np.asarray(1.0 - by_rater / expected)
 
 
-def _mean_distances(pairable: Ratings, there: NDArray[np.bool_], apart: Ratings) -> Ratings:
-    """[R]: over a rater's units, the mean distance [R, R, U] to the other raters that are there."""
-    pairs = there[:, None, :] & there[None, :, :] & ~np.eye(len(pairable), dtype=bool)[:, :, None]
-    others = pairs.sum(axis=1)  # [R, U]
-    means = np.where(pairs, apart, 0.0).sum(axis=1) / np.maximum(others, 1)
-    units = (others > 0).sum(axis=1)
-    return np.where(units > 0, np.where(others > 0, means, 0.0).sum(axis=1) / np.maximum(units, 1), np.nan)
+def _mean_distances(there: NDArray[np.bool_], apart: Ratings) -> Ratings:
+    """[R, U]: of each rating, the mean distance to the others of its unit, from all distances [R, R, U]; 0 where missing."""
+    pairs = there[:, None, :] & there[None, :, :] & ~np.eye(len(there), dtype=bool)[:, :, None]
+    others = np.maximum(there.sum(axis=0) - 1, 1)
+    return np.asarray(np.where(pairs, apart, 0.0).sum(axis=1) / others)

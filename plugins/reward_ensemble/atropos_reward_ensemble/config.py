@@ -98,6 +98,11 @@ class EnsembleOptions(Options):
             raise ValueError(
                 f'on_departure = "{self.on_departure}" needs three members or more: of two, none is the odd one'
             )
+        if self.on_departure == "exclude" and self.needed == count:
+            raise ValueError(
+                f'on_departure = "exclude" could shut nobody out: an episode needs the ratings of all {count} members '
+                f"(least = {count}); lower least"
+            )
         if self.on_departure != "warn" and self.combine == "first_of":
             raise ValueError('combine = "first_of" asks one member at a time: nobody can be seen to depart')
         if self.tolerance >= count >= 3:
@@ -131,7 +136,10 @@ class JudgeOptions(Options):
     temperature: float = Field(0.0, ge=0)
     max_tokens: int = Field(256, ge=1)
     key_env: str = ""  # the environment variable that holds the key; empty: none is sent
-    timeout_s: float = Field(30.0, gt=0)  # of one request
+    timeout_s: float = Field(20.0, gt=0)  # of one request
+    give_up_s: float = Field(
+        25.0, gt=0
+    )  # of all tries for one episode, waiting for a turn included; keep it below deadline_s
     retries: int = Field(3, ge=0)
     backoff_s: float = Field(0.5, ge=0)  # before the first retry; doubled before each further one
     concurrency: int = Field(8, ge=1)  # requests at once

@@ -10,10 +10,10 @@ e = 1 + f (y - 1) is then a bet that wins nothing on average, and
 
     M <- (M + 1) e        (Shiryaev and Roberts' sum: the change may come at any time)
 
-has E[M] <= T after T groups. M is averaged over two sizes of f. By Doob's inequality P(M reaches c within T groups) <= T / c,
-so that with c = raters * horizon / false_alarm a tolerated rater is flagged within `horizon` groups with a chance of
-at most false_alarm for all raters together. (Shin, Ramdas, Rinaldo, E-detectors, arXiv 2203.03532.) A group is one bet,
-however many episodes it has: those of one task are not independent witnesses.
+grows by at most 1 a group on average. M is averaged over two sizes of f. By optional stopping the chance that M reaches c
+within T groups is at most T / c, so that with c = raters * horizon / false_alarm tolerated raters are flagged within
+`horizon` groups with a chance of at most false_alarm, all of them together. (Shin, Ramdas, Rinaldo, E-detectors, arXiv
+2203.03532.) A group is one bet, however many episodes it has: those of one task are not independent witnesses.
 """
 
 from __future__ import annotations

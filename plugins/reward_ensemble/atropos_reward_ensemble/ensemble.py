@@ -139,7 +139,10 @@ class Ensemble(Reward):
         }
         what = done.get(self._options.on_departure, "it is not asked any more")
         if self._options.on_departure == "exclude":
-            if int(self._out.sum()) + 1 > (count - 1) // 2 or count - int(self._out.sum()) - 1 < self._options.needed:
+            left = count - int(self._out.sum()) - 1
+            if self._vetoes[rater]:
+                what = "it is asked all the same: it has a veto, which would be lost"
+            elif left < max(self._options.needed, count // 2 + 1):
                 what = "it is asked all the same: too few others would be left to outvote it"
             else:
                 self._out[rater] = True
@@ -173,15 +176,16 @@ class Ensemble(Reward):
     def metrics(self) -> Metrics:
         self._fold()
         asked, missed = self._asked, self._missed
+        rolling, agreed = self._reliability.rolling()
         metrics: Metrics = {
             "alpha": self._reliability.alpha(),
-            "alpha_rolling": self._reliability.rolling_alpha(),
+            "alpha_rolling": rolling,
             "missing": float(missed.sum() / max(asked.sum(), 1)),
             "groups_short": float(self._short),
             "groups_gated": float(self._gated),
             "flagged": float(self._departures.flagged.sum()),
         }
-        agreed, suspicion = self._reliability.agreement(), self._departures.suspicion()
+        suspicion = self._departures.suspicion()
         for rater, member in enumerate(self._members):
             metrics[f"{member.name}/agreement"] = float(agreed[rater])
             metrics[f"{member.name}/suspicion"] = float(suspicion[rater])

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from atropos_core.builtin.rewards import last_reply
-from atropos_core.errors import DataError
+from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.interfaces import Reward
+from atropos_core.policy import within
 from atropos_core.types import Episode, Floats, Metrics, Task
 from atropos_reward_ensemble.chat import ChatModel
 from atropos_reward_ensemble.config import JudgeOptions
@@ -67,8 +68,8 @@ class Judge(Reward):
 
     async def _ask(self, body: Mapping[str, Any]) -> float | str:
         try:
-            return await self._chat.ask(body)
-        except DataError as error:
+            return await within(self._chat.ask(body), self._options.give_up_s, "the judge, all tries together,")
+        except (DataError, DeadlineExceeded) as error:
             return str(error)
 
     def _body(self, task: Task, reply: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from atropos_reward_ensemble.alpha import agreement, alpha, alpha_of, coincidences, interval_alpha, interval_sums
+from atropos_reward_ensemble.alpha import alpha_and_agreement, alpha_of, coincidences, interval_alpha, interval_sums
 from atropos_reward_ensemble.config import Metric
 from atropos_reward_ensemble.missing import Ratings
 
@@ -103,12 +103,9 @@ class Reliability:
     def alpha(self) -> float:
         return self._overall.alpha()
 
-    def rolling_alpha(self) -> float:
-        return alpha(self._latest, self._metric)
-
-    def agreement(self) -> Ratings:
-        """[R], over the window."""
-        return agreement(self._latest, self._metric)
+    def rolling(self) -> tuple[float, Ratings]:
+        """Alpha over the window, and each rater's agreement with the others there, [R]."""
+        return alpha_and_agreement(self._latest, self._metric)
 
     def state(self) -> dict[str, Any]:
         latest = [[None if np.isnan(value) else float(value) for value in row] for row in self._latest]

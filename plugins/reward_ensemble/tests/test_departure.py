@@ -140,6 +140,18 @@ def test_shares_are_what_a_slow_reading_of_the_rule_gives():
         assert np.nansum(shares[:, unit]) == pytest.approx(1.0)
 
 
+def test_at_the_very_edge_of_what_is_tolerated_the_stated_chance_of_a_false_alarm_holds():
+    """Raters that are the odd one in just tolerance/m of the disputes, each group a dispute, to the end of the horizon."""
+    chance = np.random.default_rng(14)
+    horizon, false_alarm, edge = 400, 0.2, TOLERANCE / RATERS
+    evidence = np.zeros((STREAMS, len(BETS)))
+    flagged = np.zeros(STREAMS, bool)
+    for _ in range(horizon):
+        evidence = grown(evidence, (chance.random(STREAMS) < edge) / edge)
+        flagged |= total(evidence) >= bound(1, horizon, false_alarm)
+    assert 0.01 < flagged.mean() <= false_alarm  # not so far below that it would promise too little
+
+
 def test_a_bet_wins_nothing_on_average_where_raters_are_alike():
     """The promise that the bound on false alarms rests on: E[y] <= 1 with a tolerance, = 1 with none."""
     chance = np.random.default_rng(12)

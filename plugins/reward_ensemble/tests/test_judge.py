@@ -203,13 +203,20 @@ async def test_a_refusal_is_not_tried_again_and_never_shows_the_key(judge, serve
 
 
 async def test_a_slow_server_and_one_that_is_gone(judge, server):
-    server.delay_s = 0.5
+    server.delay_s = 10.0
     started = time.monotonic()
     with pytest.raises(DataError, match=r"no answer within 0\.1 s \(the last of 2 tries\)"):
         await judge(timeout_s=0.1, retries=1)(*asked("r"))
-    assert time.monotonic() - started < 0.45
+    assert time.monotonic() - started < 5
     with pytest.raises(DataError, match="it cannot be reached: ConnectError"):
         await judge(url="http://127.0.0.1:9/v1", retries=1)(*asked("r"))
+
+
+async def test_what_is_not_there_in_time_is_missing_and_the_rest_is_kept(judge, server):
+    server.script = lambda number, shown: time.sleep(6.0) or "Score: 5" if "slow" in shown else "Score: 5"
+    with pytest.raises(MissingRatings, match=r"all tries together, gave no answer within 2 s") as caught:
+        await judge(give_up_s=2.0)(*asked("good", "slow", "fine"))
+    assert np.isnan(caught.value.ratings).tolist() == [False, True, False]
 
 
 async def test_waits_double(judge, server):
@@ -217,7 +224,7 @@ async def test_waits_double(judge, server):
     started = time.monotonic()
     with pytest.raises(DataError):
         await judge(backoff_s=0.1, retries=2)(*asked("r"))
-    assert 0.3 <= time.monotonic() - started < 1.0
+    assert 0.3 <= time.monotonic() - started < 10
 
 
 async def test_no_more_requests_at_once_than_asked_for(judge, server):
