@@ -86,8 +86,8 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--every", type=int, default=5, help="steps between evaluations")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--every", type=int, default=4, help="steps between evaluations")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--out", type=Path, default=RESULTS / "soak_ensemble.json")
     wanted = parser.parse_args()
