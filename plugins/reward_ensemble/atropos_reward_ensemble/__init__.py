@@ -1,0 +1,1 @@
+"""Several rewards as one, with their agreement measured; and a reward that asks a model for its judgement."""

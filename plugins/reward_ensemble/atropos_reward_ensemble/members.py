@@ -1,0 +1,66 @@
+"""One member of an ensemble: asked under a deadline, wherever it runs; whatever goes wrong is a missing rating."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from atropos_core.hosting import START_DEADLINE_S, Child, HostedReward
+from atropos_core.interfaces import Reward
+from atropos_core.policy import within
+from atropos_core.registry import RunContext
+from atropos_core.types import Episode, Task
+from atropos_reward_ensemble.config import EnsembleOptions
+from atropos_reward_ensemble.missing import MissingRatings, Ratings
+
+
+class AskedMember:
+    """`ask` never raises: [G] ratings with NaN for missing ones, and why, empty where none is."""
+
+    def __init__(self, name: str, reward: Reward, deadline_s: float) -> None:
+        self.name = name
+        self.reward = reward
+        self._deadline_s = deadline_s
+        self._queued = 0  # calls on a process that have not ended
+
+    async def ask(self, task: Task, episodes: Sequence[Episode]) -> tuple[Ratings, str]:
+        nothing = np.full(len(episodes), np.nan)
+        deadline_s = self._deadline_s
+        if isinstance(self.reward, HostedReward):  # it has the deadline itself; one call at a time, each may take it
+            deadline_s = START_DEADLINE_S + self._deadline_s * (1 + self._queued)
+        self._queued += 1
+        try:
+            given = np.asarray(
+                await within(self.reward(task, episodes), deadline_s, f"reward {self.name!r}"), np.float64
+            )
+        except MissingRatings as error:
+            return np.where(np.isfinite(error.ratings), error.ratings, np.nan), str(error)
+        except Exception as error:  # noqa: BLE001 - the plugin boundary: another reward's code
+            first = next(iter(str(error).splitlines()), "")
+            return nothing, f"{type(error).__name__}: {first}"
+        finally:
+            self._queued -= 1
+        if given.shape != (len(episodes),):
+            return nothing, f"it gave shape {given.shape} for {len(episodes)} episodes"
+        if not np.isfinite(given).all():
+            return np.where(np.isfinite(given), given, np.nan), f"it gave {given.tolist()}: not all finite"
+        return given, ""
+
+    async def close(self) -> None:
+        close = getattr(self.reward, "close", None)
+        if close is not None:
+            await close()
+
+
+def build(name: str, options: EnsembleOptions, context: RunContext) -> AskedMember:
+    """Built here, or to be started at its first call in a process of its own. Raises what building it raises."""
+    member, chosen = options.members[name], options.chosen(name)
+    if (member.runs_in or chosen.offer.provider.runs_in) == "here":
+        return AskedMember(name, chosen.build(context), member.deadline_s)
+
+    async def start() -> Child:
+        (context.directory / "logs").mkdir(exist_ok=True)
+        return await chosen.start(context, f"reward-{name}", 1)
+
+    return AskedMember(name, HostedReward(start, member.deadline_s), member.deadline_s)

@@ -1,0 +1,40 @@
+"""What this package offers: the rewards `ensemble` and `judge`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.registry import Provider, RunContext
+from atropos_reward_ensemble.config import EnsembleOptions, JudgeOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Reward
+
+
+def build_ensemble(options: EnsembleOptions, context: RunContext) -> Reward:
+    from atropos_reward_ensemble.ensemble import Ensemble
+    from atropos_reward_ensemble.members import build
+
+    return Ensemble(options, [build(name, options, context) for name in options.members], context.deterministic)
+
+
+def build_judge(options: JudgeOptions, context: RunContext) -> Reward:
+    from atropos_reward_ensemble.judge import Judge
+
+    return Judge(options)
+
+
+@hookimpl
+def atropos_rewards() -> Iterable[Provider[Reward]]:
+    return [
+        Provider("ensemble", "several rewards as one, their agreement measured", EnsembleOptions, build_ensemble),
+        Provider(
+            "judge",
+            "what an OpenAI-compatible model says of a reply",
+            JudgeOptions,
+            build_judge,
+            requires=frozenset({"httpx"}),
+        ),
+    ]
