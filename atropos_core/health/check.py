@@ -63,7 +63,7 @@ class Check(ABC, Generic[O]):
         self.state: State = "ok"
         self.since = 0
         self.says = ""
-        self.wrong_steps = 0  # in a row
+        self.wrong_steps = self.right_steps = 0  # in a row
         self.usual = Usual()
         self.usual_too = Usual()  # of a second number
 
@@ -84,8 +84,12 @@ class Check(ABC, Generic[O]):
             return None
         says = self.wrong(seen)
         if says is None:
+            self.right_steps += 1
+            if self.state == "ill" and self.right_steps < self.options.steps:
+                return None
             self.learn(seen)
-            return self._now(step, "ok", step, "as it should be again")
+            return self._now(step, "ok", step - self.right_steps + 1, "as it should be again")
+        self.right_steps = 0
         self.wrong_steps += 1
         since = self.since if self.state != "ok" else step
         ill = self.wrong_steps >= self.options.steps or self.state == "ill"
@@ -104,10 +108,11 @@ class Check(ABC, Generic[O]):
     def save(self) -> dict[str, Any]:
         return {
             "state": self.state, "since": self.since, "says": self.says, "wrong_steps": self.wrong_steps,
+            "right_steps": self.right_steps,
             "usual": [list(self.usual.values), list(self.usual_too.values)],
         }  # fmt: skip
 
     def load(self, saved: Mapping[str, Any]) -> None:
         self.state, self.since, self.says = saved["state"], int(saved["since"]), saved["says"]
-        self.wrong_steps = int(saved["wrong_steps"])
+        self.wrong_steps, self.right_steps = int(saved["wrong_steps"]), int(saved["right_steps"])
         self.usual.values, self.usual_too.values = ([float(v) for v in values] for values in saved["usual"])

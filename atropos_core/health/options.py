@@ -10,7 +10,8 @@ Action = Literal["off", "warn", "pause", "stop"]
 
 
 class Check(BaseModel):
-    """`steps` in a row that look wrong make a run ill; the first makes it suspect."""
+    """`steps` in a row that look wrong make a run ill, and as many that look right make it well again; the first wrong one
+    makes it suspect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -7,9 +7,11 @@ or raises, is the business of other checks.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import random
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
@@ -24,11 +26,14 @@ from atropos_core.types import Episode, Floats, Metrics, ScoredGroup
 
 MOST_KEPT_BYTES = 1 << 18  # in every checkpoint
 MOST_EPISODES = 16  # of a group that are asked about
+MOST_S = 10.0  # that one look may take
+BUDGET, BURST_S = 0.005, 0.05  # the share of the run's time that looks may take, and what they may be ahead of it
 SCORE = "the environment's score"
 
 
 class Rescoring:
-    """`look` costs what scoring so many groups costs, every so many steps."""
+    """`look` costs what scoring so many groups costs, every so many steps, or less often where that would be more than half
+    a percent of the time: a judge that takes a minute is asked again after three hours."""
 
     def __init__(
         self,
@@ -44,21 +49,27 @@ class Rescoring:
         self._every = every
         self._most = groups
         self._deterministic = deterministic
+        self._began, self._spent_s = perf_counter(), 0.0
         self._kept: list[tuple[ScoredGroup, dict[str, Floats]]] = []  # and how they were scored at first
 
     async def look(self, step: int, groups: Sequence[ScoredGroup]) -> Metrics:
         """`rescore/difference`: the largest between two answers about this step's replies; `rescore/shift`: the mean by
         which kept replies score higher than at first. Both relative to the largest score, where that is above 1."""
-        if not self._every or (step - 1) % self._every:
+        began = perf_counter()
+        affordable = self._spent_s <= BURST_S + BUDGET * (began - self._began)
+        if not self._every or (step - 1) % self._every or not affordable:
             return {}
-        if not self._deterministic:  # plays go on meanwhile, and may draw from the same states
-            return await self._look(groups)
         states = random.getstate(), np.random.get_state()
         try:
-            return await self._look(groups)
+            async with asyncio.timeout(MOST_S):
+                return await self._look(groups)
+        except TimeoutError:  # a reward hangs: failed_rewards tells of it
+            return {}
         finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+            if self._deterministic:  # else plays go on meanwhile, and may draw from the same states
+                random.setstate(states[0])
+                np.random.set_state(states[1])
+            self._spent_s += perf_counter() - began
 
     def state(self) -> Mapping[str, Any]:
         kept = [{"group": group, "scores": scores} for group, scores in self._kept]
