@@ -148,19 +148,15 @@ def times_table(rows: Sequence[Row]) -> None:
         (
             row.name if row.kind == "stage" else f"  {row.name}",
             f"{row.seconds:.1f}",
-            f"{row.share:.0%}" + ("  " + "█" * round(20 * row.share) if row.kind == "stage" else ""),
+            f"{row.share:.0%}",
             row.calls or "",
-            *(_short(at) if row.calls else "" for at in (row.p50_s, row.p95_s, row.p99_s)),
+            " / ".join(f"{1000 * at:.3g}" for at in (row.p50_s, row.p95_s, row.p99_s)) if row.calls else "",
             "" if row.items_per_s is None else f"{row.items_per_s:,.1f}",
         )
         for row in rows
         if row.seconds >= 0.001
     ]
-    table(("stage or call", "s", "of the run", "times", "p50", "p95", "p99", "items/s"), shown)
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    table(("stage or call", "s", "share", "times", "p50 / p95 / p99 ms", "items/s"), shown)
 
 
 def _time(seconds: float) -> str:

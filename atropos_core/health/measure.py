@@ -8,7 +8,7 @@ import numpy as np
 
 from atropos_core.types import Metrics, ScoredGroup
 
-MOST_ROLLOUTS = 64  # of the step, whose tokens say how sure the policy is
+MOST_ROLLOUTS = 32  # of the step, whose tokens say how sure the policy is
 
 
 def measure(raw: Sequence[ScoredGroup], trained: Sequence[ScoredGroup], failed: Sequence[ScoredGroup]) -> Metrics:

@@ -48,7 +48,7 @@ class FailedPlays(Soon):
 
 
 class Entropy(Check):
-    floor_nats: float = Field(0.01, ge=0)
+    floor_nats: float = Field(0.003, ge=0)
     fall: float = Field(0.1, ge=0, lt=1)  # of what was usual
 
 
