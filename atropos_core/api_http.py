@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from atropos_core import errors
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
 from atropos_core.errors import ApiError, AtroposError, ConfigError, HubClosed
+from atropos_core.profile import Profile
 
 if TYPE_CHECKING:
     import httpx
@@ -35,7 +36,10 @@ class Api:
     """One server, by its URL. Raises the server's own errors under their own names, AccessRefused without the right
     token, and ApiError where no answer comes before a call's deadline."""
 
-    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout_s: float = 30.0, profile: Profile | None = None
+    ) -> None:
+        self._profile = profile
         http = import_httpx("--api")
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
@@ -65,6 +69,16 @@ class Api:
         wait_s: float = 0.0,
         deadline_s: float | None = None,
         content: Any = None,
+    ) -> Any:
+        """As `_call`, timed by the route without its numbers and names."""
+        if self._profile is None:
+            return await self._call(method, path, body, wait_s=wait_s, deadline_s=deadline_s, content=content)
+        route = "-".join(part for part in path.split("?")[0].split("/")[2:] if part.isalpha())
+        with self._profile.call(f"api/{method.lower()}-{route}"):
+            return await self._call(method, path, body, wait_s=wait_s, deadline_s=deadline_s, content=content)
+
+    async def _call(
+        self, method: str, path: str, body: Any, *, wait_s: float, deadline_s: float | None, content: Any
     ) -> Any:
         """One call, tried again while the server is away, until `deadline_s` (by default this Api's timeout) beyond
         `wait_s`, which is how long the server itself may take to answer. `content`: a callable that gives the raw body

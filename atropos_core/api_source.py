@@ -16,6 +16,7 @@ from atropos_core.config import ApiSection, RunConfig
 from atropos_core.errors import DeadlineExceeded
 from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
 from atropos_core.producer import PATIENCE, no_progress
+from atropos_core.profile import Profile
 from atropos_core.sources import Lease, Source
 from atropos_core.timeline import sampled_after, without_versions_after
 from atropos_core.types import Draw, ScoredGroup
@@ -35,7 +36,14 @@ class ApiSource(Source):
     trained, and its version is unknown.
     """
 
-    def __init__(self, config: RunConfig, curriculum: Curriculum, model: ModelInfo, directory: Path) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        curriculum: Curriculum,
+        model: ModelInfo,
+        directory: Path,
+        profile: Profile | None = None,
+    ) -> None:
         super().__init__(curriculum)
         assert config.api is not None, "the run file has a section [api]"
         training = config.training
@@ -53,7 +61,7 @@ class ApiSource(Source):
             max_staleness=training.max_staleness,
             deadline_s=training.rollout_deadline_s,
         )
-        self._api = Api(self._section.url, self._section.token())
+        self._api = Api(self._section.url, self._section.token(), profile=profile)
         self._session: TrainerSession | None = None
         self._sources: dict[str, TaskSource] = {}  # with a worker at present
         self._open: dict[int, Draw] = {}  # drawn, and nothing has come of them yet

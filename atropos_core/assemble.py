@@ -32,6 +32,8 @@ from atropos_core.interfaces import (
 from atropos_core.plugins import Plugins
 from atropos_core.policy import within
 from atropos_core.registry import Offer, ResolvedModel, RunContext, check_core_api, check_requires
+from atropos_core.profile import Profile
+from atropos_core.registry import Offer, ResolvedModel, RunContext, check_core_api, check_requires, cuda_devices
 from atropos_core.rollouts import WeightedReward
 from atropos_core.types import Metrics
 
@@ -192,6 +194,7 @@ class Parts:
     sinks: dict[str, Sink]
     children: list[Child]
     opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first
+    profile: Profile = field(default_factory=Profile)
 
     def by_label(self) -> dict[str, Any]:
         """Every part that may have state to save or numbers to tell, by its path in the run file."""

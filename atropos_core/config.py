@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atropos_core.errors import ConfigError
+from atropos_core.health.options import HealthSection
 from atropos_core.types import Sampling
 
 
@@ -197,6 +198,7 @@ class RunConfig(Section):
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     hub: HubSection = HubSection()
+    health: HealthSection = HealthSection()
     api: ApiSection | None = None
 
     @model_validator(mode="after")

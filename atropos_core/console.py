@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from atropos_core.interfaces import Finding
+    from atropos_core.profile import Row
 
 LINE_EVERY_S = 5.0  # between progress lines where there is no terminal
 _BAR = 24
@@ -141,12 +142,21 @@ class StepProgress:
         return bar + "  ".join(parts)
 
 
-def seconds_table(seconds: Mapping[str, float]) -> None:
-    """Where the time went."""
-    total = sum(seconds.values()) or 1.0
-    console = out()
-    for stage, spent in sorted(seconds.items(), key=lambda item: -item[1]):
-        console.print(f"  [cyan]{stage:<10}[/] {spent:7.1f} s  {'█' * round(30 * spent / total)} {spent / total:.0%}")
+def times_table(rows: Sequence[Row]) -> None:
+    """Where the time went: stages, of which each second is in one, then calls, which overlap."""
+    shown = [
+        (
+            row.name if row.kind == "stage" else f"  {row.name}",
+            f"{row.seconds:.1f}",
+            f"{row.share:.0%}",
+            row.calls or "",
+            " / ".join(f"{1000 * at:.3g}" for at in (row.p50_s, row.p95_s, row.p99_s)) if row.calls else "",
+            "" if row.items_per_s is None else f"{row.items_per_s:,.1f}",
+        )
+        for row in rows
+        if row.seconds >= 0.001
+    ]
+    table(("stage or call", "s", "share", "times", "p50 / p95 / p99 ms", "items/s"), shown)
 
 
 def _time(seconds: float) -> str:

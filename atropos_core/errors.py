@@ -114,6 +114,18 @@ class NoProgress(AtroposError):
     """The run goes on without anything to train on."""
 
 
+class RunPaused(AtroposError):
+    """A health check whose action is "pause" fell ill: everything is saved, and the run can go on."""
+
+    exit_code = 3
+
+
+class RunIll(AtroposError):
+    """A health check whose action is "stop" fell ill: what came after the last checkpoint is not kept."""
+
+    exit_code = 3
+
+
 class Interrupted(AtroposError):
     """The user asked the run to stop."""
 

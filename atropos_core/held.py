@@ -69,6 +69,7 @@ class Entry(Generic[T]):
     id: int
     payload: T
     label: Label
+    waited_s: float = 0.0  # since it was put
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,7 +332,7 @@ class Hub(Generic[T]):
                 payload = self._store.read(held.id)
             except DataError as error:
                 console.warn(f"{error} Its group of task {held.label.task!r} is dropped.")
-        return Entry(held.id, cast(T, payload), held.label)
+        return Entry(held.id, cast(T, payload), held.label, self._clock() - held.since)
 
     # -- batches
 

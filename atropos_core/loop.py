@@ -16,8 +16,10 @@ from atropos_core.batching import pack
 from atropos_core.boundary import Boundary, forget_evaluations_after, take_up
 from atropos_core.checkpoint import Checkpoint, Checkpoints
 from atropos_core.config import RunConfig
-from atropos_core.errors import Interrupted, Misaligned, NoProgress
+from atropos_core.errors import Interrupted, Misaligned, NoProgress, RunPaused
 from atropos_core.evaluation import Evaluation, evaluate
+from atropos_core.health.rescoring import Rescoring
+from atropos_core.health.watch import Health
 from atropos_core.interfaces import ModelInfo, Outcome
 from atropos_core.metrics import group_metrics, rescoring_difference, rescoring_gap, staleness, versions
 from atropos_core.probe import Probe
@@ -41,7 +43,6 @@ class Progress:
     empty_steps: int = 0  # in a row
     first: Metrics = field(default_factory=dict)  # the evaluation before the first step
     last: Metrics = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)  # where the time went
     syncs: int = 0  # how often weights were published
     sync_s: float = 0.0  # and how long that took in all
     published_bytes: int = 0  # on disk, for the last of them
@@ -78,6 +79,16 @@ class Loop:
         bound = config.training.max_logprob_diff
         self._max_diff = bound or MAX_LOGPROB_DIFF.get(model.dtype, MAX_LOGPROB_DIFF_16_BIT)
         self._sampling = config.sampling.record()
+        self._profile = parts.profile
+        section = config.health
+        rescoring = Rescoring(
+            parts.rewards,
+            parts.environments,
+            every=section.rescore_every,
+            groups=section.rescore_groups,
+            deterministic=config.deterministic,
+        )
+        self._health = Health(section, directory, rescoring)
 
     async def run(self) -> None:
         """To the last step. Raises Interrupted, once everything is saved, where `stop` was set."""
@@ -93,6 +104,7 @@ class Loop:
                     raise Interrupted("stopped")
                 await self._step()
                 self._boundary.mark(vars(self.progress))
+                self._health.act()
                 self._check_progress()
                 every = self._config.checkpoint.every
                 due = every and self.progress.step % every == 0
@@ -100,7 +112,7 @@ class Loop:
                     await self.save()
             await self._source.stop()
             await self.save()
-        except Interrupted:
+        except (Interrupted, RunPaused):
             await self._source.stop()
             await self.save()
             raise
@@ -113,10 +125,16 @@ class Loop:
         if self._saved_step == self.progress.step:
             return
         probe = self._probe.state() if self._probe else None
-        state = self._boundary.state() | {"settings": self._settings, "probe": probe}
-        await self.checkpoints.save(self.progress.step, state, self._parts.trainer.save)
-        self._saved_step = self.progress.step
-        await self._source.commit()
+        with self._profile.span("checkpoint"):
+            state = self._boundary.state() | {
+                "settings": self._settings,
+                "probe": probe,
+                "health": self._health.state(),
+                "profile": self._profile.state(),
+            }
+            await self.checkpoints.save(self.progress.step, state, self._parts.trainer.save)
+            self._saved_step = self.progress.step
+            await self._source.commit()
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Take up where `checkpoint` left off. Called before `run`, once everything is connected and open."""
@@ -124,6 +142,9 @@ class Loop:
         self.progress = Progress(**state["progress"])
         self._saved_step = self.progress.step
         self._probe = Probe.from_state(state["probe"]) if state["probe"] else None
+        self._health.load(state.get("health", {"checks": {}}), checkpoint.step)
+        if "profile" in state:
+            self._profile.load(state["profile"])
         take_up(self._parts, state["parts"])
         bridge = self._parts.bridge
         async with bridge.writing(self.progress.version):
@@ -145,12 +166,13 @@ class Loop:
             metrics |= await self._train(groups, version)
         else:
             metrics |= {"step/skipped": 1.0, "bridge/publish_s": 0.0, "bridge/bytes_copied": 0.0}
+        with self._profile.span("probe"):
             metrics["policy/probe_shift_nats"] = await self._probe.shift(self._parts.trainer) if self._probe else 0.0
-        if not metrics.get("alignment/fresh_tokens"):  # nothing was sampled under the version that was trained
-            metrics.pop("alignment/max_abs_logprob_diff", None)
-            if self._engines_at == self.progress.version:  # a bridge may publish only every so many versions
-                gap = await rescoring_gap(raw, self._parts.engine, self._parts.trainer)
-                metrics |= {} if gap is None else {"alignment/max_abs_logprob_diff": gap}
+            if not metrics.get("alignment/fresh_tokens"):  # nothing was sampled under the version that was trained
+                metrics.pop("alignment/max_abs_logprob_diff", None)
+                if self._engines_at == self.progress.version:  # a bridge may publish only every so many versions
+                    gap = await rescoring_gap(raw, self._parts.engine, self._parts.trainer)
+                    metrics |= {} if gap is None else {"alignment/max_abs_logprob_diff": gap}
         self.progress.empty_steps = 0 if groups else self.progress.empty_steps + 1
         trained = perf_counter()
         kept = {group.draw.id for group in groups}
@@ -165,15 +187,11 @@ class Loop:
         step = self.progress.step = self.progress.step + 1
         config = self._config.evaluation
         if self._evaluates and (step == self._config.training.steps or (config.every and step % config.every == 0)):
-            evaluation = await self._unless_broken(
-                self._evaluate()
-            )  # a stop waits for it: the step is not done without
+            with self._profile.span("evaluation", self._config.evaluation.problems):  # a stop waits for it: the step is
+                evaluation = await self._unless_broken(self._evaluate())  # not done without
             metrics |= evaluation.metrics | {"eval/version": float(self._engines_at)}
             self.progress.last = evaluation.metrics
-            self._spend("evaluation", evaluation.seconds)
         seconds = trained - start
-        self._spend("rollouts", gathered - start)
-        self._spend("training", trained - gathered)
         metrics |= {
             "groups/trained": float(len(groups)),
             "groups/failed": float(len(news.failed)),
@@ -186,7 +204,10 @@ class Loop:
             "trajectories/s": metrics["rollouts/count"] / seconds,
             "policy/version": float(self.progress.version),
             **self._parts.metrics(),
+            **self._times(leases),
         }
+        with self._profile.span("health"):
+            metrics |= await self._health.look(step, metrics, raw, groups, news.failed)
         by_draw = {group.draw.id: group for group in groups}
         await self._record(step, metrics, [*(by_draw.get(group.draw.id, group) for group in raw), *news.failed])
         self._check_alignment(metrics)
@@ -201,31 +222,42 @@ class Loop:
             if missing <= 0:
                 break
             self._source.want(missing + training.max_staleness * training.groups_per_step)
-            new = await self._unless_stopped(self._source.lease(missing, version, 2 * training.rollout_deadline_s + 60))
+            leasing = self._source.lease(missing, version, 2 * training.rollout_deadline_s + 60)
+            with self._profile.span("waiting", missing), self._health.waiting(self.progress.step + 1):
+                new = await self._unless_stopped(leasing)
             new.sort(key=lambda lease: lease.group.draw.id)
             leases += new
             groups += await self._transform([lease.group for lease in new])
         return leases, groups
 
     async def _transform(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        for teacher in self._parts.teachers.values():
-            groups = await teacher.annotate(groups)
-        for transform in self._parts.transforms.values():
-            groups = await transform(groups)
+        for name, teacher in self._parts.teachers.items():
+            with self._profile.span(f"teacher.{name}", len(groups)):
+                groups = await teacher.annotate(groups)
+        for name, transform in self._parts.transforms.items():
+            with self._profile.span(f"transform.{name}", len(groups)):
+                groups = await transform(groups)
         return groups
 
     async def _train(self, groups: Sequence[ScoredGroup], version: int) -> Metrics:
-        batch = pack(groups, version)
+        with self._profile.span("packing", len(groups)):
+            batch = pack(groups, version)
         trainer, bridge = self._parts.trainer, self._parts.bridge
         if self._probe is None:
-            self._probe = await Probe.of(batch, trainer)
+            with self._profile.span("probe"):
+                self._probe = await Probe.of(batch, trainer)
 
         def writing() -> AbstractAsyncContextManager[None]:
             return bridge.writing(version)
 
+        start = perf_counter()
         metrics = await self._unless_broken(trainer.step(batch, writing))
         self.progress.version = version
         published = bridge.published
+        publishing_s = published.seconds if published else 0.0  # inside the step
+        self._profile.add("trainer", perf_counter() - start - publishing_s, batch.sequences)
+        if published is not None:
+            self._profile.add("publishing", publishing_s)
         if published is not None:
             self._engines_at = published.version
             self.progress.syncs += 1
@@ -233,8 +265,7 @@ class Loop:
             self.progress.published_bytes = published.bytes_on_disk
             await self._source.publish(self._engines_at)
         return metrics | {
-            "policy/probe_shift_nats": await self._probe.shift(trainer),
-            "bridge/publish_s": published.seconds if published else 0.0,
+            "bridge/publish_s": publishing_s,
             "bridge/bytes_copied": float(published.bytes_copied if published else 0),
             "bridge/bytes_on_disk": float(published.bytes_on_disk if published else 0),
         }
@@ -249,9 +280,9 @@ class Loop:
     async def _first_evaluation(self) -> None:
         if not self._evaluates:
             return
-        evaluation = await self._unless_stopped(self._evaluate())
+        with self._profile.span("evaluation", self._config.evaluation.problems):
+            evaluation = await self._unless_stopped(self._evaluate())
         self.progress.first = evaluation.metrics
-        self._spend("evaluation", evaluation.seconds)
         difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
         metrics = evaluation.metrics | {
             "reward/mean": evaluation.metrics.get("eval/reward", 0.0),
@@ -313,12 +344,21 @@ class Loop:
 
     # -- keeping count
 
-    def _spend(self, stage: str, seconds: float) -> None:
-        self.progress.seconds[stage] = self.progress.seconds.get(stage, 0.0) + seconds
+    def _times(self, leases: Sequence[Lease]) -> Metrics:
+        """Of the stages and calls since the last step's, whose sinks and checkpoint are therefore in these."""
+        times = self._profile.step()
+        times["time/disk_s"] = times.get("time/checkpoint_s", 0.0) + sum(
+            spent for name, spent in times.items() if name.startswith("time/sink/")
+        )
+        waited = [lease.waited_s for lease in leases if lease.waited_s is not None]
+        if waited:
+            times |= {"time/queue_mean_s": sum(waited) / len(waited), "time/queue_max_s": max(waited)}
+        return times
 
     async def _record(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
-        for sink in self._parts.sinks.values():
-            await sink.step(step, metrics, groups)
+        for name, sink in self._parts.sinks.items():
+            with self._profile.span(f"sink.{name}"):
+                await sink.step(step, metrics, groups)
 
 
 async def _first(work: Awaitable[T], *breaks: asyncio.Future[Any]) -> T:

@@ -12,6 +12,7 @@ import numpy as np
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.policy import EnginePolicy, Place, Turnstile, within
+from atropos_core.profile import Profile, timed
 from atropos_core.seeds import derive
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
@@ -39,8 +40,10 @@ class Player:
         *,
         deadline_s: float,
         deterministic: bool,
+        profile: Profile | None = None,
     ) -> None:
         self.environments = environments
+        self._profile = profile
         self._rewards = rewards
         self._engine = engine
         self._tokenizer = tokenizer
@@ -67,14 +70,15 @@ class Player:
                 f"environment {draw.environment!r}: tasks({draw.split!r})[{draw.index}] raised {type(error).__name__}: {error}"
             ) from error
         seeds = [derive(draw.seed, member) for member in range(n)]
-        if not _plays_groups(environment):
-            one = [
-                self._play_one(environment, task, place, seed, sampling)
-                for place, seed in zip(places, seeds, strict=True)
-            ]
-            played: Sequence[Episode | Failed] = await asyncio.gather(*one)
-        else:
-            played = await self._play_group(environment, task, places[0], seeds, sampling)
+        with timed(self._profile, f"environment.{draw.environment}/play", n):
+            if not _plays_groups(environment):
+                one = [
+                    self._play_one(environment, task, place, seed, sampling)
+                    for place, seed in zip(places, seeds, strict=True)
+                ]
+                played: Sequence[Episode | Failed] = await asyncio.gather(*one)
+            else:
+                played = await self._play_group(environment, task, places[0], seeds, sampling)
         return await self._score(draw, task, played)
 
     async def _play_one(
@@ -134,9 +138,10 @@ class Player:
     async def _ask(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
         """One reward's answer [G]. Raises DataError or DeadlineExceeded that names it."""
         try:
-            answer = np.asarray(
-                await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}"), np.float32
-            )
+            with timed(self._profile, f"reward.{of.name}/score", len(episodes)):
+                answer = np.asarray(
+                    await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}"), np.float32
+                )
         except FATAL:
             raise
         except DeadlineExceeded:

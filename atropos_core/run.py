@@ -7,7 +7,7 @@ import fcntl
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -28,14 +28,17 @@ from atropos_core.errors import (
 )
 from atropos_core.footprint import Peak, watched_memory
 from atropos_core.guards import blocked_loop_alarm, interruptible, signals, watched
+from atropos_core.health.watch import note_end
 from atropos_core.interfaces import ModelInfo
 from atropos_core.loop import Loop, Progress
 from atropos_core.memory import plan_memory
 from atropos_core.opening import opening
 from atropos_core.policy import within
+from atropos_core.profile import Profile, Row
 from atropos_core.registry import load_reference
 from atropos_core.rollouts import Player
 from atropos_core.sources import LocalSource, Source
+from atropos_core.timed import timed_parts
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Metrics
 
@@ -54,7 +57,9 @@ class Summary:
 
     directory: Path
     steps: int
-    seconds: dict[str, float]  # where the time went
+    seconds: dict[str, float]  # of each stage, which add up to the whole
+    times: list[Row]  # of each stage and each kind of call
+    idle: dict[str, float]  # share of the time in which nothing was asked of the trainer, and of each engine
     before: Metrics  # the evaluation before the first step, empty where there was none
     after: Metrics
     syncs: int  # how often weights were published
@@ -70,7 +75,7 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     checkpoint, as often as `plan.config.restarts` allows."""
     if not plan.config.oversubscribe:
         plan_memory(plan, directory).check()
-    with locked(directory):
+    with locked(directory), end_noted(directory):
         checkpoints = Checkpoints(directory / "checkpoints")
         _write(directory / "config.toml", to_toml(plan.resolved()))  # on a resume as well: with what it changed
         for left in range(plan.config.restarts, -1, -1):
@@ -120,6 +125,19 @@ def make_directory(directory: Path) -> Path:
 
 
 @contextmanager
+def end_noted(directory: Path) -> Iterator[None]:
+    """An error that ends the run is the last line of health.jsonl, for `atropos doctor`."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        with suppress(RunDirectoryError):  # the error that is on its way says more
+            note_end(directory, error)
+        raise
+
+
+@contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the run directory, so that nobody resumes a run that still runs."""
     try:
@@ -154,11 +172,11 @@ async def _run(
     peak: Peak,
 ) -> Summary:
     tokenizer = ChatTokenizer(plan.model.directory)
-    parts = await build(plan, directory)
+    parts = timed_parts(await build(plan, directory), plan)
     try:
         loop = await interruptible(stop, _prepare(plan, parts, tokenizer, directory, checkpoint, stop))
         began.set()
-        loop.progress.seconds["start-up"] = loop.progress.seconds.get("start-up", 0.0) + perf_counter() - started
+        parts.profile.began(perf_counter() - started)
         await watched(loop.run(), parts.children)
     except BaseException:
         for error in await parts.close():
@@ -166,7 +184,7 @@ async def _run(
         raise
     for error in await parts.close():
         raise error
-    return _summary(loop.progress, directory, peak)
+    return _summary(loop.progress, parts.profile, directory, peak)
 
 
 async def _prepare(
@@ -204,6 +222,7 @@ async def _prepare(
         tokenizer,
         deadline_s=config.training.rollout_deadline_s,
         deterministic=config.deterministic,
+        profile=parts.profile,
     )
     source = _source(plan, parts, player, model, directory)
     parts.opened.append(source)
@@ -224,7 +243,7 @@ def _source(plan: Plan, parts: Parts, player: Player, model: ModelInfo, director
         return LocalSource(plan.config, player, parts.curriculum)
     from atropos_core.api_source import ApiSource
 
-    return ApiSource(plan.config, parts.curriculum, model, directory)
+    return ApiSource(plan.config, parts.curriculum, model, directory, parts.profile)
 
 
 async def _let_in(config: RunConfig, parts: Parts, source: Source, model: ModelInfo) -> None:
@@ -261,11 +280,13 @@ def _check_model(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo
         )
 
 
-def _summary(progress: Progress, directory: Path, peak: Peak) -> Summary:
+def _summary(progress: Progress, profile: Profile, directory: Path, peak: Peak) -> Summary:
     return Summary(
         directory,
         progress.step,
-        dict(progress.seconds),
+        profile.seconds(),
+        profile.rows(),
+        profile.idle(),
         dict(progress.first),
         dict(progress.last),
         progress.syncs,

@@ -25,6 +25,7 @@ class Lease:
 
     id: int
     group: ScoredGroup
+    waited_s: float | None = None  # in the queue, after it was scored; None where that is not known
 
 
 @dataclass
@@ -165,7 +166,7 @@ class LocalSource(Source):
     async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
         self._stale_in_a_row, self._version = 0, version
         entries = await self._session.lease(Want(groups=n), version, deadline_s)
-        return [Lease(entry.id, entry.payload) for entry in entries]
+        return [Lease(entry.id, entry.payload, entry.waited_s) for entry in entries]
 
     async def trained(self, leases: Sequence[Lease]) -> None:
         self._session.trained([lease.id for lease in leases])

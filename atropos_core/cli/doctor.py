@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 
@@ -9,17 +12,31 @@ def add(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor() -> None:
-    """Look at this machine: Python, plugins, torch, memory, disk, ports, the hub. Ends with 1 where something is broken.
+def doctor(
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="The directory of a run, going on or ended. Without it: this machine.", show_default=False),
+    ] = None,
+) -> None:
+    """Look at this machine (Python, plugins, torch, memory, disk, ports, the hub), or at a run: what is wrong with it, and
+    since when. Ends with 1 where something is.
 
-    [bold]Example[/]
+    [bold]Examples[/]
 
       atropos doctor
+
+      atropos doctor runs/gsm8k-20260131-120000
     """
     from atropos_core import console
-    from atropos_core.doctor import examine
 
-    findings = examine()
+    if run is None:
+        from atropos_core.doctor import examine
+
+        findings = examine()
+    else:
+        from atropos_core.health.diagnose import diagnose
+
+        findings = diagnose(run)
     console.findings(findings)
     broken = [finding for finding in findings if finding.ok is False]
     if broken:

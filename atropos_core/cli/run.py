@@ -119,15 +119,17 @@ def close(summary: Summary) -> None:
             shown = name.removeprefix("eval/").removeprefix("accuracy_")
             console.say(f"  {shown}: {summary.before[name]:.1%} -> {summary.after[name]:.1%}")
     console.say(f"where the time went, {sum(summary.seconds.values()):.0f} s in all:")
-    console.seconds_table(summary.seconds)
+    console.times_table(summary.times)
     spent, steps = summary.seconds, max(summary.steps, 1)
-    step_s = (spent.get("rollouts", 0.0) + spent.get("training", 0.0)) / steps
+    once = sum(spent.get(name, 0.0) for name in ("start-up", "evaluation", "checkpoint"))
+    step_s = (sum(spent.values()) - once) / steps
     console.facts(
         [
             (
                 "a step",
-                f"{step_s:.2f} s on average, {spent.get('rollouts', 0.0) / steps:.2f} s of it waiting for rollouts",
+                f"{step_s:.2f} s on average, {spent.get('waiting', 0.0) / steps:.2f} s of it waiting for rollouts",
             ),
+            ("idle", ", ".join(f"{role} {share:.0%}" for role, share in summary.idle.items()) + " of the time"),
             ("weights", _published(summary)),
             ("memory", f"{summary.peak_bytes / 1e9:.2f} GB at most, over all processes"),
             ("on disk", f"{summary.checkpoint_bytes / 1e6:.1f} MB a checkpoint"),

@@ -63,7 +63,7 @@ def test_an_evaluation_is_of_the_version_that_is_said_while_training_plays_go_on
     assert (
         len(set(settled))
         == len(settled)
-        == sum(int(s["groups/trained"] + s["groups/flat"]) for s in one.record.steps[1:])
+        == sum(int(s[f"groups/{cause}"]) for s in one.record.steps[1:] for cause in ("trained", "flat", "stale"))
     )
 
 

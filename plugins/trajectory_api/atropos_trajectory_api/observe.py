@@ -1,7 +1,7 @@
 """What the server did, counted in constant memory: latencies, rates, bytes, staleness, drops.
 
-Nothing here grows with time, traffic or the names that clients choose: a latency is one of `Latency.BUCKETS` logarithmic
-buckets (each 1.26 times the one before, so a quantile is at most 26 % too high), and each kind of label has a bounded
+Nothing here grows with time, traffic or the names that clients choose: a latency is one of at most 630 buckets (see
+`atropos_core.latency`: quantiles within 2 %, of the last five to ten minutes), and each kind of label has a bounded
 number of values, beyond which names are counted under "other". A worker that has been quiet for `QUIET_S` makes way for a
 new one, and what it had counted goes to "other", so that no sum ever falls.
 """
@@ -13,59 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from atropos_core.latency import QUANTILES, Latency
+
 OTHER = "other"
-QUANTILES = (0.5, 0.95, 0.99)
-WINDOW_S = 300.0  # a quantile is of the last one to two windows
 QUIET_S = 600.0
 RATE_S = 30.0  # time constant of a rate
 STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64)
 Clock = Callable[[], float]
-
-
-class Latency:
-    """Quantiles of the last five to ten minutes; count and sum since the start."""
-
-    PER_DECADE = 10
-    SMALLEST_S = 1e-5
-    BUCKETS = 81  # up to 1,000 s, and one for what took longer
-
-    def __init__(self, clock: Clock) -> None:
-        self.count, self.sum_s = 0, 0.0
-        self._clock, self._since = clock, clock()
-        self._now, self._before = [0] * self.BUCKETS, [0] * self.BUCKETS
-
-    def add(self, seconds: float) -> None:
-        self._turn()
-        self.count += 1
-        self.sum_s += seconds
-        if seconds <= self.SMALLEST_S:
-            self._now[0] += 1
-        else:
-            place = math.ceil(math.log10(seconds / self.SMALLEST_S) * self.PER_DECADE)
-            self._now[min(place, self.BUCKETS - 1)] += 1
-
-    def quantile(self, share: float) -> float | None:
-        """Upper bound, in seconds, of the bucket in which that share of the calls has ended; None without any."""
-        self._turn()
-        counts = [a + b for a, b in zip(self._now, self._before, strict=True)]
-        wanted, seen = share * sum(counts), 0
-        for place, count in enumerate(counts):
-            seen += count
-            if count and seen >= wanted:
-                return float(self.SMALLEST_S * 10 ** (place / self.PER_DECADE))
-        return None
-
-    def merge(self, other: Latency) -> None:
-        """Only what never falls: the quantiles of one that went quiet would speak of nobody."""
-        self.count += other.count
-        self.sum_s += other.sum_s
-
-    def _turn(self) -> None:
-        passed = self._clock() - self._since
-        if passed >= WINDOW_S:
-            self._before = self._now if passed < 2 * WINDOW_S else [0] * self.BUCKETS
-            self._now = [0] * self.BUCKETS
-            self._since += WINDOW_S * (passed // WINDOW_S)
 
 
 class Rate:

@@ -17,9 +17,10 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atropos_core.held import HubStatus
+from atropos_core.latency import QUANTILES, Latency
 from atropos_trajectory_api.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.exposition import CONTENT_TYPE, Exposition
-from atropos_trajectory_api.observe import OTHER, QUANTILES, STALENESS_BOUNDS, Latency, Observed
+from atropos_trajectory_api.observe import OTHER, STALENESS_BOUNDS, Observed
 
 ABORTED = 499  # the client went away before the answer was whole
 

@@ -17,7 +17,7 @@ from atropos_core.held import HubStatus, Limits
 from atropos_trajectory_api.app import create_app
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.exposition import Exposition
-from atropos_trajectory_api.observe import OTHER, QUIET_S, WINDOW_S, Latency, Observed, Rate
+from atropos_trajectory_api.observe import OTHER, QUIET_S, Observed, Rate
 from atropos_trajectory_api.observe_routes import ABORTED, Timing, observing_routes, render_prometheus
 from atropos_trajectory_api.service import Service
 
@@ -87,39 +87,6 @@ class Watched:
 
     observed: Observed = field(default_factory=Observed)
     hub: FullHub = field(default_factory=FullHub)
-
-
-def test_a_quantile_is_at_most_one_bucket_too_high() -> None:
-    latency = Latency(Clock())
-    for i in range(1, 1001):
-        latency.add(i / 1000)
-    for share in (0.5, 0.95, 0.99):
-        found = latency.quantile(share)
-        assert found is not None
-        assert share <= found * 1.000001 <= share * 10**0.1 * 1.001
-    assert (latency.count, round(latency.sum_s, 6)) == (1000, 500.5)
-
-
-def test_quantiles_forget_what_is_two_windows_old_and_sums_do_not() -> None:
-    clock = Clock()
-    latency = Latency(clock)
-    latency.add(9.0)
-    clock.now += WINDOW_S
-    latency.add(0.001)
-    assert latency.quantile(0.99) == pytest.approx(10.0, rel=0.3)
-    clock.now += WINDOW_S
-    assert latency.quantile(0.99) == pytest.approx(0.001, rel=0.3)
-    clock.now += 10 * WINDOW_S
-    assert latency.quantile(0.99) is None
-    assert (latency.count, latency.sum_s) == (2, pytest.approx(9.001))
-
-
-def test_what_takes_longer_than_the_last_bucket_is_counted_there() -> None:
-    latency = Latency(Clock())
-    latency.add(1e9)
-    latency.add(0.0)
-    assert latency.quantile(0.1) == pytest.approx(1e-5)
-    assert latency.quantile(0.9) == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize("seconds", [3, 30, 600])

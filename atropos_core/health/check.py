@@ -1,0 +1,118 @@
+"""What every check does: count the steps in a row that look wrong, remember what was usual, and say it in one sentence."""
+
+from __future__ import annotations
+
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from atropos_core.health import options
+
+State = Literal["ok", "suspect", "ill"]
+LEVELS: Mapping[State, float] = {"ok": 0.0, "suspect": 1.0, "ill": 2.0}
+Numbers = Mapping[str, float]
+O = TypeVar("O", bound=options.Check)
+
+USUAL_STEPS = 20  # that what is usual looks back on
+LEAST_STEPS = 3  # before which nothing is usual
+
+
+@dataclass(frozen=True)
+class Change:
+    """A check's state is another than it was."""
+
+    step: int
+    check: str
+    state: State
+    since: int  # the first step that looked wrong, or right again
+    says: str
+    remedy: str
+
+    def row(self) -> dict[str, Any]:
+        """Of health.jsonl."""
+        return {"step": self.step, "check": self.check, "state": self.state, "since": self.since, "says": self.says,
+                "do": self.remedy}  # fmt: skip
+
+
+class Usual:
+    """The median of the last twenty steps that looked right."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    @property
+    def value(self) -> float | None:
+        return statistics.median(self.values) if len(self.values) >= LEAST_STEPS else None
+
+    def add(self, value: float) -> None:
+        self.values = [*self.values[1 - USUAL_STEPS :], value]
+
+
+class Check(ABC, Generic[O]):
+    """One check. A subclass says what looks wrong with the numbers of one step; a step without the numbers that it needs
+    says nothing."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
+    remedy: ClassVar[str]
+
+    def __init__(self, chosen: O) -> None:
+        self.options = chosen
+        self.state: State = "ok"
+        self.since = 0
+        self.says = ""
+        self.wrong_steps = self.right_steps = 0  # in a row
+        self.usual = Usual()
+        self.usual_too = Usual()  # of a second number
+
+    @abstractmethod
+    def wrong(self, seen: Numbers) -> str | None:
+        """What looks wrong in this step, as a clause after the check's name; None where all looks right."""
+
+    def learn(self, seen: Numbers) -> None:
+        """A step looked right: what is usual may follow it."""
+
+    def applies(self, seen: Numbers) -> bool:
+        """Whether this step says anything."""
+        return all(name in seen for name in self.needs)
+
+    def look(self, step: int, seen: Numbers) -> Change | None:
+        """The change that this step makes."""
+        if not self.applies(seen):
+            return None
+        says = self.wrong(seen)
+        if says is None:
+            self.right_steps += 1
+            if self.state == "ill" and self.right_steps < self.options.steps:
+                return None
+            self.learn(seen)
+            return self._now(step, "ok", step - self.right_steps + 1, "as it should be again")
+        self.right_steps = 0
+        self.wrong_steps += 1
+        since = self.since if self.state != "ok" else step
+        ill = self.wrong_steps >= self.options.steps or self.state == "ill"
+        return self._now(step, "ill" if ill else "suspect", since, says)
+
+    def _now(self, step: int, state: State, since: int, says: str) -> Change | None:
+        before, self.state = self.state, state
+        self.says = says
+        if state == "ok":
+            self.wrong_steps = 0
+        if before == state:
+            return None
+        self.since = since
+        return Change(step, self.name, state, since, says, "" if state == "ok" else self.remedy)
+
+    def save(self) -> dict[str, Any]:
+        return {
+            "state": self.state, "since": self.since, "says": self.says, "wrong_steps": self.wrong_steps,
+            "right_steps": self.right_steps,
+            "usual": [list(self.usual.values), list(self.usual_too.values)],
+        }  # fmt: skip
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        self.state, self.since, self.says = saved["state"], int(saved["since"]), saved["says"]
+        self.wrong_steps, self.right_steps = int(saved["wrong_steps"]), int(saved["right_steps"])
+        self.usual.values, self.usual_too.values = ([float(v) for v in values] for values in saved["usual"])

@@ -1,0 +1,303 @@
+"""The checks, each by the numbers of a step alone."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from atropos_core.health import options
+from atropos_core.health.check import Check, Numbers
+
+# -- rewards
+
+
+class RewardDeterminism(Check[options.Tolerance]):
+    name = "reward_determinism"
+    needs = ("rescore/difference",)
+    remedy = (
+        "A reward or score must say the same of the same reply: look for sampling, clocks and shared state in it, or allow "
+        "the noise of a judge with health.reward_determinism.tolerance."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        difference = seen["rescore/difference"]
+        if difference <= self.options.tolerance:
+            return None
+        return f"asked twice about the same replies, the rewards differ by {difference:.3g} (relative to the largest)"
+
+
+class RewardDrift(Check[options.Tolerance]):
+    name = "reward_drift"
+    needs = ("rescore/shift",)
+    remedy = (
+        "The reward changes while the policy is trained on it: look for running statistics, a judge that was replaced, or "
+        "data that changed. Rewards are compared on replies kept from the first step."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        shift = seen["rescore/shift"]
+        if abs(shift) <= self.options.tolerance:
+            return None
+        return f"the same replies score {abs(shift):.3g} {'higher' if shift > 0 else 'lower'} on average than at first"
+
+
+class RewardCollapse(Check[options.Check]):
+    name = "reward_collapse"
+    needs = ("reward/std", "reward/mean", "rollouts/count")
+    remedy = (
+        "There is nothing to learn from. If the tasks are solved, end the run; else look at rollouts/: is the reward's "
+        "format ever met, and is it one number for everything?"
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        if seen["rollouts/count"] < 2 or not seen["reward/std"] <= 1e-6 * max(1.0, abs(seen["reward/mean"])):
+            return None
+        return f"every rollout of the step got the same reward, {seen['reward/mean']:.4g}"
+
+
+class Growing(Check[options.Growth]):
+    """A size that should stay within a factor of what was usual, or of 1."""
+
+    what: ClassVar[str]
+
+    def wrong(self, seen: Numbers) -> str | None:
+        [key], usual = self.needs, self.usual.value
+        if math.isfinite(seen[key]) and (usual is None or seen[key] <= self.options.ratio * max(usual, 1.0)):
+            return None
+        return f"{self.what} is {seen[key]:.4g}" + ("" if usual is None else f", and was {usual:.4g}")
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen[self.needs[0]])
+
+
+class RewardExplosion(Growing):
+    name = "reward_explosion"
+    needs = ("reward/max_abs",)
+    what = "the largest reward of the step"
+    remedy = "Look at the rollouts of this step for what earned it; clip the reward, or mend its scale."
+
+
+class Advantages(Growing):
+    name = "advantages"
+    needs = ("advantage/max_abs",)
+    what = "the largest advantage"
+    remedy = "Look at the transforms: what divides by a spread near 0, or multiplies from step to step?"
+
+
+# -- rollouts
+
+
+class FailedRewards(Check[options.FailedRewards]):
+    name = "failed_rewards"
+    needs = ("rollouts/failed_reward", "rollouts/count", "rollouts/failed")
+    remedy = "The rollouts that it should have scored are lost. rollouts/ names the reward and its error at each."
+
+    def wrong(self, seen: Numbers) -> str | None:
+        share = seen["rollouts/failed_reward"] / max(seen["rollouts/count"] + seen["rollouts/failed"], 1.0)
+        if share <= self.options.share:
+            return None
+        return f"{share:.0%} of the rollouts were played and could not be scored"
+
+
+class FailedPlays(Check[options.FailedPlays]):
+    name = "failed_plays"
+    needs = ("rollouts/failed_play", "rollouts/count", "rollouts/failed")
+    remedy = "A helper, worker or engine of the environment may be dead. rollouts/ names the error of each play."
+
+    def wrong(self, seen: Numbers) -> str | None:
+        share = seen["rollouts/failed_play"] / max(seen["rollouts/count"] + seen["rollouts/failed"], 1.0)
+        return None if share <= self.options.share else f"{share:.0%} of the plays failed"
+
+
+class PartialGroups(Check[options.ShareAbove]):
+    name = "partial_groups"
+    needs = ("groups/partial",)
+    remedy = (
+        "Groups shrink, and what fails may be a kind of reply: their advantages are biased. rollouts/ names the error of "
+        "each play; training.min_group drops what is too small."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        share = seen["groups/partial"]
+        return None if share <= self.options.share else f"in {share:.0%} of the groups some of the plays failed"
+
+
+class StaleShare(Check[options.ShareAbove]):
+    name = "stale_share"
+    needs = ("groups/stale", "groups/trained", "groups/flat", "groups/dropped")
+    remedy = "Plays take longer than updates: raise training.max_staleness, add engines, or shorten the plays."
+
+    def wrong(self, seen: Numbers) -> str | None:
+        stale, used = seen["groups/stale"], sum(seen[name] for name in self.needs[1:])
+        share = stale / max(stale + used, 1.0)
+        return None if share <= self.options.share else f"{share:.0%} of the groups were too old to train"
+
+
+class Entropy(Check[options.Entropy]):
+    name = "entropy"
+    needs = ("entropy/sampled",)
+    remedy = (
+        "The policy says one thing only, and explores no more: lower trainer.learning_rate, raise the temperature, or add an "
+        "entropy bonus; resume from an earlier checkpoint."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        entropy, usual = seen["entropy/sampled"], self.usual.value
+        floor = max(self.options.floor_nats, self.options.fall * usual) if usual else self.options.floor_nats
+        if usual is None or usual <= self.options.floor_nats or entropy >= floor:  # a policy may begin that sure
+            return None
+        return f"the entropy of what is sampled fell to {entropy:.3g} nats a token, from {usual:.3g}"
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen["entropy/sampled"])
+
+
+class Length(Check[options.Length]):
+    name = "length"
+    needs = ("tokens/mean", "rollouts/cut_off")
+    remedy = "Look at rollouts/: what does the reward gain by it? `reward.length` pays for brevity; raise max_tokens if it is right."
+
+    def wrong(self, seen: Numbers) -> str | None:
+        length, cut = seen["tokens/mean"], seen["rollouts/cut_off"]
+        usual, usual_cut = self.usual.value, self.usual_too.value
+        if usual is None or usual_cut is None:
+            return None
+        if cut > usual_cut + self.options.cut_off:
+            return f"{cut:.0%} of the rollouts are cut off at their longest, and {usual_cut:.0%} were"
+        if usual / self.options.ratio <= length <= usual * self.options.ratio:
+            return None
+        return f"a rollout has {length:.0f} tokens on average, and had {usual:.0f}"
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen["tokens/mean"])
+        self.usual_too.add(seen["rollouts/cut_off"])
+
+
+# -- trainer
+
+
+class DeadGradients(Check[options.Soon]):
+    name = "dead_gradients"
+    needs = ("grad_norm", "groups/trained")
+    remedy = "Are all advantages 0, all tokens masked, or all parameters frozen? Look at `trained` and advantages in rollouts/."
+
+    def wrong(self, seen: Numbers) -> str | None:
+        if not seen["groups/trained"] or seen["grad_norm"] != 0.0:
+            return None
+        return f"{seen['groups/trained']:.0f} groups were trained, and the gradient is exactly 0"
+
+
+class FrozenWeights(Check[options.Check]):
+    name = "frozen_weights"
+    needs = ("policy/probe_shift_nats", "groups/trained")
+    remedy = (
+        "The update does not reach the policy: are its parameters in the optimiser, and is trainer.learning_rate large "
+        "enough for weights of this precision?"
+    )
+
+    def applies(self, seen: Numbers) -> bool:
+        still = not seen.get("groups/trained") or seen.get("grad_norm") == 0.0 or seen.get("learning_rate") == 0.0
+        return super().applies(seen) and not still
+
+    def wrong(self, seen: Numbers) -> str | None:
+        shift, last = seen["policy/probe_shift_nats"], self.usual.values or [0.0]  # 0 before the first update
+        self.usual.values = [shift]
+        if last != [shift]:
+            return None
+        return "updates are made, and the policy's logprobs of the probe do not move"
+
+
+class NotFinite(Check[options.AtOnce]):
+    name = "not_finite"
+    needs = ()
+    remedy = (
+        "Resume from the last checkpoint with a lower trainer.learning_rate; look at the metrics of the step before."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        broken = [name for name, value in seen.items() if not math.isfinite(value) and not name.startswith("time/")]
+        return f"not a finite number: {', '.join(broken[:5])}" if broken else None
+
+
+class LogprobDrift(Check[options.Drift]):
+    name = "logprob_drift"
+    needs = ("alignment/max_abs_logprob_diff",)
+    remedy = (
+        "The engine samples from other weights than the trainer has, or computes otherwise: look at the bridge first."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        difference, usual = seen["alignment/max_abs_logprob_diff"], self.usual.value
+        if usual is None or difference <= max(self.options.ratio * usual, self.options.floor_nats):
+            return None
+        return f"engine and trainer differ by {difference:.3g} nats about the same tokens; usual is {usual:.3g}"
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen["alignment/max_abs_logprob_diff"])
+
+
+# -- machine
+
+
+class SlowDisk(Check[options.SlowDisk]):
+    name = "slow_disk"
+    needs = ("time/step_s", "time/disk_s")
+    remedy = (
+        "Choose a faster disk with --dir, write rollouts less often (sink.jsonl.rollouts_every), or save less often."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        disk, step = seen["time/disk_s"], seen["time/step_s"]
+        share = disk / max(disk + step, 1e-9)
+        if disk <= self.options.floor_s or share <= self.options.share:
+            return None
+        return f"sinks and checkpoints took {disk:.2f} s, {share:.0%} of the time of a step"
+
+
+class Throughput(Check[options.Throughput]):
+    name = "throughput"
+    needs = ("time/step_s", "tokens/s")
+    remedy = "`time/` in metrics.jsonl says which stage grew; look for another program on the machine, or an engine that lost a GPU."
+
+    def wrong(self, seen: Numbers) -> str | None:
+        step, usual_step, usual = seen["time/step_s"], self.usual.value, self.usual_too.value
+        if usual_step is None or usual is None or step <= self.options.floor_s:
+            return None
+        if step <= self.options.ratio * usual_step or seen["tokens/s"] * self.options.ratio >= usual:
+            return None
+        return f"{seen['tokens/s']:,.0f} tokens/s, and {usual:,.0f} were usual; the step took {step:.1f} s"
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen["time/step_s"])
+        self.usual_too.add(seen["tokens/s"])
+
+
+class Silence(Check[options.Silence]):
+    """Told by a timer and not by the numbers of a step, which may never come."""
+
+    name = "silence"
+    needs = ("time/waiting_s",)
+    remedy = "Is a play, a reward or a worker hanging? rollout_deadline_s ends the wait at last; logs/ has what processes said."
+
+    def patience_s(self) -> float:
+        """How long a step may be waited for."""
+        return max(self.options.after_s, self.options.ratio * (self.usual.value or 0.0))
+
+    def wrong(self, seen: Numbers) -> str | None:
+        if seen["time/waiting_s"] <= self.patience_s():
+            return None
+        return f"no groups for {seen['time/waiting_s']:.0f} s; {self.usual.value or 0:.1f} s are usual"
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen["time/waiting_s"])
+
+
+CHECKS: tuple[type[Check], ...] = (  # type: ignore[type-arg] # of different options
+    RewardDeterminism, RewardDrift, RewardCollapse, RewardExplosion, FailedRewards, FailedPlays, PartialGroups, StaleShare,
+    Advantages, Entropy, Length, DeadGradients, FrozenWeights, NotFinite, LogprobDrift, SlowDisk, Throughput, Silence,
+)  # fmt: skip
+
+
+def checks(section: options.HealthSection) -> list[Check[options.Check]]:
+    """Those that are on."""
+    return [kind(getattr(section, kind.name)) for kind in CHECKS if section.action_of(kind.name) != "off"]

@@ -1,0 +1,198 @@
+"""What `atropos doctor RUN` finds in a run directory, whether the run goes on, has ended, or died.
+
+The checks are those of the run, with its thresholds, fed with metrics.jsonl: so they also speak of a run whose own
+checks were off. Why rollouts failed is in rollouts/, and what ended a run in health.jsonl.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from atropos_core.checkpoint import Checkpoints
+from atropos_core.errors import CheckpointError, RunDirectoryError
+from atropos_core.health.check import Change
+from atropos_core.health.checks import Silence, checks
+from atropos_core.health.options import Check, HealthSection
+from atropos_core.health.watch import read
+from atropos_core.interfaces import Finding
+
+LOG_CHARACTERS = 300  # of a log's last line
+
+
+def diagnose(directory: Path) -> list[Finding]:
+    """`ok` is False for what is wrong, None for what is worth knowing. Raises RunDirectoryError where there is no run."""
+    if not (directory / "config.toml").is_file():
+        raise RunDirectoryError(
+            f"{directory} is not a run directory: it has no config.toml.", remedy="`ls -t runs` shows the newest."
+        )
+    try:
+        config = tomllib.loads((directory / "config.toml").read_text())
+        section = HealthSection.model_validate(config.get("health", {}))
+    except (ValueError, ValidationError, OSError) as error:
+        raise RunDirectoryError(f"{directory}/config.toml cannot be read: {error}") from error
+    steps, broken = _metrics(directory / "metrics.jsonl")
+    found = _ended(directory, int(config.get("training", {}).get("steps", 0)), steps, section)
+    if broken:
+        found.append(
+            Finding("metrics", None, f"metrics.jsonl has {broken} lines that are not whole", "A crash cut them off.")
+        )
+    return found + _checked(directory, section, steps) + _checkpoints(directory)
+
+
+def _ended(directory: Path, wanted: int, steps: list[dict[str, float]], section: HealthSection) -> list[Finding]:
+    """How the run stands."""
+    last = int(steps[-1]["step"]) if steps else 0
+    if _is_living(directory):
+        return [_living(directory, last, wanted, steps, section)]
+    errors = [row for row in read(directory) if row["check"] == "run"]
+    if errors:
+        return [Finding("run", False, f"ended at step {last} of {wanted}: {errors[-1]['says']}", errors[-1]["do"])]
+    if _finished_steps(directory) >= wanted:
+        return [Finding("run", True, f"finished: all {wanted} steps")]
+    if (directory / "checkpoints" / f"step-{last:06d}").is_dir() and last:
+        return [
+            Finding("run", None, f"was stopped and saved at step {last} of {wanted}", f"atropos resume {directory}")
+        ]
+    said = "".join(f"\n{name} ends with: {line}" for name, line in _logs(directory))
+    return [
+        Finding(
+            "run",
+            False,
+            f"died at step {last + 1} of {wanted} without a word: it was killed, or the machine went away{said}",
+            f"atropos resume {directory}",
+        )
+    ]
+
+
+def _living(directory: Path, last: int, wanted: int, steps: list[dict[str, float]], section: HealthSection) -> Finding:
+    silence = Silence(section.silence)
+    for seen in steps:
+        silence.look(int(seen["step"]), {"time/waiting_s": seen.get("time/step_s", 0.0)})
+    try:
+        quiet_s = time.time() - (directory / "metrics.jsonl").stat().st_mtime
+    except OSError:
+        quiet_s = time.time() - (directory / "config.toml").stat().st_mtime
+    if quiet_s > silence.patience_s():
+        return Finding("run", False, f"hangs: since step {last} of {wanted}, {quiet_s:.0f} s ago, nothing was recorded",
+                       Silence.remedy)  # fmt: skip
+    return Finding("run", True, f"is going on: step {last} of {wanted}, {quiet_s:.0f} s ago")
+
+
+def _checked(directory: Path, section: HealthSection, steps: list[dict[str, float]]) -> list[Finding]:
+    """Every check at the last step, and what was wrong before."""
+    everything = {name: {"action": "warn"} for name, value in section if isinstance(value, Check)}
+    thresholds = section.model_dump()
+    on = {name: thresholds[name] | everything[name] for name in everything}
+    judging = checks(HealthSection.model_validate(on))
+    changes: dict[str, list[Change]] = {}
+    for seen in steps:
+        if seen["step"] < 1:  # the evaluation before training
+            continue
+        for check in judging:
+            if check.name != Silence.name and (change := check.look(int(seen["step"]), seen)) is not None:
+                changes.setdefault(check.name, []).append(change)
+    told = {(row["check"], row["state"], row["since"]): row for row in read(directory)}
+    found, well = [], 0
+    for check in judging:
+        ill = [change for change in changes.get(check.name, ()) if change.state == "ill"]
+        row = told.get((check.name, check.state, check.since), {})
+        says = row.get("says") or check.says + _cause(directory, check.name, check.since)
+        if check.state == "ill":
+            found.append(Finding(check.name, False, f"since step {check.since}: {says}", check.remedy))
+        elif check.state == "suspect":
+            found.append(Finding(check.name, None, f"suspect since step {check.since}: {says}", check.remedy))
+        elif ill:
+            detail = f"was ill from step {ill[-1].since} to {check.since - 1}, and is as it should be: {ill[-1].says}"
+            found.append(Finding(check.name, None, detail, check.remedy))
+        else:
+            well += 1
+    silent = [row for row in read(directory) if row["check"] == Silence.name]
+    if silent and silent[-1]["state"] == "ill":
+        found.append(
+            Finding(Silence.name, False, f"at step {silent[-1]['step']}: {silent[-1]['says']}", Silence.remedy)
+        )
+        well -= 1
+    return [*found, Finding("checks", True, f"{well} of {len(judging)} found nothing")]
+
+
+def _cause(directory: Path, check: str, step: int) -> str:
+    """The first error that rollouts/ has of what failed in this step."""
+    if not check.startswith(("failed_", "partial_")):
+        return ""
+    for row in _rows(directory / "rollouts" / f"step-{step:06d}.jsonl"):
+        if "failed" in row and (
+            check == "partial_groups" or (row.get("where") == "reward") == (check == "failed_rewards")
+        ):
+            return f": {row['failed']}"
+    return ""
+
+
+def _checkpoints(directory: Path) -> list[Finding]:
+    broken: list[str] = []
+    try:
+        latest = Checkpoints(directory / "checkpoints").latest(broken.append)
+    except CheckpointError as error:
+        return [Finding("checkpoint", False, text, "Nothing can be resumed from it.") for text in (*broken, str(error))]
+    found = [Finding("checkpoint", False, text, "The one before it is used.") for text in broken]
+    if latest is not None:
+        found.append(Finding("checkpoint", True, f"the last whole one is of step {latest.step}"))
+    return found
+
+
+def _metrics(path: Path) -> tuple[list[dict[str, float]], int]:
+    """Every step; what was no finite number is NaN. And how many lines are broken."""
+    steps, broken = [], 0
+    for row in _rows(path):
+        if isinstance(row.get("step"), int):
+            steps.append({name: math.nan if value is None else float(value) for name, value in row.items()})
+        else:
+            broken += 1
+    return steps, broken
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; an empty one for each line that is none."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        yield row if isinstance(row, dict) else {}
+
+
+def _is_living(directory: Path) -> bool:
+    try:
+        with (directory / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _finished_steps(directory: Path) -> int:
+    try:
+        return int(json.loads((directory / "summary.json").read_text())["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1
+
+
+def _logs(directory: Path) -> Iterator[tuple[str, str]]:
+    """The last line of each process's log that has one."""
+    for path in sorted((directory / "logs").glob("*")):
+        if path.is_file() and (lines := path.read_text(errors="replace").strip().splitlines()):
+            yield f"logs/{path.name}", lines[-1][-LOG_CHARACTERS:]

@@ -1,0 +1,169 @@
+"""The rewards asked again: about replies of this step, and about replies kept from the first one.
+
+Nothing else of the run notices: in a deterministic run Python's and numpy's random states are put back, nothing is recorded, and
+a reward with state or numbers of its own is left out, since being asked would change them. What does not answer in time,
+or raises, is the business of other checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, cast
+
+import numpy as np
+
+from atropos_core.codec import decode, encode_bytes
+from atropos_core.errors import DataError
+from atropos_core.hosting import HostedReward
+from atropos_core.interfaces import Environment, Measured, Reward, Score, Stateful
+from atropos_core.policy import within
+from atropos_core.rollouts import FATAL, WeightedReward
+from atropos_core.types import Episode, Floats, Metrics, ScoredGroup
+
+MOST_KEPT_BYTES = 1 << 18  # in every checkpoint
+MOST_EPISODES = 16  # of a group that are asked about
+MOST_S = 10.0  # that one look may take
+BUDGET, BURST_S = 0.005, 0.05  # the share of the run's time that looks may take, and what they may be ahead of it
+SCORE = "the environment's score"
+
+
+class Rescoring:
+    """`look` costs what scoring so many groups costs, every so many steps, or less often where that would be more than half
+    a percent of the time: a judge that takes a minute is asked again after three hours."""
+
+    def __init__(
+        self,
+        rewards: Sequence[WeightedReward],
+        environments: Mapping[str, Environment],
+        *,
+        every: int,
+        groups: int,
+        deterministic: bool,
+    ) -> None:
+        self._rewards = rewards
+        self._environments = environments
+        self._every = every
+        self._most = groups
+        self._deterministic = deterministic
+        self._began, self._spent_s = perf_counter(), 0.0
+        self._kept: list[tuple[ScoredGroup, dict[str, Floats]]] = []  # and how they were scored at first
+
+    async def look(self, step: int, groups: Sequence[ScoredGroup]) -> Metrics:
+        """`rescore/difference`: the largest between two answers about this step's replies; `rescore/shift`: the mean by
+        which kept replies score higher than at first. Both relative to the largest score, where that is above 1."""
+        began = perf_counter()
+        affordable = self._spent_s <= BURST_S + BUDGET * (began - self._began)
+        if not self._every or (step - 1) % self._every or not affordable:
+            return {}
+        states = random.getstate(), np.random.get_state()
+        try:
+            async with asyncio.timeout(MOST_S):
+                return await self._look(groups)
+        except TimeoutError:  # a reward hangs: failed_rewards tells of it
+            return {}
+        finally:
+            if self._deterministic:  # else plays go on meanwhile, and may draw from the same states
+                random.setstate(states[0])
+                np.random.set_state(states[1])
+            self._spent_s += perf_counter() - began
+
+    def state(self) -> Mapping[str, Any]:
+        kept = [{"group": group, "scores": scores} for group, scores in self._kept]
+        return {"kept": base64.b64encode(encode_bytes(kept)).decode()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        kept = decode(base64.b64decode(state["kept"]))
+        self._kept = [(one["group"], dict(one["scores"])) for one in kept]
+
+    async def _look(self, groups: Sequence[ScoredGroup]) -> Metrics:
+        differences: list[float] = []
+        shifts: list[float] = []
+        fresh = [group for group in groups if group.episodes][: self._most]
+        for group in fresh:
+            first = _first_scores(group)
+            for name, again in (await self._scores(group)).items():
+                if name in first:
+                    differences.append(float(np.abs(again - first[name]).max()) / _scale(first[name]))
+        for group, first in self._kept:
+            for name, again in (await self._scores(group)).items():
+                if name in first:
+                    shifts.append(float(np.mean(again.astype(np.float64) - first[name])) / _scale(first[name]))
+        if not self._kept:
+            self._keep(fresh)
+        metrics: Metrics = {}
+        if differences:
+            metrics["rescore/difference"] = max(differences)
+        if shifts:
+            metrics["rescore/shift"] = max(shifts, key=abs)
+        return metrics
+
+    def _keep(self, groups: Sequence[ScoredGroup]) -> None:
+        left = MOST_KEPT_BYTES
+        for group in groups:
+            if group.size_bytes <= left:
+                left -= group.size_bytes
+                self._kept.append((group, _first_scores(group)))
+
+    async def _scores(self, group: ScoredGroup) -> dict[str, Floats]:
+        """By the name of the reward, [G]; those that cannot be asked are missing."""
+        found: dict[str, Floats] = {}
+        for of in self._rewards:
+            if _may_be_asked(of.reward):
+                try:
+                    answer = await within(of.reward(group.task, group.episodes), of.deadline_s, f"reward {of.name!r}")
+                    scores = np.asarray(answer, np.float32)
+                except FATAL:
+                    raise
+                except Exception:  # noqa: BLE001 - the plugin boundary; failed_rewards tells of it
+                    continue
+                if scores.shape == (len(group.episodes),) and np.isfinite(scores).all():
+                    found[of.name] = scores
+        own = await self._environment_scores(group)
+        return found if own is None else found | {SCORE: own}
+
+    async def _environment_scores(self, group: ScoredGroup) -> Floats | None:
+        """Where the environment has a score() that play() only calls."""
+        environment = self._environments.get(group.draw.environment)
+        if environment is None or isinstance(environment, Stateful | Measured) or not _only_scores(environment):
+            return None
+        try:
+            scored = [await environment.score(group.task, _reply(one)) for one in group.episodes[:MOST_EPISODES]]
+        except Exception:  # noqa: BLE001 - the plugin boundary; failed_plays tells of it
+            return None
+        values = [one.value if isinstance(one, Score) else float(one) for one in scored]
+        rest = [episode.score for episode in group.episodes[MOST_EPISODES:]]  # as they are
+        return np.array([*values, *rest], np.float32)
+
+
+def _first_scores(group: ScoredGroup) -> dict[str, Floats]:
+    return dict(group.parts) | {SCORE: np.array([episode.score for episode in group.episodes], np.float32)}
+
+
+def _may_be_asked(reward: Reward) -> bool:
+    if isinstance(reward, HostedReward):  # it hands on the numbers of whatever is over there
+        return not reward.metrics()
+    return not isinstance(reward, Stateful | Measured)
+
+
+def _only_scores(environment: Environment) -> bool:
+    kind = type(environment)
+    return (
+        kind.play is Environment.play
+        and kind.play_group is Environment.play_group
+        and kind.score is not Environment.score
+    )
+
+
+def _reply(episode: Episode) -> Any:
+    """A Message. Raises DataError where the conversation does not end in one of the policy's."""
+    if not episode.messages or episode.messages[-1].get("role") != "assistant":
+        raise DataError("the conversation has no reply at its end")
+    return cast(Any, episode.messages[-1])
+
+
+def _scale(scores: Floats) -> float:
+    return max(1.0, float(np.abs(scores).max(initial=0.0)))

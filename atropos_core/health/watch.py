@@ -1,0 +1,162 @@
+"""Health of a run: fed once a step by the loop; warns, writes health.jsonl, and says when the run must end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from atropos_core.errors import RunDirectoryError, RunIll, RunPaused
+from atropos_core.health.check import LEVELS, Change
+from atropos_core.health.checks import Silence, checks
+from atropos_core.health.measure import causes, measure
+from atropos_core.health.options import HealthSection
+from atropos_core.health.rescoring import Rescoring
+from atropos_core.types import Metrics, ScoredGroup
+
+FILE = "health.jsonl"
+
+
+class Health:
+    """`look` after each step, `act` once the step is whole. `directory` is the run's own."""
+
+    def __init__(self, section: HealthSection, directory: Path, rescoring: Rescoring | None = None) -> None:
+        self._section = section
+        self._directory = directory
+        self._checks = checks(section)
+        self._silence = next((one for one in self._checks if isinstance(one, Silence)), None)
+        self._rescoring = rescoring
+        self._due: Change | None = None  # whose action ends the run
+
+    async def look(
+        self,
+        step: int,
+        metrics: Metrics,
+        raw: Sequence[ScoredGroup],
+        trained: Sequence[ScoredGroup],
+        failed: Sequence[ScoredGroup],
+    ) -> Metrics:
+        """What the step adds to its metrics: what was measured, and `health/NAME` of every check."""
+        if not self._checks:
+            return {}
+        found = measure(raw, trained, failed)
+        if self._rescoring is not None:
+            found |= await self._rescoring.look(step, raw)
+        seen = {**metrics, **found}
+        why: Mapping[str, str] | None = None
+        for check in self._checks:
+            if (change := check.look(step, seen)) is not None:
+                why = causes([*failed, *raw]) if why is None else why
+                self._tell(_with(change, why.get(check.name)))
+        return found | {f"health/{check.name}": LEVELS[check.state] for check in self._checks}
+
+    def act(self) -> None:
+        """Raises RunPaused or RunIll where a check that fell ill since the last call says so."""
+        due, self._due = self._due, None
+        if due is None:
+            return
+        says = f"health.{due.check}: since step {due.since}, {due.says}."
+        if self._section.action_of(due.check) == "pause":
+            raise RunPaused(f"{says} The run is saved and paused at step {due.step}.",
+                            remedy=f"{due.remedy} Then: atropos resume {self._directory}")  # fmt: skip
+        raise RunIll(
+            f"{says} The run was stopped at step {due.step}; steps after its last checkpoint are not kept.",
+            remedy=f"{due.remedy} Then: atropos resume {self._directory}",
+        )
+
+    @contextmanager
+    def waiting(self, step: int) -> Iterator[None]:
+        """While the groups of a step are awaited: whoever hangs is named before any deadline comes."""
+        silence = self._silence
+        if silence is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        patience = silence.patience_s()
+        timer = loop.call_later(patience, self._silent, step, silence, patience)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def state(self) -> Mapping[str, Any]:
+        saved: dict[str, Any] = {"checks": {check.name: check.save() for check in self._checks}}
+        return saved | ({"rescoring": self._rescoring.state()} if self._rescoring is not None else {})
+
+    def load(self, state: Mapping[str, Any], step: int) -> None:
+        """Take up at `step`: what was written after it is forgotten."""
+        for check in self._checks:
+            if check.name in state["checks"]:
+                check.load(state["checks"][check.name])
+        if self._rescoring is not None and "rescoring" in state:
+            self._rescoring.load(state["rescoring"])
+        forget_after(step, self._directory)
+
+    def _silent(self, step: int, silence: Silence, waited_s: float) -> None:
+        if (change := silence.look(step, {"time/waiting_s": waited_s + 1e-3})) is not None:
+            self._tell(change)
+
+    def _tell(self, change: Change) -> None:
+        write(self._directory, change.row())
+        if change.state != "ill":
+            return
+        console.warn(f"health.{change.check}: since step {change.since}, {change.says}.\n  {change.remedy}")
+        if self._section.action_of(change.check) in ("pause", "stop"):
+            stops = self._due is not None and self._section.action_of(self._due.check) == "stop"
+            self._due = self._due if stops else change
+
+
+def write(directory: Path, row: Mapping[str, Any]) -> None:
+    """One more line of health.jsonl. Raises RunDirectoryError."""
+    try:
+        with (directory / FILE).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{directory / FILE} cannot be written: {error.strerror}.",
+            remedy="Free some space; the last checkpoint is intact, and `atropos resume` goes on from it.",
+        ) from error
+
+
+def note_end(directory: Path, error: Exception) -> None:
+    """What ended the run: the last line, under the name "run"."""
+    step = max((int(row["step"]) for row in read(directory)), default=0)
+    says, *rest = Exception.__str__(error).splitlines() or [""]
+    remedy = getattr(error, "remedy", None) or " ".join(rest)
+    says = f"{type(error).__name__}: {says}"
+    write(directory, {"step": step, "check": "run", "state": "ill", "since": step, "says": says, "do": remedy})
+
+
+def read(directory: Path) -> list[dict[str, Any]]:
+    """The lines of health.jsonl; one that was cut off by a crash is passed over."""
+    rows = []
+    try:
+        lines = (directory / FILE).read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def forget_after(step: int, directory: Path) -> None:
+    """Of a run that died: what it said of steps that are played again."""
+    if not (directory / FILE).exists():
+        return
+    kept = [row for row in read(directory) if row["step"] <= step and row["check"] != "run"]
+    beside = (directory / FILE).with_suffix(".tmp")
+    beside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    beside.replace(directory / FILE)
+
+
+def _with(change: Change, cause: str | None) -> Change:
+    if cause is None or change.state == "ok":
+        return change
+    return Change(change.step, change.check, change.state, change.since, f"{change.says}: {cause}", change.remedy)

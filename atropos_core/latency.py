@@ -1,0 +1,86 @@
+"""How long calls took: count, sum and quantiles in constant memory.
+
+The sketch is DDSketch (Masson, Rim and Lee 2019, arXiv 1908.10693) by the library of its authors: a quantile is within
+2 % of a value that was there, whatever the distribution. Values are kept between a microsecond and a day, so that there
+are at most 630 buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddsketch.mapping import LogarithmicMapping
+from ddsketch.store import DenseStore
+
+ACCURACY = 0.02
+SMALLEST_S, LARGEST_S = 1e-6, 86400.0
+QUANTILES = (0.5, 0.95, 0.99)
+WINDOW_S = 300.0
+Clock = Callable[[], float]
+_MAPPING = LogarithmicMapping(ACCURACY)
+
+
+class Latency:
+    """With a clock, quantiles are of the last one to two windows of five minutes; without one, of everything. Count, sum
+    and largest are since the start."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.count, self.sum_s, self.largest_s = 0, 0.0, 0.0
+        self._clock = clock
+        self._since = clock() if clock else 0.0
+        self._now = DenseStore()
+        self._before = DenseStore()
+
+    def add(self, seconds: float) -> None:
+        if self._clock:
+            self._turn(self._clock)
+        self.count += 1
+        self.sum_s += seconds
+        if seconds > self.largest_s:
+            self.largest_s = seconds
+        self._now.add(_MAPPING.key(min(max(seconds, SMALLEST_S), LARGEST_S)))
+
+    def quantile(self, share: float) -> float | None:
+        """Seconds within which that share of the calls has ended; None without any."""
+        if self._clock:
+            self._turn(self._clock)
+        seen = self._now
+        if self._before.count:
+            seen = DenseStore()
+            seen.copy(self._before)
+            if self._now.count:
+                seen.merge(self._now)
+        if not seen.count:
+            return None
+        return float(_MAPPING.value(seen.key_at_rank(share * (seen.count - 1))))
+
+    def merge(self, other: Latency) -> None:
+        """Only what never falls: the quantiles of one that went quiet would speak of nobody."""
+        self.count += other.count
+        self.sum_s += other.sum_s
+        self.largest_s = max(self.largest_s, other.largest_s)
+
+    def absorb(self, other: Latency) -> None:
+        """All of it, quantiles as well. Neither may have a window."""
+        self.merge(other)
+        if other._now.count:
+            self._now.merge(other._now)
+
+    def state(self) -> dict[str, Any]:
+        """Of one without a window: JSON, and all of it."""
+        buckets = {str(at + self._now.offset): int(n) for at, n in enumerate(self._now.bins) if n}
+        return {"count": self.count, "sum_s": self.sum_s, "largest_s": self.largest_s, "buckets": buckets}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.count, self.sum_s, self.largest_s = int(state["count"]), float(state["sum_s"]), float(state["largest_s"])
+        self._now = DenseStore()
+        for key, n in state["buckets"].items():
+            self._now.add(int(key), float(n))
+
+    def _turn(self, clock: Clock) -> None:
+        passed = clock() - self._since
+        if passed >= WINDOW_S:
+            self._before = self._now if passed < 2 * WINDOW_S else DenseStore()
+            self._now = DenseStore()
+            self._since += WINDOW_S * (passed // WINDOW_S)
