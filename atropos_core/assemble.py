@@ -31,9 +31,8 @@ from atropos_core.interfaces import (
 )
 from atropos_core.plugins import Plugins
 from atropos_core.policy import within
-from atropos_core.registry import Offer, ResolvedModel, RunContext, check_core_api, check_requires
 from atropos_core.profile import Profile
-from atropos_core.registry import Offer, ResolvedModel, RunContext, check_core_api, check_requires, cuda_devices
+from atropos_core.registry import Offer, ResolvedModel, RunContext, check_core_api, check_requires
 from atropos_core.rollouts import WeightedReward
 from atropos_core.types import Metrics
 
