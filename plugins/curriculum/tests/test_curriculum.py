@@ -157,14 +157,21 @@ def test_success_is_learned_where_it_is_and_the_rest_is_drawn_no_more_often(name
     """After many visits, what is drawn is what the strategy says of the true success."""
     one = made(name, 1, **FIELD)
     run(one, 400, np.random.default_rng(0))
-    drawn = np.array([draw.index for _ in range(100) for draw in one.draw(8)])
+    drawn = np.array([_alone(one) for _ in range(800)])
     easy, middle, hard = ((drawn < 20).mean(), ((drawn > 60) & (drawn < 140)).mean(), (drawn > 190).mean())
     if name == "competence":  # after 3200 draws all that is unsolved comes
         assert easy < 0.08 and hard > 0.02
     elif name == "easy_first":
-        assert 20 < np.median(drawn) < 80 and hard < 0.03
+        assert 20 < np.median(drawn) < 100 and hard < 0.03  # some that were lucky count as solved for a while
     elif name != "learning_progress":  # here nothing ever changes
         assert middle > 0.4 and middle > 4 * max(easy, hard)
+
+
+def _alone(one: AdaptiveCurriculum) -> int:
+    """The task of one draw, which nothing is learned from."""
+    [draw] = one.draw(1)
+    one.settle(draw, "dropped", None)
+    return draw.index
 
 
 def test_a_window_lets_go_of_what_is_too_easy_or_too_hard_and_takes_it_back():
@@ -262,7 +269,7 @@ def test_a_curriculum_takes_up_what_another_has_learned():
     other.load(through_json(one.state()))
     fresh = other.metrics()
     assert fresh["tried"] == one.metrics()["tried"]
-    assert np.mean([draw.index for draw in other.draw(50)]) < 85, "easy ones: it knows which"
+    assert np.mean([_alone(other) for _ in range(200)]) < 80, "easy ones: it knows which"
 
 
 def test_an_environment_may_come_back_with_more_tasks_or_fewer_and_what_is_known_stays():
