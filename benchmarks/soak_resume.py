@@ -30,6 +30,7 @@ SMALL = (
 )  # fmt: skip
 PROBLEMS = 2000  # an accuracy of so many has a standard error of one point
 SAME_POINTS = 2.0
+OTHERS_S = 20.0
 
 
 def resumes(kills: int, folder: Path) -> dict[str, Any]:
@@ -75,8 +76,8 @@ def _killed(
     if alive:
         run.kill(role)
         run.ended_within(10)
-    left = orphans() - before
-    if left:  # another program's, perhaps, of this moment
+    left, until = orphans() - before, time.monotonic() + OTHERS_S
+    while left and time.monotonic() < until:  # another program's, perhaps, which goes with it
         time.sleep(1)
         left &= orphans()
     again = finish(folder, "resume", str(folder))
