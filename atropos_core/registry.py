@@ -69,7 +69,6 @@ class RunContext:
 
     directory: Path  # the run directory
     model: Path  # a local model directory
-    label: str = ""  # of the component being built: its path in the run file, such as "teacher.NAME"
     steps: int = 0  # that the run will take in all
     seed: int = 0
     deterministic: bool = False
@@ -83,6 +82,7 @@ class RunContext:
     )  # what trainer, bridge and transforms tell the others: Provider.tells
     devices: tuple[str, ...] = ("cpu",)  # of the component being built
     threads: int | None = None  # CPU threads of the component being built; None: its own choice
+    label: str = ""  # of the component being built: its path in the run file, such as "teacher.NAME"
 
 
 @dataclass(frozen=True)

@@ -338,7 +338,7 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
     assert context == RunContext(
         tmp_path,
         TOY_MODEL,
-        "engine",
+        label="engine",
         steps=100,
         seed=9,
         transport="in_process",

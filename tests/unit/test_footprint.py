@@ -39,4 +39,5 @@ async def test_the_peak_counts_children():
         await asyncio.sleep(0.3)
     child.kill()
     child.wait()
-    assert SIZE * 0.95 < together.size_bytes - alone.size_bytes < SIZE * 1.3
+    # A page that several processes have counts in parts: when others start, this one's own share falls a little.
+    assert SIZE * 0.8 < together.size_bytes - alone.size_bytes < SIZE * 1.3
