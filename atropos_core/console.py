@@ -142,6 +142,9 @@ class StepProgress:
         return bar + "  ".join(parts)
 
 
+LEAST_SHARE = 0.005  # of the time, to be worth a line
+
+
 def times_table(rows: Sequence[Row]) -> None:
     """Where the time went: stages, of which each second is in one, then calls, which overlap."""
     shown = [
@@ -154,9 +157,11 @@ def times_table(rows: Sequence[Row]) -> None:
             "" if row.items_per_s is None else f"{row.items_per_s:,.1f}",
         )
         for row in rows
-        if row.seconds >= 0.001
+        if row.share >= LEAST_SHARE
     ]
     table(("stage or call", "s", "share", "times", "p50 / p95 / p99 ms", "items/s"), shown)
+    if less := len(rows) - len(shown):
+        say(f"  {less} more under {LEAST_SHARE:.1%} each: summary.json has all")
 
 
 def _time(seconds: float) -> str:
