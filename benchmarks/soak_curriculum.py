@@ -21,16 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from atropos_core import console
+from benchmarks.bootstrap import interval
 from benchmarks.machine import RESULTS, described
 from tests.e2e.runs import finish
 
 ENVIRONMENT = "benchmarks.mixed_gsm8k:MixedGsm8k"
 PRIOR = '[curriculum.prior]\nfield = "kind"\n'
 GROUPS, GROUP, EVERY, PROBLEMS = 16, 8, 5, 512
-RESAMPLED = 10_000
 
 
 def trained(curriculum: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
@@ -60,14 +58,6 @@ def rollouts_to(curve: Sequence[tuple[float, float]], accuracy: float) -> float:
         if high >= accuracy > low:
             return before + (after - before) * (accuracy - low) / (high - low)
     return curve[0][0] if curve[0][1] >= accuracy else curve[-1][0]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 %, by resampling the seeds (percentile bootstrap)."""
-    rng, of = np.random.default_rng(0), np.array(values)
-    means = of[rng.integers(0, len(of), (RESAMPLED, len(of)))].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975]).tolist()
-    return low, high
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,14 +22,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from atropos_core import console
 from benchmarks import gameable_rewards
+from benchmarks.bootstrap import interval
 from benchmarks.machine import RESULTS, described
 
 GRADER = 'use = "grader"\nnumber = {number}\n'
@@ -44,7 +42,6 @@ ARMS = {
 }
 PROBLEMS = 1024  # an accuracy of so many has a standard error of at most 1.6 points
 TOLD = ("/alpha_rolling", "/agreement", "/suspicion", "/flagged")  # of what an ensemble says of itself, step by step
-RESAMPLES = 10_000
 WANTED_POINTS = 5.0
 DEADLINE_S = 1200
 
@@ -73,14 +70,6 @@ def trained(folder: Path, arm: str, seed: int, steps: int, every: int, path: str
         if key == "reward/mean" or key.endswith(TOLD)
     }
     return {"seed": seed, "exit": ended.returncode, "accuracy": curve, "last": list(curve.values())[-1], "told": told}
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """The bootstrap 95 % interval of the mean."""
-    chance = np.random.default_rng(0)
-    drawn = chance.choice(np.asarray(differences), (RESAMPLES, len(differences))).mean(axis=1)
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return float(low), float(high)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ import numpy as np
 
 from atropos_core import console
 from atropos_normalization.moments import Moments
+from benchmarks.bootstrap import interval
 from benchmarks.machine import RESULTS, described
 from tests.conftest import metrics_of
 from tests.e2e.runs import finish
@@ -57,13 +58,6 @@ def trained(kind: str, seed: int, steps: int, folder: Path) -> dict[str, float]:
     told = {name.removeprefix("transform/zscore/"): value for name, value in last.items() if "/zscore/" in name}
     accuracies = {"before": first["eval/accuracy"], "after": last["eval/accuracy"], "problems": last["eval/problems"]}
     return accuracies | {"seconds": time.monotonic() - began} | told
-
-
-def interval(differences: list[float]) -> tuple[float, float]:
-    """95 % of the means of 10,000 resamples (Efron's percentile bootstrap)."""
-    picks = np.random.default_rng(0).integers(0, len(differences), (10_000, len(differences)))
-    low, high = np.percentile(np.array(differences)[picks].mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def counted() -> dict[str, float]:
