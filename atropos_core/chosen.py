@@ -60,6 +60,7 @@ class Chosen:
             "context": {**fields, "directory": str(fields["directory"]), "model": str(fields["model"])},
         }
         log = context.directory / "logs" / f"{role}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
         return await Child.start(role, wanted, log, threads=threads or len(os.sched_getaffinity(0)))
 
 

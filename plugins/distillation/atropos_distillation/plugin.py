@@ -47,13 +47,13 @@ def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
 
 
 def teacher_context(options: TeacherOptions, context: RunContext, model: Path) -> RunContext:
-    """What the teacher's engine is built with: a directory of its own in the run's, and nothing of the run's weights."""
+    """What the teacher's engine is built with: its own model and devices, and nothing of the run's weights."""
     from atropos_core.chosen import placed
 
     component = placed(options.engine)
     return dataclasses.replace(
-        context, directory=context.directory / context.label.replace(".", "-"), model=model, transport=None,
-        transports=(), told={}, max_staleness=0, devices=component.devices, threads=component.threads,
+        context, model=model, transport=None, transports=(), told={}, max_staleness=0,
+        devices=component.devices, threads=component.threads,
     )  # fmt: skip
 
 

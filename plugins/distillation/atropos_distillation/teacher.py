@@ -148,8 +148,8 @@ class EngineSource:
 
     async def open(self) -> None:
         """Raises what starting it or loading the model raises."""
-        (self._context.directory / "logs").mkdir(parents=True, exist_ok=True)
-        child = await self._chosen.start(self._context, self._context.directory.name, self._context.threads)
+        role = self._context.label.replace(".", "-")  # its log is "teacher-NAME.log", beside those of the other roles
+        child = await self._chosen.start(self._context, role, self._context.threads)
         self._engine = HostedEngine(child)
         await self._engine.open()
         await self._engine.resume(0)
