@@ -61,7 +61,7 @@ class CompetenceOptions(CurriculumOptions):
 
 class LearningProgressOptions(CurriculumOptions):
     slow: float = Field(0.5, gt=0, le=1)  # rate of the slow average of a task's success; the fast one is its estimate
-    power: float = Field(1.0, gt=0)  # of the progress
+    power: float = Field(2.0, gt=0)  # of the progress
     floor: float = Field(0.04, gt=0)  # progress that every task is taken to have
     explore: Share = 0.2
 
