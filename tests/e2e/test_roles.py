@@ -63,6 +63,22 @@ def test_four_processes_train_as_one_run_does(place):
     assert place.server.terminate() == 0, place.server.text
 
 
+def test_a_curriculum_beside_the_trainer_learns_from_what_two_workers_played(place):
+    steps = ("--steps", "20", "--set", "trainer.learning_rate=20.0")
+    adaptive = ("--set", "curriculum.use=prioritized", "--set", "checkpoint.every=20")
+    trainer = place.train(*QUICK, "--env", SEVENS, *steps, *adaptive)
+    workers = [place.worker(number, SEVENS) for number in (1, 2)]
+    assert trainer.ends(120) == 0, place.all_text
+    assert drawn(place.folder / "run") == Counter(range(20 * 8)), "every draw once, none lost"
+    first, *_, last = place.metrics[1:]
+    assert last["curriculum/tried"] > first["curriculum/tried"] > 0
+    assert last["curriculum/settled_success"] > first["curriculum/settled_success"] + 0.2
+    manifest = json.loads((place.folder / "run/checkpoints/step-000020/manifest.json").read_text())
+    assert manifest["state"]["parts"]["curriculum"]["settled"] == 20 * 8
+    for worker in workers:
+        assert worker.terminate() == 0, worker.text
+
+
 def test_the_trainer_waits_for_workers_aloud_and_not_for_ever(place):
     trainer = place.train(*QUICK, "--steps", "2", "--set", "api.wait_s=2")
     trainer.says(f"waiting for a worker of any environment at {place.url}")
