@@ -345,7 +345,7 @@ def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str
     """pydantic's complaints in one line each: the key, what was given and by whom, what is wanted, the near miss."""
     lines = []
     for problem in error.errors():
-        path = prefix + ".".join(str(part) for part in problem["loc"])
+        path = (prefix + ".".join(str(part) for part in problem["loc"])).rstrip(".")
         origin = next((f" (from {origins[key]})" for key in origins if key == path or key.startswith(path + ".")), "")
         if problem["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(problem["loc"][-1]), _names_at(model, problem["loc"][:-1]), n=1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atropos_core.errors import FitError, PluginError
+from atropos_core.errors import AtroposError, FitError, PluginError
 
 if TYPE_CHECKING:
     from atropos_core.assemble import Plan
@@ -124,6 +124,8 @@ def plan_memory(plan: Plan, directory: Path) -> MemoryPlan:
         )
         try:
             said = list(chosen.offer.provider.holds(chosen.options, workload))
+        except AtroposError:
+            raise
         except Exception as error:  # the plugin boundary
             raise PluginError(
                 f"{chosen.label}: {chosen.component.use!r} of {chosen.offer.distribution} could not say what memory it will take: "

@@ -91,7 +91,10 @@ class ServerSource:
             except ValueError:
                 raise RemoteError(f"{self._url}{path} answered with what is no JSON: {answer.text[:200]!r}") from None
             return said
-        raise ApiError(f"{self._url}{path} gave no answer in {TRIES} tries; the last: {cause}")
+        raise ApiError(
+            f"the teacher's server: {self._url}{path} gave no answer in {TRIES} tries; the last: {cause}",
+            remedy="Look whether it runs and whether the teacher's `url` is its own. A run that had begun: `atropos resume`.",
+        )
 
     async def close(self) -> None:
         client, self._client = self._client, None
