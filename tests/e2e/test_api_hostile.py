@@ -288,6 +288,18 @@ def test_a_client_that_sends_a_body_over_the_limit_reads_why(watched: Place, pat
         assert b"4 MB" in answer.body
 
 
+@pytest.mark.parametrize(("path", "status"), [("/scored_data", 422), ("/v1/groups", 413)])
+def test_a_client_that_pauses_in_a_body_over_the_limit_reads_why(watched: Place, path: str, status: int) -> None:
+    data = request("POST", path, bytes(int((2 * BODY_MB - 0.1) * 1e6)))
+    end = Connection(watched.port)
+    for first in range(0, len(data), 1 << 20):
+        end.send(data[first : first + (1 << 20)])
+        time.sleep(0.05)
+    answer = end.receive()
+    assert answer.status == status
+    assert b"4 MB" in answer.body
+
+
 def test_a_body_of_very_many_small_things_holds_nobody_up(watched: Place) -> None:
     """Each within the limit. What they cost is paid by who sends them."""
     small = {"tokens": [[1]], "masks": [[1]], "scores": [1.0]}

@@ -19,7 +19,7 @@ from atropos_trajectory_api.answers import header, refuse
 from atropos_trajectory_api.connection import SCOPE_KEY, Connection
 
 FREE = 1 << 16
-DISCARD_S = 10.0  # what is too long is read on for so long, and up to the limit once more
+DISCARD_S = 10.0  # what is too long is read on for so long, and up to twice the limit
 _STEP = 1 << 18  # decompressed at a time
 
 
@@ -208,7 +208,7 @@ class Limits:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _discard(self, receive: Receive) -> None:
-        left = self._body_bytes
+        left = 2 * self._body_bytes
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(self._request_s, DISCARD_S)):
                 while left > 0 and (message := await receive()).get("more_body", False):
