@@ -153,7 +153,7 @@ def times_table(rows: Sequence[Row]) -> None:
             f"{row.seconds:.1f}",
             f"{row.share:.0%}",
             row.calls or "",
-            " / ".join(f"{1000 * at:.3g}" for at in (row.p50_s, row.p95_s, row.p99_s)) if row.calls else "",
+            " / ".join(_ms(at) for at in (row.p50_s, row.p95_s, row.p99_s)) if row.calls else "",
             "" if row.items_per_s is None else f"{row.items_per_s:,.1f}",
         )
         for row in rows
@@ -162,6 +162,10 @@ def times_table(rows: Sequence[Row]) -> None:
     table(("stage or call", "s", "share", "times", "p50 / p95 / p99 ms", "items/s"), shown)
     if less := len(rows) - len(shown):
         say(f"  {less} more under {LEAST_SHARE:.1%} each: summary.json has all")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.3g}"
 
 
 def _time(seconds: float) -> str:

@@ -66,7 +66,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `share` is of the wall time: for a call, while at least one was in flight."""
+    """One line of the table. `seconds`, and their `share` of the wall time: for a call, while at least one was in flight."""
 
     name: str
     kind: Kind
@@ -195,7 +195,6 @@ def timed(profile: Profile | None, name: str, items: float = 0.0) -> Span | null
 
 def _row(name: str, of: Timed, now: float, wall_s: float) -> Row:
     p50, p95, p99 = (of.latency.quantile(share) or 0.0 for share in QUANTILES)
-    seconds = of.latency.sum_s
-    busy = seconds if of.kind == "stage" else of.busy_until(now)
+    busy = of.latency.sum_s if of.kind == "stage" else of.busy_until(now)
     per_s = of.items / busy if of.items and busy else None
-    return Row(name, of.kind, of.latency.count, seconds, busy / wall_s, p50, p95, p99, per_s)
+    return Row(name, of.kind, of.latency.count, busy, busy / wall_s, p50, p95, p99, per_s)
