@@ -72,7 +72,11 @@ def test_pieces_become_whole_groups_and_groups_above_the_size_stay_whole(
     server = our_server()
     trainer = client(tmp_path / "trainer.log", "trainer_program.py", server.url, "12", "4", "120")
     trainer.wait_for("REGISTERED")
+    trainer.process.send_signal(signal.SIGSTOP)  # until there are groups of both: one may start seconds after the other
     playing = [environment(tmp_path, kind, server.url, model, steps=3) for kind in ("mixed", "above")]
+    for one in playing:
+        one.wait_for(r"(?s)SENDING.*SENDING.*SENDING.*SENDING", 90)
+    trainer.process.send_signal(signal.SIGCONT)
     for one in playing:
         assert one.ended_within(120) == 0, one.text
     assert trainer.ended_within(60) == 0, trainer.text
