@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import ConfigError
-from atropos_core.interfaces import Engine, Measured, Trainer
+from atropos_core.interfaces import Engine, Measured, Stateful, Trainer
 from atropos_core.rpc import Handler, Peer
 from atropos_core.types import Batch, Episode, Floats, Metrics, Task
 
@@ -69,6 +69,12 @@ class Host:
             self.peer.handlers.update({"open": component.open, "logprobs": component.logprobs, "step": self.step})
             self.peer.handlers.update({"save": self.save, "restore": self.restore})
         elif kind == "reward":
+            if isinstance(component, Stateful):
+                raise ConfigError(
+                    f"{type(component).__name__} keeps what it has learned with the run, and would lose it in a process of "
+                    "its own, which ends at a deadline.",
+                    remedy='Take runs_in = "process" from it; what it is made of may have processes of their own.',
+                )
             self.peer.handlers["reward"] = self.reward
         else:
             raise ConfigError(f"a {kind} cannot be hosted in a process of its own")

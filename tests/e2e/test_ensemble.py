@@ -63,3 +63,13 @@ def test_a_run_with_an_ensemble_trains_tells_and_resumes_to_the_same_numbers(atr
     assert [{name: row.get(name) for name in told} for row in resumed] == [
         {name: row.get(name) for name in told} for row in rows
     ]
+
+
+def test_an_ensemble_that_would_lose_what_it_learned_in_a_process_of_its_own_is_refused(atropos, sevens, tmp_path):
+    (tmp_path / "run.toml").write_text(RUN.replace('combine = "mean"', 'combine = "mean"\nruns_in = "process"'))
+    (tmp_path / "installed").mkdir()
+    plant(tmp_path / "installed", "ensemble_planted", PLANTED.read_text())
+    ended = atropos("run", "run.toml", "--steps", "1", "--dir", "run", PYTHONPATH=str(tmp_path / "installed"))
+    assert ended.code == 2
+    assert "Ensemble keeps what it has learned with the run" in ended.err
+    assert 'Take runs_in = "process" from it' in ended.err
