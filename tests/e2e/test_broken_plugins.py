@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,27 @@ def test_a_plugin_adds_a_command_and_a_broken_one_leaves_the_rest(atropos, tmp_p
     assert ended.code == 0, ended.err
     assert "hello from a plugin" in ended.out
     assert "command_bad" in ended.err
+
+
+def test_what_is_installed_changes_no_bit_of_a_deterministic_run_that_names_none_of_it(atropos, sevens, tmp_path):
+    names = ",".join(sorted(entry.name for entry in entry_points(group="atropos")))
+    assert {"curriculum", "distillation", "normalization", "reward_ensemble", "sink_csv"} <= set(names.split(","))
+    run = (
+        "run",
+        "--model",
+        "toy",
+        "--env",
+        sevens,
+        "--deterministic",
+        "--steps",
+        "6",
+        "--set",
+        "evaluation.problems=4",
+    )
+    assert atropos(*run, "--dir", "all").code == 0
+    assert atropos(*run, "--dir", "none", ATROPOS_DISABLE_PLUGINS=names).code == 0
+    for file in (
+        "checkpoints/step-000006/policy/table.npy",
+        *(f"rollouts/step-{step:06d}.jsonl" for step in range(1, 7)),
+    ):
+        assert (tmp_path / "all" / file).read_bytes() == (tmp_path / "none" / file).read_bytes(), file
