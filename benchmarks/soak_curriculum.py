@@ -28,7 +28,8 @@ from tests.e2e.runs import finish
 
 ENVIRONMENT = "benchmarks.mixed_gsm8k:MixedGsm8k"
 PRIOR = '[curriculum.prior]\nfield = "kind"\n'
-GROUPS, GROUP, EVERY, PROBLEMS = 16, 8, 5, 512
+GROUPS, GROUP, EVERY, PROBLEMS = 16, 8, 2, 512
+DEADLINE_S = 1800
 
 
 def trained(curriculum: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def trained(curriculum: str, seed: int, steps: int, folder: Path) -> dict[str, A
         run, "run", str(run_file), "--dir", str(run), "--seed", str(seed), "--steps", str(steps),
         "--set", f"training.groups_per_step={GROUPS}", "--set", f"training.group_size={GROUP}",
         "--set", f"evaluation.every={EVERY}", "--set", f"evaluation.problems={PROBLEMS}", "--set", "checkpoint.every=0",
+        deadline_s=DEADLINE_S,
     )  # fmt: skip
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rollouts, curve = 0.0, []
@@ -63,7 +65,7 @@ def rollouts_to(curve: Sequence[tuple[float, float]], accuracy: float) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--accuracy", type=float, default=0.6)
     parser.add_argument("--curricula", default="window,prioritized")
     wanted = parser.parse_args(arguments)

@@ -46,6 +46,7 @@ TRANSFORMS = {
 UPDATES = 10_000_000
 GROUP = 8
 OFFSET = 1e6
+DEADLINE_S = 1800
 
 
 def trained(kind: str, seed: int, steps: int, folder: Path) -> dict[str, float]:
@@ -53,7 +54,7 @@ def trained(kind: str, seed: int, steps: int, folder: Path) -> dict[str, float]:
     file.write_text(MIXED + TRANSFORMS[kind])
     run = folder / f"{kind}-{seed}"
     began = time.monotonic()
-    finish(run, "run", str(file), "--dir", str(run), "--seed", str(seed), "--steps", str(steps))
+    finish(run, "run", str(file), "--dir", str(run), "--seed", str(seed), "--steps", str(steps), deadline_s=DEADLINE_S)
     first, *_, last = metrics_of(run)
     told = {name.removeprefix("transform/zscore/"): value for name, value in last.items() if "/zscore/" in name}
     accuracies = {"before": first["eval/accuracy"], "after": last["eval/accuracy"], "problems": last["eval/problems"]}

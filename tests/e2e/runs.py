@@ -60,10 +60,10 @@ class RunningRun:
         return code
 
 
-def finish(folder: Path, *arguments: str) -> RunningRun:
+def finish(folder: Path, *arguments: str, deadline_s: float = 300) -> RunningRun:
     """A whole run, to its end."""
     run = RunningRun(folder, *arguments)
-    assert run.process.wait(300) == 0, run.text
+    assert run.process.wait(deadline_s) == 0, run.text
     return run
 
 
