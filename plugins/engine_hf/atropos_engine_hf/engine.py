@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied
+from atropos_core.first_calls import settle
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.tokenizer import fingerprint
 from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
@@ -66,6 +67,7 @@ class HFEngine(Engine):
         options, directory = self._options, self._context.model
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
+        settle(torch)
         self.model = load_model(directory, options.dtype, self._context.devices[0])
         decoder = Decoder(self.model)
         decoder.check()

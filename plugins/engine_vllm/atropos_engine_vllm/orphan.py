@@ -1,7 +1,7 @@
-"""Loaded by vLLM in each of its processes (entry point group `vllm.general_plugins`): none outlives its parent.
+"""None of a server's processes outlives its parent.
 
 vLLM's engine core waits for a client that is gone, and its worker for a core that is gone. The guard ends them all; this
-is for the case that the guard was killed as well. It does nothing unless a server of ours says so by its environment.
+is for the case that the guard was killed as well.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _watching = False
 
 
 def watch_parent() -> None:
-    """End this process at once when the one that started it ends. Called by vLLM, perhaps several times."""
+    """End this process at once when the one that started it ends. May be called several times."""
     global _watching
     parent = multiprocessing.parent_process()
-    if GUARD_VARIABLE not in os.environ or parent is None or parent.pid is None or _watching:
-        return  # not ours, or the server itself, which the kernel ends with its guard
+    if parent is None or parent.pid is None or _watching:
+        return  # the server itself, which the kernel ends with its guard
     _watching = True
     try:
         descriptor = os.pidfd_open(parent.pid)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from atropos_engine_vllm import guard
-from atropos_engine_vllm.orphan import GUARD_VARIABLE, watch_parent
+from atropos_engine_vllm.entry import enter
+from atropos_engine_vllm.orphan import GUARD_VARIABLE
 from atropos_engine_vllm.process import ManagedServer
 
 
@@ -74,5 +75,5 @@ def test_the_entry_point_into_vllm_does_nothing_unless_a_server_of_ours_says_so(
 
     monkeypatch.delenv(GUARD_VARIABLE, raising=False)
     before = threading.active_count()
-    watch_parent()
+    enter()
     assert threading.active_count() == before

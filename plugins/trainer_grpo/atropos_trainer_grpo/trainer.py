@@ -22,6 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from atropos_core.errors import ConfigError, WeightsMismatch
+from atropos_core.first_calls import settle
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_grpo import saving
@@ -132,6 +133,7 @@ class GrpoTrainer(Trainer):
         self._updates = updates_in_all(self._options, self._context.steps)
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
+        settle(torch)
         if self._context.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
             torch.use_deterministic_algorithms(True)
