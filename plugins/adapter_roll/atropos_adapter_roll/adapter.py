@@ -19,7 +19,7 @@ from atropos_core.interfaces import Adapter, Finding
 from atropos_core.registry import cuda_devices
 
 TRIAL = "atropos_adapter_roll.trial:Stock"
-TESTED = {"gem-llm": "0.1.0", "ray": "2.56.0"}
+TESTED = {"gem-llm": ("0.1.0", "0.0.4"), "ray": ("2.56.0",)}
 SCRIPT = """#!/usr/bin/env bash
 # Trains in ROLL by the roll.yaml beside this file. ROLL is a checkout of alibaba/ROLL, unmodified.
 set -euo pipefail
@@ -105,14 +105,12 @@ def check_python() -> Finding:
 
 
 def check_package(name: str) -> Finding:
-    found = _version(name)
+    found, tested = _version(name), TESTED[name]
     if found is None:
-        return Finding(
-            name, False if name == "gem-llm" else None, "not installed", f"pip install {name}=={TESTED[name]}"
-        )
-    tested = found == TESTED[name]
-    remedy = "" if tested else f"Tested with {TESTED[name]}; others may work."
-    return Finding(name, True if tested else None, found, remedy)
+        return Finding(name, False if name == "gem-llm" else None, "not installed", f"pip install {name}=={tested[0]}")
+    if found in tested:
+        return Finding(name, True, found)
+    return Finding(name, None, found, f"Tested with {' and '.join(tested)}; others may work.")
 
 
 def check_roll() -> Finding:

@@ -102,6 +102,16 @@ class EnvOptions(Options):
     cleanup_deadline_s: float = Field(30.0, gt=0, lt=HUNG_TIMEOUT_S, description="for what an ended episode still does")
     reward: RewardOptions = RewardOptions()
 
+    @model_validator(mode="after")
+    def _agrees(self) -> EnvOptions:
+        longest = max(self.episode_deadline_s, self.action_deadline_s, self.step_deadline_s)
+        if longest + self.cleanup_deadline_s >= HUNG_TIMEOUT_S:
+            raise ValueError(
+                f"the longest deadline, {longest:g} s, and cleanup_deadline_s {self.cleanup_deadline_s:g} come to "
+                f"{HUNG_TIMEOUT_S:g} s or more, after which ROLL calls an episode hung"
+            )
+        return self
+
 
 class AdapterOptions(Options):
     """Of `atropos adapter roll`."""

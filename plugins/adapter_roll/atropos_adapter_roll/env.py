@@ -24,7 +24,7 @@ from atropos_core.errors import AtroposError, DataError
 from atropos_core.interfaces import Environment, Policy
 from atropos_core.rollouts import failed_by, plays_groups
 from atropos_core.seeds import derive
-from atropos_core.types import Episode, Failed, Task, Tokens
+from atropos_core.types import Episode, Failed, Split, Task, Tokens
 
 ENV_ID = "atropos"
 log = logging.getLogger(__name__)
@@ -162,10 +162,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
 
     def _begin(self, environment: Environment, seed: int, record: Record) -> Event | None:
         options, size = self.options, self._group_size
-        tasks = environment.tasks(options.split)
-        if not len(tasks):
-            raise DataError(f"environment {options.environment!r} has no {options.split} tasks.")
-        task = tasks[derive(seed, "task") % len(tasks)]
+        task = self._loop.call(task_of(environment, options.split, seed), options.step_deadline_s, "tasks()")
         record.task = task.id
         seeds = [derive(seed, member) for member in range(size)]
 
@@ -194,7 +191,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
     def _finish(self, episode: Episode, record: Record) -> Step:
         record.ended, record.score, record.correct = True, episode.score, episode.correct
         record.parts = parts_of(self.options.reward, episode, record.replies)
-        return self._ended(environment=episode.metrics)
+        return self._ended(environment={**episode.parts, **episode.metrics})
 
     def _late(self) -> Failed:
         self.env_timeout = True
@@ -237,6 +234,14 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         if self.options.seed is None:
             return random.SystemRandom().getrandbits(31)
         return derive(self.options.seed, "reset", self._resets)
+
+
+async def task_of(environment: Environment, split: Split, seed: int) -> Task:
+    """The task that this seed poses. On the loop, where all of an environment's code runs."""
+    tasks = environment.tasks(split)
+    if not len(tasks):
+        raise DataError(f"environment {type(environment).__name__} has no {split} tasks.")
+    return tasks[derive(seed, "task") % len(tasks)]
 
 
 async def play_one(environment: Environment, task: Task, policy: Policy, seeds: Sequence[int]) -> Episode | Failed:

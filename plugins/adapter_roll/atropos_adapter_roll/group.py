@@ -13,7 +13,7 @@ import numpy as np
 
 from atropos_adapter_roll import texts
 from atropos_adapter_roll.config import EnvOptions, read_env_options
-from atropos_adapter_roll.env import Record, metrics_of
+from atropos_adapter_roll.env import Record, metrics_of, task_of
 from atropos_adapter_roll.observation import show
 from atropos_adapter_roll.play import AskingPolicy, completion
 from atropos_adapter_roll.reward import parts_of
@@ -86,7 +86,7 @@ class GroupFilter:
             known = {each.name for each in dataclasses.fields(Record)}
             scored = Record(**{key: value for key, value in record.items() if key in known})
             scored.score, scored.correct, scored.parts = episode.score, episode.correct, parts
-            found = metrics_of(scored, timed_out=False, environment=episode.metrics)
+            found = metrics_of(scored, timed_out=False, environment={**episode.parts, **episode.metrics})
             rollout.meta_info.setdefault("metrics", {}).update(
                 {f"env/{record['tag']}/{k}": v for k, v in found.items()}
             )
@@ -122,9 +122,8 @@ async def score_group(loop: Loop, options: EnvOptions, records: Sequence[Mapping
     """The environment's own `play_group` over the replies that its members gave: the one time that it is played to its end.
     In the order of `records`. Raises DataError where it asks for what no member was shown."""
     environment: Environment = await loop.environments.hold(options)
-    tasks = environment.tasks(options.split)
     seed, n = records[0]["seed"], len(records)
-    task = tasks[derive(seed, "task") % len(tasks)]
+    task = await task_of(environment, options.split, seed)
     policy = RecordedPolicy(options, records)
     seeds = [derive(seed, member) for member in range(n)]
     playing = environment.play_group(task, policy, n, seeds=seeds)
