@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import pickle
@@ -70,6 +71,22 @@ def test_a_group_that_comes_from_other_processes_is_scored_by_what_its_rollouts_
     rollouts = group(["x", "xxx"])
     for rollout in rollouts:
         rollout.meta_info = pickle.loads(pickle.dumps(json.loads(json.dumps(rollout.meta_info))))
+    a_filter().filter(0, 0, rollouts)
+    assert scores(rollouts) == [0.0, 1.0]
+
+
+class Elsewhere(dict):
+    """Columns as ROLL has them where they are kept by another process: what is read is a copy."""
+
+    def __getitem__(self, name):
+        return copy.deepcopy(super().__getitem__(name))
+
+
+def test_scores_reach_columns_that_are_kept_elsewhere():
+    rollouts = group(["x", "xxx"])
+    for rollout in rollouts:
+        rollout.batch = Elsewhere(rollout.batch.items())
+        rollout.non_tensor_batch = Elsewhere(rollout.non_tensor_batch)
     a_filter().filter(0, 0, rollouts)
     assert scores(rollouts) == [0.0, 1.0]
 

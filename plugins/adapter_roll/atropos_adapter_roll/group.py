@@ -4,6 +4,7 @@ group. ROLL calls it once for each group, in the process that holds the queue, b
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ class GroupFilter:
         self._dropped_in_a_row = 0
 
     def filter(self, group_id: int, episode_id: int, group: Sequence[Any]) -> bool:
-        """`group`: DataProtos. Those of a group that is scored here are changed in place. Raises NoProgress where one group
+        """`group`: DataProtos. Those of a group that is scored here get their scores in them. Raises NoProgress where one group
         after another fails, and what a group's environment raises for how it is used."""
         members = [rollout for rollout in group if rollout is not None]  # None: a manager that has left
         records = [rollout.meta_info.pop("atropos", None) for rollout in members]
@@ -106,16 +107,19 @@ def why_failed(rollout: Any, record: Mapping[str, Any] | None) -> str:
 
 def put_score(rollout: Any, score: float) -> None:
     """Make `score` the reward of the last step, in every place where ROLL keeps it: `batch["scores"]` [S, T] at the last
-    token of the last row, `episode_scores` [S], `step_scores` (of S rows, or of one row all its steps)."""
-    scores, mask = rollout.batch["scores"], rollout.batch["attention_mask"]
+    token of the last row, `episode_scores` [S], `step_scores` (of S rows, or of one row all its steps). Columns are copied,
+    changed and put back: ROLL may keep them elsewhere, and then what is read is a copy already."""
+    scores, mask = copy.deepcopy(rollout.batch["scores"]), rollout.batch["attention_mask"]
     scores[-1][int(mask[-1].sum()) - 1] = score
+    rollout.batch["scores"] = scores
     columns = rollout.non_tensor_batch
-    columns["episode_scores"][:] = score
-    steps = columns["step_scores"]
+    episode, steps = copy.deepcopy(columns["episode_scores"]), copy.deepcopy(columns["step_scores"])
+    episode[:] = score
     if isinstance(steps[-1], (list, np.ndarray)):
         steps[-1][-1] = score
     else:
         steps[-1] = score
+    columns["episode_scores"], columns["step_scores"] = episode, steps
 
 
 async def score_group(loop: Loop, options: EnvOptions, records: Sequence[Mapping[str, Any]]) -> list[Episode | Failed]:
