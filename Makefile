@@ -37,7 +37,7 @@ test-roll: .venv-roll/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m pytest tests/roll plugins/adapter_roll/tests
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
-soak: .venv/test.stamp .venv-vllm/stamp
+soak: .venv/test.stamp .venv-vllm/stamp .venv-roll/stamp
 	$(PIP) --no-build-isolation -e '.[soak]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak_mutants
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak
@@ -47,6 +47,7 @@ soak: .venv/test.stamp .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_ensemble
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_health
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.observing
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m benchmarks.soak_roll
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm
 
 # Beside TRL, in an environment of its own.

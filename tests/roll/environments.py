@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from atropos_core.conversation import Conversation
 from atropos_core.interfaces import Environment, Policy, Score
-from atropos_core.types import Episode, Failed, Split, Task
+from atropos_core.types import Episode, Failed, Message, Split, Task
 
 HERE = "tests.roll.environments"
 
@@ -39,6 +39,16 @@ class Raises(One):
     async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         await Conversation(policy, seed=seed).reply(*task.messages)
         raise ZeroDivisionError("a tool divided by zero")
+
+
+class FailsOnRequest(One):
+    async def score(self, task: Task, reply: Message) -> float:
+        if reply["content"] == "fail":
+            raise ZeroDivisionError("as it was asked to")
+        return 1.0
+
+    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        return await Environment.play(self, task, policy, seed=seed)
 
 
 class RaisesAtOnce(One):
@@ -120,7 +130,7 @@ class Blocks(One):
     async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
         await talk.reply(*task.messages)
-        time.sleep(1.5)  # noqa: ASYNC251 - what it must not do
+        time.sleep(2.5)  # noqa: ASYNC251 - what it must not do
         return talk.episode(Score(1.0))
 
 

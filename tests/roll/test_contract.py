@@ -174,7 +174,7 @@ def test_3_what_only_looks_like_the_end_of_a_turn_stays():
 @pytest.mark.parametrize("environment", ["Raises", "NotANumber", "Sleeps", "Endless", "AsksForFour", "One"])
 def test_3_whatever_ends_an_episode_ends_it_for_roll(environment):
     """T looks at `terminated` alone."""
-    env = make(f"{HERE}:{environment}", step_deadline_s=0.3, max_steps=2)
+    env = make(f"{HERE}:{environment}", step_deadline_s=1.0, max_steps=2)
     env.reset(seed=1)
     over, steps = False, 0
     while not over:

@@ -49,12 +49,12 @@ def test_an_exception_is_a_marked_failure_with_its_cause(environment, cause, cap
 
 
 def test_an_environment_that_does_nothing_is_cancelled_and_cleaned_up_in_time():
-    env = make("Sleeps", step_deadline_s=0.3)
+    env = make("Sleeps", step_deadline_s=1.0)
     env.reset(seed=1)
     start = time.monotonic()
     step = env.step("x")
-    assert time.monotonic() - start < 3
-    assert failed(step) == "the environment did nothing for 0.3 s"
+    assert time.monotonic() - start < 10
+    assert failed(step) == "the environment did nothing for 1 s"
     assert step[3], "truncated as well"
     assert step[4]["metrics"]["timed_out"] == 1.0
     assert env.env_timeout
@@ -110,10 +110,10 @@ def test_any_text_is_a_reply(action):
 
 
 def test_an_environment_that_blocks_the_loop_fails_and_the_others_go_on_afterwards():
-    blocking, other = make("Blocks", step_deadline_s=0.2, cleanup_deadline_s=0.2), make("One")
+    blocking, other = make("Blocks", step_deadline_s=0.5, cleanup_deadline_s=0.2), make("One")
     blocking.reset(seed=1)
     other.reset(seed=1)
-    assert failed(blocking.step("x")) == "the environment did nothing for 0.2 s"
+    assert failed(blocking.step("x")) == "the environment did nothing for 0.5 s"
     assert other.step("four")[1] == 0.04
     blocking.close()
     other.close()

@@ -23,6 +23,7 @@ from atropos_core.rollouts import checked, failed_by
 from atropos_core.tokenizer import message_of
 from atropos_core.types import Completion, Episode, Failed, Message, Sampling, Tokens
 
+START_DEADLINE_S = 30.0  # for the loop to take up a play: beyond it, another one holds the loop
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +50,7 @@ class Play:
         self._waiting: Asked | None = None  # whose prompt was taken, and not answered yet
         self._cleanup_deadline_s = cleanup_deadline_s
         self._policy = AskingPolicy(self._events.put, action_deadline_s)
-        self._task = loop.start(self._run(playing, episode_deadline_s), cleanup_deadline_s)
+        self._task = loop.start(self._run(playing, episode_deadline_s), START_DEADLINE_S)
 
     async def _run(self, playing: Playing, deadline_s: float) -> None:
         try:

@@ -5,6 +5,7 @@ env_config: {environment: "atropos_adapter_roll.trial:Stock", max_steps: 3}
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from atropos_core.conversation import Conversation
@@ -39,14 +40,7 @@ class Stock(Environment):
         self.orders: list[tuple[str, object]] = []  # task and count
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        return [self._task(split, number) for number in range(1000)]
-
-    def _task(self, split: Split, number: int) -> Task:
-        there = derive(0, split, number) % FULL
-        ask = {"role": "user", "content": f"Fill the shelf of item {number}."}
-        return Task(
-            f"{split}-{number}", ({"role": "system", "content": SYSTEM}, ask), str(FULL - there), {"there": there}
-        )
+        return shelves(split)
 
     async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed, tools=TOOLS)
@@ -69,6 +63,17 @@ class Stock(Environment):
             ordered.append(arguments.get("count"))
             return {"role": "tool", "content": "ordered"}
         return {"role": "tool", "content": f"there is no tool {call['name']!r}"}
+
+
+@functools.cache
+def shelves(split: Split) -> Sequence[Task]:
+    return [shelf(split, number) for number in range(1000)]
+
+
+def shelf(split: Split, number: int) -> Task:
+    there = derive(0, split, number) % FULL
+    ask = {"role": "user", "content": f"Fill the shelf of item {number}."}
+    return Task(f"{split}-{number}", ({"role": "system", "content": SYSTEM}, ask), str(FULL - there), {"there": there})
 
 
 def right_replies(task: Task) -> list[str]:

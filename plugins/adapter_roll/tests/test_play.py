@@ -115,11 +115,11 @@ def test_a_trainer_that_never_answers_ends_the_play_from_inside(loop):
         finally:
             tidied.set()
 
-    one = play(loop, playing, action=0.1)
+    one = play(loop, playing, action=0.5)
     assert isinstance(one.next(2), Asked)
     ended = one.next(2)
     assert isinstance(ended, Failed)
-    assert "the trainer gave no answer within 0.1 s" in ended.cause
+    assert "the trainer gave no answer within 0.5 s" in ended.cause
     assert tidied.is_set()
 
 
