@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import atropos_adapter_roll.env  # noqa: F401 - registers
+from atropos_adapter_roll.group import GroupFilter
 from atropos_adapter_roll.trial import Stock, right_replies
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.hosting import LocalEndpoint
@@ -21,6 +22,8 @@ from atropos_core.types import Completion, Draw, Sampling, Tokens
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.environment import Gsm8k
 from atropos_env_gsm8k.plugin import HERE as GSM8K
+from tests.roll.driver import manager
+from tests.roll.environments import HERE, Ranked
 
 TINY = ChatTokenizer(GSM8K / "tiny")
 STOCK = "atropos_adapter_roll.trial:Stock"
@@ -106,3 +109,21 @@ async def test_our_own_loop_and_gem_see_the_same_messages_and_rewards(name):
 
 def as_parsed(message):
     return message_of(message["content"]) if message["role"] == "assistant" else dict(message)
+
+
+async def test_a_group_that_its_environment_scores_has_our_own_loops_rewards():
+    """The members' replies meet in the group filter, in another order than they were given in."""
+    replies = ["a", "abcdef", "abc", "abcdef"]
+    own = Player(
+        {"it": Ranked()}, [WeightedReward("environment", EnvironmentReward(), 1.0, 9.0)], ScriptedEngine(replies), TINY,
+        deadline_s=9.0, deterministic=True,
+    )  # fmt: skip
+    draw = Draw(0, "it", "train", derive(5, "task") % 500, 5)
+    played = await own.play(draw, own.places(draw, 4), 4, Sampling())
+    rollouts = [
+        manager(lambda messages, reply=reply: reply, environment=f"{HERE}:Ranked", group_size=4, env_id=at).play(seed=5)
+        for at, reply in enumerate(replies)
+    ][::-1]
+    assert not GroupFilter(None, None, "train").filter(0, 0, rollouts)
+    scores = [rollout.non_tensor_batch["episode_scores"][0] for rollout in rollouts]
+    assert np.float32(scores[::-1]).tolist() == played.rewards.tolist() == np.float32([0, 1, 0.4, 1]).tolist()

@@ -176,6 +176,8 @@ def test_rolls_loader_finds_our_managers_and_they_are_its_own(name):
 def test_rolls_managers_play_an_environment_of_three_turns(cluster, monkeypatch, name, rows):
     from tests.roll.test_contract import stock_policy
 
+    holder = managers.env.AtroposEnv(environment=STOCK)
+    before = len(holder._environment.orders)
     wrong = lambda messages: stock_policy(messages) if len(messages) < 5 else "0"  # noqa: E731
     (groups, dropped), made = run(monkeypatch, [stock_policy, wrong], name, environment=STOCK, groups=2)
     assert dropped == 0
@@ -184,9 +186,9 @@ def test_rolls_managers_play_an_environment_of_three_turns(cluster, monkeypatch,
     ] * 2
     assert all(one["in_tensor"] == one["score"] and one["rows"] == rows for group in groups for one in group)
     assert all(one["metrics"]["env/Tag/failed"] == 0.0 for group in groups for one in group)
-    assert len(made[0].env._environment.orders) == 4, "two members, two episodes, one order each"
-    for manager in made:
-        manager.env.close()
+    assert len(holder._environment.orders) == before + 4, "two members, two episodes, one order each"
+    for env in (holder, *(manager.env for manager in made)):
+        env.close()
 
 
 @pytest.mark.parametrize("name", list(managers.BASES))

@@ -115,12 +115,12 @@ def check_package(name: str) -> Finding:
 
 def check_roll() -> Finding:
     """Whether ROLL's env managers can be had, with our additions."""
-    from atropos_adapter_roll import managers
-
     if _version("roll") is not None:
         detail = f"the installed distribution `roll` {_version('roll')} is a web framework, not alibaba/ROLL"
         return Finding("ROLL", False, detail, "pip uninstall roll, and put a checkout of alibaba/ROLL on PYTHONPATH.")
     try:
+        from atropos_adapter_roll import managers
+
         made = [getattr(managers, name).__name__ for name in managers.BASES]
     except FitError as error:
         return Finding("ROLL", None, Exception.__str__(error), error.remedy or "")

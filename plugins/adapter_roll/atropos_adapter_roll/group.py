@@ -21,7 +21,6 @@ from atropos_adapter_roll.reward import parts_of
 from atropos_adapter_roll.shared import Loop, shared_loop
 from atropos_core.errors import DataError, FitError, NoProgress
 from atropos_core.interfaces import Environment
-from atropos_core.policy import within
 from atropos_core.rollouts import checked, failed_by
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Episode, Failed, Sampling, Tokens
@@ -72,9 +71,8 @@ class GroupFilter:
                 "a group's members do not show one task: ROLL's group is not what it was when it was played."
             )
         loop = shared_loop()
-        limit_s = options.open_deadline_s + options.episode_deadline_s + 1
         try:
-            played = loop.call(score_group(loop, options, records), limit_s, "scoring a group")
+            played = loop.call(score_group(loop, options, records), options.episode_deadline_s, "scoring a group")
         except FitError:
             raise  # it would be so for every group
         except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
@@ -130,8 +128,7 @@ async def score_group(loop: Loop, options: EnvOptions, records: Sequence[Mapping
     task = await task_of(environment, options.split, seed)
     policy = RecordedPolicy(options, records)
     seeds = [derive(seed, member) for member in range(n)]
-    playing = environment.play_group(task, policy, n, seeds=seeds)
-    played = await within(playing, options.episode_deadline_s, "play_group()")
+    played = await environment.play_group(task, policy, n, seeds=seeds)
     if len(played) != n:
         raise DataError(f"play_group() was asked for {n} plays and gave {len(played)}")
     found: dict[int, Episode | Failed] = {}
