@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
 from atropos_core.conversation import Conversation
 from atropos_core.interfaces import Environment, Policy, Score
-from atropos_core.types import Episode, Failed, Message, Split, Task
+from atropos_core.types import Completion, Episode, Failed, Message, Rollout, Split, Task, Tokens
 
 HERE = "tests.roll.environments"
 
@@ -154,6 +155,39 @@ class Ranked(One):
         span = max(lengths) - min(lengths) or 1
         scores = [(length - min(lengths)) / span for length in lengths]
         return [talk.episode(Score(score)) for talk, score in zip(talks, scores, strict=True)]
+
+
+class RankedAtOnce(Ranked):
+    """As Ranked, with one call of the policy for all members."""
+
+    async def play_group(
+        self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
+    ) -> Sequence[Episode | Failed | BaseException]:
+        prompt = await policy.render(task.messages)
+        completions = await policy.sample(prompt, n=n, seed=seeds[0])
+        messages = [await policy.parse(completion.tokens) for completion in completions]
+        longest = max(len(message["content"]) for message in messages)
+        return [
+            Episode((rollout_of(prompt, completion),), len(message["content"]) / longest, messages=(message,))
+            for completion, message in zip(completions, messages, strict=True)
+        ]
+
+
+def rollout_of(prompt: Tokens, completion: Completion) -> Rollout:
+    said = np.arange(len(prompt) + len(completion.tokens)) >= len(prompt)
+    tokens = np.concatenate([prompt, completion.tokens])
+    return Rollout(tokens, said, said, said.astype(np.float32), said.astype(np.int32), completion.temperature)
+
+
+class ChangesTools(One):
+    """Other tools for its second conversation."""
+
+    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        talk = Conversation(policy, seed=seed, tools=[{"name": "one"}])
+        await talk.reply(*task.messages)
+        other = Conversation(policy, seed=seed, tools=[{"name": "another"}])
+        await other.reply(*task.messages)
+        return talk.episode(Score(1.0))
 
 
 class RankedInTwo(Ranked):

@@ -251,6 +251,11 @@ def test_4_a_history_that_is_rewritten_is_noticed_in_a_delta_and_fine_as_a_list(
     assert rollout.non_tensor_batch["episode_scores"].tolist() == [1.0, 1.0]
 
 
+def test_4_tools_that_change_are_noticed_where_roll_would_not_hear_of_them():
+    rollout = manager(lambda messages: "x", of=OurNative, environment=f"{HERE}:ChangesTools").play(seed=1)
+    assert "changed its tools" in rollout.meta_info["atropos"]["failed"]
+
+
 @pytest.mark.parametrize(("of", "wrong"), [(None, "messages"), (OurNative, "delta")])
 def test_4_a_manager_refuses_the_other_ones_observations(of, wrong):
     with pytest.raises(ConfigError, match="Set env_config.observation"):

@@ -66,6 +66,21 @@ def test_members_with_the_same_reply_and_members_out_of_order_get_their_own_scor
     assert scores(rollouts) == pytest.approx([1.0, 1 / 3, 1.0, 0.0])
 
 
+def test_an_environment_may_ask_for_all_its_members_at_once():
+    rollouts = group(["xx", "xxxx", "x"], f"{HERE}:RankedAtOnce")
+    assert not a_filter().filter(0, 0, rollouts)
+    assert scores(rollouts) == [0.5, 1.0, 0.25]
+
+
+def test_a_groups_environment_is_held_once_however_many_groups_it_scores():
+    one = a_filter()
+    for seed in range(4):
+        assert not one.filter(0, seed, group(["x", "xx"], seed=seed, options={"label": "held"}))
+    holders = shared_loop().environments._holders
+    [key] = [key for key in holders if '"held"' in key]
+    assert holders[key] == 4 * 2 + 1, "each member's, and the filter's"
+
+
 def test_a_group_that_comes_from_other_processes_is_scored_by_what_its_rollouts_carry():
     """A record is plain data: nothing of the worker that played is needed."""
     rollouts = group(["x", "xxx"])

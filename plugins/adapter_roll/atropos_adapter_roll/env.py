@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -67,6 +67,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         self._environment: Environment | None = None
         self._play: Play | None = None
         self._history: Tokens | None = None
+        self._tools: Sequence[Mapping[str, Any]] = ()
         self._record: Record | None = None
         self._resets = 0
         self._group_size = 1  # beyond 1: the replies of a group's members are scored together, elsewhere
@@ -95,6 +96,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
             self.env_reset_failed = True
             return self._said(f"The environment failed: {record.failed}"), {**info, "failure_mode": record.failed}
         record.first = shown.observation
+        self._tools = shown.tools
         if self.options.observation == "messages":
             info["tools"] = [dict(tool) for tool in shown.tools]
         return shown.observation, info
@@ -175,6 +177,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
             action_deadline_s=options.action_deadline_s,
             episode_deadline_s=options.episode_deadline_s,
             cleanup_deadline_s=options.cleanup_deadline_s,
+            members=size,
         )
         return self._play.next(options.step_deadline_s)
 
@@ -185,6 +188,8 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
             shown = show(self.options, asked.prompt, self._history)
         except DataError as error:
             return self._fail(failed_by(error, "step"))
+        if self.options.observation == "messages" and shown.tools != self._tools:
+            return self._fail(Failed("the environment changed its tools, of which ROLL hears at reset alone"))
         info: dict[str, Any] = {"metrics": {}, "metrics_agg_mode": {}}
         return shown.observation, 0.0, False, False, {**info, "use_tool": True} if shown.tool else info
 
@@ -202,7 +207,8 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         self._stop()
         self._record.ended, self._record.failed = True, event.cause
         self.env_info["failed"] = event.cause
-        log.warning("%s, task %r: %s\n%s", self.options.environment, self._record.task, event.cause, event.trace)
+        said = f"{event.cause}\n{event.trace}".rstrip()
+        log.warning("%s, task %r: %s", self.options.environment, self._record.task, said)
         return self._ended(truncated=truncated or self.env_timeout)
 
     def _ended(self, *, truncated: bool = False, environment: Any = None) -> Step:

@@ -18,7 +18,7 @@ from atropos_adapter_roll.env import Record, metrics_of, task_of
 from atropos_adapter_roll.observation import show
 from atropos_adapter_roll.play import AskingPolicy, completion
 from atropos_adapter_roll.reward import parts_of
-from atropos_adapter_roll.shared import Loop, shared_loop
+from atropos_adapter_roll.shared import shared_loop
 from atropos_core.errors import DataError, FitError, NoProgress
 from atropos_core.interfaces import Environment
 from atropos_core.rollouts import checked, failed_by
@@ -35,6 +35,7 @@ class GroupFilter:
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:
         self._mode = mode
         self._dropped_in_a_row = 0
+        self._environments: dict[str, Environment] = {}  # held as long as the process lives
 
     def filter(self, group_id: int, episode_id: int, group: Sequence[Any]) -> bool:
         """`group`: DataProtos. Those of a group that is scored here get their scores in them. Raises NoProgress where one group
@@ -51,14 +52,8 @@ class GroupFilter:
             self._dropped_in_a_row = 0
             return False
         self._dropped_in_a_row += 1
-        log.warning(
-            "group %s, episode %s is dropped: %d of %d plays failed; %s",
-            group_id,
-            episode_id,
-            len(causes),
-            len(members),
-            causes[0],
-        )
+        counts = f"{len(causes)} of {len(members)} plays failed"
+        log.warning("group %s, episode %s is dropped: %s; %s", group_id, episode_id, counts, causes[0])
         if self._dropped_in_a_row >= PATIENCE:
             raise NoProgress(f"the last {PATIENCE} groups were all dropped; of the last: {causes[0]}")
         return True
@@ -70,9 +65,10 @@ class GroupFilter:
             raise DataError(
                 "a group's members do not show one task: ROLL's group is not what it was when it was played."
             )
-        loop = shared_loop()
+        environment = self._hold(options)
+        scoring = score_group(environment, options, records)
         try:
-            played = loop.call(score_group(loop, options, records), options.episode_deadline_s, "scoring a group")
+            played = shared_loop().call(scoring, options.episode_deadline_s, "scoring a group")
         except FitError:
             raise  # it would be so for every group
         except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
@@ -91,6 +87,14 @@ class GroupFilter:
             )
             put_score(rollout, sum(parts.values()))
         return []
+
+    def _hold(self, options: EnvOptions) -> Environment:
+        key = options.model_dump_json()
+        if key not in self._environments:
+            loop = shared_loop()
+            opening = loop.environments.hold(options)
+            self._environments[key] = loop.call(opening, options.open_deadline_s, f"opening {options.environment!r}")
+        return self._environments[key]
 
 
 def why_failed(rollout: Any, record: Mapping[str, Any] | None) -> str:
@@ -120,10 +124,11 @@ def put_score(rollout: Any, score: float) -> None:
     columns["episode_scores"], columns["step_scores"] = episode, steps
 
 
-async def score_group(loop: Loop, options: EnvOptions, records: Sequence[Mapping[str, Any]]) -> list[Episode | Failed]:
+async def score_group(
+    environment: Environment, options: EnvOptions, records: Sequence[Mapping[str, Any]]
+) -> list[Episode | Failed]:
     """The environment's own `play_group` over the replies that its members gave: the one time that it is played to its end.
     In the order of `records`. Raises DataError where it asks for what no member was shown."""
-    environment: Environment = await loop.environments.hold(options)
     seed, n = records[0]["seed"], len(records)
     task = await task_of(environment, options.split, seed)
     policy = RecordedPolicy(options, records)
@@ -149,7 +154,7 @@ class RecordedPolicy(AskingPolicy):
     """Gives the members' replies, one each, in the order in which they are asked for."""
 
     def __init__(self, options: EnvOptions, records: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(lambda asked: None, options.action_deadline_s)
+        super().__init__(lambda asked: None, options.action_deadline_s, members=len(records))
         self._options = options
         self._records = records
         self._given = 0

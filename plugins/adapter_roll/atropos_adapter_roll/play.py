@@ -43,13 +43,20 @@ class Play:
     """Runs `playing(policy)` on the loop. One other thread calls `next`, `answer` and `stop`."""
 
     def __init__(
-        self, loop: Loop, playing: Playing, *, action_deadline_s: float, episode_deadline_s: float, cleanup_deadline_s: float
-    ) -> None:  # fmt: skip
+        self,
+        loop: Loop,
+        playing: Playing,
+        *,
+        action_deadline_s: float,
+        episode_deadline_s: float,
+        cleanup_deadline_s: float,
+        members: int = 1,
+    ) -> None:
         self._loop = loop
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._waiting: Asked | None = None  # whose prompt was taken, and not answered yet
         self._cleanup_deadline_s = cleanup_deadline_s
-        self._policy = AskingPolicy(self._events.put, action_deadline_s)
+        self._policy = AskingPolicy(self._events.put, action_deadline_s, members=members)
         self._task = loop.start(self._run(playing, episode_deadline_s), START_DEADLINE_S)
 
     async def _run(self, playing: Playing, deadline_s: float) -> None:
@@ -108,13 +115,15 @@ class Play:
 
 
 class AskingPolicy(Policy):
-    """A policy whose replies come from elsewhere: `ask` passes every call on."""
+    """A policy whose replies come from elsewhere: `ask` passes every call on. With `members` above 1 the play is that of a
+    group whose replies meet elsewhere: it may ask for all of them at once, and is stopped before it gets any."""
 
-    def __init__(self, ask: Callable[[Asked], None], action_deadline_s: float) -> None:
+    def __init__(self, ask: Callable[[Asked], None], action_deadline_s: float, *, members: int = 1) -> None:
         self.sampling = Sampling()
         self.closed = False
         self._ask = ask
         self._deadline_s = action_deadline_s
+        self._members = members
 
     async def render(
         self,
@@ -137,7 +146,7 @@ class AskingPolicy(Policy):
         deadline_s: float | None = None,
     ) -> list[Completion]:
         """Temperature, length and seed are the trainer's: what is asked here does not reach it."""
-        if n != 1:
+        if not 1 <= n <= self._members:
             raise DataError(
                 f"sample(n={n}): an episode in ROLL is one conversation, and cannot hold {n} replies to one prompt.",
                 remedy="Ask for one reply at a time; several plays of a task are members of a group, each with an episode.",
