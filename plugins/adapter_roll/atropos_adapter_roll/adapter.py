@@ -12,13 +12,12 @@ from typing import Any
 
 from atropos_adapter_roll.config import AdapterOptions
 from atropos_adapter_roll.recipe import MANAGERS, whole
-from atropos_adapter_roll.trial import Stock, right_replies
+from atropos_adapter_roll.trial import TRIAL, Stock, right_replies
 from atropos_core.config import RunConfig
 from atropos_core.errors import AtroposError, FitError
 from atropos_core.interfaces import Adapter, Finding
 from atropos_core.registry import cuda_devices
 
-TRIAL = "atropos_adapter_roll.trial:Stock"
 TESTED = {"gem-llm": ("0.1.0", "0.0.4"), "ray": ("2.56.0",)}
 SCRIPT = """#!/usr/bin/env bash
 # Trains in ROLL by the roll.yaml beside this file. ROLL is a checkout of alibaba/ROLL, unmodified.
@@ -114,20 +113,33 @@ def check_package(name: str) -> Finding:
 
 
 def check_roll() -> Finding:
-    """Whether ROLL's env managers can be had, with our additions."""
+    """Whether an episode goes through ROLL's env managers, with our additions."""
     if _version("roll") is not None:
         detail = f"the installed distribution `roll` {_version('roll')} is a web framework, not alibaba/ROLL"
         return Finding("ROLL", False, detail, "pip uninstall roll, and put a checkout of alibaba/ROLL on PYTHONPATH.")
     try:
         from atropos_adapter_roll import managers
 
-        made = [getattr(managers, name).__name__ for name in managers.BASES]
+        for name in managers.BASES:
+            getattr(managers, name)
     except FitError as error:
         return Finding("ROLL", None, Exception.__str__(error), error.remedy or "")
     except ImportError as error:
         return Finding("ROLL", False, f"its env managers do not import: {error}", "Install ROLL's requirements.")
-    where = getattr(importlib.import_module("roll"), "__path__", ["?"])
-    return Finding("ROLL", True, f"{', '.join(made)} from {next(iter(where), '?')}")
+    from atropos_adapter_roll.through_roll import play_through
+
+    played = []
+    for name in managers.BASES:
+        try:
+            steps, score = play_through(name)
+        except Exception as error:  # noqa: BLE001 - the boundary to ROLL's code, of whatever version
+            detail = f"{name} played no episode: {type(error).__name__}: {error}"
+            return Finding("ROLL", False, detail, "docs/roll.md says which versions were tested.")
+        played.append((score == 1.0, f"{name}: {steps} replies, score {score:g}"))
+    where = next(iter(getattr(importlib.import_module("roll"), "__path__", ["?"])), "?")
+    fine = all(right for right, _ in played)
+    remedy = "" if fine else "The right replies must earn 1: docs/roll.md says which versions were tested."
+    return Finding("ROLL", fine, f"{'; '.join(said for _, said in played)}; from {where}", remedy)
 
 
 def check_gpus() -> Finding:

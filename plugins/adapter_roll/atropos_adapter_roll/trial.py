@@ -13,6 +13,7 @@ from atropos_core.interfaces import Environment, Policy, Score
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Message, Split, Task
 
+TRIAL = f"{__name__}:Stock"
 FULL = 20
 SYSTEM = (
     f"You run a shop. Every shelf holds {FULL}. Look a shelf up, order what is missing, then say how many you ordered."
