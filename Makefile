@@ -1,14 +1,15 @@
 # Two commands: `make run` trains the tiny policy, `make test` runs every test that needs nothing but this machine.
-# With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; with atroposlib: `make test-atroposlib`.
+# With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; with atroposlib: `make test-atroposlib`; in gem: `make test-roll`.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
+ROLL_PIP := .venv-roll/bin/python -m pip --disable-pip-version-check install -q --no-deps
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 
-.PHONY: run test lint vllm test-vllm test-atroposlib soak bench bench-bridges bench-api clean
+.PHONY: run test lint vllm test-vllm test-atroposlib test-roll soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -31,8 +32,12 @@ test-vllm: .venv-vllm/stamp
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest tests/atroposlib
 
+# Our environments in gem and in a Ray actor, with the real packages; with ROLL's own classes where ROLL_SOURCE names a checkout.
+test-roll: .venv-roll/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m pytest tests/roll plugins/adapter_roll/tests
+
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
-soak: .venv/test.stamp .venv-vllm/stamp
+soak: .venv/test.stamp .venv-vllm/stamp .venv-roll/stamp
 	$(PIP) --no-build-isolation -e '.[soak]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak_mutants
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak
@@ -42,6 +47,7 @@ soak: .venv/test.stamp .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_ensemble
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_health
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.observing
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m benchmarks.soak_roll
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm
 
 # Beside TRL, in an environment of its own.
@@ -91,10 +97,20 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	.venv-atroposlib/bin/python -c 'import atroposlib.envs.base, atroposlib.api, example_trainer.api'
 	touch $@
 
+.venv-roll/stamp: pyproject.toml requirements-roll.txt constraints.txt plugins/adapter_roll/pyproject.toml plugins/env_gsm8k/pyproject.toml
+	@echo "installing gem and Ray into .venv-roll (two minutes, 1.6 GB; torch is the most of it)"
+	$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit("gem-llm 0.1.0 is for Python 3.11; this is " + sys.version)'
+	test -x .venv-roll/bin/python || $(PYTHON) -m venv .venv-roll
+	$(ROLL_PIP) -r requirements-roll.txt
+	$(ROLL_PIP) -c constraints.txt torch
+	$(ROLL_PIP) --no-build-isolation -e . -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
+	.venv-roll/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
+	touch $@
+
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-atroposlib .venv-trl .venv-vllm build dist
+	rm -rf .venv .venv-atroposlib .venv-roll .venv-trl .venv-vllm build dist

@@ -53,7 +53,7 @@ class Player:
     def places(self, draw: Draw, n: int) -> list[Place]:
         """Where the plays of this draw stand. Call before any of them starts, for all draws of a round."""
         places: list[Place] = [
-            (draw.id, member) for member in range(1 if _plays_groups(self.environments[draw.environment]) else n)
+            (draw.id, member) for member in range(1 if plays_groups(self.environments[draw.environment]) else n)
         ]
         if self._turnstile is not None:
             for place in places:
@@ -71,7 +71,7 @@ class Player:
             ) from error
         seeds = [derive(draw.seed, member) for member in range(n)]
         with timed(self._profile, f"environment.{draw.environment}/play", n):
-            if not _plays_groups(environment):
+            if not plays_groups(environment):
                 one = [
                     self._play_one(environment, task, place, seed, sampling)
                     for place, seed in zip(places, seeds, strict=True)
@@ -86,11 +86,11 @@ class Player:
     ) -> Episode | Failed:
         policy = self._policy(place, sampling)
         try:
-            return _checked(await within(environment.play(task, policy, seed=seed), self._deadline_s, "play()"))
+            return checked(await within(environment.play(task, policy, seed=seed), self._deadline_s, "play()"))
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
-            return _failed(error, "play")
+            return failed_by(error, "play")
         finally:
             self._leave(place)
 
@@ -107,11 +107,11 @@ class Player:
             for one in played:
                 if isinstance(one, FATAL):
                     raise one
-            return [_failed(one, "play") if isinstance(one, BaseException) else _checked(one) for one in played]
+            return [failed_by(one, "play") if isinstance(one, BaseException) else checked(one) for one in played]
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
-            return [_failed(error, "play_group")] * len(seeds)
+            return [failed_by(error, "play_group")] * len(seeds)
         finally:
             self._leave(place)
 
@@ -128,7 +128,7 @@ class Player:
             raise
         except AtroposError as error:
             return ScoredGroup(
-                draw, task, (), np.zeros(0, np.float32), {}, (*failed, *[_failed(error, "reward")] * len(episodes))
+                draw, task, (), np.zeros(0, np.float32), {}, (*failed, *[failed_by(error, "reward")] * len(episodes))
             )
         for of, rewards in zip(self._rewards, answers, strict=True):
             parts[of.name] = rewards
@@ -169,7 +169,8 @@ class Player:
             self._turnstile.leave(place)
 
 
-def _plays_groups(environment: Environment) -> bool:
+def plays_groups(environment: Environment) -> bool:
+    """Whether it plays and scores the members of a group together."""
     return type(environment).play_group is not Environment.play_group
 
 
@@ -183,7 +184,7 @@ def task_count(name: str, environment: Environment, split: Split) -> int:
         raise DataError(f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
 
 
-def _checked(episode: Episode | Failed) -> Episode | Failed:
+def checked(episode: Episode | Failed) -> Episode | Failed:
     """With plain numbers, whatever kind the environment computed with. Raises DataError for what is no episode."""
     if isinstance(episode, Failed):
         return episode
@@ -200,7 +201,8 @@ def _checked(episode: Episode | Failed) -> Episode | Failed:
     )
 
 
-def _failed(error: BaseException, where: str) -> Failed:
+def failed_by(error: BaseException, where: str) -> Failed:
+    """What an exception of a play is, as data."""
     trace = "" if isinstance(error, AtroposError) else "".join(traceback.format_exception(error))
     text = str(error).splitlines()[0] if str(error) else ""
     return Failed(f"{type(error).__name__}: {text}", where, trace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,20 @@ def described() -> dict[str, Any]:
     return {
         "commit": commit + ("+changes" if changed else ""),
         "python": platform.python_version(),
-        "torch": version("torch"),
-        "transformers": version("transformers"),
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "load_at_start": round(os.getloadavg()[0], 1),
     }
+
+
+def _version(distribution: str) -> str | None:
+    """None where this environment is without it."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def _git(*arguments: str) -> str:

@@ -1,0 +1,1 @@
+"""Environments of Atropos as `gem.Env`, for ROLL and for gem itself."""

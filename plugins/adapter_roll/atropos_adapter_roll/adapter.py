@@ -1,0 +1,155 @@
+"""The adapter `roll`: files for ROLL, what is installed, and whether an episode goes through."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from atropos_adapter_roll.config import AdapterOptions
+from atropos_adapter_roll.recipe import MANAGERS, whole
+from atropos_adapter_roll.trial import TRIAL, Stock, right_replies
+from atropos_core.config import RunConfig
+from atropos_core.errors import AtroposError, FitError
+from atropos_core.interfaces import Adapter, Finding
+from atropos_core.registry import cuda_devices
+
+TESTED = {"gem-llm": ("0.1.0", "0.0.4"), "ray": ("2.56.0",)}
+SCRIPT = """#!/usr/bin/env bash
+# Trains in ROLL by the roll.yaml beside this file. ROLL is a checkout of alibaba/ROLL, unmodified.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+: "${ROLL:?set ROLL to the directory of a checkout of alibaba/ROLL}"
+export PYTHONPATH="$ROLL${PYTHONPATH:+:$PYTHONPATH}"
+python -c 'from atropos_adapter_roll.managers import MANAGER'
+exec python "$ROLL/examples/start_agentic_pipeline.py" \\
+  --config_path "$(realpath --relative-to="$ROLL/examples" "$here")" --config_name roll "$@"
+"""
+
+
+class RollAdapter(Adapter):
+    def __init__(self, options: AdapterOptions) -> None:
+        self._options = options
+
+    def export(self, run: RunConfig, out: Path) -> list[Path]:
+        """Write `roll.yaml` and `run.sh` into `out`, over older ones. Raises ConfigError for what ROLL cannot take over."""
+        manager, _ = MANAGERS[self._options.manager]
+        out.mkdir(parents=True, exist_ok=True)
+        written = [out / "roll.yaml", out / "run.sh"]
+        for path, text in zip(written, (whole(run, self._options), SCRIPT.replace("MANAGER", manager)), strict=True):
+            path.write_text(text)
+        written[1].chmod(0o755)
+        return written
+
+    def versions(self) -> Mapping[str, str]:
+        """Of what takes part, as far as it is installed."""
+        found = {"python": platform.python_version()}
+        for name in ("atropos-core", "atropos-plugin-adapter-roll", "gem-llm", "ray", "torch", "vllm", "transformers"):
+            if (known := _version(name)) is not None:
+                found[name] = known
+        return found
+
+    def doctor(self) -> Sequence[Finding]:
+        return [check_python(), *(check_package(name) for name in TESTED), check_roll(), check_gpus(), self._trial()]
+
+    def _trial(self) -> Finding:
+        """One episode through gem's real classes."""
+        subject = "an episode"
+        try:
+            import gem
+
+            import atropos_adapter_roll.env  # noqa: F401 - registers
+        except ImportError as error:
+            return Finding(subject, False, f"gem does not import: {error}", "pip install gem-llm==0.1.0 (Python 3.11)")
+        name = self._options.trial_environment or TRIAL
+        try:
+            env: Any = gem.make(
+                "atropos", environment=name, max_steps=self._options.max_turns if name != TRIAL else None
+            )
+            try:
+                steps, reward = play_once(env)
+                failed = env.record()["failed"]
+            finally:
+                env.close()
+        except AtroposError as error:
+            return Finding(subject, False, f"{name}: {Exception.__str__(error)}", error.remedy or "See the error.")
+        detail = f"{name} by gem.make: {steps} replies, reward {reward:g}"
+        if failed:
+            return Finding(subject, False, f"{name}: {failed}", "`atropos check` puts an environment to the test.")
+        right = name != TRIAL or reward == 1.0
+        return Finding(subject, right, detail, "" if right else "The right replies must earn 1: reinstall the adapter.")
+
+
+def play_once(env: Any) -> tuple[int, float]:
+    """The right replies to the trial environment; to any other one a guess each turn."""
+    _, info = env.reset(seed=0)
+    tasks = {task.id: task for task in Stock().tasks("train")}
+    task = tasks.get(info["atropos"]["task"]) if env.options.environment == TRIAL else None
+    replies = right_replies(task) if task is not None else []
+    steps, total, over = 0, 0.0, False
+    while not over:
+        _, reward, over, _, _ = env.step(replies[steps] if steps < len(replies) else "0")
+        steps, total = steps + 1, total + reward
+    return steps, total
+
+
+def check_python() -> Finding:
+    fine = sys.version_info[:2] in ((3, 10), (3, 11))
+    remedy = "" if fine else "gem-llm 0.1.0 is for Python 3.11 and older: use 3.11."
+    return Finding("python", True if fine else None, platform.python_version(), remedy)
+
+
+def check_package(name: str) -> Finding:
+    found, tested = _version(name), TESTED[name]
+    if found is None:
+        return Finding(name, False if name == "gem-llm" else None, "not installed", f"pip install {name}=={tested[0]}")
+    if found in tested:
+        return Finding(name, True, found)
+    return Finding(name, None, found, f"Tested with {' and '.join(tested)}; others may work.")
+
+
+def check_roll() -> Finding:
+    """Whether an episode goes through ROLL's env managers, with our additions."""
+    if _version("roll") is not None:
+        detail = f"the installed distribution `roll` {_version('roll')} is a web framework, not alibaba/ROLL"
+        return Finding("ROLL", False, detail, "pip uninstall roll, and put a checkout of alibaba/ROLL on PYTHONPATH.")
+    try:
+        from atropos_adapter_roll import managers
+
+        for name in managers.BASES:
+            getattr(managers, name)
+    except FitError as error:
+        return Finding("ROLL", None, Exception.__str__(error), error.remedy or "")
+    except ImportError as error:
+        return Finding("ROLL", False, f"its env managers do not import: {error}", "Install ROLL's requirements.")
+    from atropos_adapter_roll.through_roll import play_through
+
+    played = []
+    for name in managers.BASES:
+        try:
+            steps, score = play_through(name)
+        except Exception as error:  # noqa: BLE001 - the boundary to ROLL's code, of whatever version
+            detail = f"{name} played no episode: {type(error).__name__}: {error}"
+            return Finding("ROLL", False, detail, "docs/roll.md says which versions were tested.")
+        played.append((score == 1.0, f"{name}: {steps} replies, score {score:g}"))
+    where = next(iter(getattr(importlib.import_module("roll"), "__path__", ["?"])), "?")
+    fine = all(right for right, _ in played)
+    remedy = "" if fine else "The right replies must earn 1: docs/roll.md says which versions were tested."
+    return Finding("ROLL", fine, f"{'; '.join(said for _, said in played)}; from {where}", remedy)
+
+
+def check_gpus() -> Finding:
+    count = cuda_devices()
+    remedy = "" if count else "ROLL trains and samples on GPUs; environments and this check need none."
+    return Finding("GPU", True if count else None, f"{count} CUDA devices to use", remedy)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

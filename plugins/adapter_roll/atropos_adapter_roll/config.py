@@ -1,0 +1,144 @@
+"""What ROLL's YAML says under `env_config`, and the options of the adapter itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from atropos_core.config import explain
+from atropos_core.errors import ConfigError
+from atropos_core.registry import Options
+
+HUNG_TIMEOUT_S = 3600.0  # ROLL's default, after which it calls an episode hung
+
+
+class FormatBonus(Options):
+    """A bonus for marks in the last reply."""
+
+    weight: float = Field(0.1, ge=0, allow_inf_nan=False)
+    markers: tuple[str, ...] = Field(
+        ("\\boxed{}",),
+        min_length=1,
+        description="<tag>: closed and not empty; \\name{}: with something in it; /regex/; any other text as it stands",
+    )
+
+    @model_validator(mode="after")
+    def _compiles(self) -> FormatBonus:
+        for marker in self.markers:
+            if not marker:
+                raise ValueError("a marker must not be empty")
+            if len(marker) > 2 and marker[0] == marker[-1] == "/":
+                try:
+                    re.compile(marker[1:-1])
+                except re.error as error:
+                    raise ValueError(f"marker {marker!r} is no regular expression: {error}") from None
+        return self
+
+
+class LengthBonus(Options):
+    """A bounty for brevity, in characters of all replies of the episode."""
+
+    weight: float = Field(0.1, ge=0, allow_inf_nan=False)
+    at_least: int = Field(1, ge=0, description="what is shorter earns nothing")
+    free: int = Field(400, ge=0, description="up to here the whole bounty")
+    limit: int = Field(2000, ge=1, description="from here on none; between the two it falls in a line")
+
+    @model_validator(mode="after")
+    def _agrees(self) -> LengthBonus:
+        if not self.at_least <= self.free < self.limit:
+            raise ValueError(f"at_least {self.at_least} <= free {self.free} < limit {self.limit} does not hold")
+        return self
+
+
+class RewardOptions(Options):
+    """What the trainer receives: the environment's own score, and bonuses beside it."""
+
+    environment: float = Field(1.0, allow_inf_nan=False, description="weight of the environment's own score")
+    format: FormatBonus | None = None
+    length: LengthBonus | None = None
+    right_first: bool = Field(
+        True, description="bonuses of a wrong reply count down from nothing, so that none lifts it over a right one"
+    )
+
+    @model_validator(mode="after")
+    def _agrees(self) -> RewardOptions:
+        if self.right_first and self.environment <= 0:
+            raise ValueError(
+                f"environment = {self.environment:g} does not put a right answer first: give it a weight above 0, or set "
+                "right_first to false"
+            )
+        return self
+
+
+class EnvOptions(Options):
+    """`env_config` of one of ROLL's `custom_envs`, or the keywords of `gem.make`."""
+
+    environment: str = Field(description="as --env names one: gsm8k, pkg.mod:Class, ./file.py:Class")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="the environment's own")
+    split: Literal["train", "test"] = "train"
+    observation: Literal["delta", "messages"] = Field(
+        "delta",
+        description="delta: text that is new (TrajEnvManager); messages: all of them (AgentNativeStepEnvManager)",
+    )
+    system: str | None = Field(
+        None,
+        description="what agent_system_template says; a first system message must say the same, and is not repeated",
+    )
+    max_steps: int | None = Field(None, ge=1, description="replies after which an unfinished episode is cut off")
+    end_of_turn: tuple[str, ...] = Field(
+        ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>"), description="taken off the end of every reply"
+    )
+    seed: int | None = Field(None, ge=0, description="for reset() without a seed; gem.make_vec gives one to each")
+    open_deadline_s: float = Field(600.0, gt=0, lt=HUNG_TIMEOUT_S)
+    step_deadline_s: float = Field(
+        300.0, gt=0, lt=HUNG_TIMEOUT_S, description="for the environment, between two replies"
+    )
+    action_deadline_s: float = Field(1800.0, gt=0, lt=HUNG_TIMEOUT_S, description="for the trainer, to answer")
+    episode_deadline_s: float = Field(3000.0, gt=0, lt=HUNG_TIMEOUT_S)
+    cleanup_deadline_s: float = Field(30.0, gt=0, lt=HUNG_TIMEOUT_S, description="for what an ended episode still does")
+    reward: RewardOptions = RewardOptions()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> EnvOptions:
+        longest = max(self.episode_deadline_s, self.action_deadline_s, self.step_deadline_s)
+        if longest + self.cleanup_deadline_s >= HUNG_TIMEOUT_S:
+            raise ValueError(
+                f"the longest deadline, {longest:g} s, and cleanup_deadline_s {self.cleanup_deadline_s:g} come to "
+                f"{HUNG_TIMEOUT_S:g} s or more, after which ROLL calls an episode hung"
+            )
+        return self
+
+
+class AdapterOptions(Options):
+    """Of `atropos adapter roll`."""
+
+    manager: Literal["trajectory", "native"] = Field(
+        "trajectory", description="trajectory: one token history an episode; native: one sample a reply"
+    )
+    max_turns: int = Field(1, ge=1, description="replies in an episode, at most")
+    sequence_length: int | None = Field(None, ge=16, description="tokens of an episode; unset: 1,024 and its replies")
+    gpus: int = Field(1, ge=1, description="of one machine, shared by training and sampling")
+    split: Literal["train", "test"] = "train"
+    reward: RewardOptions = RewardOptions()
+    trial_environment: str | None = Field(None, description="what `doctor` plays; unset: a small one of its own")
+
+
+def read_env_options(given: Mapping[str, Any]) -> EnvOptions:
+    """Raises ConfigError that names the key. Takes ROLL's nested DictConfig as well."""
+    try:
+        return EnvOptions.model_validate(plain(given))
+    except ValidationError as error:
+        raise ConfigError(explain(error, EnvOptions, {}, "env_config.")) from error
+
+
+def plain(value: Any) -> Any:
+    """Dicts and lists, whatever kinds of mapping and sequence they were."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value

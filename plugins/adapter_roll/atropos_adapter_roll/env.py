@@ -1,0 +1,294 @@
+"""Any environment of Atropos as a `gem.Env`. Importing this module registers it, as `atropos`, with gem.
+
+env = gem.make("atropos", environment="gsm8k")
+observation, info = env.reset(seed=7)
+observation, reward, terminated, truncated, info = env.step("#### 12")
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import gem
+
+from atropos_adapter_roll.config import read_env_options
+from atropos_adapter_roll.observation import Observation, show
+from atropos_adapter_roll.play import Asked, Event, Play
+from atropos_adapter_roll.reward import parts_of, warn_where_wrong_may_win
+from atropos_adapter_roll.shared import shared_loop
+from atropos_core.errors import AtroposError, DataError
+from atropos_core.interfaces import Environment, Policy
+from atropos_core.rollouts import failed_by, plays_groups
+from atropos_core.seeds import derive
+from atropos_core.types import Episode, Failed, Split, Task, Tokens
+
+ENV_ID = "atropos"
+log = logging.getLogger(__name__)
+Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+
+
+@dataclass
+class Record:
+    """What became of an episode: for env managers, and for the group filter. All of it is JSON."""
+
+    environment: str
+    seed: int
+    task: str = ""
+    steps: int = 0
+    ended: bool = False
+    failed: str = ""  # why; an episode that failed has no reward
+    first: Observation = ""  # what was shown first
+    replies: list[str] = field(default_factory=list)
+    score: float | None = None
+    correct: bool | None = None
+    parts: dict[str, float] = field(default_factory=dict)  # of the reward
+    pending: bool = False  # its group is scored as a whole, by the filter
+
+
+class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
+    """One episode at a time. All episodes of a process run on one loop thread; `reset`, `step` and `close` block.
+
+    A failure never looks like a score of 0: it ends the episode with `metrics["failed"]` 1, and `record().failed` says why.
+    """
+
+    def __init__(self, **env_config: Any) -> None:
+        """`env_config`: see EnvOptions. Builds and opens the environment; raises what that raises."""
+        self.options = read_env_options(env_config)
+        warn_where_wrong_may_win(self.options.reward)
+        self.env_reset_failed = False
+        self.env_timeout = False
+        self.env_info: dict[str, Any] = {"environment": self.options.environment}
+        self._given = env_config
+        self._loop = shared_loop()
+        self._environment: Environment | None = None
+        self._play: Play | None = None
+        self._history: Tokens | None = None
+        self._tools: Sequence[Mapping[str, Any]] = ()
+        self._record: Record | None = None
+        self._resets = 0
+        self._group_size = 1  # beyond 1: the replies of a group's members are scored together, elsewhere
+        self._hold()
+
+    def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
+        """The same seed poses the same task, in any process. An episode under way is cancelled first, and awaited."""
+        self._stop()
+        seed = self._own_seed() if seed is None else int(seed)
+        self._record = record = Record(self.options.environment, seed)
+        self._history = None
+        self.env_reset_failed = self.env_timeout = False
+        shown, failed = None, Failed("the environment ended before it asked the model")
+        try:
+            event = self._begin(self._hold(), seed, record)
+            if isinstance(event, Asked):
+                shown, self._history = show(self.options, event.prompt, None), event.prompt
+            elif not isinstance(event, Episode):
+                failed = event or self._late()
+        except Exception as error:  # noqa: BLE001 - the plugin boundary: tasks() is an environment's code
+            failed = failed_by(error, "reset")
+        self.env_info = {"environment": self.options.environment, "task": record.task, "seed": seed}
+        info: dict[str, Any] = {"atropos": {"task": record.task, "seed": seed}}
+        if shown is None:
+            self._fail(failed)
+            self.env_reset_failed = True
+            return self._said(f"The environment failed: {record.failed}"), {**info, "failure_mode": record.failed}
+        record.first = shown.observation
+        self._tools = shown.tools
+        if self.options.observation == "messages":
+            info["tools"] = [dict(tool) for tool in shown.tools]
+        return shown.observation, info
+
+    def step(self, action: Any) -> Step:
+        """`action` is the reply's text. Anything else ends the episode as failed, as ROLL's stop reasons do."""
+        record = self._record
+        if record is None or (record.ended and not self.env_reset_failed):
+            raise DataError("step() was called and no episode is under way: call reset() first.")
+        record.steps += 1
+        if self.env_reset_failed:
+            return self._ended()
+        if not isinstance(action, str):
+            return self._fail(Failed(_not_a_reply(action)))
+        text = self._bare(action)
+        record.replies.append(text)
+        if self._group_size > 1:
+            self._stop()
+            record.ended = record.pending = True
+            return self._ended()
+        assert self._play is not None, "an episode under way has a play"
+        self._history = self._play.answer(text)
+        event = self._play.next(self.options.step_deadline_s)
+        if isinstance(event, Asked):
+            return self._go_on(event, record)
+        if isinstance(event, Episode):
+            return self._finish(event, record)
+        return self._fail(event or self._late())
+
+    def close(self) -> None:
+        """Cancel the episode under way, wait for it, and let go of the environment. `reset` opens it again."""
+        self._stop()
+        if self._environment is not None:
+            self._environment = None
+            limit_s = self.options.cleanup_deadline_s + 1
+            self._loop.call(self._loop.environments.release(self.options), limit_s, "closing the environment")
+
+    def spawn(self, same_state: bool = False, **env_config: Any) -> AtroposEnv:
+        """Another one of the same options, or with these in their place."""
+        if same_state:
+            raise DataError("an episode under way cannot be copied: its environment would act twice.")
+        return type(self)(**{**self._given, **env_config})
+
+    def score_in_group(self, size: int) -> None:
+        """From the next reset on, leave the score to the group filter, where the environment scores its groups itself."""
+        if size > 1 and plays_groups(self._hold()):
+            self._group_size = size
+
+    def record(self) -> dict[str, Any]:
+        """The episode so far, as JSON."""
+        if self._record is None:
+            raise DataError("there is no episode yet: call reset() first.")
+        return {
+            **asdict(self._record),
+            "env_config": self.options.model_dump(mode="json"),
+            "group_size": self._group_size,
+        }
+
+    def _hold(self) -> Environment:
+        if self._environment is None:
+            limit_s = self.options.open_deadline_s + 1
+            holding = self._loop.environments.hold(self.options)
+            self._environment = self._loop.call(holding, limit_s, f"opening {self.options.environment!r}")
+        return self._environment
+
+    def _begin(self, environment: Environment, seed: int, record: Record) -> Event | None:
+        options, size = self.options, self._group_size
+        task = self._loop.call(task_of(environment, options.split, seed), options.step_deadline_s, "tasks()")
+        record.task = task.id
+        seeds = [derive(seed, member) for member in range(size)]
+
+        async def playing(policy: Policy) -> Episode | Failed:
+            return await play_one(environment, task, policy, seeds)
+
+        self._play = Play(
+            self._loop,
+            playing,
+            action_deadline_s=options.action_deadline_s,
+            episode_deadline_s=options.episode_deadline_s,
+            cleanup_deadline_s=options.cleanup_deadline_s,
+            members=size,
+        )
+        return self._play.next(options.step_deadline_s)
+
+    def _go_on(self, asked: Asked, record: Record) -> Step:
+        if self.options.max_steps is not None and record.steps >= self.options.max_steps:
+            return self._fail(Failed(f"cut off after max_steps = {record.steps} replies"), truncated=True)
+        try:
+            shown = show(self.options, asked.prompt, self._history)
+        except DataError as error:
+            return self._fail(failed_by(error, "step"))
+        if self.options.observation == "messages" and shown.tools != self._tools:
+            return self._fail(Failed("the environment changed its tools, of which ROLL hears at reset alone"))
+        info: dict[str, Any] = {"metrics": {}, "metrics_agg_mode": {}}
+        return shown.observation, 0.0, False, False, {**info, "use_tool": True} if shown.tool else info
+
+    def _finish(self, episode: Episode, record: Record) -> Step:
+        record.ended, record.score, record.correct = True, episode.score, episode.correct
+        record.parts = parts_of(self.options.reward, episode, record.replies)
+        return self._ended(environment={**episode.parts, **episode.metrics})
+
+    def _late(self) -> Failed:
+        self.env_timeout = True
+        return Failed(f"the environment did nothing for {self.options.step_deadline_s:g} s")
+
+    def _fail(self, event: Failed, *, truncated: bool = False) -> Step:
+        assert self._record is not None, "only an episode fails"
+        self._stop()
+        self._record.ended, self._record.failed = True, event.cause
+        self.env_info["failed"] = event.cause
+        said = f"{event.cause}\n{event.trace}".rstrip()
+        log.warning("%s, task %r: %s", self.options.environment, self._record.task, said)
+        return self._ended(truncated=truncated or self.env_timeout)
+
+    def _ended(self, *, truncated: bool = False, environment: Any = None) -> Step:
+        """The last step. ROLL ends an episode by `terminated` alone, so it is always set."""
+        record = self._record
+        assert record is not None, "only an episode ends"
+        return self._said(""), sum(record.parts.values()), True, truncated, {
+            "metrics": metrics_of(record, timed_out=self.env_timeout, environment=environment or {}),
+            "metrics_agg_mode": {},
+            **({"failure_mode": record.failed} if record.failed else {}),
+        }  # fmt: skip
+
+    def _said(self, text: str) -> Observation:
+        return [{"role": "user", "content": text}] if self.options.observation == "messages" else text
+
+    def _bare(self, action: str) -> str:
+        """Without the texts of the tokens that end a turn, which ROLL decodes with the rest."""
+        while ending := next((end for end in self.options.end_of_turn if end and action.rstrip().endswith(end)), None):
+            action = action.rstrip().removesuffix(ending)
+        return action
+
+    def _stop(self) -> None:
+        play, self._play = self._play, None
+        if play is not None:
+            play.stop()
+
+    def _own_seed(self) -> int:
+        self._resets += 1
+        if self.options.seed is None:
+            return random.SystemRandom().getrandbits(31)
+        return derive(self.options.seed, "reset", self._resets)
+
+
+async def task_of(environment: Environment, split: Split, seed: int) -> Task:
+    """The task that this seed poses. On the loop, where all of an environment's code runs."""
+    tasks = environment.tasks(split)
+    if not len(tasks):
+        raise DataError(f"environment {type(environment).__name__} has no {split} tasks.")
+    return tasks[derive(seed, "task") % len(tasks)]
+
+
+async def play_one(environment: Environment, task: Task, policy: Policy, seeds: Sequence[int]) -> Episode | Failed:
+    """One play; a group of as many as there are seeds where the environment plays its groups itself."""
+    if not plays_groups(environment):
+        return await environment.play(task, policy, seed=seeds[0])
+    played = await environment.play_group(task, policy, len(seeds), seeds=seeds)
+    one = played[0] if played else DataError("play_group() gave no play")
+    if isinstance(one, BaseException):
+        raise one
+    return one
+
+
+def metrics_of(record: Record, *, timed_out: bool, environment: Any) -> dict[str, float]:
+    """Numbers for ROLL, which shows them as `env/TAG/...`. They stand on the last step alone, so that however ROLL
+    aggregates over steps, this is what comes out."""
+    found = {"failed": float(bool(record.failed)), "timed_out": float(timed_out)}
+    if record.score is not None:
+        found["score"] = record.score
+    if record.correct is not None:
+        found["correct"] = float(record.correct)
+    found |= {f"reward/{name}": value for name, value in record.parts.items()}
+    return found | {f"environment/{name}": float(value) for name, value in environment.items()}
+
+
+def _not_a_reply(action: Any) -> str:
+    name = getattr(action, "name", None)  # ROLL's EpisodeStopReason
+    if isinstance(name, str):
+        return f"the trainer stopped the episode: {name}"
+    return f"the action must be the text of a reply, not {type(action).__name__}"
+
+
+def register() -> None:
+    """Make `gem.make("atropos", ...)` work; may be called again. Raises AtroposError where the name is another's."""
+    from gem.envs.registration import ENV_REGISTRY
+
+    found = ENV_REGISTRY.get(ENV_ID)
+    if found is None:
+        gem.register(ENV_ID, f"{__name__}:{AtroposEnv.__name__}")
+    elif found.entry_point != f"{__name__}:{AtroposEnv.__name__}":
+        raise AtroposError(f"gem has an environment {ENV_ID!r} that is not ours: {found.entry_point!r}")
+
+
+register()

@@ -1,0 +1,163 @@
+"""A run file as ROLL's YAML: what it says comes first, and base.yaml, which refers to that, follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atropos_adapter_roll.config import AdapterOptions, EnvOptions
+from atropos_adapter_roll.shared import build, shared_loop
+from atropos_core.config import RunConfig, Weighted
+from atropos_core.errors import ConfigError
+
+VALIDATION_GROUPS = 64  # environments that play the held-out split at once
+MANAGERS = {"trajectory": ("TrajEnvManager", "delta"), "native": ("AgentNativeStepEnvManager", "messages")}
+
+
+def recipe(run: RunConfig, options: AdapterOptions) -> dict[str, Any]:
+    """What a run file says, in ROLL's words. Raises ConfigError for what it cannot take over from the run file."""
+    _refuse(run)
+    training, tokens = run.training, run.sampling.max_tokens
+    batch = training.groups_per_step * training.group_size
+    length = options.sequence_length or 1024 + options.max_turns * tokens
+    problems = run.evaluation.problems if run.evaluation.every else 0
+    groups = max(min(problems, VALIDATION_GROUPS), len(run.environment))
+    return {
+        "seed": run.seed,
+        "pretrain": run.model,
+        "num_gpus_per_node": options.gpus,
+        "max_steps": training.steps,
+        "eval_steps": run.evaluation.every,
+        "save_steps": run.checkpoint.every or training.steps,
+        "async_generation_ratio": training.max_staleness,
+        "rollout_batch_size": batch,
+        "val_batch_size": problems // groups * groups or groups,
+        "sequence_length": length,
+        "atropos": {
+            "learning_rate": run.trainer.options.get("learning_rate", 1e-6),
+            "gradient_accumulation_steps": max(batch // options.gpus, 1),
+            "max_tokens": tokens,
+            "temperature": run.sampling.temperature,
+            "top_p": run.sampling.top_p,
+            "top_k": run.sampling.top_k or -1,
+        },
+        "train_env_manager": _manager(run, training.groups_per_step, training.group_size, "train"),
+        "val_env_manager": _manager(run, groups, 1, "val"),
+        "custom_envs": {
+            f"{name}_{use}": _environment(one, options, tokens, options.split if use == "train" else "test")
+            for name, one in run.environment.items()
+            for use in ("train", "val")
+        },
+    }
+
+
+def _refuse(run: RunConfig) -> None:
+    if not run.environment:
+        raise ConfigError("there is no environment to show to ROLL.", remedy="Name one: --env gsm8k.")
+    others = [name for name, reward in run.reward.items() if reward.use != "environment"]
+    if others:
+        raise ConfigError(
+            f"reward.{others[0]}: ROLL receives the environment's own score and the bonuses of the adapter, and no reward of "
+            "a run file.",
+            remedy="Take it out, and see `reward` of the adapter's options: format and length beside the score.",
+        )
+    if run.teacher:
+        raise ConfigError("a teacher of a run file cannot annotate ROLL's rollouts.", remedy="Take [teacher] out.")
+
+
+def _manager(run: RunConfig, groups: int, size: int, use: str) -> dict[str, Any]:
+    """A worker process holds whole groups, sixteen environments or one group of more."""
+    return {
+        "max_env_num_per_worker": max(16 // size, 1) * size,
+        "num_env_groups": groups,
+        "group_size": size,
+        "group_filter_cls": "atropos_adapter_roll.group.GroupFilter",
+        "tags": [f"{name}_{use}" for name in run.environment],
+        "num_groups_partition": shares([one.weight for one in run.environment.values()], groups),
+    }
+
+
+def _environment(one: Weighted, options: AdapterOptions, tokens: int, split: str) -> dict[str, Any]:
+    manager, observation = MANAGERS[options.manager]
+    name = one.use
+    if (file := name.partition(":")[0]).endswith(".py"):
+        name = str(Path(file).resolve()) + name.removeprefix(file)
+    env_config: dict[str, Any] = {
+        "environment": name,
+        "options": one.options,
+        "split": split,
+        "observation": observation,
+        "max_steps": options.max_turns,
+        "reward": options.reward.model_dump(mode="json", exclude_none=True),
+    }
+    system = _system(EnvOptions.model_validate(env_config)) if observation == "delta" else None
+    if system is not None:
+        env_config["system"] = system
+    return {
+        "env_type": "atropos",
+        "env_manager_cls": f"atropos_adapter_roll.managers.{manager}",
+        "max_steps": options.max_turns,
+        "max_tokens_per_step": tokens,
+        "agent_system_template": system or "",
+        "agent_template": "{observation}",
+        "env_config": env_config,
+    }
+
+
+def _system(options: EnvOptions) -> str | None:
+    """The system message with which the environment's first task begins."""
+
+    async def first() -> str | None:
+        environment = build(options)
+        await environment.open()
+        try:
+            tasks = environment.tasks(options.split)
+            message = tasks[0].messages[0] if len(tasks) and tasks[0].messages else {}
+            return str(message["content"]) if message.get("role") == "system" else None
+        finally:
+            await environment.close()
+
+    return shared_loop().call(first(), options.open_deadline_s, f"opening {options.environment!r}")
+
+
+def shares(weights: Sequence[float], groups: int) -> list[int]:
+    """`groups` divided by weight, one at least to each; the largest remainders first."""
+    if len(weights) > groups:
+        raise ConfigError(f"{len(weights)} environments cannot share {groups} groups: raise training.groups_per_step.")
+    total = sum(weights)
+    exact = [weight / total * (groups - len(weights)) if total else 0.0 for weight in weights]
+    given = [1 + int(share) for share in exact]
+    order = sorted(range(len(exact)), key=lambda at: int(exact[at]) - exact[at])
+    for at in range(groups - sum(given)):
+        given[order[at % len(order)]] += 1
+    return given
+
+
+def whole(run: RunConfig, options: AdapterOptions) -> str:
+    """The file that ROLL reads."""
+    written = "# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.\n" + to_yaml(recipe(run, options))
+    return written + (Path(__file__).parent / "base.yaml").read_text()
+
+
+def to_yaml(values: Mapping[str, Any], indent: str = "") -> str:
+    """Block mappings; everything else as JSON, which is YAML. `${` is escaped: OmegaConf would fill it in."""
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            lines.append(f"{indent}{key}:\n{to_yaml(value, indent + '  ')}")
+        else:
+            lines.append(f"{indent}{key}: {_scalar(value)}\n")
+    return "".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, float):
+        text = repr(value)
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text  # YAML reads 1e-06 as text
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_scalar(entry) for entry in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(key)}: {_scalar(entry)}' for key, entry in value.items())}}}"
+    return json.dumps(value.replace("${", "\\${") if isinstance(value, str) else value, ensure_ascii=False)
