@@ -1,14 +1,16 @@
 # Two commands: `make run` trains the tiny policy, `make test` runs every test that needs nothing but this machine.
-# With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; with atroposlib: `make test-atroposlib`.
+# With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; with atroposlib: `make test-atroposlib`;
+# with SkyRL: `make test-skyrl`.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
+SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 
-.PHONY: run test lint vllm test-vllm test-atroposlib soak bench bench-bridges bench-api clean
+.PHONY: run test lint vllm test-vllm test-atroposlib test-skyrl soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -30,6 +32,10 @@ test-vllm: .venv-vllm/stamp
 # The server of ours against the clients of atroposlib 0.4.0, and beside its own server; about three minutes.
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest tests/atroposlib
+
+# Our environments inside SkyRL's own trainer, on a CPU; about three minutes.
+test-skyrl: .venv-skyrl/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp
@@ -91,10 +97,21 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	.venv-atroposlib/bin/python -c 'import atroposlib.envs.base, atroposlib.api, example_trainer.api'
 	touch $@
 
+# requirements-skyrl.txt says what typed_dict.pth is for.
+.venv-skyrl/stamp: requirements-skyrl.txt constraints.txt pyproject.toml $(PLUGINS)
+	@echo "installing SkyRL into .venv-skyrl (two minutes, 2 GB; torch and ray are the most of it)"
+	test -x .venv-skyrl/bin/python || $(PYTHON) -m venv .venv-skyrl
+	$(SKYRL_PIP) --no-deps -r requirements-skyrl.txt
+	$(SKYRL_PIP) --no-deps -c constraints.txt torch
+	.venv-skyrl/bin/python -c 'import sys, sysconfig, pathlib; sys.version_info >= (3, 12) or pathlib.Path(sysconfig.get_path("purelib"), "typed_dict.pth").write_text("import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict\n")'
+	$(SKYRL_PIP) --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,adapter_skyrl engine_hf env_gsm8k trajectory_api)
+	.venv-skyrl/bin/python -c 'import skyrl.train.trainer'
+	touch $@
+
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-atroposlib .venv-trl .venv-vllm build dist
+	rm -rf .venv .venv-atroposlib .venv-skyrl .venv-trl .venv-vllm build dist
