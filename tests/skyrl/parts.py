@@ -32,6 +32,7 @@ from atropos_core.rollouts import WeightedReward
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Task
 
+SEVEN = int(ChatTokenizer(TOY_MODEL).encode("7")[0])
 CONTEXT = RunContext(directory=Path("."), model=TOY_MODEL)
 
 
@@ -80,9 +81,9 @@ class Adder(Environment):
         return talk.episode(Score(digits / 6, metrics={"digits": float(digits)}))
 
 
-def parts_of(**environments: Environment) -> EvaluationParts:
+def parts_of(engine: Any, **environments: Environment) -> EvaluationParts:
     own = WeightedReward("environment", EnvironmentReward(), 1.0, 60.0)
-    return EvaluationParts(dict(environments), [own], None, [])  # type: ignore[arg-type] # SkyRL's engines take its place
+    return EvaluationParts(dict(environments), [own], engine, [])
 
 
 class TableClient(InferenceEngineInterface):
@@ -135,10 +136,11 @@ class TableDispatch:
     """What SkyRL's WorkerDispatch does, for a table of logits in torch, in this process, with SkyRL's own loss. Its sync
     copies the table into the engine, as SkyRL's broadcast does."""
 
-    def __init__(self, cfg: SkyRLTrainConfig, client: TableClient | None, rate: float) -> None:
+    def __init__(self, cfg: SkyRLTrainConfig, client: TableClient | None, rate: float, sevens: float = 0.0) -> None:
         self.cfg = cfg
         size = ChatTokenizer(TOY_MODEL).vocabulary
         self.table = torch.zeros(size, size, dtype=torch.float64, requires_grad=True)
+        self.table.data[:, SEVEN] = sevens
         self.optimizer = torch.optim.SGD([self.table], lr=rate)
         self.client = client
         self.synced: list[int] = []
@@ -205,13 +207,12 @@ class TableDispatch:
 
     def expected_sevens(self) -> float:
         """The exact mean reward of `Sevens` under the table as it is: every reply of at most two tokens, by its chance."""
-        tokenizer = ChatTokenizer(TOY_MODEL)
-        end, start, seven = 0, int(tokenizer.encode("<|assistant|>")[0]), int(tokenizer.encode("7")[0])
+        end, start = 0, 2  # <|end|>, <|assistant|>
         chance = torch.softmax(self.table.detach(), dim=-1)
         first = chance[start]
         second = chance.clone()
         second[end] = 0.0  # nothing follows the end
-        return float((first[seven] + (first[:, None] * second)[:, seven].sum()) / 2)
+        return float((first[SEVEN] + (first[:, None] * second)[:, SEVEN].sum()) / 2)
 
 
 def config(tmp_path: Path, **changes: Any) -> SkyRLTrainConfig:

@@ -31,8 +31,20 @@ from tests.skyrl.parts import Adder, Sevens, TableClient, TableDispatch, config,
 TOKENIZER = ChatTokenizer(TOY_MODEL)
 
 
+class Opened(Here):
+    """Opens itself, for tests that call generate() without a training around it."""
+
+    async def fetch(self, asked, params, *, step_wise):
+        if self._parts is None:
+            await self.open()
+        return await super().fetch(asked, params, step_wise=step_wise)
+
+
 def here(client=None, *, attempts=1, deadline_s=20.0, **environments):
-    return Here(parts_of(**environments), client or TableClient(), TOKENIZER, deadline_s=deadline_s, attempts=attempts)
+    async def build(engine):
+        return parts_of(engine, **environments)
+
+    return Opened(build, client or TableClient(), TOKENIZER, deadline_s=deadline_s, attempts=attempts)
 
 
 def given(cfg, environments, rows, *, phase="train", step=1, n=None):
@@ -289,7 +301,7 @@ async def test_our_own_loop_and_skyrls_path_see_the_same_tokens_masks_and_reward
 
     run = load([Layer("test", {"environment": {"one": {"use": "one"}}, "sampling": {"max_tokens": 2},
                                "training": {"group_size": 4, "groups_per_step": 3}})]).config  # fmt: skip
-    parts = parts_of(one=environment())
+    parts = parts_of(client.engine, one=environment())
     player = Player(parts.environments, parts.rewards, client.engine, TOKENIZER, deadline_s=20, deterministic=True)
     loop = LocalSource(run, player, Given())
     await loop.open(None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from atropos_core.registry import Options
+
+Absolute = Annotated[Path, AfterValidator(lambda path: path.expanduser().resolve())]  # Ray's tasks start elsewhere
 
 
 class SkyRLOptions(Options):
@@ -16,10 +18,12 @@ class SkyRLOptions(Options):
         description="who plays: this process with SkyRL's engines; workers at a trajectory API; workers that send through "
         "shared memory. With the latter two SkyRL starts no engine",
     )
-    run: Path | None = Field(None, description="the run file with environments, rewards and model")
+    run: Absolute | None = Field(None, description="the run file with environments, rewards and model")
     url: str | None = Field(None, description="api: where `atropos serve` listens")
-    token_file: Path | None = Field(None, description="of that server and of the engines")
-    rings: Path | None = Field(None, description="rings: a folder of this user's alone, where workers find the socket")
+    token_file: Absolute | None = Field(None, description="of that server and of the engines")
+    rings: Absolute | None = Field(
+        None, description="rings: a folder of this user's alone, where workers find the socket"
+    )
     engines: tuple[str, ...] = Field((), description="api, rings: URLs of `atropos engine`, which are sent the weights")
     tasks: int | None = Field(None, ge=1, description="how many tasks of each split SkyRL sees at most. Unset: all")
     deadline_s: float = Field(600.0, gt=0, description="of one play here, or of one group elsewhere")

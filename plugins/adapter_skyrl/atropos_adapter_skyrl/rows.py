@@ -155,7 +155,7 @@ def _metrics(rows: Iterable[Row]) -> dict[str, float]:
             for name, value in row.metrics.items():
                 named.setdefault(f"environment/mean_{name}", []).append(value)
     told = {name: float(np.mean(values)) for name, values in named.items()}
-    versions = np.concatenate(sampled)
+    versions = np.concatenate([np.zeros(0, np.int32), *sampled])
     if len(versions):
         told |= {
             "atropos/min_policy_version": float(versions.min()),

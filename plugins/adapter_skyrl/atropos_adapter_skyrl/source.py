@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from atropos_adapter_skyrl.engine import SkyRLEngine, sampling_of
 from atropos_adapter_skyrl.rows import Row, rows_of
 from atropos_core.assemble import EvaluationParts
 from atropos_core.errors import AtroposError, NoProgress
+from atropos_core.interfaces import Engine
 from atropos_core.rollouts import Player
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Draw, Failed
@@ -88,10 +89,11 @@ class Here(Source):
     """Our environments in SkyRL's own process, with SkyRL's engines."""
 
     def __init__(
-        self, parts: EvaluationParts, client: Any, tokenizer: ChatTokenizer, *, deadline_s: float, attempts: int,
-        model: str | None = None,
+        self, build: Callable[[Engine], Awaitable[EvaluationParts]], client: Any, tokenizer: ChatTokenizer, *,
+        deadline_s: float, attempts: int, model: str | None = None,
     ) -> None:  # fmt: skip
-        self._parts = parts
+        self._build = build
+        self._parts: EvaluationParts | None = None
         self._client = client
         self._tokenizer = tokenizer
         self._deadline_s = deadline_s
@@ -99,9 +101,11 @@ class Here(Source):
         self._model = model
 
     async def open(self) -> None:
+        self._parts = await self._build(SkyRLEngine(self._client, {}, lambda: self.version, self._model))
         await asyncio.gather(*(environment.open() for environment in self._parts.environments.values()))
 
     async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
+        assert self._parts is not None, "open() comes first"
         engine = SkyRLEngine(self._client, params, lambda: self.version, self._model)
         player = Player(
             self._parts.environments, self._parts.rewards, engine, self._tokenizer,
@@ -120,7 +124,9 @@ class Here(Source):
         return await all_or_none([play(one) for one in asked])
 
     async def close(self) -> None:
-        await asyncio.gather(*(environment.close() for environment in self._parts.environments.values()))
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            await parts.close()
 
 
 @contextlib.asynccontextmanager
