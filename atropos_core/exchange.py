@@ -4,7 +4,7 @@ A trainer without an engine asks; workers, which have one, answer in pieces as l
 goes to whichever worker has a hand free, under an id that nothing else ever had. A worker that dies is noticed by the end
 of its ring: what it had begun is dropped whole, and goes to another. Nothing polls.
 
-    asking:   exchange = Exchange(folder); await exchange.open(); pieces = await exchange.ask(b"...", deadline_s=60)
+    asking:   exchange = Exchange(folder); await exchange.open(); pieces = await exchange.ask(b"...", deadline_s=60, read=bytes)
     working:  hands = Hands.connect(folder, 4)                                                  # atropos_core.hands
               for job in hands.take(1.0): hands.send(job, [b"..."]); hands.done(job)
 
@@ -21,9 +21,10 @@ import secrets
 import shutil
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubFull, ProcessDied
@@ -31,6 +32,7 @@ from atropos_core.ring import RingProducer
 from atropos_core.ring_consumer import Lease, RingConsumer
 from atropos_core.ring_listener import RingListener
 
+T = TypeVar("T")
 SOCKET, NONCE = "ring.sock", "nonce"
 META = struct.Struct("<QB")  # an ask's id; what this message is of it
 PIECE, DONE, FAILED = 0, 1, 2
@@ -47,8 +49,9 @@ class _Ask:
     id: int
     payload: bytes
     deadline_s: float
-    answer: asyncio.Future[Sequence[bytes]]
-    pieces: list[bytes] = field(default_factory=list)
+    answer: asyncio.Future[list[Any]]
+    read: Callable[[bytes], Any]
+    pieces: list[Any] = field(default_factory=list)
     size_bytes: int = 0
 
 
@@ -77,25 +80,31 @@ class Exchange:
             file.write(self._nonce)
         self._serving = asyncio.create_task(self._listener.serve(self._one_worker))
 
-    async def ask(self, payload: bytes, *, deadline_s: float) -> Sequence[bytes]:
-        """What a worker made of `payload`, in pieces, in the order in which it sent them. Raises WorkFailed with the
-        worker's cause, DeadlineExceeded, HubFull where the pieces of all that is begun are more than the stash holds."""
-        one = _Ask(next(self._ids), payload, deadline_s, asyncio.get_running_loop().create_future())
+    async def ask(self, payload: bytes, *, deadline_s: float, read: Callable[[bytes], T]) -> list[T]:
+        """What a worker made of `payload`, in pieces, each `read` as it comes, in the order in which it sent them. Raises
+        WorkFailed with the worker's cause, what `read` raises of ours, DeadlineExceeded, HubFull where the pieces of all
+        that is begun are more than the stash holds."""
+        loop = asyncio.get_running_loop()
+        one = _Ask(next(self._ids), payload, deadline_s, loop.create_future(), read)
         self._waiting.append(one)
         self._arrived.set()
+        late = loop.call_later(deadline_s, self._give_up, one)
         try:
-            async with asyncio.timeout(deadline_s):
-                return await one.answer
-        except TimeoutError:
-            who = (
-                f"{self.workers} workers are connected" if self.workers else f"no worker is connected at {self._folder}"
-            )
-            raise DeadlineExceeded(f"no answer came through shared memory within {deadline_s:g} s; {who}.") from None
+            return await one.answer
         finally:
+            late.cancel()
             one.answer.cancel()
             self._forget(one)
             if one in self._waiting:
                 self._waiting.remove(one)
+
+    def _give_up(self, one: _Ask) -> None:
+        if not one.answer.done():
+            who = (
+                f"{self.workers} workers are connected" if self.workers else f"no worker is connected at {self._folder}"
+            )
+            text = f"no answer came through shared memory within {one.deadline_s:g} s; {who}."
+            one.answer.set_exception(DeadlineExceeded(text))
 
     async def _one_worker(self, up: RingConsumer) -> None:
         try:
@@ -151,7 +160,11 @@ class Exchange:
             self.unwanted += 1
             begun.pop(number, None)
         elif kind == PIECE:
-            one.pieces.append(data)
+            try:
+                one.pieces.append(one.read(data))
+            except AtroposError as error:
+                one.answer.set_exception(error)
+                return
             one.size_bytes += len(data)
             self.stashed_bytes += len(data)
             if self.stashed_bytes > self._stash_bytes:

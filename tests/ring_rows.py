@@ -7,6 +7,7 @@ by bit wherever it arrives.
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import random
@@ -25,7 +26,6 @@ from atropos_adapter_skyrl.packed import packed
 from atropos_adapter_skyrl.rings import RingGroups
 from atropos_adapter_skyrl.rows import Row
 from atropos_adapter_skyrl.source import Arrived, Asked
-from atropos_core.codec import decode
 from atropos_core.errors import ProcessDied
 from atropos_core.hands import Hands
 from atropos_core.types import Draw
@@ -76,9 +76,9 @@ def produce(folder: str, longest: int) -> None:
         hands = Hands.connect(Path(folder), HANDS, slots=1024, slot_bytes=1 << 14)
         while not hands.ended:
             for job in hands.take(1.0):
-                asked = decode(job.payload)
+                asked = json.loads(job.payload)
                 for member in reversed(range(asked["n"])):  # not in the order in which they are wanted
-                    hands.send(job, packed(row_of(asked["draw"]["seed"], member, longest), member, 0))
+                    hands.send(job, [packed(row_of(asked["draw"][4], member, longest), member, 0)])
                 hands.done(job)
         hands.close()
     except ProcessDied:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from operator import itemgetter
 from typing import Any
 
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
-from atropos_adapter_skyrl.packed import packed, unpacked
+from atropos_adapter_skyrl.packed import Place, packed, unpacked
 from atropos_adapter_skyrl.rows import Row, rows_of
 from atropos_adapter_skyrl.source import Arrived, Asked, Source, all_or_none, failed
-from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError, DeadlineExceeded, ProcessDied
 from atropos_core.exchange import Exchange, WorkFailed
 from atropos_core.hands import Hands, Job
 from atropos_core.rollouts import Player
 from atropos_core.seeds import derive
-from atropos_core.types import UNKNOWN_VERSION, Draw, Sampling
+from atropos_core.types import Draw, Sampling
 
 
 class RingGroups(Source):
@@ -39,25 +39,19 @@ class RingGroups(Source):
         return await all_or_none([self._one(one, sampling, step_wise) for one in asked])
 
     async def _one(self, asked: Asked, sampling: Sampling, step_wise: bool) -> Arrived:
-        began, cause = time.monotonic(), ""
+        began, cause, draw = time.monotonic(), "", asked.draw
         for attempt in range(self._options.attempts):
-            seed = derive(asked.draw.seed, attempt) if attempt else asked.draw.seed
-            payload = encode_bytes(
-                {
-                    "draw": asdict(asked.draw) | {"seed": seed},
-                    "n": asked.n,
-                    "sampling": sampling,
-                    "step_wise": step_wise,
-                }
-            )
+            seed = derive(draw.seed, attempt) if attempt else draw.seed
+            said = {"draw": [draw.id, draw.environment, draw.split, draw.index, seed], "n": asked.n}
+            payload = json.dumps(said | {"sampling": vars(sampling), "step_wise": step_wise}).encode()
             try:
-                pieces = await self.exchange.ask(payload, deadline_s=self._options.deadline_s)
+                rows = await self.exchange.ask(payload, deadline_s=self._options.deadline_s, read=unpacked)
             except (WorkFailed, DeadlineExceeded) as error:
                 cause = Exception.__str__(error)
                 continue
-            trajectories = in_order([unpacked(piece) for piece in pieces], asked.n)
-            oldest = self.version - self._options.max_staleness
-            if (stale := _oldest(trajectories)) is not None and stale < oldest:
+            trajectories = in_order(rows, asked.n)
+            stale, oldest = min(place.oldest for _, place in rows), self.version - self._options.max_staleness
+            if stale < oldest:
                 cause = f"its tokens were sampled from version {stale}, and {oldest} is the oldest that may be trained"
                 continue
             return Arrived(trajectories, time.monotonic() - began, attempt)
@@ -67,22 +61,16 @@ class RingGroups(Source):
         await self.exchange.close()
 
 
-def in_order(rows: Sequence[tuple[Row, int, int]], n: int) -> list[list[Row]]:
+def in_order(rows: Sequence[tuple[Row, Place]], n: int) -> list[list[Row]]:
     """By member and step. Raises DataError where one is missing, or there twice."""
-    placed = sorted(rows, key=lambda row: row[1:])
     trajectories: list[list[Row]] = [[] for _ in range(n)]
-    for row, member, step in placed:
-        if member >= n or step != len(trajectories[member]):
-            raise DataError(f"a group of {n} came with row {step} of member {member} out of place")
-        trajectories[member].append(row)
+    for row, place in sorted(rows, key=itemgetter(1)):
+        if place.member >= n or place.step != len(trajectories[place.member]):
+            raise DataError(f"a group of {n} came with row {place.step} of member {place.member} out of place")
+        trajectories[place.member].append(row)
     if not all(one and one[-1].last for one in trajectories):
         raise DataError(f"a group of {n} came in part")
     return trajectories
-
-
-def _oldest(trajectories: Sequence[Sequence[Row]]) -> int | None:
-    versions = [row.versions[row.trained & (row.versions != UNKNOWN_VERSION)] for rows in trajectories for row in rows]
-    return min((int(one.min()) for one in versions if len(one)), default=None)
 
 
 async def work(hands: Hands, player: Player, *, attempts: int = 3) -> int:
@@ -117,12 +105,12 @@ async def work(hands: Hands, player: Player, *, attempts: int = 3) -> int:
 
 
 async def _play(hands: Hands, player: Player, job: Job, attempts: int) -> bool:
-    asked = decode(job.payload)
-    draw, n = Draw(**asked["draw"]), asked["n"]
+    asked = json.loads(job.payload)
+    draw, n, sampling = Draw(*asked["draw"]), asked["n"], Sampling(**asked["sampling"])
     try:
         if draw.environment not in player.environments:
             raise DataError(f"this worker does not play {draw.environment!r}, but {', '.join(player.environments)}")
-        group = await player.play(draw, player.places(draw, n), n, asked["sampling"], attempts=attempts)
+        group = await player.play(draw, player.places(draw, n), n, sampling, attempts=attempts)
         if len(group.episodes) < n:
             raise DataError(f"{group.failed[0].where}: {group.failed[0].cause}")
         trajectories = rows_of(group, step_wise=asked["step_wise"])
@@ -131,6 +119,6 @@ async def _play(hands: Hands, player: Player, job: Job, attempts: int) -> bool:
         return False
     for member, rows in enumerate(trajectories):
         for step, row in enumerate(rows):
-            await hands.put(job, packed(row, member, step))
+            await hands.put(job, [packed(row, member, step)])
     await hands.finish(job)
     return True

@@ -68,6 +68,8 @@ class Source(ABC):
 
 async def all_or_none(each: Sequence[Any]) -> list[Arrived]:
     """The results of these coroutines. The first that raises ends the others, and is raised itself."""
+    if len(each) == 1:
+        return [await each[0]]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in each]
