@@ -38,7 +38,7 @@ test-skyrl: .venv-skyrl/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
-soak: .venv/test.stamp .venv-vllm/stamp
+soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp
 	$(PIP) --no-build-isolation -e '.[soak]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak_mutants
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak
@@ -48,6 +48,7 @@ soak: .venv/test.stamp .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_ensemble
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_health
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.observing
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m benchmarks.soak_skyrl
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm
 
 # Beside TRL, in an environment of its own.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atropos_adapter_skyrl.rows import Row
 from atropos_core.errors import DataError
@@ -34,7 +35,7 @@ def packed(row: Row, member: int, step: int) -> bytes:
     finish = row.finish.encode()
     metrics = json.dumps(dict(row.metrics)).encode() if row.metrics else b""
     flags = _LAST * row.last
-    columns = [row.prompt, row.response, row.versions]
+    columns: list[NDArray[Any]] = [row.prompt, row.response, row.versions]
     for flag, column in ((_LOGPROBS, row.logprobs), (_ADVANTAGES, row.advantages)):
         if column is not None:
             flags |= flag
@@ -43,7 +44,8 @@ def packed(row: Row, member: int, step: int) -> bytes:
     oldest = int(known[known != UNKNOWN_VERSION].min(initial=NEWEST))
     sizes = len(row.prompt), len(row.response)
     header = _HEADER.pack(MAGIC, flags, len(finish), 0, member, step, *sizes, row.reward, len(metrics), oldest)
-    return b"".join((header, *(np.ascontiguousarray(one) for one in columns), row.trained.tobytes(), finish, metrics))
+    flat = [np.ascontiguousarray(one).data for one in columns]
+    return b"".join((header, *flat, row.trained.tobytes(), finish, metrics))
 
 
 def unpacked(data: bytes) -> tuple[Row, Place]:
