@@ -105,8 +105,8 @@ async def test_the_rings_and_skyrls_own_engines_give_the_same_rows_of_the_same_s
     cfg, environments = config(tmp_path), {"sevens": Sevens()}
     url = place.engine()
     source = place.source()
+    place.worker(url).says("waiting for SkyRL at")
     await source.open()
-    place.worker(url)
     asked, _ = given(cfg, environments, [4, 1, 7, 9])
     far = await AtroposGenerator(source, seed=9).generate(asked)
     near = await AtroposGenerator(here(TableClient(), sevens=Sevens()), seed=9).generate(asked)
@@ -122,6 +122,12 @@ async def test_the_rings_and_skyrls_own_engines_give_the_same_rows_of_the_same_s
     ):
         assert far[name] == near[name], name
     await source.close()
+
+
+def test_a_worker_gives_up_where_skyrl_does_not_come(place):
+    rings = ("--rings", str(place.rings), "--engine-url", "http://127.0.0.1:9", "--model", "toy", "--wait-s", "0")
+    worker = place.start("worker", "skyrl-env", "./sevens.py", *rings)
+    assert worker.ends(30) == 1 and "nobody asks for work at" in worker.text and "Traceback" not in worker.text
 
 
 async def test_plays_that_fail_over_there_are_raised_with_their_cause(place, tmp_path):

@@ -11,6 +11,8 @@ from atropos_core.cli.options import ModelOption, RewardOption, SetOption
 
 if TYPE_CHECKING:
     from atropos_core.assemble import Plan
+    from atropos_core.hands import Hands
+    from atropos_core.interfaces import Engine
 
 
 def add(app: typer.Typer) -> None:
@@ -23,6 +25,7 @@ def skyrl_env(
     engine_url: Annotated[str, typer.Option(help="The engine that it samples from: an `atropos engine`.")],
     token_file: Annotated[Path | None, typer.Option(help="A file that holds the engine's token.")] = None,
     hands: Annotated[int, typer.Option(min=1, help="Groups that are played at once.")] = 16,
+    wait_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for SkyRL at the start.")] = 600.0,
     file: Annotated[
         Path | None, typer.Option("--file", help="A run file: options of the environment, rewards.")
     ] = None,
@@ -42,15 +45,16 @@ def skyrl_env(
     from atropos_core.assemble import make_plan
     from atropos_core.cli.options import configure
     from atropos_core.config import read_token
+    from atropos_core.remote import RemoteEngine
 
     loaded, resolved, plugins = configure(file, env=[name], model=model, reward=reward, changes=changes)
     plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)
     token = read_token(token_file) if token_file else None
-    sent = asyncio.run(_work(plan, rings, engine_url, token, hands))
+    sent = asyncio.run(_work(plan, rings, RemoteEngine(engine_url, token), hands, wait_s))
     console.say(f"SkyRL has gone; {sent} groups were sent")
 
 
-async def _work(plan: Plan, rings: Path, url: str, token: str | None, count: int) -> int:
+async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: float) -> int:
     import asyncio
     import signal
     import tempfile
@@ -60,8 +64,6 @@ async def _work(plan: Plan, rings: Path, url: str, token: str | None, count: int
     from atropos_core.assemble import build_for_evaluation
     from atropos_core.errors import Interrupted
     from atropos_core.guards import blocked_loop_alarm
-    from atropos_core.hands import Hands
-    from atropos_core.remote import RemoteEngine
     from atropos_core.rollouts import Player
     from atropos_core.tokenizer import ChatTokenizer
 
@@ -71,17 +73,39 @@ async def _work(plan: Plan, rings: Path, url: str, token: str | None, count: int
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with blocked_loop_alarm(), tempfile.TemporaryDirectory(prefix="atropos-skyrl-env-") as directory:
         (Path(directory) / "logs").mkdir()
-        parts = await build_for_evaluation(plan, Path(directory), RemoteEngine(url, token))
+        parts = await build_for_evaluation(plan, Path(directory), engine)
         try:
             await asyncio.gather(*(environment.open() for environment in parts.environments.values()))
             player = Player(
                 parts.environments, parts.rewards, parts.engine, ChatTokenizer(plan.model.directory),
                 deadline_s=plan.config.training.rollout_deadline_s, deterministic=False,
             )  # fmt: skip
-            hands = await asyncio.to_thread(Hands.connect, rings, count)
+            hands = await _connect(rings, count, wait_s)
             console.say(f"plays {', '.join(parts.environments)} for SkyRL, {count} groups at once; Ctrl-C ends it")
             return await work(hands, player)
         except asyncio.CancelledError:
             raise Interrupted("stopped: what was being played goes to another worker") from None
         finally:
             await parts.close()
+
+
+async def _connect(rings: Path, count: int, wait_s: float) -> Hands:
+    """Raises ProcessDied where SkyRL does not come in time."""
+    import asyncio
+
+    from atropos_core import console
+    from atropos_core.errors import ProcessDied
+    from atropos_core.hands import Hands
+
+    loop, said = asyncio.get_running_loop(), False
+    until = loop.time() + wait_s
+    while True:
+        try:
+            return await asyncio.to_thread(Hands.connect, rings, count)
+        except ProcessDied:
+            if loop.time() > until:
+                raise
+        if not said:
+            said = True
+            console.say(f"waiting for SkyRL at {rings} ({wait_s:g} s at most)")
+        await asyncio.sleep(1.0)
