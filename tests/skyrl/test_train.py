@@ -11,8 +11,12 @@ pytest.importorskip("skyrl", reason="needs SkyRL, in an environment of its own: 
 import numpy as np
 
 from atropos_adapter_skyrl import advantages
+from atropos_adapter_skyrl.weights import Publisher
+from atropos_core.builtin.config import ToyEngineOptions
+from atropos_core.builtin.toy import ToyEngine
+from atropos_core.errors import WeightsMismatch
 from atropos_core.types import Episode
-from tests.skyrl.parts import Adder, Sevens, TableClient, TableDispatch, config, trainer_of
+from tests.skyrl.parts import CONTEXT, Adder, Sevens, TableClient, TableDispatch, config, trainer_of
 from tests.skyrl.test_generator import here
 
 STEPS = 30
@@ -156,3 +160,30 @@ async def test_two_epochs_evaluation_between_and_dynamic_sampling_see_fresh_play
     played = [seed for call in calls for seed in call]
     assert len(calls) > 6 + 7 and len(set(played)) == len(played) == len(environment.seeds)
     assert sum("eval/all/avg_score" in one for one in seen.logged) == 7
+
+
+class Refusing(ToyEngine):
+    async def load_weights(self, directory):
+        raise WeightsMismatch("a tensor of another shape")
+
+
+class Nowhere(TableDispatch):
+    def save_hf_model(self, model, directory, tokenizer):
+        """As where SkyRL's workers write on another machine."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "dispatch", "cause"),
+    [(Refusing, TableDispatch, "a tensor of another shape"), (ToyEngine, Nowhere, "there is nothing on this machine")],
+)
+async def test_weights_that_do_not_reach_an_engine_end_the_training_and_everything_is_closed(
+    tmp_path, engine, dispatch, cause
+):
+    cfg, environment = config(tmp_path), Sevens()
+    publisher = Publisher([engine(ToyEngineOptions(), CONTEXT)])
+    trainer = trainer_of(
+        cfg, here(sevens=environment), {"sevens": environment}, dispatch(cfg, None, 1.0), publisher=publisher
+    )
+    with pytest.raises(WeightsMismatch, match=cause):
+        await trainer.train()
+    assert trainer.global_step == 0 and (environment.opened, environment.closed) == (1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import psutil
 import pytest
@@ -93,6 +94,35 @@ async def test_the_exact_expected_reward_rises_over_thirty_steps_with_evaluation
     assert all(one["atropos/min_policy_version"] == one["atropos/max_policy_version"] for one in train)
     assert sum("eval/all/avg_score" in one for one in seen.logged) == 3
     assert place.roles[2].ends(20) == 0 and "groups were sent" in place.roles[2].text
+
+
+async def test_epochs_evaluation_and_dynamic_sampling_never_get_what_another_call_asked_for(place, tmp_path):
+    cfg = config(
+        tmp_path,
+        **{"trainer.max_training_steps": 6, "trainer.epochs": 12, "trainer.eval_interval": 1, "trainer.train_batch_size": 4,
+           "trainer.algorithm.dynamic_sampling.type": "filter"},
+    )  # fmt: skip
+    url = place.engine()
+    source = FromTheStart(place.source()._options)
+    source.start = lambda: (place.worker(url), place.worker(url))
+    environments = {"sevens": Sevens(8)}  # two batches an epoch
+    dispatch = TableDispatch(cfg, None, 1.0, SEVENS)  # a third of the groups are flat
+    trainer = trainer_of(cfg, source, environments, dispatch, publisher=Publisher([RemoteEngine(url)]))
+    calls = []
+    generate = trainer.generator.generate
+
+    async def watched(batch):
+        output = await generate(batch)
+        assert {version for row in output["policy_versions"] for version in row} == {source.version}
+        assert output["prompt_token_ids"] == [TOKENIZER.render(prompt).tolist() for prompt in batch["prompts"]]
+        calls.append((batch["batch_metadata"].training_phase, json.dumps(output["response_ids"])))
+        return output
+
+    trainer.generator.generate = watched
+    await trainer.train()
+    assert len({replies for phase, replies in calls if phase == "train"}) == sum(phase == "train" for phase, _ in calls)
+    assert sum(phase == "eval" for phase, _ in calls) == 6 and len(calls) > 12
+    assert source.exchange.unwanted == 0
 
 
 async def _kill_one(place, trainer):

@@ -90,11 +90,11 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
 
 
 async def _connect(rings: Path, count: int, wait_s: float) -> Hands:
-    """Raises ProcessDied where SkyRL does not come in time."""
+    """Raises ProcessDied or DeadlineExceeded where SkyRL does not come in time."""
     import asyncio
 
     from atropos_core import console
-    from atropos_core.errors import ProcessDied
+    from atropos_core.errors import DeadlineExceeded, ProcessDied
     from atropos_core.hands import Hands
 
     loop, said = asyncio.get_running_loop(), False
@@ -102,7 +102,7 @@ async def _connect(rings: Path, count: int, wait_s: float) -> Hands:
     while True:
         try:
             return await asyncio.to_thread(Hands.connect, rings, count)
-        except ProcessDied:
+        except (ProcessDied, DeadlineExceeded):
             if loop.time() > until:
                 raise
         if not said:

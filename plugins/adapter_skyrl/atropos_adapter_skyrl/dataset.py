@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,13 @@ KEY = "atropos"  # in a row's extras
 
 
 class TaskDataset:
-    """One split of several environments, one after another. Rows are what SkyRL's collate function makes of its own."""
+    """One split of several environments, one after another. Rows are what SkyRL's collate function makes of its own. A row
+    that is given again has another uid: SkyRL 0.3.0 stops where one comes twice in a batch, as dynamic sampling may collect
+    it over the end of an epoch."""
 
     def __init__(self, environments: Mapping[str, Environment], split: Split, limit: int | None = None) -> None:
         self._split: Split = split
+        self._given = itertools.count()
         self._environments = environments
         self._sizes = {
             name: min(task_count(name, environment, split), limit or 1 << 62)
@@ -36,7 +40,7 @@ class TaskDataset:
             if index < size:
                 messages = [dict(message) for message in self._environments[name].tasks(self._split)[index].messages]
                 extras = {KEY: {"environment": name, "split": self._split, "index": index}, "data_source": name}
-                return {"prompt": messages, "env_class": name, "env_extras": extras, "uid": str(at)}
+                return {"prompt": messages, "env_class": name, "env_extras": extras, "uid": f"{at}-{next(self._given)}"}
             index -= size
         raise IndexError(at)
 

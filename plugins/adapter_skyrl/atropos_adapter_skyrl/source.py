@@ -137,6 +137,8 @@ async def opened(source: Source) -> AsyncIterator[Source]:
     try:
         await source.open()
         yield source
-    finally:
+    except BaseException:
         with contextlib.suppress(AtroposError):  # what ended the training says more
             await source.close()
+        raise
+    await source.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_adapter_skyrl.source import Source
-from atropos_core.errors import FitError
+from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.interfaces import Engine
 
 
@@ -33,6 +33,11 @@ class Publisher:
         with tempfile.TemporaryDirectory(prefix="atropos-skyrl-weights-") as directory:
             where = Path(directory) / "policy"
             await asyncio.to_thread(save, str(where))
+            if not (where.is_dir() and any(where.iterdir())):
+                raise WeightsMismatch(
+                    f"SkyRL was asked to write its policy to {where}, and there is nothing on this machine.",
+                    remedy="Where SkyRL's workers are on other machines, set TMPDIR to a folder that all of them share.",
+                )
             await asyncio.gather(*(self._load(engine, where, version) for engine in self._engines))
 
     async def _load(self, engine: Engine, directory: Path, version: int) -> None:

@@ -115,7 +115,7 @@ def test_the_data_set_is_the_tasks_of_all_environments_and_a_row_says_which_it_i
     row = data[4]
     assert row["env_class"] == "b" and row["prompt"] == [{"role": "user", "content": "1"}]
     assert row["env_extras"]["atropos"] == {"environment": "b", "split": "test", "index": 1}
-    assert len({data[at]["uid"] for at in range(7)}) == 7
+    assert len({data[at]["uid"] for at in [*range(7), *range(7)]}) == 14, "also where it is the same row again"
     with pytest.raises(IndexError):
         data[7]
     with pytest.raises(DataError, match="none of a has train tasks"):
