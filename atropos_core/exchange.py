@@ -121,9 +121,7 @@ class Exchange:
         self.workers += 1
         feeding = [asyncio.create_task(self._feed(down, begun)) for _ in range(hands)]
         try:
-            async for leases in up.arrivals():
-                for lease in leases:
-                    self._take(lease, begun)
+            await up.watch(lambda leases: self._take_all(leases, begun))
         except AtroposError as error:
             console.warn(f"a worker (process {up.pid}) is shut out: {Exception.__str__(error)}")
         finally:
@@ -150,6 +148,10 @@ class Exchange:
                 continue  # whoever asked has given up as well; the slot stays the worker's until it answers
             except ProcessDied:
                 return
+
+    def _take_all(self, leases: list[Lease], begun: dict[int, _Ask]) -> None:
+        for lease in leases:
+            self._take(lease, begun)
 
     def _take(self, lease: Lease, begun: dict[int, _Ask]) -> None:
         number, kind = META.unpack(lease.meta)
