@@ -11,11 +11,15 @@ import pytest
 
 pytest.importorskip("skyrl", reason="needs SkyRL, in an environment of its own: `make test-skyrl`")
 
+from aiohttp import web
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
 from skyrl.train.generators.utils import merge_stepwise_output, prepare_generator_input
 from skyrl.train.utils.trainer_utils import validate_generator_output
+from skyrl.utils.tok import get_tokenizer
 
 from atropos_adapter_skyrl.dataset import TaskDataset, blocks_of
+from atropos_adapter_skyrl.engine import sampling_of
 from atropos_adapter_skyrl.generator import AtroposGenerator, seed_of
 from atropos_adapter_skyrl.source import Here, RolloutsFailed
 from atropos_core.builtin.plugin import TOY_MODEL
@@ -246,13 +250,64 @@ async def test_an_engine_that_aborts_or_says_no_logprobs_is_an_error_and_no_row(
 
     class Silent(TableClient):
         async def generate(self, batch, model=None):
-            return await super().generate(batch, model) | {"response_logprobs": None}
+            return await super().generate(batch, model) | {"response_logprobs": [None]}
 
     cfg = config(tmp_path)
     asked, _ = given(cfg, {"sevens": Sevens()}, [0])
-    for client, cause in ((Aborting(), "ended a sample with 'abort'"), (Silent(), "and None logprobs")):
+    for client, cause in ((Aborting(), "ended a sample with 'abort'"), (Silent(), "and no logprobs")):
         with pytest.raises(RolloutsFailed, match=cause):
             await AtroposGenerator(here(client, sevens=Sevens())).generate(asked)
+
+
+class Served:
+    """The routes of SkyRL's inference router that its client uses here, over the toy engine."""
+
+    def __init__(self):
+        self.table = TableClient()
+        self.sessions: list[str] = []
+        app = web.Application()
+        app.add_routes([web.post("/inference/v1/generate", self.generate), web.post("/finish_session", self.finish)])
+        self.runner = web.AppRunner(app)
+
+    async def __aenter__(self):
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self.client = RemoteInferenceClient(
+            url, [url], data_parallel_size=1, model_name="toy", tokenizer=get_tokenizer(str(TOY_MODEL))
+        )
+        return self
+
+    async def __aexit__(self, *raised):
+        await (await self.client._get_session()).close()
+        await self.runner.cleanup()
+
+    async def generate(self, request):
+        asked = await request.json()
+        assert asked["model"] == "toy" and request.headers["X-Session-ID"].startswith("atropos-")
+        params = asked["sampling_params"]
+        prompt = np.array(asked["token_ids"], np.int32)
+        [one] = await self.table.engine.sample(prompt, 1, sampling_of(params), [params["seed"]], 60.0)
+        content = [{"logprob": value} for value in one.logprobs.tolist()]
+        choice = {"token_ids": one.tokens.tolist(), "finish_reason": one.finish, "logprobs": {"content": content}}
+        return web.json_response({"choices": [choice]})
+
+    async def finish(self, request):
+        self.sessions.append(request.query["session_id"])
+        return web.json_response({})
+
+
+async def test_skyrls_real_inference_client_over_http_gives_the_same_rows(tmp_path):
+    cfg, environments = config(tmp_path), {"adder": Adder()}
+    asked, _ = given(cfg, environments, [4, 1])
+    async with Served() as served:
+        far = await AtroposGenerator(here(served.client, adder=Adder()), seed=9).generate(asked)
+        assert len(served.sessions) == len(set(served.sessions)) == 8 * 3
+    near = await AtroposGenerator(here(adder=Adder()), seed=9).generate(asked)
+    for name in ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "stop_reasons"):
+        assert far[name] == near[name], name
+    np.testing.assert_allclose(far["rollout_logprobs"][0], near["rollout_logprobs"][0], rtol=1e-6)
 
 
 async def test_two_hundred_calls_at_a_time_get_each_their_own_rows(tmp_path):

@@ -62,7 +62,8 @@ class SkyRLAdapter:
         told = "SkyRL's workers need one each" if not devices else "visible to this process"
         findings.append(Finding("GPUs", None if not devices else True, f"{devices}: {told}"))
         if not any(finding.ok is False for finding in findings):
-            findings += [_tried("import", _import), _tried("one episode", lambda: _episode(self._context.model))]
+            findings += [_tried("import", _import), _tried("ray starts", _ray)]
+            findings.append(_tried("one episode", lambda: _episode(self._context.model)))
         return findings
 
 
@@ -147,6 +148,16 @@ def _import() -> str:
     ours = set(output_of([], [], [], step_wise=True, own_advantages=False))
     missing = set(GeneratorOutput.__annotations__) - ours
     return f"{BasePPOExp.__module__} loads" + (f"; fields that stay empty: {sorted(missing)}" if missing else "")
+
+
+def _ray() -> str:
+    import ray
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        return f"here, and sees {ray.cluster_resources().get('GPU', 0):g} GPUs"
+    finally:
+        ray.shutdown()
 
 
 def _episode(model: Path) -> str:

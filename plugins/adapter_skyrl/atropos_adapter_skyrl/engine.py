@@ -72,14 +72,16 @@ class SkyRLEngine(Engine):
             told = await self._client.generate(asked, model=self._model)
         finally:
             await self._client.finish_session(session)
-        ids, logprobs, finish = told["response_ids"][0], told["response_logprobs"], told["stop_reasons"][0]
+        ids, finish = told["response_ids"][0], told["stop_reasons"][0]
+        logprobs = (told.get("response_logprobs") or [None])[0]
         if finish not in ("stop", "length"):
             raise DataError(f"SkyRL's engine ended a sample with {finish!r}")
-        if logprobs is None or len(logprobs[0]) != len(ids) or not ids:
-            raise DataError(f"SkyRL's engine gave {len(ids)} tokens and {logprobs and len(logprobs[0])} logprobs")
+        if not ids or logprobs is None or len(logprobs) != len(ids):
+            told_of = "no logprobs" if logprobs is None else f"{len(logprobs)} logprobs"
+            raise DataError(f"SkyRL's engine gave {len(ids)} tokens and {told_of}")
         truncated = sampling.truncated or bool(self._params.get("min_p"))
         return Completion(
-            tokens(ids), np.asarray(logprobs[0], np.float32), np.full(len(ids), version, np.int32), finish,
+            tokens(ids), np.asarray(logprobs, np.float32), np.full(len(ids), version, np.int32), finish,
             sampling.temperature, truncated,
         )  # fmt: skip
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from atropos_adapter_skyrl.adapter import SkyRLAdapter
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.dataset import TaskDataset, blocks_of
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
 from atropos_adapter_skyrl.rows import output_of, rows_of
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Environment
+from atropos_core.registry import RunContext
 from atropos_core.types import Draw, Episode, Rollout, Sampling, ScoredGroup, Task
 
 DRAW, TASK = Draw(5, "words", "train", 0, 1), Task("t", ())
@@ -153,3 +157,11 @@ def test_sampling_parameters_of_skyrl_in_our_words():
 def test_a_source_without_its_address_is_refused(wrong, cause):
     with pytest.raises(ValidationError, match=cause):
         SkyRLOptions.model_validate(wrong)
+
+
+@pytest.mark.skipif(find_spec("skyrl") is not None, reason="SkyRL is installed here: tests/skyrl asks its doctor")
+def test_without_skyrl_the_doctor_says_what_to_install():
+    findings = SkyRLAdapter(SkyRLOptions(), RunContext(Path("."), Path("."))).doctor()
+    [skyrl] = [finding for finding in findings if finding.subject == "skyrl"]
+    assert skyrl.ok is False and skyrl.remedy == "pip install --no-deps skyrl==0.3.0"
+    assert "one episode" not in [finding.subject for finding in findings]
