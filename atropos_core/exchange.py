@@ -53,6 +53,7 @@ class _Ask:
     read: Callable[[bytes], Any]
     pieces: list[Any] = field(default_factory=list)
     size_bytes: int = 0
+    late: asyncio.TimerHandle | None = None
 
 
 class Exchange:
@@ -81,25 +82,34 @@ class Exchange:
         self._serving = asyncio.create_task(self._listener.serve(self._one_worker))
 
     async def ask(self, payload: bytes, *, deadline_s: float, read: Callable[[bytes], T]) -> list[T]:
-        """What a worker made of `payload`, in pieces, each `read` as it comes, in the order in which it sent them. Raises
-        WorkFailed with the worker's cause, what `read` raises of ours, DeadlineExceeded, HubFull where the pieces of all
-        that is begun are more than the stash holds."""
-        loop = asyncio.get_running_loop()
-        one = _Ask(next(self._ids), payload, deadline_s, loop.create_future(), read)
+        """What a worker made of `payload`, in pieces, each `read` as it comes, in the order in which it sent them.
+        `deadline_s` is for a worker once it has begun, and for one to be there; not for the queue ahead. Raises
+        DeadlineExceeded, WorkFailed with the worker's cause, what `read` raises of ours, HubFull where the pieces of all that
+        is begun are more than the stash holds."""
+        one = _Ask(next(self._ids), payload, deadline_s, asyncio.get_running_loop().create_future(), read)
+        self._time(one)
         self._waiting.append(one)
         self._arrived.set()
-        late = loop.call_later(deadline_s, self._give_up, one)
         try:
             return await one.answer
         finally:
-            late.cancel()
+            if one.late is not None:
+                one.late.cancel()
             one.answer.cancel()
             self._forget(one)
             if one in self._waiting:
                 self._waiting.remove(one)
 
+    def _time(self, one: _Ask) -> None:
+        """From now on."""
+        if one.late is not None:
+            one.late.cancel()
+        one.late = asyncio.get_running_loop().call_later(one.deadline_s, self._give_up, one)
+
     def _give_up(self, one: _Ask) -> None:
-        if not one.answer.done():
+        if self.workers and one in self._waiting:
+            self._time(one)
+        elif not one.answer.done():
             who = (
                 f"{self.workers} workers are connected" if self.workers else f"no worker is connected at {self._folder}"
             )
@@ -142,6 +152,7 @@ class Exchange:
                 await self._arrived.wait()
             one = self._waiting.popleft()
             begun[one.id] = one
+            self._time(one)
             try:
                 await down.put([one.payload], meta=META.pack(one.id, PIECE), deadline_s=one.deadline_s)
             except DeadlineExceeded:
@@ -196,6 +207,7 @@ class Exchange:
                 one.pieces, one.id = [], next(self._ids)
                 self.asked_again += 1
                 self._waiting.appendleft(one)
+                self._time(one)
                 self._arrived.set()
 
     def _forget(self, one: _Ask) -> None:

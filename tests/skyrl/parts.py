@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 from skyrl.backends.skyrl_train.distributed.dispatch import WorkerOutput
 from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
@@ -259,5 +258,4 @@ def trainer_of(
         inference_engine_client=client, generator=generator, publisher=publisher,
     )  # fmt: skip
     made.dispatch = dispatch
-    assert not ray.is_initialized()
     return made

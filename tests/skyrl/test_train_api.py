@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("skyrl", reason="needs SkyRL, in an environment of its own: `make test-skyrl`")
 
 import httpx
+import ray
 
 from atropos_adapter_skyrl.api import ApiGroups
 from atropos_adapter_skyrl.generator import AtroposGenerator
@@ -35,6 +36,7 @@ def scene(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     with started(tmp_path) as made:
         yield made
+    ray.shutdown()  # SkyRL starts one to remove old checkpoints
 
 
 def engine_of(scene):

@@ -91,6 +91,14 @@ async def test_a_late_answer_is_an_error_and_matches_nothing_when_it_comes(tmp_p
         assert exchange.unwanted > 0 and exchange.stashed_bytes == 0
 
 
+async def test_the_queue_ahead_does_not_count_to_the_deadline(tmp_path):
+    async with exchange_with(tmp_path, 1) as (exchange, _):
+        began = time.monotonic()
+        asks = (exchange.ask(b"sleep", deadline_s=2.5, read=bytes) for _ in range(8))  # half a second each, one by one
+        assert all(len(pieces) == 3 for pieces in await asyncio.gather(*asks))
+        assert time.monotonic() - began > 3.5
+
+
 async def test_what_a_dead_worker_had_begun_goes_to_another_whole_and_death_is_noticed_at_once(tmp_path):
     async with exchange_with(tmp_path, 1) as (exchange, processes):
         asking = asyncio.create_task(exchange.ask(b"hang", deadline_s=30, read=bytes))

@@ -36,6 +36,7 @@ class ApiGroups(Source):
         self._session: TrainerSession | None = None
         self._waiting: dict[int, tuple[Draw, asyncio.Future[_Answer]]] = {}
         self._receiving: asyncio.Task[None] | None = None
+        self._heard = 0.0  # when anything last came
         self._leased: list[int] = []  # hub ids that the present step trains on
         self._unsaved: list[int] = []  # trained, and in no checkpoint
         self._commits: list[asyncio.Task[int]] = []
@@ -70,10 +71,9 @@ class ApiGroups(Source):
             future: asyncio.Future[_Answer] = loop.create_future()
             self._waiting[draw.id] = draw, future
             try:
-                async with asyncio.timeout(self._deadline_s):
-                    await self._here.offer_draws([draw])
-                    self._receive()
-                    answer = await future
+                await self._here.offer_draws([draw])
+                self._receive()
+                answer = await self._in_time(future)
             except TimeoutError:
                 cause = Failed(f"no group came from {self._api.url} within {self._deadline_s:g} s", "waiting")
                 continue
@@ -91,6 +91,15 @@ class ApiGroups(Source):
                 await self._here.commit([number])
             return Arrived(rows_of(group, step_wise=step_wise), loop.time() - began, attempt)
         raise failed(asked, cause, self._attempts)
+
+    async def _in_time(self, future: asyncio.Future[_Answer]) -> _Answer:
+        """Raises TimeoutError where neither this nor any other answer came for so long: a queue ahead is not late."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._deadline_s
+        while not (await asyncio.wait({future}, timeout=until - loop.time()))[0]:
+            if (until := self._heard + self._deadline_s) <= loop.time():
+                raise TimeoutError
+        return future.result()
 
     def _again(self, draw: Draw, attempt: int) -> Draw:
         return replace(draw, id=secrets.randbits(61), seed=derive(draw.seed, attempt))
@@ -118,6 +127,7 @@ class ApiGroups(Source):
                     future.set_exception(error)
 
     def _answer(self, number: int, answer: _Answer) -> bool:
+        self._heard = asyncio.get_running_loop().time()
         _, future = self._waiting.get(number, (None, None))
         if future is None or future.done():
             return False
