@@ -1,15 +1,17 @@
 # Two commands: `make run` trains the tiny policy, `make test` runs every test that needs nothing but this machine.
-# With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; with atroposlib: `make test-atroposlib`; in gem: `make test-roll`.
+# With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; the same with atroposlib, SkyRL, and gem for ROLL:
+# `make test-atroposlib`, `make test-skyrl`, `make test-roll`.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
 ROLL_PIP := .venv-roll/bin/python -m pip --disable-pip-version-check install -q --no-deps
+SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 
-.PHONY: run test lint vllm test-vllm test-atroposlib test-roll soak bench bench-bridges bench-api clean
+.PHONY: run test lint vllm test-vllm test-atroposlib test-skyrl test-roll soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -36,8 +38,12 @@ test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
 test-roll: .venv-roll/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m pytest tests/roll plugins/adapter_roll/tests
 
+# Our environments inside SkyRL's own trainer, on a CPU; about three minutes.
+test-skyrl: .venv-skyrl/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl
+
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
-soak: .venv/test.stamp .venv-vllm/stamp .venv-roll/stamp
+soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
 	$(PIP) --no-build-isolation -e '.[soak]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak_mutants
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak
@@ -48,6 +54,7 @@ soak: .venv/test.stamp .venv-vllm/stamp .venv-roll/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_health
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.observing
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m benchmarks.soak_roll
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m benchmarks.soak_skyrl
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm
 
 # Beside TRL, in an environment of its own.
@@ -107,10 +114,21 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	.venv-roll/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
 	touch $@
 
+# requirements-skyrl.txt says what typed_dict.pth is for.
+.venv-skyrl/stamp: requirements-skyrl.txt constraints.txt pyproject.toml $(PLUGINS)
+	@echo "installing SkyRL into .venv-skyrl (two minutes, 2 GB; torch and ray are the most of it)"
+	test -x .venv-skyrl/bin/python || $(PYTHON) -m venv .venv-skyrl
+	$(SKYRL_PIP) --no-deps -r requirements-skyrl.txt
+	$(SKYRL_PIP) --no-deps -c constraints.txt torch
+	.venv-skyrl/bin/python -c 'import sys, sysconfig, pathlib; sys.version_info >= (3, 12) or pathlib.Path(sysconfig.get_path("purelib"), "typed_dict.pth").write_text("import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict\n")'
+	$(SKYRL_PIP) --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,adapter_skyrl engine_hf env_gsm8k trajectory_api)
+	.venv-skyrl/bin/python -c 'import skyrl.train.trainer'
+	touch $@
+
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-atroposlib .venv-roll .venv-trl .venv-vllm build dist
+	rm -rf .venv .venv-atroposlib .venv-roll .venv-skyrl .venv-trl .venv-vllm build dist

@@ -93,7 +93,7 @@ def atropos_sinks() -> Iterable[Provider[Sink]]:  # type: ignore[empty-body]
 
 @hookspec
 def atropos_adapters() -> Iterable[Provider[Adapter]]:  # type: ignore[empty-body]
-    """Offer other frameworks in which our environments can run."""
+    """Offer other frameworks in which our environments can run. Chosen by `atropos adapter NAME`."""
 
 
 @hookspec

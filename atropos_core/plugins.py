@@ -48,8 +48,9 @@ class Plugins:
     def broken(self) -> list[PluginReport]:
         return [report for report in self.reports if report.error is not None]
 
-    def resolve_model(self, reference: str) -> ResolvedModel:
-        """A name that a plugin knows, a directory, or a Hugging Face id (fetched by huggingface_hub)."""
+    def resolve_model(self, reference: str, *, download: bool = True) -> ResolvedModel:
+        """A name that a plugin knows, a directory, or a Hugging Face id (fetched by huggingface_hub; without `download`
+        its directory is the id itself, for those who only pass it on)."""
         for implementation in self.manager.hook.atropos_resolve_model.get_hookimpls():
             try:
                 found: Any = implementation.function(reference)
@@ -63,7 +64,9 @@ class Plugins:
             return ResolvedModel(directory.resolve(), f"the directory {directory}")
         if directory.is_dir() or reference.startswith((".", "/", "~")):
             raise ConfigError(f"model {reference!r}: there is no config.json in {directory}.")
-        return ResolvedModel(_download(reference), f"{reference} from the Hugging Face hub")
+        return ResolvedModel(
+            _download(reference) if download else Path(reference), f"{reference} from the Hugging Face hub"
+        )
 
 
 def load_plugins(entries: Iterable[EntryPoint] | None = None) -> Plugins:

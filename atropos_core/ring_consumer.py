@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from atropos_core.errors import DataError
@@ -107,6 +107,40 @@ class RingConsumer:
             else:
                 self._waiting = loop.create_future()
                 await readable(loop, self._socket.fileno(), self._waiting)
+
+    async def watch(self, handle: Callable[[list[Lease]], None]) -> None:
+        """`handle` messages as they come, until the producer has gone, in one turn of the loop where `arrivals` takes three:
+        for those who answer in the same call. Raises what `handle` raises, and DataError as `take`."""
+        loop = self._loop = asyncio.get_running_loop()
+        ended, descriptor = loop.create_future(), self._socket.fileno()
+        self._waiting = ended
+        failure: Exception | None = None
+
+        def look() -> None:
+            nonlocal failure
+            self._answer_due = True  # what `handle` answers goes out below
+            try:
+                if leases := self._take(_TAKE):
+                    handle(leases)
+                self.send_answers()
+            except Exception as error:  # noqa: BLE001 - whoever awaits this raises it
+                failure = error
+            finally:
+                self._answer_due = False
+            if failure is not None or self.ended:
+                loop.remove_reader(descriptor)
+                _settle(ended)
+            elif self._full:
+                self._answer_soon(FULL_S)
+
+        loop.add_reader(descriptor, look)
+        try:
+            look()
+            await ended
+        finally:
+            loop.remove_reader(descriptor)
+        if failure is not None:
+            raise failure
 
     def _take(self, messages: int) -> list[Lease]:
         """What has arrived, without waiting: whole datagrams, until there are so many messages."""

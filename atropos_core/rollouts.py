@@ -60,8 +60,12 @@ class Player:
                 self._turnstile.enter(place)
         return places
 
-    async def play(self, draw: Draw, places: Sequence[Place], n: int, sampling: Sampling) -> ScoredGroup:
-        """`n` episodes of the draw's task, scored. Failed ones are in `failed`; there may be no other."""
+    async def play(
+        self, draw: Draw, places: Sequence[Place], n: int, sampling: Sampling, *, attempts: int = 1
+    ) -> ScoredGroup:
+        """`n` episodes of the draw's task, scored. Failed ones are in `failed`; there may be no other. With more
+        `attempts`, a play that failed is played again under another seed, or its whole group where the environment plays
+        groups; what failed before is in `failed` all the same."""
         environment = self.environments[draw.environment]
         try:
             task = environment.tasks(draw.split)[draw.index]
@@ -71,15 +75,34 @@ class Player:
             ) from error
         seeds = [derive(draw.seed, member) for member in range(n)]
         with timed(self._profile, f"environment.{draw.environment}/play", n):
-            if not plays_groups(environment):
-                one = [
-                    self._play_one(environment, task, place, seed, sampling)
-                    for place, seed in zip(places, seeds, strict=True)
-                ]
-                played: Sequence[Episode | Failed] = await asyncio.gather(*one)
-            else:
-                played = await self._play_group(environment, task, places[0], seeds, sampling)
-        return await self._score(draw, task, played)
+            played = await self._play(environment, task, places, seeds, sampling)
+            before: list[Episode | Failed] = []
+            for attempt in range(1, attempts):
+                lost = [member for member, one in enumerate(played) if isinstance(one, Failed)]
+                if not lost:
+                    break
+                before += [played[member] for member in lost]
+                if plays_groups(environment):
+                    lost = list(range(n))
+                where = places if plays_groups(environment) else [places[member] for member in lost]
+                if self._turnstile is not None:
+                    for place in where:
+                        self._turnstile.enter(place)
+                again = [derive(seeds[member], attempt) for member in lost]
+                for member, one in zip(lost, await self._play(environment, task, where, again, sampling), strict=True):
+                    played[member] = one
+        return await self._score(draw, task, [*played, *before])
+
+    async def _play(
+        self, environment: Environment, task: Task, places: Sequence[Place], seeds: Sequence[int], sampling: Sampling
+    ) -> list[Episode | Failed]:
+        """One for each seed, in their order."""
+        if plays_groups(environment):
+            return list(await self._play_group(environment, task, places[0], seeds, sampling))
+        one = [
+            self._play_one(environment, task, place, seed, sampling) for place, seed in zip(places, seeds, strict=True)
+        ]
+        return list(await asyncio.gather(*one))
 
     async def _play_one(
         self, environment: Environment, task: Task, place: Place, seed: int, sampling: Sampling

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-OWN = ("run", "resume", "eval", "process", "plugins", "new", "check", "config", "doctor")
+OWN = ("run", "resume", "eval", "process", "plugins", "new", "check", "config", "doctor", "adapter")
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def run_app(arguments: list[str]) -> int:
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     """The command line. Plugins' commands are in it unless `arguments` begin with one of our own."""
-    from atropos_core.cli import check, config, doctor, evaluate, new, plugins, process, resume, run
+    from atropos_core.cli import adapter, check, config, doctor, evaluate, new, plugins, process, resume, run
 
     app = typer.Typer(
         help="Reinforcement learning of language models, from a laptop up.",
@@ -42,7 +42,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )
-    for command in (run, resume, evaluate, process, plugins, new, check, config, doctor):
+    for command in (run, resume, evaluate, process, plugins, new, check, config, doctor, adapter):
         command.add(app)
     if not arguments or arguments[0] not in OWN:
         _add_from_plugins(app)

@@ -51,8 +51,10 @@ def configure(
     seed: int | None = None,
     deterministic: bool = False,
     changes: Sequence[str] | None = None,
+    download: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
-    """Flags over file over the model's preset over defaults."""
+    """Flags over file over the model's preset over defaults. Without `download`, a model of the hub is known by its name
+    alone."""
     from atropos_core import config
     from atropos_core.errors import ConfigError
     from atropos_core.plugins import load_plugins
@@ -89,7 +91,7 @@ def configure(
     reference = next(
         (layer["model"] for layer in (flags, *(entry.values for entry in layers)) if "model" in layer), None
     )
-    resolved = plugins.resolve_model(str(reference or config.RunConfig().model))
+    resolved = plugins.resolve_model(str(reference or config.RunConfig().model), download=download)
     layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
     layers.append(config.Layer(config.FLAG, flags))
     return config.load([_anchored(layer) for layer in layers]), resolved, plugins

@@ -512,6 +512,71 @@ async def test_a_closed_consumer_wakes_whoever_waits_for_arrivals(listener):
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_watcher_sees_every_message_until_the_producer_has_gone_and_its_answers_arrive(pair):
+    producer, consumer = pair(slots=4, slot_bytes=64)
+    seen: list[bytes] = []
+
+    def handle(leases: list[Lease]) -> None:
+        for lease in leases:
+            seen.append(lease.copy())
+            lease.release(lease.number)
+
+    def send() -> int:
+        for number in range(3000):
+            producer.send([b"%d" % number * (1 + 40 * (number % 97 == 0))], deadline_s=20)
+        producer.flush(20)
+        answered = producer.answered
+        producer.close()
+        return answered
+
+    sending = asyncio.create_task(asyncio.to_thread(send))
+    await asyncio.wait_for(consumer.watch(handle), 30)
+    assert await sending == 3000
+    assert seen == [b"%d" % number * (1 + 40 * (number % 97 == 0)) for number in range(3000)]
+
+
+async def test_leases_that_a_watcher_keeps_are_answered_when_they_are_released(pair):
+    producer, consumer = pair(slots=4, slot_bytes=64)
+    kept: list[Lease] = []
+    watching = asyncio.create_task(consumer.watch(kept.extend))
+    producer.send([b"x"])
+    producer.ring()
+    while not kept:
+        await asyncio.sleep(0.001)
+    assert not producer.answered
+    kept.pop().release()
+    await asyncio.to_thread(producer.flush, 10)
+    assert producer.answered == 1
+    consumer.close()
+    await asyncio.wait_for(watching, 10)
+
+
+async def test_what_a_watchers_handler_raises_ends_the_watching(pair):
+    producer, consumer = pair()
+
+    def handle(leases: list[Lease]) -> None:
+        raise DataError("not for me")
+
+    watching = asyncio.create_task(consumer.watch(handle))
+    await asyncio.sleep(0.01)
+    producer.send([b"x"])
+    producer.ring()
+    with pytest.raises(DataError, match="not for me"):
+        await asyncio.wait_for(watching, 10)
+
+
+async def test_a_producer_that_breaks_the_protocol_ends_the_watching(listener):
+    sock, slots = raw(listener, {})
+    consumer = listener.accept(5)
+    assert consumer is not None
+    sock.send(b"?")
+    with pytest.raises(DataError, match="unknown kind"):
+        await asyncio.wait_for(consumer.watch(lambda leases: None), 10)
+    assert consumer.ended
+    sock.close()
+    slots.close()
+
+
 def test_a_blocking_producer_and_consumer_run_at_full_speed_through_full_sockets(pair):
     """Both ends are behind by turns: the doorbell's and the answers' sockets fill up and drain."""
     producer, consumer = pair(slots=2000, slot_bytes=64)

@@ -53,9 +53,9 @@ def reward(answer: Callable[[Sequence[Episode]], Any], weight: float = 1.0, name
     return WeightedReward(name, ask, weight, DEADLINE_S)
 
 
-async def play(player: Player, n: int = 4, number: int = 3) -> ScoredGroup:
+async def play(player: Player, n: int = 4, number: int = 3, attempts: int = 1) -> ScoredGroup:
     places = player.places(draw(number), n)
-    return await player.play(draw(number), places, n, Sampling(max_tokens=8))
+    return await player.play(draw(number), places, n, Sampling(max_tokens=8), attempts=attempts)
 
 
 class Playing(Words):
@@ -224,6 +224,44 @@ async def test_a_process_that_died_is_no_plays_failure_but_the_runs():
 
 
 # -- an environment's own play_group
+
+
+class Once(Words):
+    """Whatever is tried for the first time fails, under the seeds that derive from the draw."""
+
+    def __init__(self, fail: Sequence[int]) -> None:
+        super().__init__()
+        self.first = [derive(1003, member) for member in fail]
+        self.seen: list[int] = []
+
+    async def play(self, task: Any, policy: Any, *, seed: int) -> Any:
+        self.seen.append(seed)
+        if seed in self.first:
+            raise ValueError("away")
+        return episode(float(seed % 5))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_a_play_that_failed_is_played_again_in_its_place_under_a_seed_of_its_own(deterministic):
+    environment = Once(fail=[1, 3])
+    group = await play(player(environment, deterministic=deterministic), attempts=2)
+    seeds = [derive(1003, member) for member in range(4)]
+    seeds[1], seeds[3] = derive(seeds[1], 1), derive(seeds[3], 1)
+    assert group.rewards.tolist() == [seed % 5 for seed in seeds]
+    assert [one.cause for one in group.failed] == ["ValueError: away"] * 2
+    assert len(environment.seen) == 6
+
+
+async def test_a_group_of_plays_is_played_again_as_a_whole():
+    made = [[episode(1.0), ValueError("away")], [episode(2.0), episode(3.0)]]
+    environment = InGroups(lambda n: made.pop(0))
+    group = await play(player(environment), n=2, attempts=3)
+    assert group.rewards.tolist() == [2.0, 3.0] and len(group.failed) == 1 and not made
+
+
+async def test_attempts_that_all_fail_leave_their_members_failed():
+    group = await play(player(Playing(lambda member: ValueError())), n=2, attempts=3)
+    assert not group.episodes and len(group.failed) == 6
 
 
 @pytest.mark.parametrize("n", [1, 4])

@@ -1,0 +1,162 @@
+"""`atropos adapter`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atropos_core.cli.options import (
+    EnvOption,
+    ModelOption,
+    RewardOption,
+    SeedOption,
+    SetOption,
+    StepsOption,
+    configure,
+)
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Adapter
+    from atropos_core.plugins import Plugins
+
+KNOWN = ("atropos-plugin-adapter-skyrl", "atropos-plugin-adapter-roll")
+
+
+def add(app: typer.Typer) -> None:
+    app.command("adapter")(adapter)
+
+
+def adapter(
+    name: Annotated[str, typer.Argument(help='An adapter, or "list".')],
+    file: Annotated[
+        str | None, typer.Argument(help='A run file (TOML); flags go over it. Or "doctor".', show_default=False)
+    ] = None,
+    env: EnvOption = None,
+    model: ModelOption = None,
+    reward: RewardOption = None,
+    steps: StepsOption = None,
+    seed: SeedOption = None,
+    changes: SetOption = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="An option of the adapter itself; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write configuration and launch script into this new or empty folder.")
+    ] = None,
+) -> None:
+    """Run our environments in another framework: write its configuration and launch script, or check that it works here.
+
+    [bold]Examples[/]
+
+      atropos adapter list
+
+      atropos adapter skyrl --env gsm8k --out skyrl-gsm8k
+
+      atropos adapter skyrl my-run.toml --out skyrl-mine --set training.group_size=16
+
+      atropos adapter skyrl doctor
+    """
+    from atropos_core.errors import ConfigError
+    from atropos_core.plugins import load_plugins
+
+    if name == "list":
+        if file is not None or out is not None:
+            raise ConfigError("`atropos adapter list` takes nothing else.", remedy="atropos adapter list")
+        _list(load_plugins())
+    elif file == "doctor":
+        _doctor(name, model or "toy", option or ())
+    elif out is None:
+        raise ConfigError(
+            f"`atropos adapter {name}` needs to know where to write.",
+            remedy=f"atropos adapter {name} --env gsm8k --out DIR, or: atropos adapter {name} doctor",
+        )
+    else:
+        run = {"env": env, "model": model, "reward": reward, "steps": steps, "seed": seed, "changes": changes}
+        _export(name, None if file is None else Path(file), out, option or (), run)
+
+
+def _list(plugins: Plugins) -> None:
+    from atropos_core import console
+
+    offers = plugins.registry.offers("adapter")
+    if offers:
+        rows = [(offer.provider.name, offer.provider.summary, offer.distribution) for offer in offers]
+        console.table(("adapter", "what it is", "from"), rows)
+    else:
+        console.say(_nothing())
+    for report in plugins.broken():
+        console.broken(f"{report.name} ({report.distribution} {report.version}); `atropos plugins` says why")
+
+
+def _nothing() -> str:
+    return f"No adapter is installed. These packages offer one: {', '.join(KNOWN)}."
+
+
+def _doctor(name: str, model: str, options: Sequence[str]) -> None:
+    """Print what the adapter finds. Ends with 1 where something is broken."""
+    from tempfile import TemporaryDirectory
+
+    from atropos_core import console
+    from atropos_core.plugins import load_plugins
+
+    plugins = load_plugins()
+    _known(plugins, name)
+    with TemporaryDirectory(prefix="atropos-adapter-") as directory:
+        made = _build(plugins, name, options, Path(directory), plugins.resolve_model(model).directory)
+        console.facts(sorted(made.versions().items()))
+        findings = made.doctor()
+    console.findings(findings)
+    if broken := [finding for finding in findings if finding.ok is False]:
+        console.say(f"{len(broken)} of {len(findings)} are broken; each comes with what to do.")
+        raise typer.Exit(1)
+    console.say("nothing is broken.")
+
+
+def _export(name: str, file: Path | None, out: Path, options: Sequence[str], run: dict[str, Any]) -> None:
+    from atropos_core import console
+    from atropos_core.assemble import make_plan
+    from atropos_core.errors import RunDirectoryError
+    from atropos_core.plugins import load_plugins
+
+    _known(load_plugins(), name)
+    loaded, resolved, plugins = configure(file, **run, download=False)
+    make_plan(loaded.config, resolved, plugins, training=False, sampling=False)  # every name and option is there
+    made = _build(plugins, name, options, out, resolved.directory)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"{out} cannot be made: {error.strerror}.", remedy="Name another folder.") from error
+    if any(out.iterdir()):
+        raise RunDirectoryError(f"{out} is not empty.", remedy="Name a new folder, or empty it.")
+    for path in made.export(loaded.config, out):
+        console.say(str(path))
+
+
+def _known(plugins: Plugins, name: str) -> None:
+    """Raises where no such adapter is installed: which packages offer one is said too."""
+    from atropos_core.errors import UnknownComponent
+
+    try:
+        plugins.registry.find("adapter", name)
+    except UnknownComponent as error:
+        if plugins.registry.offers("adapter"):
+            raise
+        raise UnknownComponent(
+            f"there is no adapter named {name!r}. {_nothing()}",
+            remedy=next((f"pip install {one}" for one in KNOWN if one.endswith(f"-{name}")), f"pip install {KNOWN[0]}"),
+        ) from error
+
+
+def _build(plugins: Plugins, name: str, options: Sequence[str], directory: Path, model: Path) -> Adapter:
+    from atropos_core.chosen import choose
+    from atropos_core.config import Component, nest, parse_flag
+    from atropos_core.registry import RunContext
+
+    values = nest(parse_flag(one) for one in options)
+    chosen = choose(plugins.registry, "adapter", "--option", Component(**{**values, "use": name}))
+    made: Adapter = chosen.build(RunContext(directory=directory, model=model))
+    return made

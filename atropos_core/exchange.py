@@ -1,0 +1,224 @@
+"""Work for other processes of this machine, and what they make of it, through shared memory: one ring each way.
+
+A trainer without an engine asks; workers, which have one, answer in pieces as large as a row of a batch. What is asked
+goes to whichever worker has a hand free, under an id that nothing else ever had. A worker that dies is noticed by the end
+of its ring: what it had begun is dropped whole, and goes to another. Nothing polls.
+
+    asking:   exchange = Exchange(folder); await exchange.open(); pieces = await exchange.ask(b"...", deadline_s=60, read=bytes)
+    working:  hands = Hands.connect(folder, 4)                                                  # atropos_core.hands
+              for job in hands.take(1.0): hands.send(job, [b"..."]); hands.done(job)
+
+The folder is one user's alone, and holds sockets: the memory itself has no name, so nothing of it can be left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import secrets
+import shutil
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atropos_core import console
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubFull, ProcessDied
+from atropos_core.ring import RingProducer
+from atropos_core.ring_consumer import Lease, RingConsumer
+from atropos_core.ring_listener import RingListener
+
+T = TypeVar("T")
+SOCKET, NONCE = "ring.sock", "nonce"
+META = struct.Struct("<QB")  # an ask's id; what this message is of it
+PIECE, DONE, FAILED = 0, 1, 2
+ASK_BYTES = 1 << 16  # of an ask; a larger one travels apart
+STASH_BYTES = 256 << 20
+
+
+class WorkFailed(AtroposError):
+    """A worker says that it cannot do what was asked, and why."""
+
+
+@dataclass(eq=False)
+class _Ask:
+    id: int
+    payload: bytes
+    deadline_s: float
+    answer: asyncio.Future[list[Any]]
+    read: Callable[[bytes], Any]
+    pieces: list[Any] = field(default_factory=list)
+    size_bytes: int = 0
+    late: asyncio.TimerHandle | None = None
+
+
+class Exchange:
+    """The asking end. Any number of calls at a time, in one event loop."""
+
+    def __init__(self, folder: Path, *, stash_bytes: int = STASH_BYTES) -> None:
+        self.workers = 0  # that are connected
+        self.asked_again = 0  # what a worker had begun when it died
+        self.unwanted = 0  # messages for what nobody waits for any more
+        self.stashed_bytes = 0  # of pieces whose answer is not whole
+        self._folder = folder.resolve()
+        self._stash_bytes = stash_bytes
+        self._nonce = secrets.token_hex(16)
+        self._ids = itertools.count(secrets.randbits(62))
+        self._waiting: deque[_Ask] = deque()  # nobody works on it
+        self._arrived = asyncio.Event()  # something is in `_waiting`
+        self._listener: RingListener | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Take workers. Raises DataError where another process listens in this folder, AccessRefused where the folder is
+        open to others."""
+        self._listener = RingListener(self._folder / SOCKET, self._nonce)
+        with os.fdopen(os.open(self._folder / NONCE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(self._nonce)
+        self._serving = asyncio.create_task(self._listener.serve(self._one_worker))
+
+    async def ask(self, payload: bytes, *, deadline_s: float, read: Callable[[bytes], T]) -> list[T]:
+        """What a worker made of `payload`, in pieces, each `read` as it comes, in the order in which it sent them.
+        `deadline_s` is for a worker once it has begun, and for one to be there; not for the queue ahead. Raises
+        DeadlineExceeded, WorkFailed with the worker's cause, what `read` raises of ours, HubFull where the pieces of all that
+        is begun are more than the stash holds."""
+        one = _Ask(next(self._ids), payload, deadline_s, asyncio.get_running_loop().create_future(), read)
+        self._time(one)
+        self._waiting.append(one)
+        self._arrived.set()
+        try:
+            return await one.answer
+        finally:
+            if one.late is not None:
+                one.late.cancel()
+            one.answer.cancel()
+            self._forget(one)
+            if one in self._waiting:
+                self._waiting.remove(one)
+
+    def _time(self, one: _Ask) -> None:
+        """From now on."""
+        if one.late is not None:
+            one.late.cancel()
+        one.late = asyncio.get_running_loop().call_later(one.deadline_s, self._give_up, one)
+
+    def _give_up(self, one: _Ask) -> None:
+        if self.workers and one in self._waiting:
+            self._time(one)
+        elif not one.answer.done():
+            who = (
+                f"{self.workers} workers are connected" if self.workers else f"no worker is connected at {self._folder}"
+            )
+            text = f"no answer came through shared memory within {one.deadline_s:g} s; {who}."
+            one.answer.set_exception(DeadlineExceeded(text))
+
+    async def _one_worker(self, up: RingConsumer) -> None:
+        try:
+            said = json.loads(up.name)
+            path, hands = Path(said["socket"]), int(said["hands"])
+        except (ValueError, TypeError, LookupError):
+            return  # no worker
+        begun: dict[int, _Ask] = {}
+        try:
+            down = await RingProducer.open(path, self._nonce, slots=hands, slot_bytes=ASK_BYTES, name="exchange")
+        except AtroposError as error:
+            console.warn(f"a worker (process {up.pid}) came and could not be given work: {Exception.__str__(error)}")
+            return
+        self.workers += 1
+        feeding = [asyncio.create_task(self._feed(down, begun)) for _ in range(hands)]
+        try:
+            await up.watch(lambda leases: self._take_all(leases, begun))
+        except AtroposError as error:
+            console.warn(f"a worker (process {up.pid}) is shut out: {Exception.__str__(error)}")
+        finally:
+            self.workers -= 1
+            down.close()
+            for task in feeding:
+                task.cancel()
+            await asyncio.gather(*feeding, return_exceptions=True)
+            self._ask_again(begun)
+            if path.parent.parent == self._folder:  # its own folder, which it cannot remove when it was killed
+                shutil.rmtree(path.parent, ignore_errors=True)
+
+    async def _feed(self, down: RingProducer, begun: dict[int, _Ask]) -> None:
+        """One hand of a worker: the next ask once it has answered the one before."""
+        while True:
+            while not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+            one = self._waiting.popleft()
+            begun[one.id] = one
+            self._time(one)
+            try:
+                await down.put([one.payload], meta=META.pack(one.id, PIECE), deadline_s=one.deadline_s)
+            except DeadlineExceeded:
+                continue  # whoever asked has given up as well; the slot stays the worker's until it answers
+            except ProcessDied:
+                return
+
+    def _take_all(self, leases: list[Lease], begun: dict[int, _Ask]) -> None:
+        for lease in leases:
+            self._take(lease, begun)
+
+    def _take(self, lease: Lease, begun: dict[int, _Ask]) -> None:
+        number, kind = META.unpack(lease.meta)
+        one = begun.get(number)
+        data = lease.copy()
+        lease.release()
+        if one is None or one.answer.done():
+            self.unwanted += 1
+            begun.pop(number, None)
+        elif kind == PIECE:
+            try:
+                one.pieces.append(one.read(data))
+            except AtroposError as error:
+                one.answer.set_exception(error)
+                return
+            one.size_bytes += len(data)
+            self.stashed_bytes += len(data)
+            if self.stashed_bytes > self._stash_bytes:
+                one.answer.set_exception(
+                    HubFull(
+                        f"{self.stashed_bytes:,} bytes have come of answers that are not whole, more than the stash's "
+                        f"{self._stash_bytes:,}.",
+                        remedy="Let fewer workers, or fewer hands, work at once, or raise the stash.",
+                    )
+                )
+        elif kind == DONE:
+            del begun[number]
+            if int.from_bytes(data, "little") == len(one.pieces):
+                one.answer.set_result(one.pieces)
+            else:
+                one.answer.set_exception(
+                    DataError(f"an answer of {int.from_bytes(data, 'little')} pieces came in part")
+                )
+        else:
+            del begun[number]
+            one.answer.set_exception(WorkFailed(data.decode(errors="replace")))
+
+    def _ask_again(self, begun: dict[int, _Ask]) -> None:
+        for one in reversed(begun.values()):
+            self._forget(one)
+            if not one.answer.done():
+                one.pieces, one.id = [], next(self._ids)
+                self.asked_again += 1
+                self._waiting.appendleft(one)
+                self._time(one)
+                self._arrived.set()
+
+    def _forget(self, one: _Ask) -> None:
+        self.stashed_bytes -= one.size_bytes
+        one.size_bytes = 0
+
+    async def close(self) -> None:
+        """Workers see the end of their rings. May be called twice."""
+        serving, self._serving = self._serving, None
+        if serving is not None and self._listener is not None:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            self._listener.close()
+            (self._folder / NONCE).unlink(missing_ok=True)

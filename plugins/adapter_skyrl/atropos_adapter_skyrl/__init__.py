@@ -1,0 +1,1 @@
+"""Environments of Atropos inside SkyRL."""

@@ -1,0 +1,166 @@
+"""`atropos adapter skyrl`: SkyRL's command line from a run file, and whether SkyRL works here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from atropos_adapter_skyrl.config import SkyRLOptions
+from atropos_core.config import RunConfig, dump, to_toml
+from atropos_core.interfaces import Finding
+from atropos_core.registry import RunContext, cuda_devices
+
+TESTED = {"skyrl": "0.3.0", "skyrl-gym": "0.4.0", "ray": "2.56.0"}
+_SCRIPT = """#!/usr/bin/env bash
+# Trains in SkyRL on the environments of run.toml, beside this file. Further arguments go over these.
+# SkyRL does in its own way what [trainer], [bridge], [engine], [curriculum], [transform.*], [teacher.*], [sink.*], [health]
+# say: but for the learning rate, nothing of them is carried over.
+set -euo pipefail
+cd "$(dirname "$0")"
+exec python -m skyrl.train.entrypoints.main_base \\
+"""
+
+
+class SkyRLAdapter:
+    def __init__(self, options: SkyRLOptions, context: RunContext) -> None:
+        self._options = options
+        self._context = context
+
+    def export(self, run: RunConfig, out: Path) -> list[Path]:
+        """`run.toml`, every value resolved, and `skyrl.sh`, which starts SkyRL on it."""
+        config, script = out / "run.toml", out / "skyrl.sh"
+        config.write_text(to_toml(dump(run)))
+        lines = [
+            f"  {key}={shlex.quote(_shown(value))}"
+            for key, value in arguments(run, self._options, str(self._context.model)).items()
+        ]
+        script.write_text(_SCRIPT + " \\\n".join([*lines, '  "$@"']) + "\n")
+        script.chmod(0o755)
+        return [config, script]
+
+    def versions(self) -> Mapping[str, str]:
+        found = {name: _version(name) for name in (*TESTED, "torch", "transformers")}
+        return {"python": platform.python_version(), **found}
+
+    def doctor(self) -> Sequence[Finding]:
+        """Versions, what SkyRL needs, and one episode through its own classes."""
+        findings = []
+        for name, tested in TESTED.items():
+            if (found := _version(name)) == "not installed":
+                findings.append(Finding(name, False, "not installed here", f"pip install --no-deps {name}=={tested}"))
+            elif found != tested:
+                findings.append(Finding(name, None, f"{found}; tested with {tested}", ""))
+            else:
+                findings.append(Finding(name, True, found))
+        devices = cuda_devices()
+        told = "SkyRL's workers need one each" if not devices else "visible to this process"
+        findings.append(Finding("GPUs", None if not devices else True, f"{devices}: {told}"))
+        if not any(finding.ok is False for finding in findings):
+            findings += [_tried("import", _import), _tried("ray starts", _ray)]
+            findings.append(_tried("one episode", lambda: _episode(self._context.model)))
+        return findings
+
+
+def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, Any]:
+    """SkyRL's key=value for this run. `model`: a directory, or an id of the hub."""
+    training, evaluation, elsewhere = run.training, run.evaluation, options.source != "here"
+    evaluated, steps = evaluation.problems > 0, max(training.steps, 1)
+    made: dict[str, Any] = {
+        "trainer.override_entrypoint": "atropos_adapter_skyrl.entrypoint",
+        "atropos.run": "run.toml",
+    }
+    given = options.model_dump(mode="json", exclude={"run"}, exclude_defaults=True)
+    made |= {f"atropos.{name}": value for name, value in given.items()}
+    made |= {
+        "trainer.policy.model.path": model,
+        "trainer.seed": run.seed,
+        "trainer.max_training_steps": steps,
+        "trainer.epochs": steps,
+        "trainer.train_batch_size": training.groups_per_step,
+        "trainer.policy_mini_batch_size": training.groups_per_step,
+        "trainer.algorithm.advantage_estimator": "grpo",
+        "trainer.algorithm.use_kl_loss": False,
+        "trainer.placement.colocate_all": not elsewhere,
+        "trainer.placement.policy_num_gpus_per_node": 1,
+        "trainer.placement.ref_num_gpus_per_node": 1,
+        "trainer.eval_interval": (evaluation.every or steps) if evaluated else -1,
+        "trainer.eval_before_train": evaluated,
+        "trainer.eval_batch_size": min(max(evaluation.problems, 1), 256),
+        "trainer.ckpt_interval": run.checkpoint.every or steps,
+        "trainer.max_ckpts_to_keep": run.checkpoint.keep,
+        "trainer.ckpt_path": "checkpoints",
+        "trainer.export_path": "exports",
+        "trainer.logger": "console",
+        "generator.inference_engine.num_engines": 1,
+        "generator.inference_engine.tensor_parallel_size": 1,
+        "generator.n_samples_per_prompt": training.group_size,
+        "generator.eval_n_samples_per_prompt": evaluation.samples,
+        "data.dataloader.num_workers": 0,
+    }
+    if (rate := run.trainer.options.get("learning_rate")) is not None:
+        made["trainer.policy.optimizer_config.lr"] = rate
+    sampling = run.sampling.record()
+    evaluated_by = evaluation.sampling(sampling)
+    if options.source == "api":  # one size and one way of sampling for all groups of a session
+        made["generator.eval_n_samples_per_prompt"], evaluated_by = training.group_size, sampling
+    for name, one in (("sampling_params", sampling), ("eval_sampling_params", evaluated_by)):
+        made |= {
+            f"generator.{name}.max_generate_length": one.max_tokens,
+            f"generator.{name}.temperature": one.temperature,
+            f"generator.{name}.top_p": one.top_p,
+            f"generator.{name}.top_k": one.top_k or -1,
+            f"generator.{name}.logprobs": 1,
+        }
+    return made
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, list | bool) else str(value)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _tried(subject: str, what: Callable[[], str]) -> Finding:
+    try:
+        return Finding(subject, True, what())
+    except Exception as error:  # noqa: BLE001 - the plugin boundary: SkyRL may raise anything
+        remedy = "docs/skyrl.md says what the tests install, and what Python 3.11 needs."
+        return Finding(subject, False, f"{type(error).__name__}: {error}", remedy)
+
+
+def _import() -> str:
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+    from skyrl.train.generators.base import GeneratorOutput
+
+    from atropos_adapter_skyrl.rows import output_of
+
+    ours = set(output_of([], [], [], step_wise=True, own_advantages=False))
+    missing = set(GeneratorOutput.__annotations__) - ours
+    return f"{BasePPOExp.__module__} loads" + (f"; fields that stay empty: {sorted(missing)}" if missing else "")
+
+
+def _ray() -> str:
+    import ray
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        return f"here, and sees {ray.cluster_resources().get('GPU', 0):g} GPUs"
+    finally:
+        ray.shutdown()
+
+
+def _episode(model: Path) -> str:
+    from atropos_adapter_skyrl.trial import play
+
+    return asyncio.run(play(model))

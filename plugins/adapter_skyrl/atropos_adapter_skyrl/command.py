@@ -1,0 +1,111 @@
+"""`atropos skyrl-env`: a worker for SkyRL on its own machine, whose trajectories travel through shared memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atropos_core.cli.options import ModelOption, RewardOption, SetOption
+
+if TYPE_CHECKING:
+    from atropos_core.assemble import Plan
+    from atropos_core.hands import Hands
+    from atropos_core.interfaces import Engine
+
+
+def add(app: typer.Typer) -> None:
+    app.command("skyrl-env")(skyrl_env)
+
+
+def skyrl_env(
+    name: Annotated[str, typer.Argument(help="The environment: a name, pkg.mod:Class or ./file.py:Class")],
+    rings: Annotated[Path, typer.Option("--rings", help="The folder that SkyRL was given as atropos.rings.")],
+    engine_url: Annotated[str, typer.Option(help="The engine that it samples from: an `atropos engine`.")],
+    token_file: Annotated[Path | None, typer.Option(help="A file that holds the engine's token.")] = None,
+    hands: Annotated[int, typer.Option(min=1, help="Groups that are played at once.")] = 16,
+    wait_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for SkyRL at the start.")] = 600.0,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="A run file: options of the environment, rewards.")
+    ] = None,
+    model: ModelOption = None,
+    reward: RewardOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Play an environment for SkyRL's trainer on this machine (atropos.source=rings), as one of any number of workers.
+
+    [bold]Example[/]
+
+      atropos skyrl-env gsm8k --rings rings --engine-url http://127.0.0.1:8001 --model tiny
+    """
+    import asyncio
+
+    from atropos_core import console
+    from atropos_core.assemble import make_plan
+    from atropos_core.cli.options import configure
+    from atropos_core.config import read_token
+    from atropos_core.remote import RemoteEngine
+
+    loaded, resolved, plugins = configure(file, env=[name], model=model, reward=reward, changes=changes)
+    plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)
+    token = read_token(token_file) if token_file else None
+    sent = asyncio.run(_work(plan, rings, RemoteEngine(engine_url, token), hands, wait_s))
+    console.say(f"SkyRL has gone; {sent} groups were sent")
+
+
+async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: float) -> int:
+    import asyncio
+    import signal
+    import tempfile
+
+    from atropos_adapter_skyrl.rings import work
+    from atropos_core import console
+    from atropos_core.assemble import build_for_evaluation
+    from atropos_core.errors import Interrupted
+    from atropos_core.guards import blocked_loop_alarm
+    from atropos_core.rollouts import Player
+    from atropos_core.tokenizer import ChatTokenizer
+
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with blocked_loop_alarm(), tempfile.TemporaryDirectory(prefix="atropos-skyrl-env-") as directory:
+        (Path(directory) / "logs").mkdir()
+        parts = await build_for_evaluation(plan, Path(directory), engine)
+        try:
+            await asyncio.gather(*(environment.open() for environment in parts.environments.values()))
+            player = Player(
+                parts.environments, parts.rewards, parts.engine, ChatTokenizer(plan.model.directory),
+                deadline_s=plan.config.training.rollout_deadline_s, deterministic=False,
+            )  # fmt: skip
+            hands = await _connect(rings, count, wait_s)
+            console.say(f"plays {', '.join(parts.environments)} for SkyRL, {count} groups at once; Ctrl-C ends it")
+            return await work(hands, player)
+        except asyncio.CancelledError:
+            raise Interrupted("stopped: what was being played goes to another worker") from None
+        finally:
+            await parts.close()
+
+
+async def _connect(rings: Path, count: int, wait_s: float) -> Hands:
+    """Raises ProcessDied or DeadlineExceeded where SkyRL does not come in time."""
+    import asyncio
+
+    from atropos_core import console
+    from atropos_core.errors import DeadlineExceeded, ProcessDied
+    from atropos_core.hands import Hands
+
+    loop, said = asyncio.get_running_loop(), False
+    until = loop.time() + wait_s
+    while True:
+        try:
+            return await asyncio.to_thread(Hands.connect, rings, count)
+        except (ProcessDied, DeadlineExceeded):
+            if loop.time() > until:
+                raise
+        if not said:
+            said = True
+            console.say(f"waiting for SkyRL at {rings} ({wait_s:g} s at most)")
+        await asyncio.sleep(1.0)

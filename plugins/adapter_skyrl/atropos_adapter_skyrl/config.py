@@ -1,0 +1,40 @@
+"""The adapter's options: `--option KEY=VALUE` of `atropos adapter skyrl`, and `atropos.KEY=VALUE` beside SkyRL's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from atropos_core.registry import Options
+
+Absolute = Annotated[Path, AfterValidator(lambda path: path.expanduser().resolve())]  # Ray's tasks start elsewhere
+
+
+class SkyRLOptions(Options):
+    source: Literal["here", "api", "rings"] = Field(
+        "here",
+        description="who plays: this process with SkyRL's engines; workers at a trajectory API; workers that send through "
+        "shared memory. With the latter two SkyRL starts no engine",
+    )
+    run: Absolute | None = Field(None, description="the run file with environments, rewards and model")
+    url: str | None = Field(None, description="api: where `atropos serve` listens")
+    token_file: Absolute | None = Field(None, description="of that server and of the engines")
+    rings: Absolute | None = Field(
+        None, description="rings: a folder of this user's alone, where workers find the socket"
+    )
+    engines: tuple[str, ...] = Field((), description="api, rings: URLs of `atropos engine`, which are sent the weights")
+    tasks: int | None = Field(None, ge=1, description="how many tasks of each split SkyRL sees at most. Unset: all")
+    deadline_s: float = Field(600.0, gt=0, description="of one play here; of one group elsewhere, once it is begun")
+    attempts: int = Field(3, ge=1, description="how often a play may fail, or be late, before generate() raises")
+    max_staleness: int = Field(0, ge=0, description="api, rings: policy versions that a token may be behind")
+    stash_mb: float = Field(256.0, gt=0, description="rings: of rows whose group is not complete")
+
+    @model_validator(mode="after")
+    def _agrees(self) -> SkyRLOptions:
+        if self.source == "api" and self.url is None:
+            raise ValueError("source=api needs url, the address of `atropos serve`, such as http://127.0.0.1:8000")
+        if self.source == "rings" and self.rings is None:
+            raise ValueError("source=rings needs rings, a folder in which workers of this machine find the socket")
+        return self

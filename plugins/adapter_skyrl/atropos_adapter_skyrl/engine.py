@@ -1,0 +1,92 @@
+"""SkyRL's inference engines as an engine of ours: prompt ids in; sampled ids, logprobs and the policy version out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.interfaces import Engine, ModelInfo
+from atropos_core.types import Completion, Sampling, Tokens, tokens
+
+_OURS = ("max_tokens", "temperature", "top_p", "top_k")
+_HARMLESS = {"stop": None, "min_p": 0.0, "repetition_penalty": 1.0}  # what leaves the distribution as it is
+
+
+def sampling_of(params: Mapping[str, Any]) -> Sampling:
+    """What SkyRL's sampling parameters are in our words."""
+    try:
+        return Sampling(
+            int(params["max_tokens"]),
+            float(params.get("temperature", 1.0)),
+            float(params.get("top_p", 1.0)),
+            max(int(params.get("top_k", 0)), 0),
+        )
+    except KeyError as error:
+        raise ConfigError(f"SkyRL's sampling parameters have no {error}: {dict(params)}") from None
+
+
+def refuse_more(params: Mapping[str, Any]) -> None:
+    """Raise ConfigError for sampling parameters that engines of ours, behind an API or a ring, do not know."""
+    for name, harmless in _HARMLESS.items():
+        if params.get(name, harmless) != harmless:
+            raise ConfigError(
+                f"generator.sampling_params.{name} = {params[name]!r} reaches SkyRL's own engines alone, and these "
+                "trajectories are sampled elsewhere.",
+                remedy=f"Leave it at {harmless!r}, or use atropos.source=here.",
+            )
+
+
+class SkyRLEngine(Engine):
+    """For one generate(): its sampling parameters go along, under what an environment says of its own."""
+
+    _sessions = itertools.count()
+
+    def __init__(
+        self, client: Any, params: Mapping[str, Any], version: Callable[[], int], model: str | None = None
+    ) -> None:
+        self._client = client  # an InferenceEngineInterface of SkyRL
+        self._model = model  # the name that the client knows the policy by, which with LoRA is the adapter's
+        self._params = dict(params)
+        self._version = version
+
+    async def open(self) -> ModelInfo:
+        raise NotImplementedError("SkyRL opens its engines itself")
+
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        return list(await asyncio.gather(*(self._one(prompt.tolist(), sampling, seed) for seed in seeds)))
+
+    async def _one(self, prompt: list[int], sampling: Sampling, seed: int) -> Completion:
+        params = self._params | {name: getattr(sampling, name) for name in _OURS}
+        params |= {"top_k": sampling.top_k or -1, "logprobs": self._params.get("logprobs") or 1, "seed": seed}
+        session = f"atropos-{next(self._sessions)}"
+        version = self._version()  # weights that arrive meanwhile are newer: never said to be fresher than it is
+        asked = {"prompt_token_ids": [prompt], "sampling_params": params, "session_ids": [session]}
+        try:
+            told = await self._client.generate(asked, model=self._model)
+        finally:
+            await self._client.finish_session(session)
+        ids, finish = told["response_ids"][0], told["stop_reasons"][0]
+        logprobs = (told.get("response_logprobs") or [None])[0]
+        if finish not in ("stop", "length"):
+            raise DataError(f"SkyRL's engine ended a sample with {finish!r}")
+        if not ids or logprobs is None or len(logprobs) != len(ids):
+            told_of = "no logprobs" if logprobs is None else f"{len(logprobs)} logprobs"
+            raise DataError(f"SkyRL's engine gave {len(ids)} tokens and {told_of}")
+        truncated = sampling.truncated or bool(self._params.get("min_p"))
+        return Completion(
+            tokens(ids), np.asarray(logprobs, np.float32), np.full(len(ids), version, np.int32), finish,
+            sampling.temperature, truncated,
+        )  # fmt: skip
+
+    async def pause(self) -> None:
+        raise NotImplementedError("SkyRL pauses its engines itself")
+
+    async def resume(self, version: int) -> None:
+        raise NotImplementedError("SkyRL resumes its engines itself")

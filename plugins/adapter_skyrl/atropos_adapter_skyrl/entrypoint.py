@@ -1,0 +1,200 @@
+"""What SkyRL starts in place of its own experiment: `trainer.override_entrypoint=atropos_adapter_skyrl.entrypoint`.
+
+Arguments that begin with `atropos.` are this adapter's options; all others are SkyRL's, and it parses and checks them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from pydantic import ValidationError
+from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.entrypoints.main_base import BasePPOExp
+from skyrl.train.utils import validate_cfg
+from skyrl.train.utils.utils import initialize_ray
+
+from atropos_adapter_skyrl import advantages
+from atropos_adapter_skyrl.config import SkyRLOptions
+from atropos_adapter_skyrl.dataset import TaskDataset
+from atropos_adapter_skyrl.engine import sampling_of
+from atropos_adapter_skyrl.generator import AtroposGenerator
+from atropos_adapter_skyrl.source import Here, Source
+from atropos_adapter_skyrl.trainer import AtroposTrainer
+from atropos_adapter_skyrl.weights import Publisher
+from atropos_core.assemble import EvaluationParts, build_for_evaluation, make_plan
+from atropos_core.config import Layer, explain, load, nest, parse_flag, read_file, read_token
+from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Engine, Environment
+from atropos_core.plugins import load_plugins
+from atropos_core.registry import ResolvedModel, RunContext
+from atropos_core.tokenizer import ChatTokenizer
+
+FLAG, OURS = "trainer.override_entrypoint=", "atropos."
+
+
+def split(arguments: Sequence[str]) -> tuple[SkyRLOptions, list[str]]:
+    """Our options, and what is SkyRL's. Raises ConfigError that names a wrong one."""
+    given = [one.removeprefix(OURS) for one in arguments if one.startswith(OURS)]
+    theirs = [one for one in arguments if not one.startswith((OURS, FLAG))]
+    try:
+        return SkyRLOptions.model_validate(nest(parse_flag(one) for one in given)), theirs
+    except ValidationError as error:
+        raise ConfigError(explain(error, SkyRLOptions, {}, OURS)) from error
+
+
+def check(cfg: Any, options: SkyRLOptions) -> None:
+    """Raise ConfigError for what cannot go together. The rest is SkyRL's to check."""
+    step_wise = cfg.generator.step_wise_trajectories
+    elsewhere = options.source != "here"
+    refused = {
+        "atropos.run is missing: the run file that says which environments are played. `atropos adapter skyrl` writes one.":
+            options.run is None,
+        "the data set is made in this process: data.dataloader.num_workers=0": cfg.data.dataloader.num_workers != 0,
+        "the estimator atropos gives each token its own advantage, and step-wise training has one for each trajectory: "
+        "trainer.algorithm.advantage_estimator=grpo, or generator.step_wise_trajectories=false":
+            cfg.trainer.algorithm.advantage_estimator == advantages.NAME and step_wise,
+        "with trajectories from elsewhere there is no engine to share the GPU with: trainer.placement.colocate_all=false":
+            elsewhere and cfg.trainer.placement.colocate_all,
+        "adapters are not sent to engines of ours: trainer.policy.model.lora.rank=0, or atropos.source=here":
+            elsewhere and cfg.trainer.policy.model.lora.rank > 0,
+        "environments of ours have no images: generator.vision_language_generator=false":
+            cfg.generator.vision_language_generator,
+    }  # fmt: skip
+    if found := [cause for cause, holds in refused.items() if holds]:
+        raise ConfigError("\n".join(found))
+
+
+class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
+    """SkyRL's experiment over the environments of a run file."""
+
+    def __init__(self, cfg: Any, options: SkyRLOptions) -> None:
+        check(cfg, options)
+        assert options.run is not None, "check() has seen to it"
+        plugins = load_plugins()
+        path = Path(cfg.trainer.policy.model.path)
+        here = (path / "tokenizer.json").is_file()
+        model = ResolvedModel(path, str(path)) if here else plugins.resolve_model(str(path))
+        config = load([_anchored(read_file(options.run), options.run.parent)]).config
+        self.options = options
+        self.plan = make_plan(config, model, plugins, training=False, sampling=False)
+        self.own_tokenizer = ChatTokenizer(model.directory)
+        self._directory = tempfile.TemporaryDirectory(prefix="atropos-skyrl-")
+        directory = Path(self._directory.name)
+        (directory / "logs").mkdir()
+        context = RunContext(directory=directory, model=model.directory, seed=config.seed)
+        chosen = self.plan.named["environment"]
+        self.environments: dict[str, Environment] = {name: one.build(context) for name, one in chosen.items()}
+        asyncio.run(self._each("open"))  # for their tasks alone
+        super().__init__(cfg)
+
+    async def _each(self, what: str) -> None:
+        await asyncio.gather(*(getattr(environment, what)() for environment in self.environments.values()))
+
+    def get_train_dataset(self) -> TaskDataset:
+        made = TaskDataset(self.environments, "train", self.options.tasks)
+        if len(made) < self.cfg.trainer.train_batch_size:
+            raise ConfigError(
+                f"{len(made)} tasks are fewer than trainer.train_batch_size={self.cfg.trainer.train_batch_size}."
+            )
+        return made
+
+    def get_eval_dataset(self) -> TaskDataset | None:
+        problems = self.plan.config.evaluation.problems
+        if self.cfg.trainer.eval_interval <= 0 or not problems:
+            return None
+        return TaskDataset(self.environments, "test", min(problems, self.options.tasks or problems))
+
+    def get_inference_client(self) -> Any:
+        return super().get_inference_client() if self.options.source == "here" else None
+
+    def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> AtroposGenerator:
+        return AtroposGenerator(
+            self.source(inference_engine_client), seed=cfg.trainer.seed,
+            step_wise=cfg.generator.step_wise_trajectories,
+            own_advantages=cfg.trainer.algorithm.advantage_estimator == advantages.NAME,
+        )  # fmt: skip
+
+    def source(self, client: Any) -> Source:
+        options = self.options
+        if options.source == "rings":
+            from atropos_adapter_skyrl.rings import RingGroups
+
+            return RingGroups(options)
+        if options.source == "here":
+            name = resolve_policy_model_name(self.cfg)
+            return Here(
+                self._parts, client, self.own_tokenizer,
+                deadline_s=options.deadline_s, attempts=options.attempts, model=name,
+            )  # fmt: skip
+        from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+
+        from atropos_adapter_skyrl.api import ApiGroups
+        from atropos_core.client import Api, SessionSpec
+
+        assert options.url is not None, "the options' validator wants it"
+        generator, token, n = self.cfg.generator, self._token(), self.cfg.generator.n_samples_per_prompt
+        params = get_sampling_params_for_backend(generator.inference_engine.backend, generator.sampling_params)
+        spec = SessionSpec(
+            f"skyrl-{self.cfg.trainer.run_name}", group_size=n, min_group=n, sampling=sampling_of(params), batch_groups=1,
+            tokenizer=self.own_tokenizer.fingerprint, vocabulary=self.own_tokenizer.vocabulary,
+            model=self.cfg.trainer.policy.model.path, max_staleness=options.max_staleness, deadline_s=options.deadline_s,
+        )  # fmt: skip
+        return ApiGroups(
+            Api(options.url, token), spec, options.engines, deadline_s=options.deadline_s, attempts=options.attempts
+        )
+
+    async def _parts(self, engine: Engine) -> EvaluationParts:
+        return await build_for_evaluation(self.plan, Path(self._directory.name), engine)
+
+    def get_trainer(self, *args: Any, **kwargs: Any) -> AtroposTrainer:
+        return AtroposTrainer(*args, publisher=self._publisher(), **kwargs)
+
+    def _publisher(self) -> Publisher | None:
+        if self.options.source == "here":
+            return None
+        from atropos_core.remote import RemoteEngine
+
+        return Publisher([RemoteEngine(url, self._token()) for url in self.options.engines])
+
+    def _token(self) -> str | None:
+        return read_token(self.options.token_file) if self.options.token_file else None
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            asyncio.run(self._each("close"))
+            self._directory.cleanup()
+
+
+def _anchored(layer: Layer, folder: Path) -> Layer:
+    """With `./file.py:Class` meant from the run file's folder on: a task of Ray's may start anywhere."""
+    environments = {
+        name: table | {"use": str(folder / table["use"])} if str(table.get("use")).startswith("./") else table
+        for name, table in layer.values.get("environment", {}).items()
+    }
+    return Layer(layer.origin, {**layer.values, "environment": environments})
+
+
+@ray.remote(num_cpus=1)  # type: ignore[untyped-decorator] # as SkyRL does: not on the head node
+def experiment(cfg: Any, options: SkyRLOptions) -> None:
+    advantages.register()
+    AtroposExp(cfg, options).run()
+
+
+def main() -> None:
+    """SkyRL calls this with its own command line."""
+    options, arguments = split(sys.argv[1:])
+    cfg = SkyRLTrainConfig.from_cli_overrides(arguments)
+    advantages.register()
+    check(cfg, options)
+    validate_cfg(cfg)
+    initialize_ray(cfg)
+    ray.get(experiment.remote(cfg, options))

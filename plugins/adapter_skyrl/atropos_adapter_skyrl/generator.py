@@ -1,0 +1,74 @@
+"""SkyRL's generator over a source of ours: rows in, rows out in the same order, nothing kept between two calls."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from typing import Any
+
+from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
+
+from atropos_adapter_skyrl.dataset import Block, blocks_of
+from atropos_adapter_skyrl.rows import output_of
+from atropos_adapter_skyrl.source import Asked, Source
+from atropos_core.errors import DataError
+from atropos_core.seeds import derive
+
+_ID_BITS = 61  # a draw's id is below 2**62 on the wire; what a process before this one asked for has other ids
+
+
+class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no types
+    """Each call asks for groups under ids that nobody had before, so that nothing stale can ever match: SkyRL's own ids
+    repeat in every epoch, in evaluations and in dynamic sampling. Seeds derive from where a row stands in the run."""
+
+    def __init__(self, source: Source, *, seed: int = 0, step_wise: bool = False, own_advantages: bool = False) -> None:
+        self.source = source
+        self._seed = seed
+        self._step_wise = step_wise
+        self._own_advantages = own_advantages
+        self._next = secrets.randbits(_ID_BITS)
+        self._asked: Counter[tuple[str, Block]] = Counter()  # in the present step, so that asked again is played anew
+        self._step: dict[str, int] = {}
+
+    async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
+        """Raises RolloutsFailed where a group is not to be had: there is no filler row."""
+        params = input_batch.get("sampling_params")
+        if params is None:
+            raise DataError("generate() was given no sampling_params: how long may a reply be?")
+        metadata = input_batch.get("batch_metadata")
+        phase, step = (metadata.training_phase, metadata.global_step or 0) if metadata else ("train", 0)
+        blocks = blocks_of(input_batch)
+        asked = [
+            Asked(block.draw(self._fresh(), self._seed_of(phase, step, block)), block.n, phase == "train")
+            for block in blocks
+        ]
+        arrived = await self.source.fetch(asked, params, step_wise=self._step_wise)
+        for block, one in zip(blocks, arrived, strict=True):
+            if len(one.trajectories) != block.n:
+                raise DataError(f"a group of {block.n} came with {len(one.trajectories)} trajectories")
+        output: Any = output_of(
+            [rows for one in arrived for rows in one.trajectories],
+            input_batch["trajectory_ids"],
+            [one.seconds for one in arrived for _ in one.trajectories],
+            step_wise=self._step_wise,
+            own_advantages=self._own_advantages and phase == "train",
+        )
+        output["rollout_metrics"]["atropos/requeued"] = float(sum(one.requeued for one in arrived))
+        return output
+
+    def _fresh(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _seed_of(self, phase: str, step: int, block: Block) -> int:
+        if self._step.get(phase) != step:
+            self._step[phase] = step
+            for known in [one for one in self._asked if one[0] == phase]:
+                del self._asked[known]
+        self._asked[phase, block] += 1
+        return seed_of(self._seed, phase, step, block, self._asked[phase, block] - 1)
+
+
+def seed_of(seed: int, phase: str, step: int, block: Block, again: int) -> int:
+    """Of the draw of the `again`-th block in this step that is just like this one."""
+    return derive(seed, "skyrl", phase, step, block.environment, block.split, block.index, again)

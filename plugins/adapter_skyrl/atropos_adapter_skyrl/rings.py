@@ -1,0 +1,124 @@
+"""Trajectories of workers on this machine, through shared memory: no server between, and no engine in SkyRL's process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from atropos_adapter_skyrl.config import SkyRLOptions
+from atropos_adapter_skyrl.engine import refuse_more, sampling_of
+from atropos_adapter_skyrl.packed import Place, packed, unpacked
+from atropos_adapter_skyrl.rows import Row, rows_of
+from atropos_adapter_skyrl.source import Arrived, Asked, Source, all_or_none, failed
+from atropos_core.errors import DataError, DeadlineExceeded, ProcessDied
+from atropos_core.exchange import Exchange, WorkFailed
+from atropos_core.hands import Hands, Job
+from atropos_core.rollouts import Player
+from atropos_core.seeds import derive
+from atropos_core.types import Draw, Sampling
+
+
+class RingGroups(Source):
+    """Each group is asked of one worker; its rows come in any order beside those of others, and are matched by their id."""
+
+    def __init__(self, options: SkyRLOptions) -> None:
+        assert options.rings is not None, "the options' validator wants it"
+        self._options = options
+        self.exchange = Exchange(options.rings, stash_bytes=int(options.stash_mb * 1e6))
+
+    async def open(self) -> None:
+        await self.exchange.open()
+
+    async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
+        refuse_more(params)
+        sampling = sampling_of(params)
+        return await all_or_none([self._one(one, sampling, step_wise) for one in asked])
+
+    async def _one(self, asked: Asked, sampling: Sampling, step_wise: bool) -> Arrived:
+        began, cause, draw = time.monotonic(), "", asked.draw
+        for attempt in range(self._options.attempts):
+            seed = derive(draw.seed, attempt) if attempt else draw.seed
+            said = {"draw": [draw.id, draw.environment, draw.split, draw.index, seed], "n": asked.n}
+            payload = json.dumps(said | {"sampling": vars(sampling), "step_wise": step_wise}).encode()
+            try:
+                rows = await self.exchange.ask(payload, deadline_s=self._options.deadline_s, read=unpacked)
+            except (WorkFailed, DeadlineExceeded) as error:
+                cause = Exception.__str__(error)
+                continue
+            trajectories = in_order(rows, asked.n)
+            stale, oldest = min(place.oldest for _, place in rows), self.version - self._options.max_staleness
+            if stale < oldest:
+                cause = f"its tokens were sampled from version {stale}, and {oldest} is the oldest that may be trained"
+                continue
+            return Arrived(trajectories, time.monotonic() - began, attempt)
+        raise failed(asked, cause, self._options.attempts)
+
+    async def close(self) -> None:
+        await self.exchange.close()
+
+
+def in_order(rows: Sequence[tuple[Row, Place]], n: int) -> list[list[Row]]:
+    """By member and step. Raises DataError where one is missing, or there twice."""
+    trajectories: list[list[Row]] = [[] for _ in range(n)]
+    for row, place in sorted(rows, key=itemgetter(1)):
+        if place.member >= n or place.step != len(trajectories[place.member]):
+            raise DataError(f"a group of {n} came with row {place.step} of member {place.member} out of place")
+        trajectories[place.member].append(row)
+    if not all(one and one[-1].last for one in trajectories):
+        raise DataError(f"a group of {n} came in part")
+    return trajectories
+
+
+async def work(hands: Hands, player: Player, *, attempts: int = 3) -> int:
+    """Play what is asked, until whoever asks has gone. How many groups were sent. Raises what an engine ended with."""
+    playing: set[asyncio.Task[bool]] = set()
+    broken: list[BaseException] = []
+    sent = 0
+
+    def ended(task: asyncio.Task[bool]) -> None:
+        nonlocal sent
+        playing.discard(task)
+        if task.cancelled():
+            return
+        if (error := task.exception()) is None:
+            sent += task.result()
+        else:
+            broken.append(error)
+            hands.close()  # what was begun goes to another worker
+
+    try:
+        async for job in hands.jobs():
+            playing.add(task := asyncio.create_task(_play(hands, player, job, attempts)))
+            task.add_done_callback(ended)
+    finally:
+        for task in playing:
+            task.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
+        hands.close()
+    if broken and not isinstance(broken[0], ProcessDied | DeadlineExceeded):
+        raise broken[0]
+    return sent
+
+
+async def _play(hands: Hands, player: Player, job: Job, attempts: int) -> bool:
+    asked = json.loads(job.payload)
+    draw, n, sampling = Draw(*asked["draw"]), asked["n"], Sampling(**asked["sampling"])
+    try:
+        if draw.environment not in player.environments:
+            raise DataError(f"this worker does not play {draw.environment!r}, but {', '.join(player.environments)}")
+        group = await player.play(draw, player.places(draw, n), n, sampling, attempts=attempts)
+        if len(group.episodes) < n:
+            raise DataError(f"{group.failed[0].where}: {group.failed[0].cause}")
+        trajectories = rows_of(group, step_wise=asked["step_wise"])
+    except DataError as error:
+        await hands.give_up(job, Exception.__str__(error))
+        return False
+    for member, rows in enumerate(trajectories):
+        for step, row in enumerate(rows):
+            await hands.put(job, [packed(row, member, step)])
+    await hands.finish(job)
+    return True

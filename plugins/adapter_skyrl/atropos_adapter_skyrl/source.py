@@ -1,0 +1,144 @@
+"""Where the trajectories come from: what every source does, and the one that plays in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atropos_adapter_skyrl.engine import SkyRLEngine, sampling_of
+from atropos_adapter_skyrl.rows import Row, rows_of
+from atropos_core.assemble import EvaluationParts
+from atropos_core.errors import AtroposError, NoProgress
+from atropos_core.interfaces import Engine
+from atropos_core.rollouts import Player
+from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.types import Draw, Failed
+
+
+class RolloutsFailed(NoProgress):
+    """A group that SkyRL asked for is not to be had. There is no filler: generate() raises this."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One group that a generate() waits for: its draw, whose id nobody had before, and how often it is played."""
+
+    draw: Draw
+    n: int
+    training: bool
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """Its trajectories [n], each of one row or more, and how long they took."""
+
+    trajectories: list[list[Row]]
+    seconds: float
+    requeued: int = 0  # plays, or groups, that failed or were late before
+
+
+class Source(ABC):
+    """Gives the groups that are asked for. Any number of calls at a time."""
+
+    version = 0  # of the policy: training steps that the weights have seen
+
+    @abstractmethod
+    async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
+        """In the order of `asked`. Raises RolloutsFailed, DataError, and what an engine or the API ended with."""
+
+    async def open(self) -> None:
+        """Called once, in the event loop of the training."""
+
+    async def set_version(self, version: int) -> None:
+        """The engines sample from these weights from now on."""
+        self.version = version
+
+    def step_ended(self, saved: bool) -> bool:
+        """A training step has ended, and with `saved` a checkpoint holds it. Whether a checkpoint is wanted now."""
+        return False
+
+    async def close(self) -> None:
+        """Release everything; may be called twice."""
+
+
+async def all_or_none(each: Sequence[Any]) -> list[Arrived]:
+    """The results of these coroutines. The first that raises ends the others, and is raised itself."""
+    if len(each) == 1:
+        return [await each[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in each]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def failed(asked: Asked, cause: Failed | str, attempts: int) -> RolloutsFailed:
+    draw = asked.draw
+    told = cause if isinstance(cause, str) else f"{cause.where}: {cause.cause}"
+    return RolloutsFailed(
+        f"task {draw.index} ({draw.split}) of environment {draw.environment!r} failed {attempts} times; the last time "
+        f"in {told}" + ("" if isinstance(cause, str) or not cause.trace else f"\n{cause.trace.rstrip()}")
+    )
+
+
+class Here(Source):
+    """Our environments in SkyRL's own process, with SkyRL's engines."""
+
+    def __init__(
+        self, build: Callable[[Engine], Awaitable[EvaluationParts]], client: Any, tokenizer: ChatTokenizer, *,
+        deadline_s: float, attempts: int, model: str | None = None,
+    ) -> None:  # fmt: skip
+        self._build = build
+        self._parts: EvaluationParts | None = None
+        self._client = client
+        self._tokenizer = tokenizer
+        self._deadline_s = deadline_s
+        self._attempts = attempts
+        self._model = model
+
+    async def open(self) -> None:
+        self._parts = await self._build(SkyRLEngine(self._client, {}, lambda: self.version, self._model))
+        await asyncio.gather(*(environment.open() for environment in self._parts.environments.values()))
+
+    async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
+        assert self._parts is not None, "open() comes first"
+        engine = SkyRLEngine(self._client, params, lambda: self.version, self._model)
+        player = Player(
+            self._parts.environments, self._parts.rewards, engine, self._tokenizer,
+            deadline_s=self._deadline_s, deterministic=False,
+        )  # fmt: skip
+        sampling = sampling_of(params)
+
+        async def play(one: Asked) -> Arrived:
+            began = time.monotonic()
+            places = player.places(one.draw, one.n)
+            group = await player.play(one.draw, places, one.n, sampling, attempts=self._attempts)
+            if len(group.episodes) < one.n:
+                raise failed(one, group.failed[0], self._attempts)
+            return Arrived(rows_of(group, step_wise=step_wise), time.monotonic() - began, len(group.failed))
+
+        return await all_or_none([play(one) for one in asked])
+
+    async def close(self) -> None:
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            await parts.close()
+
+
+@contextlib.asynccontextmanager
+async def opened(source: Source) -> AsyncIterator[Source]:
+    """Open inside, closed afterwards, also where opening it fails."""
+    try:
+        await source.open()
+        yield source
+    except BaseException:
+        with contextlib.suppress(AtroposError):  # what ended the training says more
+            await source.close()
+        raise
+    await source.close()

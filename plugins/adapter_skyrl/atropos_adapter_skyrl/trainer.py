@@ -1,0 +1,48 @@
+"""SkyRL's trainer around a source of ours: opened and closed with the training, told of every version and checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyrl.train.trainer import RayPPOTrainer
+from skyrl.train.utils.callbacks import TrainingCallback
+
+from atropos_adapter_skyrl.source import Source, opened
+from atropos_adapter_skyrl.weights import Dispatch, Publisher
+
+
+class AtroposTrainer(RayPPOTrainer):  # type: ignore[misc] # SkyRL has no types
+    """With a `publisher`, weights go out through it, and SkyRL needs no inference client."""
+
+    def __init__(self, *args: Any, publisher: Publisher | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._publisher = publisher
+        self.add_callback(Steps(self.generator.source, self.cfg.trainer.ckpt_interval > 0))
+
+    def init_weight_sync_state(self) -> None:
+        if self._publisher is None:
+            super().init_weight_sync_state()
+        self.dispatch: Any = Dispatch(self.dispatch, self, self.generator.source, self._publisher)
+
+    async def train(self) -> None:
+        try:
+            async with opened(self.generator.source):
+                await super().train()
+        finally:
+            if self._publisher is not None:
+                await self._publisher.close()
+
+
+class Steps(TrainingCallback):  # type: ignore[misc]
+    """Tells the source what was trained, and what a checkpoint holds. Where SkyRL saves none, a step's end must do."""
+
+    def __init__(self, source: Source, saves: bool) -> None:
+        self._source = source
+        self._saves = saves
+
+    def on_step_end(self, trainer: Any, callback_input: Any, control: Any) -> None:
+        if self._source.step_ended(saved=not self._saves):
+            control.should_save = True
+
+    def on_save(self, trainer: Any, callback_input: Any, control: Any) -> None:
+        self._source.step_ended(saved=True)

@@ -1,0 +1,72 @@
+"""SkyRL's updates on their way to engines of ours: SkyRL is one more source of weights, and they are copied.
+
+An engine samples on under the old weights while the new ones are saved; only the loading itself stops it. What it
+samples afterwards carries the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from atropos_adapter_skyrl.source import Source
+from atropos_core.errors import FitError, WeightsMismatch
+from atropos_core.interfaces import Engine
+
+
+class Publisher:
+    """Has SkyRL write a model directory, and every engine load it."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        if not engines:
+            raise FitError(
+                "no engine would be sent SkyRL's weights: what workers sample would stay as it was at the start.",
+                remedy="Name them: atropos.engines='[http://127.0.0.1:8001]', each an `atropos engine`.",
+            )
+        self._engines = engines
+
+    async def publish(self, version: int, save: Callable[[str], None]) -> None:
+        """Returns once all engines sample from what `save` writes. An engine that does not load it ends the training."""
+        with tempfile.TemporaryDirectory(prefix="atropos-skyrl-weights-") as directory:
+            where = Path(directory) / "policy"
+            await asyncio.to_thread(save, str(where))
+            if not (where.is_dir() and any(where.iterdir())):
+                raise WeightsMismatch(
+                    f"SkyRL was asked to write its policy to {where}, and there is nothing on this machine.",
+                    remedy="Where SkyRL's workers are on other machines, set TMPDIR to a folder that all of them share.",
+                )
+            await asyncio.gather(*(self._load(engine, where, version) for engine in self._engines))
+
+    async def _load(self, engine: Engine, directory: Path, version: int) -> None:
+        async with engine.paused(version):
+            await engine.load_weights(directory)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(engine.close() for engine in self._engines))
+
+
+class Dispatch:
+    """SkyRL's dispatch, whose syncs say which version the weights are of. Without a publisher the sync is SkyRL's own."""
+
+    def __init__(self, dispatch: Any, trainer: Any, source: Source, publisher: Publisher | None) -> None:
+        self._dispatch = dispatch
+        self._trainer = trainer
+        self._source = source
+        self._publisher = publisher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dispatch, name)
+
+    async def save_weights_for_sampler(self, model_id: str | None = None) -> None:
+        version: int = self._trainer.global_step  # training steps that these weights have seen
+        if self._publisher is None:
+            await self._dispatch.save_weights_for_sampler()
+        else:
+            await self._publisher.publish(version, self._save)
+        await self._source.set_version(version)
+
+    def _save(self, directory: str) -> None:
+        self._dispatch.save_hf_model("policy", directory, self._trainer.tokenizer)

@@ -1,0 +1,117 @@
+"""Trajectories through shared memory: bit by bit what was sent, also where their producers are killed. Real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atropos_adapter_skyrl.config import SkyRLOptions
+from atropos_adapter_skyrl.packed import NEWEST, Place, packed, unpacked
+from atropos_adapter_skyrl.rings import RingGroups, in_order
+from atropos_adapter_skyrl.source import Asked, RolloutsFailed
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.types import Draw
+from tests.ring_rows import PARAMS, N, equal, producers, row_of, run
+
+
+def test_every_field_of_a_row_comes_back_bit_by_bit_and_nothing_is_copied():
+    for seed in range(400):
+        row = replace(row_of(seed, seed % 5), last=bool(seed % 2))
+        data = packed(row, seed % 5, seed % 3)
+        back, place = unpacked(data)
+        assert equal(row, back) and place[:2] == (seed % 5, seed % 3)
+        counted = row.versions[row.trained]
+        assert place.oldest == (counted.min() if len(counted) else NEWEST)
+        assert not back.response.flags.owndata and not back.response.flags.writeable
+
+
+def test_odd_floats_stay_as_they_are():
+    row = replace(row_of(1, 0), logprobs=np.full(len(row_of(1, 0).response), -0.0, np.float32), reward=-0.0)
+    back, _ = unpacked(packed(row, 0, 0))
+    assert np.signbit(back.logprobs).all() and np.signbit(back.reward)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: b"XXXX" + data[4:], lambda data: b"", lambda data: data + b"0"]
+)
+def test_what_is_no_row_is_refused(damage):
+    data = packed(row_of(3, 1), 0, 0)
+    with pytest.raises(DataError, match="no row"):
+        unpacked(damage(data))
+
+
+def test_rows_that_come_in_any_order_are_put_in_order_and_a_missing_or_double_one_is_an_error():
+    first, last = replace(row_of(1, 0), last=False), row_of(2, 0)
+    rows = [(last, Place(1, 1, 0)), (first, Place(0, 0, 0)), (first, Place(1, 0, 0)), (last, Place(0, 1, 0))]
+    assert in_order(rows, 2) == [[first, last], [first, last]]
+    for wrong, cause in (
+        (rows[:3], "in part"),
+        ([*rows, rows[0]], "out of place"),
+        (rows[1:], "in part"),
+        ([(last, Place(2, 0, 0))], "out of place"),
+    ):
+        with pytest.raises(DataError, match=cause):
+            in_order(wrong, 2)
+
+
+async def test_twenty_thousand_trajectories_with_two_producers_killed_none_lost_none_doubled_all_bit_equal(tmp_path):
+    before = _held()
+    seen = await run(tmp_path / "rings", 20_000, 2)
+    assert (seen.trajectories, seen.groups, seen.wrong) == (20_000, 2_500, 0)
+    assert seen.kills == 2 and statistics.median(seen.noticed_s) < 1.0
+    assert _held() == before, "and the memory has no name anywhere"
+    assert os.listdir(tmp_path / "rings") == [], "what a killed worker had there is gone as well"
+
+
+def _held():
+    """Mappings of rings, and sockets; what multiprocessing itself keeps are pipes."""
+    open_now = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    sockets = [name for name in open_now if name.startswith(("socket:", "/memfd:"))]
+    return Path("/proc/self/maps").read_text().count("memfd:atropos-ring"), len(sockets)
+
+
+def source_of(folder, **options):
+    return RingGroups(SkyRLOptions.model_validate({"source": "rings", "rings": folder, **options}))
+
+
+def asked(number=1, n=N):
+    return Asked(Draw(number, "none", "train", 0, number), n, True)
+
+
+async def test_without_a_worker_a_group_is_late_and_raised(tmp_path):
+    source = source_of(tmp_path / "rings", deadline_s=0.2, attempts=2)
+    await source.open()
+    with pytest.raises(RolloutsFailed, match=r"failed 2 times(.|\n)*within 0.2 s; no worker is connected"):
+        await source.fetch([asked()], PARAMS, step_wise=False)
+    await source.close()
+
+
+async def test_a_group_of_weights_that_are_too_old_is_asked_for_again_and_raised_in_the_end(tmp_path):
+    source = source_of(tmp_path / "rings", attempts=3, max_staleness=1)
+    await source.open()
+    await source.set_version(9)  # the producer's tokens are of versions 0 to 2
+    with producers(tmp_path / "rings", 1):
+        with pytest.raises(RolloutsFailed, match=r"failed 3 times(.|\n)*version 0, and 8 is the oldest"):
+            await source.fetch([asked()], PARAMS, step_wise=False)
+        await source.close()
+
+
+async def test_a_stash_that_is_too_small_is_an_error_with_what_to_do(tmp_path):
+    source = source_of(tmp_path / "rings", stash_mb=0.0001)
+    await source.open()
+    with producers(tmp_path / "rings", 1):
+        with pytest.raises(Exception, match=r"more than the stash's 100"):
+            await asyncio.gather(*(source.fetch([asked(at)], PARAMS, step_wise=False) for at in range(1, 20)))
+        await source.close()
+
+
+async def test_a_sampling_parameter_that_workers_do_not_know_is_refused(tmp_path):
+    source = source_of(tmp_path / "rings")
+    with pytest.raises(ConfigError, match="repetition_penalty"):
+        await source.fetch([asked()], {**PARAMS, "repetition_penalty": 1.1}, step_wise=False)

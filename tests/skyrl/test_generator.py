@@ -1,0 +1,379 @@
+"""Rows that our generator gives, through SkyRL's own validation, post-processing, tensors and advantages, against a
+computation by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("skyrl", reason="needs SkyRL, in an environment of its own: `make test-skyrl`")
+
+from aiohttp import web
+from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+from skyrl.train.generators.utils import merge_stepwise_output, prepare_generator_input
+from skyrl.train.utils.trainer_utils import validate_generator_output
+from skyrl.utils.tok import get_tokenizer
+
+from atropos_adapter_skyrl.dataset import TaskDataset, blocks_of
+from atropos_adapter_skyrl.engine import sampling_of
+from atropos_adapter_skyrl.generator import AtroposGenerator, seed_of
+from atropos_adapter_skyrl.source import Here, RolloutsFailed
+from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.config import Layer, load
+from atropos_core.errors import DataError
+from atropos_core.interfaces import Score
+from atropos_core.rollouts import Player
+from atropos_core.sources import LocalSource
+from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.types import Draw, Episode, Rollout
+from tests.skyrl.parts import Adder, Sevens, TableClient, TableDispatch, config, parts_of, trainer_of
+
+TOKENIZER = ChatTokenizer(TOY_MODEL)
+
+
+class Opened(Here):
+    """Opens itself, for tests that call generate() without a training around it."""
+
+    async def fetch(self, asked, params, *, step_wise):
+        if self._parts is None:
+            await self.open()
+        return await super().fetch(asked, params, step_wise=step_wise)
+
+
+def here(client=None, *, attempts=1, deadline_s=20.0, **environments):
+    async def build(engine):
+        return parts_of(engine, **environments)
+
+    return Opened(build, client or TableClient(), TOKENIZER, deadline_s=deadline_s, attempts=attempts)
+
+
+def given(cfg, environments, rows, *, phase="train", step=1, n=None):
+    """SkyRL's own GeneratorInput for these rows of the data set."""
+    data = TaskDataset(environments, "train" if phase == "train" else "test")
+    params = get_sampling_params_for_backend("vllm", cfg.generator.sampling_params)
+    return prepare_generator_input([data[row] for row in rows], n or 4, params, "", phase, step)
+
+
+class Graded(Sevens):
+    """Replies whose reward and whose time to come is told by a table."""
+
+    async def play(self, task, policy, *, seed):
+        await asyncio.sleep(random.Random(seed).random() / 50)
+        episode = await super().play(task, policy, seed=seed)
+        return Episode(episode.rollouts, score=float(seed % 7), metrics={"seed": float(seed % 1000)})
+
+
+async def test_skyrl_accepts_the_rows_and_its_advantages_are_those_computed_by_hand(tmp_path):
+    cfg = config(tmp_path, **{"generator.n_samples_per_prompt": 4})
+    environments = {"graded": Graded()}
+    trainer = trainer_of(
+        cfg, source := here(graded=environments["graded"]), environments, TableDispatch(cfg, None, 1.0)
+    )
+    asked, uids = given(cfg, environments, [5, 3, 9, 60])
+    output = await AtroposGenerator(source, seed=3).generate(asked)
+    validate_generator_output(16, output)
+    hand = [
+        float(seed % 7) for block in blocks_of(asked) for seed in _member_seeds(seed_of(3, "train", 1, block, 0), 4)
+    ]
+    assert output["rewards"] == hand, "in the order of the input, although plays end in another"
+    assert output["rollout_metrics"]["atropos/mean_reward"] == pytest.approx(np.mean(hand))
+    lengths = [len(row) for row in output["response_ids"]]
+    processed, uids = trainer.postprocess_generator_output(dict(output), uids)
+    assert [row[-1] for row in processed["rewards"]] == hand
+    assert all(sum(row) == row[-1] for row in processed["rewards"])
+    data = trainer.convert_to_training_input(processed, uids)
+    longest = max(lengths)
+    for at, length in enumerate(lengths):
+        whole = output["prompt_token_ids"][at] + output["response_ids"][at]
+        assert data["sequences"][at].tolist()[-len(whole) :] == whole
+        assert data["attention_mask"][at].sum() == len(whole)
+        assert data["response_mask"][at].tolist() == [0] * (longest - length) + [1] * length
+        assert data["rollout_logprobs"][at].tolist()[longest - length :] == output["rollout_logprobs"][at]
+        assert data["loss_mask"][at].tolist()[longest - length :] == output["loss_masks"][at]
+    data["values"] = None
+    got = trainer.compute_advantages_and_returns(data)["advantages"].numpy()
+    rewards = np.array(hand).reshape(4, 4)
+    by_hand = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-6)
+    wanted = by_hand.reshape(16, 1) * data["response_mask"].numpy()
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    assert np.abs(wanted).max() > 0.5
+
+
+def _member_seeds(seed, n):
+    from atropos_core.seeds import derive
+
+    return [derive(seed, member) for member in range(n)]
+
+
+async def test_one_reply_has_prompt_response_mask_logprobs_versions_and_stop_reason(tmp_path):
+    cfg, client = config(tmp_path), TableClient()
+    source = here(client, sevens=Sevens())
+    await source.set_version(7)
+    asked, _ = given(cfg, {"sevens": Sevens()}, [0])
+    output = await AtroposGenerator(source).generate(asked)
+    for at, response in enumerate(output["response_ids"]):
+        assert output["prompt_token_ids"][at] == TOKENIZER.render(asked["prompts"][at]).tolist()
+        assert 1 <= len(response) <= 2 and output["loss_masks"][at] == [1] * len(response)
+        assert output["stop_reasons"][at] == ("stop" if response[-1] == 0 else "length")
+        assert output["policy_versions"][at] == [7] * len(response)
+        np.testing.assert_allclose(output["rollout_logprobs"][at], np.log(1 / 100), rtol=1e-6)
+    assert all(type(value) is int for row in output["response_ids"] + output["loss_masks"] for value in row)
+    assert output["is_last_step"] is None and output["rollout_expert_indices"] is None
+    assert len(client.finished) == len(set(client.finished)) == 4, "each session of the router is ended once"
+    params = client.asked[0]["sampling_params"]
+    assert params["top_k"] == -1 and params["include_stop_str_in_output"] and params["max_tokens"] == 2
+
+
+async def test_several_turns_are_one_row_whose_tool_messages_are_not_trained(tmp_path):
+    cfg, adder = config(tmp_path), Adder()
+    asked, _ = given(cfg, {"adder": adder}, [1, 2])
+    output = await AtroposGenerator(here(adder=adder)).generate(asked)
+    validate_generator_output(8, output)
+    for mask, logprobs, ids in zip(
+        output["loss_masks"], output["rollout_logprobs"], output["response_ids"], strict=True
+    ):
+        runs = sum(now and not before for now, before in zip(mask, [0, *mask[:-1]], strict=True))
+        assert runs == 3 and mask[0] == 1 and len(mask) == len(ids)
+        assert all((value == 0.0) == (not counted) for value, counted in zip(logprobs, mask, strict=True))
+    assert len(adder.calls) == 16 and all(adder.calls.count(call) == 2 for call in adder.calls), "tools act once"
+
+
+async def test_step_by_step_each_reply_is_a_row_and_skyrl_merges_them_to_the_whole(tmp_path):
+    cfg = config(tmp_path, **{"generator.step_wise_trajectories": "true"})
+    asked, _ = given(cfg, {"adder": Adder()}, [1, 2])
+    whole = await AtroposGenerator(here(adder=Adder()), seed=1).generate(asked)
+    output = await AtroposGenerator(here(adder=Adder()), seed=1, step_wise=True).generate(asked)
+    assert len(output["response_ids"]) == 24 and output["is_last_step"] == [False, False, True] * 8
+    validate_generator_output(8, output, step_wise=True)
+    assert output["trajectory_ids"] == [one for one in asked["trajectory_ids"] for _ in range(3)]
+    merged = merge_stepwise_output(output)
+    for name in ("prompt_token_ids", "response_ids", "rollout_logprobs", "loss_masks", "rewards", "stop_reasons"):
+        assert merged[name] == whole[name], name
+
+
+async def test_step_wise_advantages_are_those_of_the_last_step_on_every_reply(tmp_path):
+    cfg = config(tmp_path, **{"generator.step_wise_trajectories": "true", "generator.n_samples_per_prompt": 4})
+    environments = {"adder": Adder()}
+    source = here(adder=environments["adder"])
+    trainer = trainer_of(cfg, source, environments, TableDispatch(cfg, None, 1.0))
+    asked, _ = given(cfg, environments, [1, 2, 3, 4])
+    output = await AtroposGenerator(source, seed=11, step_wise=True).generate(asked)
+    uids = [one.instance_id for one in output["trajectory_ids"]]
+    last = np.array(output["rewards"])[np.array(output["is_last_step"])].reshape(4, 4)
+    processed, uids = trainer.postprocess_generator_output(dict(output), uids)
+    data = trainer.convert_to_training_input(processed, uids)
+    data["values"] = None
+    got = trainer.compute_advantages_and_returns(data)["advantages"].numpy()
+    by_hand = (last - last.mean(1, keepdims=True)) / (last.std(1, ddof=1, keepdims=True) + 1e-6)
+    wanted = np.repeat(by_hand.reshape(16), 3)[:, None] * data["response_mask"].numpy()
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    assert np.abs(wanted).max() > 0.5
+
+
+async def test_an_episode_that_rewrote_its_history_wants_step_wise_rows(tmp_path):
+    class Rewriter(Sevens):
+        async def play(self, task, policy, *, seed):
+            from atropos_core.conversation import Conversation
+
+            talk = Conversation(policy, seed=seed)
+            await talk.reply(*task.messages)
+            talk.start_over()
+            await talk.reply({"role": "user", "content": "anew"})
+            return talk.episode(Score(1.0))
+
+    cfg = config(tmp_path)
+    asked, _ = given(cfg, {"rewriter": Rewriter()}, [0])
+    with pytest.raises(DataError, match=r"2 token histories(.|\n)*step_wise_trajectories=true"):
+        await AtroposGenerator(here(rewriter=Rewriter())).generate(asked)
+    output = await AtroposGenerator(here(rewriter=Rewriter()), step_wise=True).generate(asked)
+    validate_generator_output(4, output, step_wise=True)
+    assert len(output["response_ids"]) == 8
+
+
+class Flaky(Sevens):
+    """Every play fails the first `failures` times that its task is tried."""
+
+    def __init__(self, failures):
+        super().__init__()
+        self.left = failures
+
+    async def play(self, task, policy, *, seed):
+        if self.left > 0:
+            self.left -= 1
+            raise ValueError("the tool is away")
+        return await super().play(task, policy, seed=seed)
+
+
+async def test_a_play_that_fails_is_played_again_and_no_filler_row_takes_its_place(tmp_path):
+    cfg = config(tmp_path)
+    asked, _ = given(cfg, {"flaky": Flaky(0)}, [0, 1])
+    output = await AtroposGenerator(here(flaky=Flaky(5), attempts=3)).generate(asked)
+    validate_generator_output(8, output)
+    assert all(sum(mask) == len(mask) for mask in output["loss_masks"])
+    assert output["rollout_metrics"]["atropos/requeued"] == 5
+
+
+async def test_a_play_that_fails_every_time_is_raised_with_its_cause(tmp_path):
+    cfg = config(tmp_path)
+    asked, _ = given(cfg, {"flaky": Flaky(0)}, [0, 1])
+    with pytest.raises(RolloutsFailed, match=r"environment 'flaky' failed 2 times(.|\n)*the tool is away"):
+        await AtroposGenerator(here(flaky=Flaky(10**6), attempts=2)).generate(asked)
+
+
+async def test_a_late_play_is_raised_and_what_played_beside_it_is_cancelled(tmp_path):
+    class Late(Sevens):
+        cancelled = 0
+
+        async def play(self, task, policy, *, seed):
+            try:
+                await asyncio.sleep(60 if task.id == "train-0" else 0)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            return await super().play(task, policy, seed=seed)
+
+    cfg, late = config(tmp_path), Late()
+    asked, _ = given(cfg, {"late": late}, [0, 1])
+    with pytest.raises(RolloutsFailed, match="no answer within 0.2 s"):
+        await AtroposGenerator(here(late=late, deadline_s=0.2)).generate(asked)
+    assert late.cancelled == 4
+
+
+async def test_an_engine_that_aborts_or_says_no_logprobs_is_an_error_and_no_row(tmp_path):
+    class Aborting(TableClient):
+        async def generate(self, batch, model=None):
+            return await super().generate(batch, model) | {"stop_reasons": ["abort"]}
+
+    class Silent(TableClient):
+        async def generate(self, batch, model=None):
+            return await super().generate(batch, model) | {"response_logprobs": [None]}
+
+    cfg = config(tmp_path)
+    asked, _ = given(cfg, {"sevens": Sevens()}, [0])
+    for client, cause in ((Aborting(), "ended a sample with 'abort'"), (Silent(), "and no logprobs")):
+        with pytest.raises(RolloutsFailed, match=cause):
+            await AtroposGenerator(here(client, sevens=Sevens())).generate(asked)
+
+
+class Served:
+    """The routes of SkyRL's inference router that its client uses here, over the toy engine."""
+
+    def __init__(self):
+        self.table = TableClient()
+        self.sessions: list[str] = []
+        app = web.Application()
+        app.add_routes([web.post("/inference/v1/generate", self.generate), web.post("/finish_session", self.finish)])
+        self.runner = web.AppRunner(app)
+
+    async def __aenter__(self):
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self.client = RemoteInferenceClient(
+            url, [url], data_parallel_size=1, model_name="toy", tokenizer=get_tokenizer(str(TOY_MODEL))
+        )
+        return self
+
+    async def __aexit__(self, *raised):
+        await (await self.client._get_session()).close()
+        await self.runner.cleanup()
+
+    async def generate(self, request):
+        asked = await request.json()
+        assert asked["model"] == "toy" and request.headers["X-Session-ID"].startswith("atropos-")
+        params = asked["sampling_params"]
+        prompt = np.array(asked["token_ids"], np.int32)
+        [one] = await self.table.engine.sample(prompt, 1, sampling_of(params), [params["seed"]], 60.0)
+        content = [{"logprob": value} for value in one.logprobs.tolist()]
+        choice = {"token_ids": one.tokens.tolist(), "finish_reason": one.finish, "logprobs": {"content": content}}
+        return web.json_response({"choices": [choice]})
+
+    async def finish(self, request):
+        self.sessions.append(request.query["session_id"])
+        return web.json_response({})
+
+
+async def test_skyrls_real_inference_client_over_http_gives_the_same_rows(tmp_path):
+    cfg, environments = config(tmp_path), {"adder": Adder()}
+    asked, _ = given(cfg, environments, [4, 1])
+    async with Served() as served:
+        far = await AtroposGenerator(here(served.client, adder=Adder()), seed=9).generate(asked)
+        assert len(served.sessions) == len(set(served.sessions)) == 8 * 3
+    near = await AtroposGenerator(here(adder=Adder()), seed=9).generate(asked)
+    for name in ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "stop_reasons"):
+        assert far[name] == near[name], name
+    np.testing.assert_allclose(far["rollout_logprobs"][0], near["rollout_logprobs"][0], rtol=1e-6)
+
+
+async def test_two_hundred_calls_at_a_time_get_each_their_own_rows(tmp_path):
+    cfg, graded = config(tmp_path), Graded()
+    environments = {"graded": graded}
+    generator = AtroposGenerator(here(graded=graded), seed=5)
+    asked = [given(cfg, environments, [call % 64], step=call // 64, n=2)[0] for call in range(200)]
+    outputs = await asyncio.gather(*(generator.generate(one) for one in asked))
+    for number, (one, output) in enumerate(zip(asked, outputs, strict=True)):
+        [block] = blocks_of(one)
+        wanted = [float(seed % 7) for seed in _member_seeds(seed_of(5, "train", number // 64, block, 0), 2)]
+        assert output["rewards"] == wanted
+        assert output["prompt_token_ids"][0] == TOKENIZER.render(one["prompts"][0]).tolist()
+
+
+async def test_the_same_task_again_in_a_step_in_another_step_or_in_an_evaluation_is_played_anew(tmp_path):
+    cfg, environments = config(tmp_path), {"graded": Graded()}
+    generator = AtroposGenerator(here(graded=environments["graded"]), seed=5)
+    seeds = []
+    for phase, step in (("train", 1), ("train", 1), ("eval", 1), ("train", 2), ("eval", 1)):
+        output = await generator.generate(given(cfg, environments, [3], phase=phase, step=step)[0])
+        seeds.append([metrics["seed"] for metrics in output["env_metrics"]])
+    assert len({tuple(one) for one in seeds}) == 5
+    again = await AtroposGenerator(here(graded=Graded()), seed=5).generate(given(cfg, environments, [3])[0])
+    assert [metrics["seed"] for metrics in again["env_metrics"]] == seeds[0], "and the same in another run of this seed"
+
+
+@pytest.mark.parametrize("environment", [Sevens, Adder])
+async def test_our_own_loop_and_skyrls_path_see_the_same_tokens_masks_and_rewards(environment, tmp_path):
+    """The same scripted policy (a table and its seeds), the same draws: once as a run of ours plays them, into its hub."""
+    cfg = config(tmp_path)
+    client, environments = TableClient(), {"one": environment()}
+    client.engine.weights["table"][:] = np.random.Generator(np.random.Philox(key=3)).normal(size=(100, 100))
+    client.engine.weights["table"][:, TOKENIZER.encode("7")] += 4
+    asked, _ = given(cfg, environments, [4, 1, 7])
+    output = await AtroposGenerator(here(client, one=environments["one"]), seed=9).generate(asked)
+
+    draws = [block.draw(at, seed_of(9, "train", 1, block, 0)) for at, block in enumerate(blocks_of(asked))]
+
+    class Given:
+        def open(self, sources: object) -> None:
+            pass
+
+        def draw(self, n: int) -> list[Draw]:
+            return [draws.pop(0) for _ in range(n)]
+
+    run = load([Layer("test", {"environment": {"one": {"use": "one"}}, "sampling": {"max_tokens": 2},
+                               "training": {"group_size": 4, "groups_per_step": 3}})]).config  # fmt: skip
+    parts = parts_of(client.engine, one=environment())
+    player = Player(parts.environments, parts.rewards, client.engine, TOKENIZER, deadline_s=20, deterministic=True)
+    loop = LocalSource(run, player, Given())
+    await loop.open(None)
+    loop.want(3)
+    groups = [lease.group for lease in await loop.lease(3, 0, 20)]
+    await loop.stop()
+    await loop.close()
+    rollouts: list[tuple[Rollout, float]] = [
+        (episode.rollouts[0], float(reward))
+        for group in sorted(groups, key=lambda group: group.draw.id)
+        for episode, reward in zip(group.episodes, group.rewards, strict=True)
+    ]
+    for at, (rollout, reward) in enumerate(rollouts):
+        ids = output["prompt_token_ids"][at] + output["response_ids"][at]
+        prompt = len(output["prompt_token_ids"][at])
+        assert ids == rollout.tokens.tolist()
+        assert output["loss_masks"][at] == rollout.trained[prompt:].astype(int).tolist()
+        assert output["rollout_logprobs"][at] == rollout.logprobs[prompt:].tolist()
+        assert output["rewards"][at] == reward
+    assert len(rollouts) == 12 and len(set(output["rewards"])) > 1

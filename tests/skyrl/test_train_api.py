@@ -1,0 +1,142 @@
+"""SkyRL's train() without any inference engine of its own: workers, engine and server are other processes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("skyrl", reason="needs SkyRL, in an environment of its own: `make test-skyrl`")
+
+import httpx
+import ray
+
+from atropos_adapter_skyrl.api import ApiGroups
+from atropos_adapter_skyrl.generator import AtroposGenerator
+from atropos_adapter_skyrl.source import RolloutsFailed
+from atropos_adapter_skyrl.weights import Publisher
+from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.client import Api, SessionSpec
+from atropos_core.errors import ConfigError, FitError
+from atropos_core.remote import RemoteEngine
+from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.types import Sampling
+from tests.e2e.roles import scene as started
+from tests.skyrl.elsewhere import prepare
+from tests.skyrl.parts import Sevens, TableDispatch, config, trainer_of
+from tests.skyrl.test_generator import given
+from tests.skyrl.test_train import RATE, SEVENS, STEPS, Seen
+
+TOKENIZER = ChatTokenizer(TOY_MODEL)
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    prepare(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    with started(tmp_path) as made:
+        yield made
+    ray.shutdown()  # SkyRL starts one to remove old checkpoints
+
+
+def engine_of(scene):
+    role = scene.start("engine", "engine", "--model", "toy", "--engine", "table", "--port", "0")
+    return role.says(r"(http://[\w.:-]+)").rstrip(".")
+
+
+def source_of(scene, engines=(), *, n=8, deadline_s=60.0, attempts=3):
+    spec = SessionSpec(
+        "skyrl", group_size=n, min_group=n, sampling=Sampling(2), batch_groups=1, tokenizer=TOKENIZER.fingerprint,
+        vocabulary=TOKENIZER.vocabulary, model="toy", deadline_s=20.0,
+    )  # fmt: skip
+    return ApiGroups(Api(scene.url), spec, engines, deadline_s=deadline_s, attempts=attempts)
+
+
+def worker_of(scene):
+    return scene.start("worker", "env", "./sevens.py", "--api", scene.url, "--concurrency", "8")
+
+
+def status(scene):
+    return httpx.get(f"{scene.url}/v1/status", headers={"accept": "application/json"}).json()
+
+
+async def test_the_exact_expected_reward_rises_over_thirty_steps_with_engine_and_workers_elsewhere(scene, tmp_path):
+    cfg = config(tmp_path, **{"trainer.max_training_steps": STEPS, "trainer.epochs": 8, "trainer.ckpt_interval": 10})
+    url = engine_of(scene)
+    worker_of(scene)
+    environments = {"sevens": Sevens()}
+    dispatch = TableDispatch(cfg, None, RATE, SEVENS)
+    source = source_of(scene, [url])
+    trainer = trainer_of(cfg, source, environments, dispatch, publisher=Publisher([RemoteEngine(url)]))
+    seen = Seen(dispatch).attach(trainer)
+    await trainer.train()
+    seen.check_rise(STEPS)
+    train = [one for one in seen.logged if "atropos/min_policy_version" in one]
+    for name in ("atropos/min_policy_version", "atropos/max_policy_version"):
+        assert [one[name] for one in train] == list(range(STEPS)), "every token says which weights it was sampled from"
+    assert max(one["policy/rollout_train_logprobs_abs_diff_max"] for one in train) < 1e-5, "and they were those"
+    assert source.dropped == 0
+    hub = status(scene)["hub"]
+    assert hub["committed"] == 4 * STEPS and hub["held_bytes"] == 0, hub
+
+
+async def test_groups_that_failed_are_asked_for_again_and_raised_in_the_end(scene, tmp_path):
+    cfg = config(tmp_path)
+    url = engine_of(scene)
+    (tmp_path / "flaky").touch()
+    worker_of(scene)
+    source = source_of(scene, [url], n=4, attempts=8)
+    await source.open()
+    generator = AtroposGenerator(source, seed=2)
+    asked, _ = given(cfg, {"sevens": Sevens()}, list(range(8)))
+    output = await generator.generate(asked)
+    assert len(output["response_ids"]) == 32 and output["rollout_metrics"]["atropos/requeued"] > 0
+    (tmp_path / "broken").touch()
+    source._attempts = 2
+    with pytest.raises(RolloutsFailed, match=r"failed 2 times(.|\n)*the tool is away"):
+        await generator.generate(given(cfg, {"sevens": Sevens()}, [1])[0])
+    await source.close()
+
+
+async def test_a_group_that_nobody_plays_is_late_and_raised(scene, tmp_path):
+    cfg = config(tmp_path)
+    source = source_of(scene, n=4, deadline_s=0.5, attempts=2)
+    await source.open()
+    with pytest.raises(RolloutsFailed, match=r"failed 2 times(.|\n)*no group came from http(.|\n)*within 0.5 s"):
+        await AtroposGenerator(source).generate(given(cfg, {"sevens": Sevens()}, [1])[0])
+    await source.close()
+
+
+async def test_many_calls_at_once_get_each_their_own_and_what_an_earlier_run_left_matches_none(scene, tmp_path):
+    cfg = config(tmp_path)
+    url = engine_of(scene)
+    worker_of(scene)
+    first = source_of(scene, [url], n=2)
+    await first.open()
+    asked = [given(cfg, {"sevens": Sevens()}, [row], n=2)[0] for row in range(24)]
+    gone = asyncio.gather(*(AtroposGenerator(first, seed=1).generate(one) for one in asked[:8]))
+    await gone
+    await first.close()  # nothing was committed: all of it is served again to the next session
+    source = source_of(scene, [url], n=2)
+    await source.open()
+    generator = AtroposGenerator(source, seed=1)
+    outputs = await asyncio.gather(*(generator.generate(one) for one in asked))
+    for one, output in zip(asked, outputs, strict=True):
+        assert output["prompt_token_ids"] == [TOKENIZER.render(prompt).tolist() for prompt in one["prompts"]]
+    assert source.dropped == 8, "those of the run before"
+    await source.close()
+
+
+async def test_what_the_api_cannot_carry_is_refused_with_what_to_do(scene, tmp_path):
+    source = source_of(scene, n=4)
+    await source.open()
+    generator = AtroposGenerator(source)
+    cfg = config(tmp_path, **{"generator.sampling_params.min_p": 0.1})
+    with pytest.raises(ConfigError, match=r"min_p = 0.1 reaches SkyRL's own engines alone"):
+        await generator.generate(given(cfg, {"sevens": Sevens()}, [1])[0])
+    cfg = config(tmp_path, **{"generator.sampling_params.temperature": 0.5})
+    with pytest.raises(ConfigError, match=r"all groups are 4 plays(.|\n)*eval_n_samples_per_prompt"):
+        await generator.generate(given(cfg, {"sevens": Sevens()}, [1])[0])
+    await source.close()
+    with pytest.raises(FitError, match=r"no engine would be sent SkyRL's weights(.|\n)*atropos.engines="):
+        Publisher([])

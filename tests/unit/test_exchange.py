@@ -1,0 +1,141 @@
+"""Work for other processes through shared memory: answered, failed, late, and with workers that die. Real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from atropos_core.errors import DataError, DeadlineExceeded, ProcessDied
+from atropos_core.exchange import Exchange, WorkFailed
+from atropos_core.hands import Hands
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def answer(folder, hands=2):
+    """What each ask says: fail, sleep, hang for ever, or say it so many times."""
+    try:
+        worker = Hands.connect(folder, hands)
+        while not worker.ended:
+            for job in worker.take(0.5):
+                said = job.payload.decode()
+                if said == "fail":
+                    worker.failed(job, "cannot do that")
+                elif said == "hang":
+                    worker.send(job, [b"begun"], now=True)
+                    time.sleep(60)
+                else:
+                    if said.startswith("sleep"):
+                        time.sleep(0.5)
+                    for number in range(3):
+                        worker.send(job, [said.encode(), number.to_bytes(1, "little")])
+                    worker.done(job)
+        worker.close()
+    except ProcessDied:
+        pass
+
+
+@asynccontextmanager
+async def exchange_with(folder, workers, **options):
+    exchange = Exchange(folder / "exchange", **options)
+    await exchange.open()
+    processes = [SPAWN.Process(target=answer, args=(folder / "exchange",), daemon=True) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    try:
+        await until(lambda: exchange.workers == workers)
+        yield exchange, processes
+    finally:
+        await exchange.close()
+        for process in processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+async def until(what, deadline_s=30.0):
+    end = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.002)
+
+
+async def test_each_of_many_asks_gets_its_own_pieces_in_order(tmp_path):
+    async with exchange_with(tmp_path, 2) as (exchange, _):
+        names = [f"ask {number}" for number in range(300)]
+        answers = await asyncio.gather(*(exchange.ask(name.encode(), deadline_s=30, read=bytes) for name in names))
+        for name, pieces in zip(names, answers, strict=True):
+            assert pieces == [name.encode() + bytes([number]) for number in range(3)]
+        assert exchange.stashed_bytes == exchange.unwanted == 0
+
+
+async def test_what_a_worker_cannot_do_is_raised_with_its_cause_and_it_goes_on(tmp_path):
+    async with exchange_with(tmp_path, 1) as (exchange, _):
+        with pytest.raises(WorkFailed, match="cannot do that"):
+            await exchange.ask(b"fail", deadline_s=30, read=bytes)
+        assert len(await exchange.ask(b"x", deadline_s=30, read=bytes)) == 3
+
+
+async def test_a_late_answer_is_an_error_and_matches_nothing_when_it_comes(tmp_path):
+    async with exchange_with(tmp_path, 1) as (exchange, _):
+        with pytest.raises(DeadlineExceeded, match=r"within 0.1 s; 1 workers are connected"):
+            await exchange.ask(b"sleep", deadline_s=0.1, read=bytes)
+        assert [piece[:5] for piece in await exchange.ask(b"after", deadline_s=30, read=bytes)] == [b"after"] * 3
+        assert exchange.unwanted > 0 and exchange.stashed_bytes == 0
+
+
+async def test_the_queue_ahead_does_not_count_to_the_deadline(tmp_path):
+    async with exchange_with(tmp_path, 1) as (exchange, _):
+        began = time.monotonic()
+        asks = (exchange.ask(b"sleep", deadline_s=2.5, read=bytes) for _ in range(8))  # half a second each, one by one
+        assert all(len(pieces) == 3 for pieces in await asyncio.gather(*asks))
+        assert time.monotonic() - began > 3.5
+
+
+async def test_what_a_dead_worker_had_begun_goes_to_another_whole_and_death_is_noticed_at_once(tmp_path):
+    async with exchange_with(tmp_path, 1) as (exchange, processes):
+        asking = asyncio.create_task(exchange.ask(b"hang", deadline_s=30, read=bytes))
+        await until(lambda: exchange.stashed_bytes > 0)
+        other = asyncio.create_task(exchange.ask(b"other", deadline_s=30, read=bytes))  # in its second hand
+        await asyncio.sleep(0.05)
+        os.kill(processes[0].pid, signal.SIGKILL)
+        killed = time.monotonic()
+        await until(lambda: exchange.workers == 0)
+        assert time.monotonic() - killed < 1.0
+        await until(lambda: exchange.asked_again == 2)
+        assert exchange.stashed_bytes == 0
+        asking.cancel()
+        processes.append(SPAWN.Process(target=answer, args=(tmp_path / "exchange",), daemon=True))
+        processes[-1].start()
+        assert await other == [b"other" + bytes([number]) for number in range(3)]
+
+
+async def test_without_workers_an_ask_waits_no_longer_than_its_deadline_and_leaves_nothing(tmp_path):
+    async with exchange_with(tmp_path, 0) as (exchange, _):
+        with pytest.raises(DeadlineExceeded, match="no worker is connected at"):
+            await exchange.ask(b"x", deadline_s=0.05, read=bytes)
+        assert not exchange._waiting
+    assert os.listdir(tmp_path / "exchange") == []
+
+
+def test_a_worker_where_nobody_asks_is_told_so(tmp_path):
+    with pytest.raises(ProcessDied, match="nobody asks for work at"):
+        Hands.connect(tmp_path, 1)
+
+
+async def test_a_piece_that_cannot_be_read_is_raised_and_the_next_ask_is_answered(tmp_path):
+    def read(data):
+        raise DataError(f"no such thing as {data!r}")
+
+    async with exchange_with(tmp_path, 1) as (exchange, _):
+        with pytest.raises(DataError, match="no such thing as b'x"):
+            await exchange.ask(b"x", deadline_s=30, read=read)
+        assert len(await exchange.ask(b"y", deadline_s=30, read=bytes)) == 3
+        assert exchange.stashed_bytes == 0
