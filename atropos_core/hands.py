@@ -18,6 +18,7 @@ from atropos_core.ring_consumer import Lease, RingConsumer
 from atropos_core.ring_listener import RingListener
 
 DEADLINE_S = 60.0
+ANSWER_DEADLINE_S = 3600.0  # whoever asks may be held up for as long as a training step takes
 
 
 @dataclass(eq=False)
@@ -75,19 +76,19 @@ class Hands:
     def send(self, job: Job, buffers: Sequence[Buffer], *, now: bool = False) -> None:
         """One piece of the answer, in a message that goes with the next `done` at the latest, or `now`."""
         job.pieces += 1
-        self._up.send(buffers, meta=META.pack(job.id, PIECE), deadline_s=DEADLINE_S)
+        self._up.send(buffers, meta=META.pack(job.id, PIECE), deadline_s=ANSWER_DEADLINE_S)
         if now:
             self._up.ring()
 
     def done(self, job: Job) -> None:
         """The answer is whole. Another job may come."""
-        self._up.send([job.pieces.to_bytes(8, "little")], meta=META.pack(job.id, DONE), deadline_s=DEADLINE_S)
+        self._up.send([job.pieces.to_bytes(8, "little")], meta=META.pack(job.id, DONE), deadline_s=ANSWER_DEADLINE_S)
         self._up.ring()
         job.lease.release()
         self._down.send_answers(now=True)
 
     def failed(self, job: Job, cause: str) -> None:
-        self._up.send([cause.encode()], meta=META.pack(job.id, FAILED), deadline_s=DEADLINE_S)
+        self._up.send([cause.encode()], meta=META.pack(job.id, FAILED), deadline_s=ANSWER_DEADLINE_S)
         self._up.ring()
         job.lease.release()
         self._down.send_answers(now=True)
@@ -101,14 +102,16 @@ class Hands:
     async def put(self, job: Job, buffers: Sequence[Buffer]) -> None:
         """One piece of the answer. Raises DeadlineExceeded, ProcessDied."""
         job.pieces += 1
-        await self._up.put(buffers, meta=META.pack(job.id, PIECE))
+        await self._up.put(buffers, meta=META.pack(job.id, PIECE), deadline_s=ANSWER_DEADLINE_S)
 
     async def finish(self, job: Job) -> None:
-        await self._up.put([job.pieces.to_bytes(8, "little")], meta=META.pack(job.id, DONE))
+        await self._up.put(
+            [job.pieces.to_bytes(8, "little")], meta=META.pack(job.id, DONE), deadline_s=ANSWER_DEADLINE_S
+        )
         job.lease.release()
 
     async def give_up(self, job: Job, cause: str) -> None:
-        await self._up.put([cause.encode()], meta=META.pack(job.id, FAILED))
+        await self._up.put([cause.encode()], meta=META.pack(job.id, FAILED), deadline_s=ANSWER_DEADLINE_S)
         job.lease.release()
 
     def close(self) -> None:

@@ -158,7 +158,7 @@ def test_the_experiment_without_an_engine_of_skyrls_starts_none(exported, tmp_pa
     experiment = AtroposExp(config(tmp_path), options)
     assert experiment.get_inference_client() is None
     generator = experiment.get_generator(experiment.cfg, experiment.tokenizer, None)
-    assert type(generator.source).__name__ == "RingGroups"
+    assert type(generator.source.inner).__name__ == "RingGroups"
 
 
 def test_groups_of_the_api_get_one_size_and_one_sampling_also_in_an_evaluation():

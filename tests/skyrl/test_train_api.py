@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -12,12 +13,13 @@ import httpx
 import ray
 
 from atropos_adapter_skyrl.api import ApiGroups
+from atropos_adapter_skyrl.aside import Aside
 from atropos_adapter_skyrl.generator import AtroposGenerator
 from atropos_adapter_skyrl.source import RolloutsFailed
 from atropos_adapter_skyrl.weights import Publisher
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.client import Api, SessionSpec
-from atropos_core.errors import ConfigError, FitError
+from atropos_core.errors import ConfigError, FitError, LeaseLost
 from atropos_core.remote import RemoteEngine
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Sampling
@@ -67,7 +69,7 @@ async def test_the_exact_expected_reward_rises_over_thirty_steps_with_engine_and
     environments = {"sevens": Sevens()}
     dispatch = TableDispatch(cfg, None, RATE, SEVENS)
     source = source_of(scene, [url])
-    trainer = trainer_of(cfg, source, environments, dispatch, publisher=Publisher([RemoteEngine(url)]))
+    trainer = trainer_of(cfg, Aside(source), environments, dispatch, publisher=Publisher([RemoteEngine(url)]))
     seen = Seen(dispatch).attach(trainer)
     await trainer.train()
     seen.check_rise(STEPS)
@@ -78,6 +80,32 @@ async def test_the_exact_expected_reward_rises_over_thirty_steps_with_engine_and
     assert source.dropped == 0
     hub = status(scene)["hub"]
     assert hub["committed"] == 4 * STEPS and hub["held_bytes"] == 0, hub
+
+
+@pytest.mark.parametrize("wrapped", [Aside, lambda source: source], ids=["aside", "in SkyRL's own loop"])
+async def test_a_training_step_longer_than_the_lease_does_not_lose_it(tmp_path, monkeypatch, wrapped):
+    """SkyRL waits for its workers inside its event loop: nothing else there runs meanwhile."""
+    prepare(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    with started(tmp_path, "--lease-s", "1") as scene:
+        cfg = config(tmp_path, **{"trainer.max_training_steps": 3, "trainer.epochs": 8})
+        url = engine_of(scene)
+        worker_of(scene)
+
+        class Slow(TableDispatch):
+            def optim_step(self, model):
+                time.sleep(3.0)
+                return super().optim_step(model)
+
+        source = wrapped(source_of(scene, [url]))
+        publisher = Publisher([RemoteEngine(url)])
+        trainer = trainer_of(cfg, source, {"sevens": Sevens()}, Slow(cfg, None, 1.0), publisher=publisher)
+        if wrapped is Aside:
+            await trainer.train()
+            assert trainer.global_step == 3 and status(scene)["hub"]["committed"] == 4 * 3
+        else:
+            with pytest.raises(LeaseLost):
+                await trainer.train()
 
 
 async def test_groups_that_failed_are_asked_for_again_and_raised_in_the_end(scene, tmp_path):

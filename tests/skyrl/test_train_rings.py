@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("skyrl", reason="needs SkyRL, in an environment of its own: `make test-skyrl`")
 
+from atropos_adapter_skyrl.aside import Aside
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.generator import AtroposGenerator
 from atropos_adapter_skyrl.rings import RingGroups
@@ -82,7 +83,7 @@ async def test_the_exact_expected_reward_rises_over_thirty_steps_with_evaluation
     source = FromTheStart(place.source()._options)
     source.start = lambda: (place.worker(url), place.worker(url))
     dispatch = TableDispatch(cfg, None, RATE, SEVENS)
-    trainer = trainer_of(cfg, source, {"sevens": Sevens()}, dispatch, publisher=Publisher([RemoteEngine(url)]))
+    trainer = trainer_of(cfg, Aside(source), {"sevens": Sevens()}, dispatch, publisher=Publisher([RemoteEngine(url)]))
     seen = Seen(dispatch).attach(trainer)
     killing = asyncio.create_task(_kill_one(place, trainer))
     await trainer.train()

@@ -21,6 +21,7 @@ from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.utils import initialize_ray
 
 from atropos_adapter_skyrl import advantages
+from atropos_adapter_skyrl.aside import Aside
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.dataset import TaskDataset
 from atropos_adapter_skyrl.engine import sampling_of
@@ -126,7 +127,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         if options.source == "rings":
             from atropos_adapter_skyrl.rings import RingGroups
 
-            return RingGroups(options)
+            return Aside(RingGroups(options))
         if options.source == "here":
             name = resolve_policy_model_name(self.cfg)
             return Here(
@@ -146,8 +147,10 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
             tokenizer=self.own_tokenizer.fingerprint, vocabulary=self.own_tokenizer.vocabulary,
             model=self.cfg.trainer.policy.model.path, max_staleness=options.max_staleness, deadline_s=options.deadline_s,
         )  # fmt: skip
-        return ApiGroups(
-            Api(options.url, token), spec, options.engines, deadline_s=options.deadline_s, attempts=options.attempts
+        return Aside(
+            ApiGroups(
+                Api(options.url, token), spec, options.engines, deadline_s=options.deadline_s, attempts=options.attempts
+            )
         )
 
     async def _parts(self, engine: Engine) -> EvaluationParts:

@@ -99,7 +99,7 @@ async def work(hands: Hands, player: Player, *, attempts: int = 3) -> int:
             task.cancel()
         await asyncio.gather(*playing, return_exceptions=True)
         hands.close()
-    if broken and not isinstance(broken[0], ProcessDied | DeadlineExceeded):
+    if broken and not isinstance(broken[0], ProcessDied):
         raise broken[0]
     return sent
 
