@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -265,6 +266,7 @@ class Served:
     def __init__(self):
         self.table = TableClient()
         self.sessions: list[str] = []
+        self.asked: Counter[str] = Counter()
         app = web.Application()
         app.add_routes([web.post("/inference/v1/generate", self.generate), web.post("/finish_session", self.finish)])
         self.runner = web.AppRunner(app)
@@ -285,7 +287,8 @@ class Served:
 
     async def generate(self, request):
         asked = await request.json()
-        assert asked["model"] == "toy" and request.headers["X-Session-ID"].startswith("atropos-")
+        assert asked["model"] == "toy"
+        self.asked[request.headers["X-Session-ID"]] += 1
         params = asked["sampling_params"]
         prompt = np.array(asked["token_ids"], np.int32)
         [one] = await self.table.engine.sample(prompt, 1, sampling_of(params), [params["seed"]], 60.0)
@@ -303,7 +306,8 @@ async def test_skyrls_real_inference_client_over_http_gives_the_same_rows(tmp_pa
     asked, _ = given(cfg, environments, [4, 1])
     async with Served() as served:
         far = await AtroposGenerator(here(served.client, adder=Adder()), seed=9).generate(asked)
-        assert len(served.sessions) == len(set(served.sessions)) == 8 * 3
+        assert len(served.sessions) == len(set(served.sessions)) == 8, "one for each play, and ended once"
+        assert served.asked == dict.fromkeys(served.sessions, 3), "all three turns of a play in its own"
     near = await AtroposGenerator(here(adder=Adder()), seed=9).generate(asked)
     for name in ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "stop_reasons"):
         assert far[name] == near[name], name

@@ -75,7 +75,11 @@ async def test_the_exact_expected_reward_rises_over_thirty_steps_and_every_step_
 async def test_step_by_step_training_runs_and_moves_the_policy_the_right_way(tmp_path):
     cfg = config(
         tmp_path,
-        **{"generator.step_wise_trajectories": "true", "trainer.max_training_steps": 6, "trainer.algorithm.loss_reduction": "token_mean"},
+        **{
+            "generator.step_wise_trajectories": "true", "trainer.max_training_steps": 6,
+            "trainer.algorithm.loss_reduction": "token_mean",
+            "trainer.eval_interval": 2, "trainer.eval_before_train": "true",
+        },
     )  # fmt: skip
     client, environment = TableClient(), Adder()
     dispatch = TableDispatch(cfg, client, 60.0)
@@ -84,6 +88,7 @@ async def test_step_by_step_training_runs_and_moves_the_policy_the_right_way(tmp
     await trainer.train()
     rewards = [one["atropos/mean_reward"] for one in seen.logged if "atropos/mean_reward" in one]
     assert len(rewards) == 4, "16 tasks by 4, one epoch"
+    assert sum("eval/all/avg_score" in one for one in seen.logged) == 3
     assert all(batch.batch_size == 4 * 8 * 3 for batch in dispatch.batches)
     digits = dispatch.table.detach()[2, 4:14].mean() - dispatch.table.detach()[2].mean()
     assert digits > 0

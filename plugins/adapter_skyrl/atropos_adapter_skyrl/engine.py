@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -41,16 +42,21 @@ def refuse_more(params: Mapping[str, Any]) -> None:
             )
 
 
-class SkyRLEngine(Engine):
-    """For one generate(): its sampling parameters go along, under what an environment says of its own."""
+_session: ContextVar[tuple[SkyRLEngine, str]] = ContextVar("atropos_skyrl_session")  # of the play that this task is
 
-    _sessions = itertools.count()
+
+class SkyRLEngine(Engine):
+    """For one group of one generate(): its sampling parameters go along, under what an environment says of its own. Each
+    play is a session of SkyRL's router, so that its turns meet the same prefix cache; `finish` ends them."""
+
+    _numbers = itertools.count()
 
     def __init__(
         self, client: Any, params: Mapping[str, Any], version: Callable[[], int], model: str | None = None
     ) -> None:
         self._client = client  # an InferenceEngineInterface of SkyRL
         self._model = model  # the name that the client knows the policy by, which with LoRA is the adapter's
+        self._sessions: list[str] = []
         self._params = dict(params)
         self._version = version
 
@@ -60,18 +66,28 @@ class SkyRLEngine(Engine):
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
-        return list(await asyncio.gather(*(self._one(prompt.tolist(), sampling, seed) for seed in seeds)))
+        session = self._session()
+        return list(await asyncio.gather(*(self._one(prompt.tolist(), sampling, seed, session) for seed in seeds)))
 
-    async def _one(self, prompt: list[int], sampling: Sampling, seed: int) -> Completion:
+    def _session(self) -> str:
+        engine, session = _session.get((None, ""))
+        if engine is not self:
+            session = f"atropos-{next(self._numbers)}"
+            self._sessions.append(session)
+            _session.set((self, session))
+        return session
+
+    async def finish(self) -> None:
+        """The plays are over. SkyRL's client never raises here."""
+        sessions, self._sessions = self._sessions, []
+        await asyncio.gather(*(self._client.finish_session(session) for session in sessions))
+
+    async def _one(self, prompt: list[int], sampling: Sampling, seed: int, session: str) -> Completion:
         params = self._params | {name: getattr(sampling, name) for name in _OURS}
         params |= {"top_k": sampling.top_k or -1, "logprobs": self._params.get("logprobs") or 1, "seed": seed}
-        session = f"atropos-{next(self._sessions)}"
         version = self._version()  # weights that arrive meanwhile are newer: never said to be fresher than it is
         asked = {"prompt_token_ids": [prompt], "sampling_params": params, "session_ids": [session]}
-        try:
-            told = await self._client.generate(asked, model=self._model)
-        finally:
-            await self._client.finish_session(session)
+        told = await self._client.generate(asked, model=self._model)
         ids, finish = told["response_ids"][0], told["stop_reasons"][0]
         logprobs = (told.get("response_logprobs") or [None])[0]
         if finish not in ("stop", "length"):

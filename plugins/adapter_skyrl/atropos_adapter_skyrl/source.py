@@ -108,17 +108,19 @@ class Here(Source):
 
     async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
         assert self._parts is not None, "open() comes first"
-        engine = SkyRLEngine(self._client, params, lambda: self.version, self._model)
-        player = Player(
-            self._parts.environments, self._parts.rewards, engine, self._tokenizer,
-            deadline_s=self._deadline_s, deterministic=False,
-        )  # fmt: skip
-        sampling = sampling_of(params)
+        environments, rewards, sampling = self._parts.environments, self._parts.rewards, sampling_of(params)
 
         async def play(one: Asked) -> Arrived:
             began = time.monotonic()
-            places = player.places(one.draw, one.n)
-            group = await player.play(one.draw, places, one.n, sampling, attempts=self._attempts)
+            engine = SkyRLEngine(self._client, params, lambda: self.version, self._model)
+            player = Player(
+                environments, rewards, engine, self._tokenizer, deadline_s=self._deadline_s, deterministic=False
+            )
+            try:
+                places = player.places(one.draw, one.n)
+                group = await player.play(one.draw, places, one.n, sampling, attempts=self._attempts)
+            finally:
+                await engine.finish()
             if len(group.episodes) < one.n:
                 raise failed(one, group.failed[0], self._attempts)
             return Arrived(rows_of(group, step_wise=step_wise), time.monotonic() - began, len(group.failed))
