@@ -8,7 +8,7 @@ exec python -m skyrl.train.entrypoints.main_base \
   trainer.override_entrypoint=atropos_adapter_skyrl.entrypoint \
   atropos.run=run.toml \
   atropos.source=rings \
-  atropos.rings=/tmp/atropos-rings \
+  atropos.rings=rings \
   atropos.engines='["http://127.0.0.1:8001"]' \
   trainer.policy.model.path=Qwen/Qwen2.5-0.5B-Instruct \
   trainer.seed=0 \
