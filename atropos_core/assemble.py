@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar, cast, get_args, runtime_checkable
 
 from atropos_core import console
 from atropos_core.chosen import Chosen, choose, placed
-from atropos_core.config import NAMED, SINGLE, Component, Placed, RewardComponent, RunConfig
+from atropos_core.component import Component, Placed, RewardComponent
+from atropos_core.config import NAMED, SINGLE, RunConfig
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.fleet import Fleet
 from atropos_core.hosting import Child, HostedEngine, HostedReward, HostedTrainer, LocalEndpoint

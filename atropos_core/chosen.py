@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from atropos_core.config import Component, Placed, explain
+from atropos_core.component import Component, Placed, explain
 from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.hosting import Child
 from atropos_core.interfaces import Transport

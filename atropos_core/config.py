@@ -6,51 +6,24 @@ Layers, the later over the earlier: defaults, the model's preset, the run file, 
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from atropos_core.component import Component, Placed, RewardComponent, Weighted, explain
 from atropos_core.errors import ConfigError
 from atropos_core.health.options import HealthSection
 from atropos_core.types import Sampling
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Component(BaseModel):
-    """`use` names the component; every key that is not listed here is one of its own options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    use: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.__pydantic_extra__ or {})
-
-
-class Weighted(Component):
-    weight: float = Field(1.0, ge=0, allow_inf_nan=False)
-
-
-class RewardComponent(Weighted):
-    deadline_s: float = Field(60.0, gt=0)
-    runs_in: Literal["here", "process"] | None = None  # None: as its provider says
-
-
-class Placed(Component):
-    # "cpu", "cuda:0", ...; auto: the first CUDA device, or the CPU. More than one where the component can span several
-    devices: tuple[str, ...] = Field(("auto",), min_length=1)
-    threads: int | None = Field(None, ge=1)  # CPU threads; None: every core, since sampling and training take turns
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class EngineComponent(Placed):
@@ -341,29 +314,6 @@ def _value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str], prefix: str = "") -> str:
-    """pydantic's complaints in one line each: the key, what was given and by whom, what is wanted, the near miss."""
-    lines = []
-    for problem in error.errors():
-        path = (prefix + ".".join(str(part) for part in problem["loc"])).rstrip(".")
-        origin = next((f" (from {origins[key]})" for key in origins if key == path or key.startswith(path + ".")), "")
-        if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(problem["loc"][-1]), _names_at(model, problem["loc"][:-1]), n=1)
-            hint = (
-                f" Did you mean {near[0]!r}?"
-                if near
-                else f" There is: {', '.join(_names_at(model, problem['loc'][:-1]))}."
-            )
-            lines.append(f"unknown key {path!r}{origin}.{hint}")
-        elif problem["type"] == "missing":
-            lines.append(f"{path!r} is missing{origin}.")
-        else:
-            message = problem["msg"].removeprefix("Value error, ")
-            given = f", not {problem['input']!r}" if problem["loc"] else ""
-            lines.append(f"{path + ': ' if path else ''}{message[0].lower() + message[1:]}{given}{origin}.")
-    return "\n".join(lines)
-
-
 def _named(value: Any) -> Any:
     """In `[environment.gsm8k]` the name is the default of `use`."""
     if not isinstance(value, Mapping):
@@ -386,18 +336,6 @@ def _merge(
         else:
             into[key] = value
             origins[path] = origin
-
-
-def _names_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
-    at: type[BaseModel] = model
-    for part in path:
-        annotation = at.model_fields[part].annotation if part in at.model_fields else None
-        inner = (one for one in (annotation, *get_args(annotation)) if isinstance(one, type))  # also `Model | None`
-        found = next((one for one in inner if issubclass(one, BaseModel)), None)
-        if found is None:
-            return []
-        at = found
-    return list(at.model_fields)
 
 
 def _key(key: str) -> str:

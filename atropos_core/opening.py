@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atropos_core.assemble import Parts, Plan
 from atropos_core.checkpoint import Checkpoint
-from atropos_core.config import Component, Placed
+from atropos_core.component import Component, Placed
 from atropos_core.interfaces import ModelInfo, Transport
 from atropos_core.registry import cuda_devices
 from atropos_core.rollouts import task_count

@@ -44,7 +44,7 @@ KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
 class Options(BaseModel):
     """The base of every component's options: unknown keys are refused, instances do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class NoOptions(Options):

@@ -17,7 +17,7 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.chosen import inner
-from atropos_core.config import Component
+from atropos_core.component import Component
 from atropos_core.durable import size_bytes
 from atropos_core.registry import RunContext
 from benchmarks.machine import RESULTS, described

@@ -153,7 +153,8 @@ def _known(plugins: Plugins, name: str) -> None:
 
 def _build(plugins: Plugins, name: str, options: Sequence[str], directory: Path, model: Path) -> Adapter:
     from atropos_core.chosen import choose
-    from atropos_core.config import Component, nest, parse_flag
+    from atropos_core.component import Component
+    from atropos_core.config import nest, parse_flag
     from atropos_core.registry import RunContext
 
     values = nest(parse_flag(one) for one in options)

@@ -13,7 +13,7 @@ class Check(BaseModel):
     """`steps` in a row that look wrong make a run ill, and as many that look right make it well again; the first wrong one
     makes it suspect."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     action: Action | None = None  # None: health.action
     steps: int = Field(3, ge=1)
@@ -80,7 +80,7 @@ class Silence(AtOnce):
 class HealthSection(BaseModel):
     """The name of a check is the name of its metric, `health/NAME`: 0 ok, 1 suspect, 2 ill."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     action: Action = "warn"
     rescore_every: int = Field(2, ge=0)  # steps between two looks at whether rewards say the same again; 0: never

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from atropos_core.builtin.plugin import TOY_MODEL
-from atropos_core.config import explain
+from atropos_core.component import explain
 from atropos_core.errors import ConfigError
 from atropos_core.registry import NoOptions, Provider, RunContext, check_core_api, check_requires
 

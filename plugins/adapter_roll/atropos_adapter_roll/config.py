@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from atropos_core.config import explain
+from atropos_core.component import explain
 from atropos_core.errors import ConfigError
 from atropos_core.registry import Options
 

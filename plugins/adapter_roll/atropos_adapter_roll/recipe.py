@@ -9,7 +9,8 @@ from typing import Any
 
 from atropos_adapter_roll.config import AdapterOptions, EnvOptions
 from atropos_adapter_roll.shared import build, shared_loop
-from atropos_core.config import RunConfig, Weighted
+from atropos_core.component import Weighted
+from atropos_core.config import RunConfig
 from atropos_core.errors import ConfigError
 
 VALIDATION_GROUPS = 64  # environments that play the held-out split at once

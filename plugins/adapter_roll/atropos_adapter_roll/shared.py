@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from atropos_adapter_roll.config import EnvOptions
 from atropos_core.chosen import choose
-from atropos_core.config import Component
+from atropos_core.component import Component
 from atropos_core.errors import DeadlineExceeded
 from atropos_core.interfaces import Environment
 from atropos_core.plugins import load_plugins

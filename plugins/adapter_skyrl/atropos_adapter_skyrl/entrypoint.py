@@ -30,7 +30,8 @@ from atropos_adapter_skyrl.source import Here, Source
 from atropos_adapter_skyrl.trainer import AtroposTrainer
 from atropos_adapter_skyrl.weights import Publisher
 from atropos_core.assemble import EvaluationParts, build_for_evaluation, make_plan
-from atropos_core.config import Layer, explain, load, nest, parse_flag, read_file, read_token
+from atropos_core.component import explain
+from atropos_core.config import Layer, load, nest, parse_flag, read_file, read_token
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Engine, Environment
 from atropos_core.plugins import load_plugins

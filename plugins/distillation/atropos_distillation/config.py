@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from atropos_core.config import Placed
+from atropos_core.component import Placed
 from atropos_core.registry import Options
 
 if TYPE_CHECKING:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from atropos_core.chosen import Chosen, inner
-from atropos_core.config import RewardComponent
+from atropos_core.component import RewardComponent
 from atropos_core.registry import Options
+
+if TYPE_CHECKING:
+    from atropos_core.chosen import Chosen
 
 Combine = Literal["mean", "weighted", "median", "trimmed", "minimum", "majority", "all_of", "first_of", "veto"]
 Metric = Literal["nominal", "ordinal", "interval", "ratio"]
@@ -122,6 +124,8 @@ class EnsembleOptions(Options):
 
     def chosen(self, name: str) -> Chosen:
         """The member's provider and its validated options. Raises as a run file that names it would."""
+        from atropos_core.chosen import inner  # what a list of plugins does without
+
         return inner("reward", f"members.{name}", self.members[name])
 
 
