@@ -26,9 +26,10 @@ lint: .venv/test.stamp
 
 vllm: .venv-vllm/stamp
 
-# With a real vLLM; about ten minutes. Most of it is the start of servers, of which two at a time fit on two cores.
+# With a real vLLM; about ten minutes. Most of it is the start of servers, of which two at a time fit on two cores. A file's
+# tests share a server, and follow each other.
 test-vllm: .venv-vllm/stamp
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm -n 2 --dist loadgroup
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm -n 2 --dist loadfile --no-loadscope-reorder
 
 # The server of ours against the clients of atroposlib 0.4.0, and beside its own server; about three minutes.
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp

@@ -29,10 +29,7 @@ from tests.vllm.ends import Ends
 from tests.vllm.faults_ipc import TENSOR
 from tests.vllm.hosted import Hosted, start
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600),
-    pytest.mark.xdist_group("bridge_ipc"),  # one server for all of them
-]  # fmt: skip
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 TOLD = {"weight_transfer": "atropos_ipc"}
 SAMPLING = Sampling(max_tokens=24)

@@ -21,10 +21,7 @@ from atropos_core.types import Sampling, tokens
 from tests.vllm.hosted import Hosted, difference, reference, start
 from tests.vllm.models import EOS, POSITIONS, VOCABULARY, make_model
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300),
-    pytest.mark.xdist_group("engine"),  # one server for all of them
-]  # fmt: skip
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 PROMPT = tokens([5, 9, 33, 7, 120, 64])
 LONG_S = 120.0
