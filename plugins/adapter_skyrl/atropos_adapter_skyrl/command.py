@@ -65,13 +65,15 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
     from atropos_core.errors import Interrupted
     from atropos_core.guards import blocked_loop_alarm
     from atropos_core.rollouts import Player
+    from atropos_core.scratch import owned_prefix, sweep
     from atropos_core.tokenizer import ChatTokenizer
 
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with blocked_loop_alarm(), tempfile.TemporaryDirectory(prefix="atropos-skyrl-env-") as directory:
+    sweep("skyrl-env")  # what killed ones left
+    with blocked_loop_alarm(), tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl-env")) as directory:
         (Path(directory) / "logs").mkdir()
         parts = await build_for_evaluation(plan, Path(directory), engine)
         try:

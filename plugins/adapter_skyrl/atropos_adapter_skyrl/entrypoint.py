@@ -36,6 +36,7 @@ from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Engine, Environment
 from atropos_core.plugins import load_plugins
 from atropos_core.registry import ResolvedModel, RunContext
+from atropos_core.scratch import owned_prefix, sweep
 from atropos_core.tokenizer import ChatTokenizer
 
 FLAG, OURS = "trainer.override_entrypoint=", "atropos."
@@ -87,7 +88,8 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         self.options = options
         self.plan = make_plan(config, model, plugins, training=False, sampling=False)
         self.own_tokenizer = ChatTokenizer(model.directory)
-        self._directory = tempfile.TemporaryDirectory(prefix="atropos-skyrl-")
+        sweep("skyrl")  # what killed ones left
+        self._directory = tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl"))
         directory = Path(self._directory.name)
         (directory / "logs").mkdir()
         context = RunContext(directory=directory, model=model.directory, seed=config.seed)

@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.policy import within
+from atropos_core.scratch import owned_prefix
 from atropos_core.types import Completion, Tokens
 from atropos_trajectory_api.engine_samples import give_samples
 from atropos_trajectory_api.frames import Asked, Gone, Handler, Native, refusal
-from atropos_trajectory_api.scratch import owned_prefix
 
 LOAD_S = 1800.0
 SAMPLE_S = 3600.0  # the longest deadline that a call may ask for

@@ -10,9 +10,9 @@ from pathlib import Path
 from atropos_core import console
 from atropos_core.assemble import Plan, build_for_evaluation
 from atropos_core.guards import watched
+from atropos_core.scratch import owned_prefix, sweep
 from atropos_trajectory_api.door import open_door
 from atropos_trajectory_api.roles import draining_signals
-from atropos_trajectory_api.scratch import owned_prefix, sweep
 
 
 async def serve_engine(plan: Plan, where: str, token_file: Path | None) -> None:

@@ -26,10 +26,10 @@ from atropos_core.policy import within
 from atropos_core.remote import RemoteEngine
 from atropos_core.rollouts import Player, task_count
 from atropos_core.run import ENVIRONMENT_DEADLINE_S
+from atropos_core.scratch import owned_prefix, sweep
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Draw
 from atropos_trajectory_api.named_engines import NamedEngines
-from atropos_trajectory_api.scratch import owned_prefix, sweep
 
 ROOM_S = 600.0  # of waiting for room in the hub before that is said
 POLICY_LOOK_S = 1.0

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from atropos_trajectory_api.scratch import owned_prefix, sweep
+from atropos_core.scratch import owned_prefix, sweep
 
 CHILD = """
 import sys, tempfile, time
 from pathlib import Path
-from atropos_trajectory_api.scratch import owned_prefix
+from atropos_core.scratch import owned_prefix
 made = Path(tempfile.mkdtemp(prefix=owned_prefix("env")))
 (made / "weights").write_bytes(b"x")
 print(made, flush=True)

@@ -20,7 +20,7 @@ def sweep(role: str) -> None:
     if _started(os.getpid()) is None:
         return  # no /proc here: nobody's end can be seen
     for path in Path(tempfile.gettempdir()).glob(f"atropos-{role}-{_namespace()}-*-*-*"):
-        pid, started = path.name.split("-")[3:5]
+        pid, started = path.name.rsplit("-", 3)[1:3]  # a role may have a dash, and a name of tempfile's none
         if not (pid.isdecimal() and started.isdecimal()) or _started(int(pid)) == int(started):
             continue
         try:
