@@ -5,30 +5,28 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from atropos_core import console
 from atropos_core.durable import sync, unwritable
 from atropos_core.errors import RunDirectoryError
-from atropos_core.interfaces import Sink
+from atropos_core.file_sink import FileSink
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sink_csv.config import CsvOptions
 
 STEP = "step"
 
 
-class CsvSink(Sink):
+class CsvSink(FileSink):
     """A step that brings new metrics has the table written anew with more columns, beside the old one, and renamed over it:
     there is a whole table at every moment. Metrics are few and known after a few steps, so this is rare; any other step
     appends a line. A resumed run leaves out the rows after its checkpoint."""
 
     def __init__(self, options: CsvOptions, directory: Path) -> None:
-        self._path = directory / options.file
+        super().__init__(directory / options.file)
         self._columns: list[str] = []
-        self._file: TextIO | None = None
-        self._last = -1
 
     async def open(self) -> None:
         try:
@@ -47,24 +45,6 @@ class CsvSink(Sink):
         except OSError as error:
             raise unwritable(self._path, error) from error
         self._last = step
-
-    async def close(self) -> None:
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:
-                raise unwritable(self._path, error) from error
-            finally:
-                self._file = None
-
-    def state(self) -> Mapping[str, Any]:
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        return {"step": self._last}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._last = int(state["step"])
 
     def _rewrite(self, new: Sequence[str]) -> None:
         """The rows up to the last step, under the columns that there are and `new` ones; then open to append."""

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from atropos_core.durable import unwritable
-from atropos_core.interfaces import Sink
+from atropos_core.file_sink import FileSink
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sink_tensorboard.config import TensorboardOptions
 
 
-class TensorboardSink(Sink):
+class TensorboardSink(FileSink):
     """A run, and every resume of it, begins an event file of its own. Its session start says from which step on it counts:
     TensorBoard then leaves out what earlier files have from there on, which is what a run that died wrote after its
     checkpoint."""
 
     def __init__(self, options: TensorboardOptions, directory: Path) -> None:
-        self._directory = directory / options.directory
-        self._path = self._directory
+        super().__init__(directory / options.directory)
+        self._directory = self._path
         self._flush_s = options.flush_s
         self._flushed = 0.0
-        self._file: IO[bytes] | None = None
         self._records: Any = None  # tensorboard's RecordWriter, which has no types
-        self._last = -1
 
     async def open(self) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -59,24 +56,6 @@ class TensorboardSink(Sink):
         except OSError as error:
             raise unwritable(self._path, error) from error
         self._last = step
-
-    async def close(self) -> None:
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:
-                raise unwritable(self._path, error) from error
-            finally:
-                self._file = None
-
-    def state(self) -> Mapping[str, Any]:
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        return {"step": self._last}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._last = int(state["step"])
 
     def _write(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
