@@ -16,7 +16,7 @@ CHILD = """
 import sys, tempfile, time
 from pathlib import Path
 from atropos_core.scratch import owned_prefix
-made = Path(tempfile.mkdtemp(prefix=owned_prefix("env")))
+made = Path(tempfile.mkdtemp(prefix=owned_prefix("skyrl-env")))
 (made / "weights").write_bytes(b"x")
 print(made, flush=True)
 time.sleep(120)
@@ -25,20 +25,20 @@ time.sleep(120)
 
 def test_what_a_killed_process_left_is_removed_once_it_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    mine = Path(tempfile.mkdtemp(prefix=owned_prefix("env")))
+    mine = Path(tempfile.mkdtemp(prefix=owned_prefix("skyrl-env")))
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True, env=environment) as child:
         try:
             assert child.stdout is not None
             theirs = Path(child.stdout.readline().strip())
             assert theirs.parent == tmp_path
-            sweep("env")
+            sweep("skyrl-env")
             assert (theirs / "weights").exists(), "its owner lives"
         finally:
             child.kill()
     sweep("engine")
     assert theirs.exists(), "of another role"
-    sweep("env")
+    sweep("skyrl-env")
     assert not theirs.exists() and mine.exists()
 
 
