@@ -23,6 +23,7 @@ from atropos_core.interfaces import (
     Engine,
     Environment,
     Measured,
+    Reward,
     Sink,
     Stateful,
     Teacher,
@@ -178,6 +179,11 @@ class Closable(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class Openable(Protocol):
+    async def open(self) -> None: ...
+
+
 @dataclass
 class Parts:
     """The living components of a run. `close` ends all of them, whatever state they are in."""
@@ -275,7 +281,7 @@ async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
     try:
         return await building
     except BaseException as error:
-        started: list[Child | HostedReward] = [*builder.children, *builder.rewards]
+        started: list[Closable] = [*builder.children, *builder.rewards]
         await asyncio.gather(*(part.close() for part in started), return_exceptions=True)
         if isinstance(error, BaseExceptionGroup):
             raise error.exceptions[0] from None
@@ -290,7 +296,7 @@ class _Builder:
     def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
         self.children: list[Child] = []  # whose end is the run's end
-        self.rewards: list[HostedReward] = []
+        self.rewards: list[Closable] = []
         self._context = RunContext(
             directory=directory,
             model=plan.model.directory,
@@ -371,15 +377,18 @@ class _Builder:
     async def _reward(self, name: str, chosen: Chosen) -> WeightedReward:
         component = cast(RewardComponent, chosen.component)
         deadline_s = component.deadline_s
+        reward: Reward
         if (component.runs_in or chosen.offer.provider.runs_in) == "here":
             reward = self._here(chosen)
         else:
-            # Groups queue for the process, and a stuck one costs its deadline before the next has its turn.
+            reward = HostedReward(lambda: self._start(chosen, f"reward-{name}", 1), deadline_s)
+        if isinstance(reward, Closable):
+            self.rewards.append(reward)
+        if isinstance(reward, Openable):
+            await reward.open()
+        if getattr(reward, "queues", False):  # a stuck call costs its deadline before the next has its turn
             training, problems = self.plan.config.training, self.plan.config.evaluation.problems
             deadline_s *= 1 + max(training.groups_per_step * (1 + training.max_staleness), problems)
-            reward = HostedReward(lambda: self._start(chosen, f"reward-{name}", 1), component.deadline_s)
-            self.rewards.append(reward)
-            await reward.open()
         return WeightedReward(name, reward, component.weight, deadline_s)
 
     async def _child(self, chosen: Chosen, role: str, threads: int | None) -> Child:

@@ -279,6 +279,8 @@ class HostedReward(Reward):
     """A reward in a child process: for grading that is heavy on the CPU or may hang. A call that passes its deadline
     ends the process, whatever it was computing, and the next call gets a new one."""
 
+    queues = True
+
     def __init__(self, start: Callable[[], Awaitable[Child]], deadline_s: float) -> None:
         self._start = start
         self._deadline_s = deadline_s

@@ -308,7 +308,8 @@ class Curriculum(Protocol):
 
 class Reward(Protocol):
     """Scores the G episodes of one task, beside the scores that the environment gave itself. One that holds connections
-    or processes has a coroutine `close()`, which is awaited at the end."""
+    or processes may have a coroutine `open()`, awaited before the first call, and has `close()`, awaited at the end. One
+    whose calls wait for each other's end has `queues = True`: its `deadline_s` is then for each call of the queue."""
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats: ...  # [G]
 

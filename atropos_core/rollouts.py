@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
+from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.policy import EnginePolicy, Place, Turnstile, within
 from atropos_core.profile import Profile, timed
@@ -147,7 +147,7 @@ class Player:
         parts: dict[str, Floats] = {}
         try:
             answers = await asyncio.gather(*(self._ask(of, task, episodes) for of in self._rewards))
-        except FATAL:
+        except (*FATAL, ConfigError):
             raise
         except AtroposError as error:
             return ScoredGroup(
@@ -159,15 +159,14 @@ class Player:
         return ScoredGroup(draw, task, episodes, total.astype(np.float32), parts, failed)
 
     async def _ask(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
-        """One reward's answer [G]. Raises DataError or DeadlineExceeded that names it."""
+        """One reward's answer [G]. Raises DataError or DeadlineExceeded that names it, or what only whoever wrote the run
+        can mend: ConfigError."""
         try:
             with timed(self._profile, f"reward.{of.name}/score", len(episodes)):
                 answer = np.asarray(
                     await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}"), np.float32
                 )
-        except FATAL:
-            raise
-        except DeadlineExceeded:
+        except (*FATAL, ConfigError, DeadlineExceeded):
             raise
         except (Exception, EventLoopBlocked) as error:
             raise DataError(f"reward {of.name!r} raised {type(error).__name__}: {error}") from error

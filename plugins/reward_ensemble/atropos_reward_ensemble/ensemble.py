@@ -48,6 +48,14 @@ class Ensemble(Reward):
         self._short = self._gated = 0  # groups
         self._warned: set[str] = set()
 
+    @property
+    def queues(self) -> bool:
+        return any(member.queues for member in self._members)
+
+    async def open(self) -> None:
+        """Start the members' processes. Raises what starting one raises."""
+        await asyncio.gather(*(member.open() for member in self._members))
+
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
         """[G]. Raises DataError where an episode has too few ratings, or where alpha gates the group."""
         weights, out = self._trusted(), self._out.copy()

@@ -26,6 +26,16 @@ class AskedMember:
         self._deadline_s = deadline_s
         self._queued = 0  # calls on a process that have not ended
 
+    @property
+    def queues(self) -> bool:
+        return bool(getattr(self.reward, "queues", False))
+
+    async def open(self) -> None:
+        """Raises what starting it raises."""
+        start = getattr(self.reward, "open", None)
+        if start is not None:
+            await start()
+
     async def ask(self, task: Task, episodes: Sequence[Episode]) -> tuple[Ratings, str]:
         nothing = np.full(len(episodes), np.nan)
         deadline_s = self._deadline_s
@@ -58,7 +68,7 @@ class AskedMember:
 
 
 def build(name: str, options: EnsembleOptions, context: RunContext) -> AskedMember:
-    """Built here, or to be started at its first call in a process of its own. Raises what building it raises."""
+    """Built here, or to be started in a process of its own. Raises what building it raises."""
     member, chosen = options.members[name], options.chosen(name)
     if (member.runs_in or chosen.offer.provider.runs_in) == "here":
         return AskedMember(name, chosen.build(context), member.deadline_s)

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from atropos_core import hookimpl
+from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Reward
 from atropos_core.registry import NoOptions, Options, Provider
 from atropos_core.types import Episode, Floats, Task
 
 
 class PlantedOptions(Options):
-    does: str = "says"  # says, raises, waits, computes, nan, shape, dies, cancelled
+    does: str = "says"  # says, raises, is_misconfigured, waits, takes_a_second, computes, nan, shape, dies, cancelled
     values: tuple[float, ...] = ()  # by episode, and from the first again; empty: the environment's score
     flip: float = 0.0  # share of episodes whose rating is 1 - rating
     seed: int = 0
@@ -35,6 +36,10 @@ class Forgetful(Reward):
         does = self._options.does
         if does == "raises":
             raise KeyError("the rubric")
+        if does == "is_misconfigured":
+            raise ConfigError("the rubric is not there.", remedy="Name one.")
+        if does == "takes_a_second":
+            await asyncio.sleep(1)
         if does == "waits":
             await asyncio.sleep(60)
         if does == "computes":
