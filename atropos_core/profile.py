@@ -31,10 +31,14 @@ class Timed:
         self.busy_s = 0.0  # while at least one was in flight
         self.in_flight = 0
         self.began = 0.0  # of the present busy time
-        self.told_s = 0.0  # of latency.sum_s, in the metrics of a step already
+        self.told_s = 0.0  # of seconds(), in the metrics of a step already
 
     def busy_until(self, now: float) -> float:
         return self.busy_s + (now - self.began if self.in_flight else 0.0)
+
+    def seconds(self, now: float) -> float:
+        """Of a stage, what it took; of a call, while at least one was in flight."""
+        return self.latency.sum_s if self.kind == "stage" else self.busy_until(now)
 
 
 class Span:
@@ -139,7 +143,7 @@ class Profile:
         self._told = now
         metrics: Metrics = {}
         for name, of in self._timed.items():
-            spent, of.told_s = of.latency.sum_s - of.told_s, of.latency.sum_s
+            spent, of.told_s = of.seconds(now) - of.told_s, of.seconds(now)
             metrics[f"time/{name.replace('.', '/')}_s"] = max(spent, 0.0)
         for role in self._roles():
             busy = self._busy(role, now)
@@ -166,7 +170,7 @@ class Profile:
             of.latency.absorb(before)
             of.items += float(saved["items"])
             of.busy_s += float(saved["busy_s"])
-            of.told_s = of.latency.sum_s
+            of.told_s = of.seconds(now)
         self._idle_from = {role: self._busy(role, now) for role in self._roles()}
 
     def _of(self, name: str, kind: Kind) -> Timed:
@@ -195,6 +199,6 @@ def timed(profile: Profile | None, name: str, items: float = 0.0) -> Span | null
 
 def _row(name: str, of: Timed, now: float, wall_s: float) -> Row:
     p50, p95, p99 = (of.latency.quantile(share) or 0.0 for share in QUANTILES)
-    busy = of.latency.sum_s if of.kind == "stage" else of.busy_until(now)
+    busy = of.seconds(now)
     per_s = of.items / busy if of.items and busy else None
     return Row(name, of.kind, of.latency.count, busy, busy / wall_s, p50, p95, p99, per_s)

@@ -46,6 +46,12 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
+    def changed(self, *names: str) -> list[str]:
+        """Those of `names` that are not at their default. (`model_fields_set` has all of them once a run is resumed: its
+        config.toml names every option.)"""
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+
 
 class NoOptions(Options):
     """For components with nothing to configure."""

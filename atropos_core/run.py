@@ -28,7 +28,7 @@ from atropos_core.errors import (
 )
 from atropos_core.footprint import Peak, watched_memory
 from atropos_core.guards import blocked_loop_alarm, interruptible, signals, watched
-from atropos_core.health.watch import note_end
+from atropos_core.health.watch import forget_after, note_end
 from atropos_core.interfaces import ModelInfo
 from atropos_core.loop import Loop, Progress
 from atropos_core.memory import plan_memory
@@ -81,6 +81,8 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
         for left in range(plan.config.restarts, -1, -1):
             checkpoints.sweep()
             checkpoint = checkpoints.latest(console.warn) if resume else None
+            if checkpoint is None:
+                forget_after(0, directory)
             began = asyncio.Event()
             try:
                 summary = asyncio.run(_execute(plan, directory, checkpoint, began))

@@ -63,6 +63,7 @@ class Check(ABC, Generic[O]):
         self.state: State = "ok"
         self.since = 0
         self.says = ""
+        self.looked = False  # at any step, in this process
         self.wrong_steps = self.right_steps = 0  # in a row
         self.usual = Usual()
         self.usual_too = Usual()  # of a second number
@@ -82,6 +83,7 @@ class Check(ABC, Generic[O]):
         """The change that this step makes."""
         if not self.applies(seen):
             return None
+        self.looked = True
         says = self.wrong(seen)
         if says is None:
             self.right_steps += 1

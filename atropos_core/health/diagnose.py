@@ -50,7 +50,7 @@ def diagnose(directory: Path) -> list[Finding]:
 
 def _ended(directory: Path, wanted: int, steps: list[dict[str, float]], section: HealthSection) -> list[Finding]:
     """How the run stands."""
-    last = int(steps[-1]["step"]) if steps else 0
+    last = int(steps[-1]["step"]) if steps else _saved_step(directory)
     if _is_living(directory):
         return [_living(directory, last, wanted, steps, section)]
     errors = [row for row in read(directory) if row["check"] == "run"]
@@ -59,9 +59,8 @@ def _ended(directory: Path, wanted: int, steps: list[dict[str, float]], section:
     if _finished_steps(directory) >= wanted:
         return [Finding("run", True, f"finished: all {wanted} steps")]
     if (directory / "checkpoints" / f"step-{last:06d}").is_dir() and last:
-        return [
-            Finding("run", None, f"was stopped and saved at step {last} of {wanted}", f"atropos resume {directory}")
-        ]
+        how = "was stopped and saved at" if steps else "has ended, and was saved last at"
+        return [Finding("run", None, f"{how} step {last} of {wanted}", f"atropos resume {directory}")]
     said = "".join(f"\n{name} ends with: {line}" for name, line in _logs(directory))
     return [
         Finding(
@@ -77,13 +76,11 @@ def _living(directory: Path, last: int, wanted: int, steps: list[dict[str, float
     silence = Silence(section.silence)
     for seen in steps:
         silence.look(int(seen["step"]), {"time/waiting_s": seen.get("time/step_s", 0.0)})
-    try:
-        quiet_s = time.time() - (directory / "metrics.jsonl").stat().st_mtime
-    except OSError:
-        quiet_s = time.time() - (directory / "config.toml").stat().st_mtime
-    if quiet_s > silence.patience_s():
-        return Finding("run", False, f"hangs: since step {last} of {wanted}, {quiet_s:.0f} s ago, nothing was recorded",
-                       Silence.remedy)  # fmt: skip
+    written = (directory / "config.toml", directory / "metrics.jsonl")  # the first when a run starts or resumes
+    quiet_s = time.time() - max(path.stat().st_mtime for path in written if path.exists())
+    if quiet_s > silence.patience_s():  # what hangs at the groups of a step says so itself: the check `silence`
+        return Finding("run", None, f"is at step {last} of {wanted}, and recorded nothing for {quiet_s:.0f} s: it starts up, "
+                       "evaluates, saves a checkpoint, or hangs", "logs/ has what its processes said.")  # fmt: skip
     return Finding("run", True, f"is going on: step {last} of {wanted}, {quiet_s:.0f} s ago")
 
 
@@ -101,7 +98,7 @@ def _checked(directory: Path, section: HealthSection, steps: list[dict[str, floa
             if check.name != Silence.name and (change := check.look(int(seen["step"]), seen)) is not None:
                 changes.setdefault(check.name, []).append(change)
     told = {(row["check"], row["state"], row["since"]): row for row in read(directory)}
-    found, well = [], 0
+    found, well, blind = [], 0, 0
     for check in judging:
         ill = [change for change in changes.get(check.name, ()) if change.state == "ill"]
         row = told.get((check.name, check.state, check.since), {})
@@ -113,15 +110,21 @@ def _checked(directory: Path, section: HealthSection, steps: list[dict[str, floa
         elif ill:
             detail = f"was ill from step {ill[-1].since} to {check.since - 1}, and is as it should be: {ill[-1].says}"
             found.append(Finding(check.name, None, detail, check.remedy))
-        else:
+        elif check.looked or check.name == Silence.name:
             well += 1
+        else:
+            blind += 1
     silent = [row for row in read(directory) if row["check"] == Silence.name]
     if silent and silent[-1]["state"] == "ill":
         found.append(
             Finding(Silence.name, False, f"at step {silent[-1]['step']}: {silent[-1]['says']}", Silence.remedy)
         )
         well -= 1
-    return [*found, Finding("checks", True, f"{well} of {len(judging)} found nothing")]
+    if not steps:
+        detail = "metrics.jsonl has no step: there is nothing to check"
+        return [*found, Finding("checks", None, detail, "A run keeps it where it has a [sink.jsonl], as by default.")]
+    unseen = f"; {blind} had nothing to look at" if blind else ""
+    return [*found, Finding("checks", True, f"{well} of {len(judging)} found nothing{unseen}")]
 
 
 def _cause(directory: Path, check: str, step: int) -> str:
@@ -146,6 +149,12 @@ def _checkpoints(directory: Path) -> list[Finding]:
     if latest is not None:
         found.append(Finding("checkpoint", True, f"the last whole one is of step {latest.step}"))
     return found
+
+
+def _saved_step(directory: Path) -> int:
+    """Of the newest checkpoint, whole or not."""
+    names = (path.name.removeprefix("step-") for path in (directory / "checkpoints").glob("step-*"))
+    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def _metrics(path: Path) -> tuple[list[dict[str, float]], int]:

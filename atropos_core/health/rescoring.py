@@ -50,6 +50,7 @@ class Rescoring:
         self._most = groups
         self._deterministic = deterministic
         self._began, self._spent_s = perf_counter(), 0.0
+        self._late: asyncio.Future[Floats] | None = None  # an answer that did not come in time
         self._kept: list[tuple[ScoredGroup, dict[str, Floats]]] = []  # and how they were scored at first
 
     async def look(self, step: int, groups: Sequence[ScoredGroup]) -> Metrics:
@@ -57,7 +58,8 @@ class Rescoring:
         which kept replies score higher than at first. Both relative to the largest score, where that is above 1."""
         began = perf_counter()
         affordable = self._spent_s <= BURST_S + BUDGET * (began - self._began)
-        if not self._every or (step - 1) % self._every or not affordable:
+        still_asked = self._late is not None and not self._late.done()
+        if not self._every or (step - 1) % self._every or not affordable or still_asked:
             return {}
         states = random.getstate(), np.random.get_state()
         try:
@@ -114,7 +116,7 @@ class Rescoring:
         for of in self._rewards:
             if _may_be_asked(of.reward):
                 try:
-                    answer = await within(of.reward(group.task, group.episodes), of.deadline_s, f"reward {of.name!r}")
+                    answer = await within(self._answer(of, group), of.deadline_s, f"reward {of.name!r}")
                     scores = np.asarray(answer, np.float32)
                 except FATAL:
                     raise
@@ -124,6 +126,15 @@ class Rescoring:
                     found[of.name] = scores
         own = await self._environment_scores(group)
         return found if own is None else found | {SCORE: own}
+
+    async def _answer(self, of: WeightedReward, group: ScoredGroup) -> Floats:
+        """A process whose call is cancelled is ended: one that is slow for a look answers in its own time, to nobody."""
+        asked = of.reward(group.task, group.episodes)
+        if not isinstance(of.reward, HostedReward):
+            return await asked
+        self._late = asyncio.ensure_future(asked)
+        self._late.add_done_callback(lambda late: late.cancelled() or late.exception())  # told where it comes in time
+        return await asyncio.shield(self._late)
 
     async def _environment_scores(self, group: ScoredGroup) -> Floats | None:
         """Where the environment has a score() that play() only calls."""

@@ -12,7 +12,7 @@ import tomllib
 import pytest
 
 from atropos_core.health.diagnose import diagnose
-from tests.conftest import metrics_of
+from tests.conftest import metrics_of, plant
 from tests.e2e.sick_runs import FROM, SICK, command, rows, run_sick, verdict
 
 
@@ -146,3 +146,42 @@ def test_a_run_closes_with_where_the_time_went_and_writes_it_down(atropos, seven
                  "time/trainer_idle_share", "time/queue_mean_s"):  # fmt: skip
         assert last[name] >= 0, name
     assert tomllib.loads((tmp_path / "run/config.toml").read_text())["health"]["action"] == "warn"
+
+
+UNTIL_MENDED = """
+from pathlib import Path
+
+from atropos_core import hookimpl
+from atropos_core.errors import ConfigError
+from atropos_core.registry import NoOptions, Provider
+
+
+class UntilMended:
+    async def __call__(self, task, episodes):
+        if not Path("mended").exists():
+            raise ConfigError("the licence is not there.", remedy="Put it there.")
+        return [float(number % 2) for number in range(len(episodes))]
+
+
+@hookimpl
+def atropos_rewards():
+    yield Provider("mended", "fails until it is mended", NoOptions, lambda options, context: UntilMended())
+"""
+
+
+def test_a_run_that_was_mended_and_finished_is_not_said_to_have_failed(atropos, sevens, tmp_path):
+    (tmp_path / "installed").mkdir()
+    plant(tmp_path / "installed", "reward_mended", UNTIL_MENDED)
+    path = {"PYTHONPATH": str(tmp_path / "installed")}
+    ended = atropos(
+        "run", "--model", "toy", "--env", sevens, "--reward", "mended", "--steps", "3", "--dir", "run", **path
+    )
+    assert ended.code == 2, ended.err
+    doctor = command(tmp_path, "doctor", "run")
+    assert "ConfigError: the licence is not there." in doctor.stdout
+    (tmp_path / "mended").touch()
+    again = atropos("resume", "run", **path)
+    assert again.code == 0, again.err
+    assert [row["step"] for row in metrics_of(tmp_path / "run")] == [0, 1, 2, 3]
+    doctor = command(tmp_path, "doctor", "run")
+    assert "finished: all 3 steps" in doctor.stdout and "licence" not in doctor.stdout

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from atropos_core.errors import (
     TrainingDiverged,
     UnknownComponent,
 )
+from atropos_core.health.rescoring import Rescoring
 from atropos_core.hosting import Child, HostedEngine, HostedReward, HostedTrainer, LocalEndpoint, PeerEndpoint
+from atropos_core.rollouts import WeightedReward
 from atropos_core.types import Sampling, Task, tokens
 from tests.unit.parts import ASSISTANT, USER, episode, group, install_plugin
 
@@ -54,6 +57,8 @@ def note(options, text):
 
 
 async def misbehave(options):
+    if options.how == "slow":
+        await asyncio.sleep(1.0)
     if options.how == "raise":
         raise KeyError("my own bug")
     if options.how == "die":
@@ -266,6 +271,24 @@ async def test_a_hosted_reward_that_hangs_is_ended_and_the_next_call_gets_a_new_
     assert stuck is not None
     assert stuck.process.poll() is not None
     assert (await reward(Task("t", ()), [episode(2.0)])).tolist() == [4.0]
+
+
+async def test_a_look_that_does_not_wait_for_a_slow_reward_ends_neither_its_process_nor_its_answer(start, monkeypatch):
+    monkeypatch.setattr("atropos_core.health.rescoring.MOST_S", 0.2)
+    reward = HostedReward(lambda: start("reward", "slow"), 30.0)
+    await reward.open()
+    slow = reward._child
+    assert slow is not None
+    looking = Rescoring([WeightedReward("slow", reward, 1.0, 30.0)], {}, every=1, groups=1, deterministic=True)
+    made = group(1)
+    seen = [replace(made, parts={"slow": made.rewards})]
+    monkeypatch.setattr("atropos_core.health.rescoring.BUDGET", 1.0)
+    for _ in range(3):
+        assert await looking.look(1, seen) == {}
+    assert len(await reward(made.task, made.episodes)) == len(made.episodes)
+    assert reward._child is slow and slow.process.poll() is None
+    monkeypatch.setattr("atropos_core.health.rescoring.MOST_S", 20.0)
+    assert "rescore/difference" in await looking.look(1, seen)
 
 
 async def test_a_child_has_its_threads_and_leads_a_group_of_its_own(start):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atropos_core.assemble import make_plan
-from atropos_core.config import Layer, load
+from atropos_core.config import Layer, dump, load, to_toml
 from atropos_core.errors import AtroposError, PluginError, UnknownComponent
 from atropos_core.plugins import PluginReport, Plugins, load_plugins
 
@@ -189,6 +191,32 @@ def test_a_run_that_does_not_name_a_broken_plugin_goes_on_with_one_warning(
     assert ended.err.count("reward_broken") == 1
     listed = atropos("plugins", PYTHONPATH=str(tmp_path))
     assert listed.code == 0 and "broken" in listed.out and "RuntimeError: no licence" in listed.out
+
+
+SOME = {  # of options that cannot all be left out, and of forms that are not the default's
+    "ensemble": [{"members": {"environment": {}, "format": {"patterns": ["7"]}}}],
+    "judge": [{"url": "http://127.0.0.1:1/v1", "model": "m"}],
+    "length_penalty": [{}, {"form": "token", "cost": 0.1}],
+    "distillation": [{"model": "tiny"}, {"url": "http://127.0.0.1:1/v1", "tokenizer": "tiny"}],
+    "format": [{"patterns": ["7"]}],
+    "remote": [{"url": "http://127.0.0.1:1"}],
+}
+
+
+def every_options() -> list[Any]:
+    offers = load_plugins().registry.offers()
+    return [
+        pytest.param(offer.provider.config, some, id=f"{offer.kind}-{offer.provider.name}-{at}")
+        for offer in offers
+        for at, some in enumerate(SOME.get(offer.provider.name, [{}]))
+    ]
+
+
+@pytest.mark.parametrize(("options", "some"), every_options())
+def test_options_are_what_they_were_once_a_run_is_resumed(options: Any, some: dict[str, Any]) -> None:
+    """From its config.toml, which names them all."""
+    chosen = options.model_validate(some)
+    assert options.model_validate(tomllib.loads(to_toml(dump(chosen)))) == chosen
 
 
 def test_a_near_miss_is_suggested_and_kinds_are_kept_apart() -> None:

@@ -77,6 +77,22 @@ def test_the_metrics_of_a_step_are_what_came_since_the_last():
     assert profile.step()["time/transform/drop_flat_s"] == 0.0
 
 
+def test_calls_that_overlap_tell_of_a_step_the_seconds_in_which_one_was_in_flight():
+    clock = Clock()
+    profile = Profile(clock)
+    with profile.call("engine/sample"), profile.call("engine/sample"):
+        clock.now += 4
+        assert profile.step()["time/engine/sample_s"] == pytest.approx(4.0)
+        clock.now += 3
+    clock.now += 2
+    saved = json.loads(json.dumps(profile.state()))
+    assert profile.step()["time/engine/sample_s"] == pytest.approx(3.0)
+    assert profile.step()["time/engine/sample_s"] == 0.0
+    resumed = Profile(clock)
+    resumed.load(saved)
+    assert resumed.step()["time/engine/sample_s"] == 0.0
+
+
 def test_a_span_whose_work_fails_is_counted():
     profile = Profile()
     with pytest.raises(ValueError, match="broken"), profile.span("packing"):

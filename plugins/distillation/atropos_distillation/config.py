@@ -58,7 +58,11 @@ class TeacherOptions(Options):
                 )
             if urlsplit(self.url).scheme not in ("http", "https"):
                 raise ValueError(f"url must begin with http:// or https://, and is {self.url!r}")
+            if self.changed("engine"):
+                raise ValueError("engine is what a model runs on here, and url is a server's: remove one of them")
         else:
+            if wrong := self.changed("served_model", "tokenizer", "key_variable"):
+                raise ValueError(f"{wrong[0]} is of a server, and model runs here: remove one of them")
             self.chosen_engine()
         return self
 

@@ -24,6 +24,8 @@ BUSY = (429, 502, 503, 504)
 class ServerSource:
     """`{url}/completions` of a server such as vLLM's. Scores at temperature 1."""
 
+    remedy = "Name {label}.model and its engine in place of url"
+
     def __init__(self, options: TeacherOptions) -> None:
         assert options.url is not None, "this source is for those with a url"
         self._url = options.url.rstrip("/")

@@ -25,7 +25,9 @@ __all__ = ["EngineSource", "ServerSource", "Source", "TokenTeacher"]
 
 
 class Source(Protocol):
-    """Where a teacher's logprobs come from."""
+    """Where a teacher's logprobs come from. `remedy`: in place of one that cannot score what it is given."""
+
+    remedy: str
 
     async def open(self) -> None: ...
     async def score(self, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
@@ -85,8 +87,8 @@ class TokenTeacher(Teacher):
                     scored = await self._source.score(sequences, self._top_k, temperature)
                 except NotImplementedError as error:
                     raise FitError(
-                        f"{self._label}: its engine cannot score these rollouts: {error}",
-                        remedy=f'Set {self._label}.engine.use = "hf", or sampling.temperature = 1.',
+                        f"{self._label} cannot score these rollouts: {error}",
+                        remedy=f"{self._source.remedy.format(label=self._label)}, or set sampling.temperature = 1.",
                     ) from error
                 for index, one in zip(some, scored, strict=True):
                     made[index] = at_trained(one, rollouts[index].trained)
@@ -140,6 +142,8 @@ def _with(group: ScoredGroup, taught: dict[int, TopK]) -> ScoredGroup:
 
 class EngineSource:
     """An engine in a process of its own, with the teacher's model."""
+
+    remedy = 'Set {label}.engine.use = "hf"'
 
     def __init__(self, chosen: Chosen, context: RunContext) -> None:
         self._chosen = chosen

@@ -129,6 +129,8 @@ def test_a_teacher_that_nobody_could_learn_from_is_refused(tmp_path, options, ki
         ({"model": "tiny", "url": "http://x/v1", "tokenizer": "tiny"}, "one of the two"),
         ({"url": "http://x/v1"}, "url needs tokenizer"),
         ({"url": "x:8000", "tokenizer": "tiny"}, "must begin with http://"),
+        ({"url": "http://x/v1", "tokenizer": "tiny", "engine": {"use": "vllm"}}, "engine is what a model runs on here"),
+        ({"model": "tiny", "served_model": "big"}, "served_model is of a server, and model runs here"),
     ],
 )
 def test_options_that_contradict_each_other_say_which(options, message):
@@ -293,7 +295,9 @@ async def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(served, 
     served.troubles = []
     with pytest.raises(DataError, match="serves big, and not 'other'"):
         await annotated(options | {"served_model": "other"}, [group(rollout(7))], tmp_path)
-    with pytest.raises(FitError, match="at temperature 1, and 0.5"):
+    with pytest.raises(
+        FitError, match=r"(?s)at temperature 1, and 0.5.*Name teacher.big.model and its engine in place of url"
+    ):
         await annotated(options, [group(rollout(7, temperature=0.5))], tmp_path)
 
 

@@ -50,8 +50,8 @@ class LengthPenaltyOptions(Options):
     def _options_belong_to_their_form(self) -> LengthPenaltyOptions:
         if self.form == "token" and self.cost is None:
             raise ValueError('form = "token" has no price: set cost, the reward that one token takes')
-        other = {"group": {"cost", "free_tokens"}, "token": {"weight", "correct_above"}}[self.form]
-        if wrong := sorted(other & self.model_fields_set):
+        other = {"group": ("cost", "free_tokens"), "token": ("weight", "correct_above")}[self.form]
+        if wrong := self.changed(*other):
             raise ValueError(f'{wrong[0]} is of the other form, and form is "{self.form}": remove one of them')
         return self
 
