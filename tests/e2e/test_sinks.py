@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import metrics_of
 from tests.e2e.runs import RunningRun, finish
+from tests.wandb_records import history
 
 RUN = """
 model = "toy"
@@ -85,6 +86,9 @@ def test_a_killed_and_resumed_run_is_told_once_by_every_sink(file, tmp_path):
     folders = sorted((tmp_path / "run/wandb").glob("offline-run-*"))
     assert len(folders) == 2
     assert len({path.name.rpartition("-")[2] for path in folders}) == 1, "one id for both"
+    kept = history(tmp_path / "run")  # W&B's service writes 32 kB at a time, and a kill takes what it had not written
+    assert set(kept) >= set(range(4, 9)), "all that came after the resume"
+    assert kept == {step: told[step] for step in kept}
     left = [one for one in services() if one.pid not in before]
     psutil.wait_procs(left, 10)
     assert not [one for one in left if one.is_running()], "W&B's service ends with the run, also with a killed one"

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 from atropos_core import doctor
 from atropos_core.interfaces import Finding
 from atropos_core.plugins import load_plugins
+
+NOBODY = 65534
 
 
 def only(findings: list[Finding], subject: str) -> Finding:
@@ -95,11 +98,16 @@ def test_a_torch_that_takes_too_long_is_a_note() -> None:
     assert found.ok is None and "within 0.01 s" in found.detail
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    if os.getuid() == 0:
-        pytest.skip("root may write anywhere")
-    tmp_path.chmod(0o500)
-    assert "cannot be written" in only(doctor.check_disk(tmp_path), "disk").detail
+def test_a_folder_that_cannot_be_written_is_named() -> None:
+    with TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        child = os.fork()
+        if not child:
+            if os.getuid() == 0:
+                os.setuid(NOBODY)  # root may write anywhere
+            found = only(doctor.check_disk(Path(folder)), "disk")
+            os._exit(0 if found.ok is None and "cannot be written" in found.detail else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_broken_plugin_is_named_with_its_error_and_remedy() -> None:

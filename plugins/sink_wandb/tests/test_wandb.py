@@ -6,51 +6,16 @@ import asyncio
 import json
 import re
 import shutil
-import struct
 import subprocess
 import sys
 
 import psutil
 import pytest
-from wandb.proto.wandb_internal_pb2 import Record
 
 from atropos_core.errors import ConfigError, ProcessDied
 from atropos_sink_wandb.config import WandbOptions
 from atropos_sink_wandb.record import WandbSink, without_secrets
-
-
-def records(folder):
-    """The records of every offline run under `folder`, in order of their start. The format is LevelDB's log: blocks of
-    32 KiB; each piece has a checksum, a length and a type (whole, first, middle, last); seven bytes stand before all."""
-    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        data, at, whole = path.read_bytes(), 7, b""
-        while at + 7 <= len(data):
-            if 32768 - at % 32768 < 7:
-                at += 32768 - at % 32768
-                continue
-            _, length, kind = struct.unpack_from("<IHB", data, at)
-            whole += data[at + 7 : at + 7 + length]
-            at += 7 + length
-            if kind in (1, 4):
-                record = Record()
-                record.ParseFromString(whole)
-                yield record
-                whole = b""
-
-
-def history(folder):
-    """{step: metrics} of all runs there."""
-    found = {}
-    for record in records(folder):
-        if record.WhichOneof("record_type") == "history":
-            line = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
-            step = line.pop("_step")
-            found[step] = {name: value for name, value in line.items() if not name.startswith("_")}
-    return found
-
-
-def runs(folder):
-    return [record.run for record in records(folder) if record.WhichOneof("record_type") == "run"]
+from tests.wandb_records import history, runs
 
 
 async def recorded(folder, steps, state=None, **options):
