@@ -60,6 +60,7 @@ soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
 
 # Beside TRL, in an environment of its own.
 bench: .venv/run.stamp .venv-trl/stamp
+	$(BIN)/python -m benchmarks.startup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.quickstart
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.losses
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.trainer

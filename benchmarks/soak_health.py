@@ -20,6 +20,7 @@ from tests.e2e.sick_runs import SICK, rows, run_sick, verdict
 
 HEALTHY = ("--env", "gsm8k", "--set", "evaluation.problems=64")
 DEADLINE_S = 3600
+MOST = 0.01  # of the time of a step, for health
 
 
 def sick(seeds: int, folder: Path) -> list[dict[str, Any]]:
@@ -47,6 +48,7 @@ def healthy(kind: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["step"] > 1]  # the time of a step's health is in the metrics of the next
     alarms = [row for row in rows(run) if row["state"] == "ill"]
+    share = sum(line["time/health_s"] for line in lines) / sum(line["time/step_s"] for line in lines)
     return {
         "kind": kind,
         "seed": seed,
@@ -54,8 +56,9 @@ def healthy(kind: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
         "alarms": alarms,
         "suspect": sorted({row["check"] for row in rows(run) if row["state"] == "suspect"}),
         "entropy_least": min(line["entropy/sampled"] for line in lines),
-        "health_share": sum(line["time/health_s"] for line in lines) / sum(line["time/step_s"] for line in lines),
-        "held": not alarms,
+        "health_share": share,
+        "held": not alarms
+        and (kind == "toy" or share < MOST),  # a toy's step is a few milliseconds, and all is rescored
     }
 
 
