@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +45,22 @@ def test_an_example_makes_environments_that_play_as_omegaconf_gives_it_to_roll(n
         assert [message["role"] for message in seen[0]] == ["system", "user"]
         assert seen[0][0]["content"] not in seen[0][1]["content"], "the environment's system message is said once"
         member.env.close()
+
+
+@pytest.mark.parametrize("model", [None, "tiny"])
+def test_the_command_on_the_page_names_a_model_that_roll_can_load(atropos, tmp_path, model):
+    page = (REPOSITORY / "docs/roll.md").read_text()
+    [command] = re.findall(r"^atropos (adapter roll .*--out .*)$", page, re.M)
+    ended = atropos(*command.split(), *(("--model", model) if model else ()))
+    assert ended.code == 0, ended.err
+    [written] = tmp_path.rglob("roll.yaml")
+    made = OmegaConf.to_container(OmegaConf.load(written), resolve=True, throw_on_missing=True)
+    assert made["pretrain"] == made["reward_pretrain"]
+    if model:
+        assert (Path(made["pretrain"]) / "config.json").is_file(), "ROLL knows no name of ours"
+    else:
+        assert made["pretrain"] == "Qwen/Qwen2.5-0.5B-Instruct", "a model of the hub is named, and not looked for"
+    assert made["eval_steps"] == made["max_steps"] > 0
 
 
 def recorded(seen):

@@ -16,7 +16,7 @@ from atropos_adapter_roll.trial import TRIAL, Stock, right_replies
 from atropos_core.config import RunConfig
 from atropos_core.errors import AtroposError, FitError
 from atropos_core.interfaces import Adapter, Finding
-from atropos_core.registry import cuda_devices
+from atropos_core.registry import RunContext, cuda_devices
 
 TESTED = {"gem-llm": ("0.1.0", "0.0.4"), "ray": ("2.56.0",)}
 SCRIPT = """#!/usr/bin/env bash
@@ -32,15 +32,17 @@ exec python "$ROLL/examples/start_agentic_pipeline.py" \\
 
 
 class RollAdapter(Adapter):
-    def __init__(self, options: AdapterOptions) -> None:
+    def __init__(self, options: AdapterOptions, context: RunContext) -> None:
         self._options = options
+        self._model = str(context.model)
 
     def export(self, run: RunConfig, out: Path) -> list[Path]:
         """Write `roll.yaml` and `run.sh` into `out`, over older ones. Raises ConfigError for what ROLL cannot take over."""
         manager, _ = MANAGERS[self._options.manager]
         out.mkdir(parents=True, exist_ok=True)
         written = [out / "roll.yaml", out / "run.sh"]
-        for path, text in zip(written, (whole(run, self._options), SCRIPT.replace("MANAGER", manager)), strict=True):
+        config = whole(run, self._options, self._model)
+        for path, text in zip(written, (config, SCRIPT.replace("MANAGER", manager)), strict=True):
             path.write_text(text)
         written[1].chmod(0o755)
         return written

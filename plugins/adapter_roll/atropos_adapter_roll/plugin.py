@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def build(options: AdapterOptions, context: RunContext) -> Adapter:
     from atropos_adapter_roll.adapter import RollAdapter
 
-    return RollAdapter(options)
+    return RollAdapter(options, context)
 
 
 @hookimpl

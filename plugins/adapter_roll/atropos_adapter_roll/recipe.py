@@ -7,30 +7,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atropos_adapter_roll.config import AdapterOptions, EnvOptions
+from atropos_adapter_roll.config import AdapterOptions, EnvOptions, read_env_options
 from atropos_adapter_roll.shared import build, shared_loop
 from atropos_core.component import Weighted
 from atropos_core.config import RunConfig
 from atropos_core.errors import ConfigError
 
 VALIDATION_GROUPS = 64  # environments that play the held-out split at once
+HEADER = """# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.
+# ROLL does in its own way what [trainer], [bridge], [engine], [curriculum], [transform.*], [sink.*], [health], [hub], [api],
+# deterministic, oversubscribe and restarts say: but for the learning rate, nothing of them is carried over. Of [training] are
+# steps, groups_per_step, group_size and max_staleness; of [evaluation], problems and every; of [checkpoint], every.
+"""
 MANAGERS = {"trajectory": ("TrajEnvManager", "delta"), "native": ("AgentNativeStepEnvManager", "messages")}
 
 
-def recipe(run: RunConfig, options: AdapterOptions) -> dict[str, Any]:
-    """What a run file says, in ROLL's words. Raises ConfigError for what it cannot take over from the run file."""
+def recipe(run: RunConfig, options: AdapterOptions, model: str) -> dict[str, Any]:
+    """What a run file says, in ROLL's words. `model`: a directory, or an id of the hub. Raises ConfigError for what it cannot
+    take over from the run file."""
     _refuse(run)
     training, tokens = run.training, run.sampling.max_tokens
     batch = training.groups_per_step * training.group_size
     length = options.sequence_length or 1024 + options.max_turns * tokens
-    problems = run.evaluation.problems if run.evaluation.every else 0
+    problems = run.evaluation.problems
     groups = max(min(problems, VALIDATION_GROUPS), len(run.environment))
+    reward = _reward(run, options)
     return {
         "seed": run.seed,
-        "pretrain": run.model,
+        "pretrain": model,
         "num_gpus_per_node": options.gpus,
         "max_steps": training.steps,
-        "eval_steps": run.evaluation.every,
+        "eval_steps": (run.evaluation.every or training.steps) if problems else 0,
         "save_steps": run.checkpoint.every or training.steps,
         "async_generation_ratio": training.max_staleness,
         "rollout_batch_size": batch,
@@ -47,7 +54,7 @@ def recipe(run: RunConfig, options: AdapterOptions) -> dict[str, Any]:
         "train_env_manager": _manager(run, training.groups_per_step, training.group_size, "train"),
         "val_env_manager": _manager(run, groups, 1, "val"),
         "custom_envs": {
-            f"{name}_{use}": _environment(one, options, tokens, options.split if use == "train" else "test")
+            f"{name}_{use}": _environment(one, options, tokens, reward, options.split if use == "train" else "test")
             for name, one in run.environment.items()
             for use in ("train", "val")
         },
@@ -80,7 +87,16 @@ def _manager(run: RunConfig, groups: int, size: int, use: str) -> dict[str, Any]
     }
 
 
-def _environment(one: Weighted, options: AdapterOptions, tokens: int, split: str) -> dict[str, Any]:
+def _reward(run: RunConfig, options: AdapterOptions) -> dict[str, Any]:
+    """The adapter's reward, with the weight that the run file gives the environment's own score in it."""
+    reward, weight = options.reward, sum(one.weight for one in run.reward.values())
+    weighted = reward.model_copy(update={"environment": reward.environment * weight})
+    return weighted.model_dump(mode="json", exclude_none=True)
+
+
+def _environment(
+    one: Weighted, options: AdapterOptions, tokens: int, reward: Mapping[str, Any], split: str
+) -> dict[str, Any]:
     manager, observation = MANAGERS[options.manager]
     name = one.use
     if (file := name.partition(":")[0]).endswith(".py"):
@@ -91,9 +107,10 @@ def _environment(one: Weighted, options: AdapterOptions, tokens: int, split: str
         "split": split,
         "observation": observation,
         "max_steps": options.max_turns,
-        "reward": options.reward.model_dump(mode="json", exclude_none=True),
+        "reward": reward,
     }
-    system = _system(EnvOptions.model_validate(env_config)) if observation == "delta" else None
+    known = read_env_options(env_config)
+    system = _system(known) if observation == "delta" else None
     if system is not None:
         env_config["system"] = system
     return {
@@ -136,10 +153,9 @@ def shares(weights: Sequence[float], groups: int) -> list[int]:
     return given
 
 
-def whole(run: RunConfig, options: AdapterOptions) -> str:
+def whole(run: RunConfig, options: AdapterOptions, model: str) -> str:
     """The file that ROLL reads."""
-    written = "# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.\n" + to_yaml(recipe(run, options))
-    return written + (Path(__file__).parent / "base.yaml").read_text()
+    return HEADER + to_yaml(recipe(run, options, model)) + (Path(__file__).parent / "base.yaml").read_text()
 
 
 def to_yaml(values: Mapping[str, Any], indent: str = "") -> str:

@@ -1,6 +1,7 @@
 """A run file as ROLL's YAML."""
 
 import os
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -11,8 +12,9 @@ import yaml
 from atropos_adapter_roll.adapter import RollAdapter
 from atropos_adapter_roll.config import AdapterOptions, EnvOptions, read_env_options
 from atropos_adapter_roll.recipe import recipe, shares, to_yaml
-from atropos_core.config import Layer, load, read_file
+from atropos_core.config import Layer, RunConfig, load, read_file
 from atropos_core.errors import ConfigError
+from atropos_core.registry import RunContext
 
 PLUGIN = Path(__file__).parents[1]
 
@@ -21,13 +23,21 @@ def run_file(**values):
     return load([Layer("test", {"environment": {"gsm8k": {}}, **values})]).config
 
 
+def made_of(run, **options):
+    return recipe(run, AdapterOptions(**options), run.model)
+
+
+def adapter(options=None, model="tiny"):
+    return RollAdapter(options or AdapterOptions(), RunContext(Path("."), Path(model)))
+
+
 def test_a_run_file_becomes_rolls_keys():
     run = run_file(
         model="Qwen/Qwen2.5-0.5B-Instruct", training={"groups_per_step": 6, "group_size": 4, "steps": 9},
         sampling={"max_tokens": 100, "temperature": 0.7}, trainer={"use": "grpo", "learning_rate": 3e-6},
         evaluation={"every": 5, "problems": 100},
     )  # fmt: skip
-    made = recipe(run, AdapterOptions(reward={"format": {"markers": ["\\boxed{}"]}}))
+    made = made_of(run, reward={"format": {"markers": ["\\boxed{}"]}})
     assert (made["max_steps"], made["rollout_batch_size"], made["sequence_length"]) == (9, 24, 1124)
     assert made["atropos"]["learning_rate"] == 3e-6
     train = made["train_env_manager"]
@@ -40,6 +50,42 @@ def test_a_run_file_becomes_rolls_keys():
     assert env["env_config"]["system"] == env["agent_system_template"] != ""
     assert made["custom_envs"]["gsm8k_val"]["env_config"]["split"] == "test"
     assert isinstance(read_env_options(env["env_config"]), EnvOptions)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "every"), [({}, 9), ({"every": 4}, 4), ({"problems": 0}, 0), ({"every": 4, "problems": 0}, 0)]
+)
+def test_roll_validates_wherever_the_run_file_evaluates(evaluation, every):
+    made = made_of(run_file(training={"steps": 9}, evaluation=evaluation))
+    assert made["eval_steps"] == every
+    if every:
+        assert (made["val_batch_size"], made["val_env_manager"]["num_env_groups"]) == (512, 64)
+
+
+def test_the_weight_of_the_environments_own_score_is_carried_over():
+    run = run_file(reward={"environment": {"weight": 0.5}})
+    for weight, scaled in ((1.0, 0.5), (3.0, 1.5)):
+        made = made_of(run, reward={"environment": weight})
+        for use in ("train", "val"):
+            env = made["custom_envs"][f"gsm8k_{use}"]["env_config"]
+            assert read_env_options(env).reward.environment == scaled
+
+
+def test_a_weight_of_nothing_is_refused_where_right_answers_come_first():
+    run = run_file(reward={"environment": {"weight": 0}})
+    with pytest.raises(ConfigError, match="does not put a right answer first"):
+        made_of(run, manager="native")
+
+
+def test_the_yaml_names_every_section_of_which_nothing_is_carried_over(tmp_path):
+    run = run_file(transform={"group_advantage": {}, "length_penalty": {}})
+    written = adapter().export(run, tmp_path)[0].read_text()
+    said = written[: written.index("\nseed:")]
+    assert all(line.startswith("#") for line in said.splitlines())
+    carried = {"model", "seed", "training", "sampling", "environment", "reward", "evaluation", "checkpoint"}
+    refused = {"teacher"}
+    for name in set(RunConfig.model_fields) - carried - refused:
+        assert re.search(rf"\b{name}\b", said), name
 
 
 def test_the_yaml_says_what_was_meant():
@@ -71,7 +117,7 @@ def test_environments_share_the_groups_by_weight_and_each_has_one():
 )
 def test_what_roll_cannot_take_over_is_refused(values, says):
     with pytest.raises(ConfigError, match=says):
-        recipe(run_file(**values), AdapterOptions())
+        made_of(run_file(**values))
 
 
 def test_an_environment_in_a_file_is_named_wherever_ray_starts_its_workers(tmp_path, monkeypatch):
@@ -80,7 +126,7 @@ def test_an_environment_in_a_file_is_named_wherever_ray_starts_its_workers(tmp_p
         "    def tasks(self, split):\n        return [Task('a', ({'role': 'user', 'content': 'x'},))]\n"
     )
     monkeypatch.chdir(tmp_path)
-    made = recipe(run_file(environment={"mine": {"use": "./mine.py:Mine"}}), AdapterOptions())
+    made = made_of(run_file(environment={"mine": {"use": "./mine.py:Mine"}}))
     env = made["custom_envs"]["mine_train"]
     assert env["env_config"]["environment"] == f"{tmp_path}/mine.py:Mine"
     assert (env["agent_system_template"], "system" in env["env_config"]) == ("", False)
@@ -91,12 +137,12 @@ def test_the_examples_are_what_the_adapter_writes_today(name, tmp_path):
     folder = PLUGIN / "examples" / name
     options = AdapterOptions.model_validate(tomllib.loads((folder / "adapter.toml").read_text()))
     run = load([read_file(folder / "run.toml")]).config
-    for path in RollAdapter(options).export(run, tmp_path):
+    for path in adapter(options, run.model).export(run, tmp_path):
         assert path.read_text() == (folder / path.name).read_text(), path.name
 
 
 def test_the_script_asks_for_roll_where_it_is_not_named(tmp_path):
-    RollAdapter(AdapterOptions()).export(run_file(), tmp_path / "out")
+    adapter().export(run_file(), tmp_path / "out")
     environment = {key: value for key, value in os.environ.items() if key != "ROLL"}
     ended = subprocess.run([tmp_path / "out/run.sh"], env=environment, capture_output=True, text=True, timeout=30)
     assert ended.returncode != 0
