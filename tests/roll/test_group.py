@@ -161,6 +161,27 @@ def test_validation_keeps_its_failures_and_shows_them():
     assert rollouts[0].meta_info["metrics"]["env/Tag/failed"] == 1.0
 
 
+def test_validation_keeps_a_group_that_cannot_be_scored_and_shows_every_member_as_failed(caplog):
+    """A score of 0 without that mark would look as if the environment had given it."""
+    rollouts = group(["xx", None], of=OurNative)  # None: ROLL's generation ended at the sequence length
+    judged = group(["x", "xx"], f"{HERE}:RankedAndOneFails")
+    with caplog.at_level(logging.WARNING):
+        assert not a_filter("val").filter(0, 0, rollouts)
+        assert not a_filter("val").filter(3, 4, judged)
+    for rollout in (*rollouts, *judged):
+        assert rollout.meta_info["metrics"]["env/Tag/failed"] == 1.0
+    assert "group 0, episode 0 is kept" in caplog.text
+    assert "group 3, episode 4 is kept" in caplog.text
+    assert "the judge was away" in caplog.text
+
+
+def test_validation_scores_a_group_as_training_does():
+    rollouts = group(["x", "xxx"])
+    assert not a_filter("val").filter(0, 0, rollouts)
+    assert scores(rollouts) == [0.0, 1.0]
+    assert [rollout.meta_info["metrics"]["env/Tag/failed"] for rollout in rollouts] == [0.0, 0.0]
+
+
 def test_one_dropped_group_after_another_ends_in_a_named_error():
     one = a_filter()
     [good], [bad] = group(["x"], f"{HERE}:One"), group(["x"], f"{HERE}:Raises")

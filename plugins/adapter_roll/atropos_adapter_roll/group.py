@@ -1,5 +1,6 @@
-"""ROLL's `group_filter_cls`: drops groups in which a play failed, and scores the groups of environments that score a whole
-group. ROLL calls it once for each group, in the process that holds the queue, before anything is released.
+"""ROLL's `group_filter_cls`: drops groups in which a play failed (validation keeps them, marked), and scores the groups of
+environments that score a whole group. ROLL calls it once for each group, in the process that holds the queue, before anything
+is released.
 """
 
 from __future__ import annotations
@@ -46,14 +47,19 @@ class GroupFilter:
         pending = [record for record in records if record and record["pending"]]
         if pending and not causes:
             causes = self._score(members, pending)
-        if self._mode != "train" and not pending:
-            return False  # nothing learns from it, and a validation without its failures would flatter
         if not causes:
             self._dropped_in_a_row = 0
             return False
-        self._dropped_in_a_row += 1
+        kept = self._mode != "train"  # nothing learns from it, and a validation without its failures would flatter
         counts = f"{len(causes)} of {len(members)} plays failed"
-        log.warning("group %s, episode %s is dropped: %s; %s", group_id, episode_id, counts, causes[0])
+        told = "kept, each play without a score as failed" if kept else "dropped"
+        log.warning("group %s, episode %s is %s: %s; %s", group_id, episode_id, told, counts, causes[0])
+        if kept:
+            for rollout, record in zip(members, records, strict=True):
+                if record and record["pending"]:  # with its group it has lost its score
+                    rollout.meta_info.setdefault("metrics", {})[f"env/{record['tag']}/failed"] = 1.0
+            return False
+        self._dropped_in_a_row += 1
         if self._dropped_in_a_row >= PATIENCE:
             raise NoProgress(f"the last {PATIENCE} groups were all dropped; of the last: {causes[0]}")
         return True
