@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,11 +63,13 @@ def adapter(
     from atropos_core.errors import ConfigError
     from atropos_core.plugins import load_plugins
 
+    of_a_run = {"--env": env, "--reward": reward, "--steps": steps, "--seed": seed, "--set": changes, "--out": out}
     if name == "list":
-        if file is not None or out is not None:
-            raise ConfigError("`atropos adapter list` takes nothing else.", remedy="atropos adapter list")
+        _takes_no("list", {"FILE": file, **of_a_run, "--model": model, "--option": option}, "Leave it out.")
         _list(load_plugins())
     elif file == "doctor":
+        remedy = "Leave it out: the doctor takes --model, and the adapter's own options by --option."
+        _takes_no(f"{name} doctor", of_a_run, remedy)
         _doctor(name, model or "toy", option or ())
     elif out is None:
         raise ConfigError(
@@ -77,6 +79,13 @@ def adapter(
     else:
         run = {"env": env, "model": model, "reward": reward, "steps": steps, "seed": seed, "changes": changes}
         _export(name, None if file is None else Path(file), out, option or (), run)
+
+
+def _takes_no(command: str, given: Mapping[str, Any], remedy: str) -> None:
+    from atropos_core.errors import ConfigError
+
+    if named := [flag for flag, value in given.items() if value not in (None, [])]:
+        raise ConfigError(f"`atropos adapter {command}` does not take {', '.join(named)}.", remedy=remedy)
 
 
 def _list(plugins: Plugins) -> None:

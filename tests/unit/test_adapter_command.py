@@ -90,6 +90,17 @@ def test_the_doctor_says_versions_and_findings_and_ends_with_1_where_something_i
     assert broken.code == 1 and "Buy one." in broken.out
 
 
+def test_what_belongs_to_a_run_is_refused_by_the_list_and_the_doctor(atropos, tmp_path):
+    installed = on_paper(tmp_path)
+    flags = ("--env", "a", "--reward", "exact", "--steps", "3", "--seed", "0", "--set", "seed=1", "--out", "made")
+    for command in (("paper", "doctor"), ("list",)):
+        ended = atropos("adapter", *command, *flags, **installed)
+        said = f"`atropos adapter {' '.join(command)}` does not take --env, --reward, --steps, --seed, --set, --out."
+        assert ended.code == 2 and said in ended.err and not ended.out
+    listed = atropos("adapter", "list", "run.toml", "--model", "toy", "--option", "shout=true", **installed)
+    assert listed.code == 2 and "does not take FILE, --model, --option." in listed.err
+
+
 def test_without_any_adapter_the_packages_that_offer_one_are_named(atropos):
     disabled = {"ATROPOS_DISABLE_PLUGINS": "adapter_skyrl,adapter_roll"}
     listed = atropos("adapter", "list", **disabled)
