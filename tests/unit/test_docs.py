@@ -11,7 +11,7 @@ import typer
 
 from atropos_core import hooks
 from atropos_core.cli import make_app
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, metrics_of
 
 
 def test_the_page_of_hooks_has_every_hook_with_its_docstring():
@@ -26,11 +26,15 @@ def test_the_readme_example_is_an_environment_that_trains(atropos, tmp_path):
     readme = (REPOSITORY / "README.md").read_text()
     [source] = re.findall(r"```python\n(.*?class \w+\(Environment\).*?)```", readme, re.S)
     assert len(source.splitlines()) <= 30
-    (tmp_path / "countdown.py").write_text(source)
-    ended = atropos("run", "--model", "toy", "--env", "./countdown.py", "--steps", "3", "--dir", "run")
-    assert ended.code in (0, 1), ended.err
-    assert "steps" in ended.out
+    (tmp_path / "sums.py").write_text(source)
+    few = ("--steps", "3", "--set", "evaluation.problems=16")
+    ended = atropos("run", "--model", "toy", "--env", "./sums.py", *few, "--dir", "run")
+    assert ended.code == 0, ended.err
     assert "Traceback" not in ended.err
+    before, *steps = metrics_of(tmp_path / "run")
+    assert [before["step"], *(one["step"] for one in steps)] == [0, 1, 2, 3]
+    assert any(one["reward/std"] > 0 and one["groups/trained"] > 0 for one in steps), "it tells replies apart"
+    assert all(one["rollouts/failed"] == 0 for one in steps)
 
 
 PAGES = [path for pattern in ("*.md", "docs/*.md", "plugins/*/README.md") for path in sorted(REPOSITORY.glob(pattern))]
