@@ -39,7 +39,7 @@ test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
 test-roll: .venv-roll/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m pytest tests/roll plugins/adapter_roll/tests
 
-# Our environments inside SkyRL's own trainer, on a CPU; about three minutes.
+# Our environments inside SkyRL's own trainer, on a CPU; two to three minutes.
 test-skyrl: .venv-skyrl/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl
 
