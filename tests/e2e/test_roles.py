@@ -254,12 +254,13 @@ def test_a_worker_that_waits_for_a_trainer_ends_when_told(place):
     assert worker.terminate() == 0, worker.text
 
 
-def test_an_engine_alone_serves_a_run_that_sends_it_weights(place):
+@pytest.mark.parametrize("bridge", ["checkpoint", "lora"])
+def test_an_engine_alone_serves_a_run_that_sends_it_weights(place, bridge):
     engine = place.start("engine", "engine", "--model", "tiny", "--port", "0")
     url = engine.says(r"(http://[\w.:]+)")
     run = place.start(
         "run", "run", "--env", "gsm8k", "--dir", "run", "--steps", "2", "--engine", "remote",
-        "--set", f"engine.url={url}", "--bridge", "checkpoint", "--set", "evaluation.problems=8",
+        "--set", f"engine.url={url}", "--bridge", bridge, "--set", "evaluation.problems=8",
         "--set", "training.groups_per_step=4", "--set", "training.group_size=4",
     )  # fmt: skip
     assert run.ends(180) == 0, place.all_text
