@@ -1,8 +1,9 @@
 """Work for other processes of this machine, and what they make of it, through shared memory: one ring each way.
 
 A trainer without an engine asks; workers, which have one, answer in pieces as large as a row of a batch. What is asked
-goes to whichever worker has a hand free, under an id that nothing else ever had. A worker that dies is noticed by the end
-of its ring: what it had begun is dropped whole, and goes to another. Nothing polls.
+goes to whichever worker has a hand free, under an id that nothing else ever had. A hand that never answers keeps its one
+ask and is given no other. A worker that dies is noticed by the end of its ring: what it had begun is dropped whole, and
+goes to another. Nothing polls.
 
     asking:   exchange = Exchange(folder); await exchange.open(); pieces = await exchange.ask(b"...", deadline_s=60, read=bytes)
     working:  hands = Hands.connect(folder, 4)                                                  # atropos_core.hands
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import secrets
 import shutil
@@ -36,7 +38,7 @@ T = TypeVar("T")
 SOCKET, NONCE = "ring.sock", "nonce"
 META = struct.Struct("<QB")  # an ask's id; what this message is of it
 PIECE, DONE, FAILED = 0, 1, 2
-ASK_BYTES = 1 << 16  # of an ask; a larger one travels apart
+ASK_BYTES = 1 << 16  # of an ask, at most: each hand has a slot for one
 STASH_BYTES = 256 << 20
 
 
@@ -70,6 +72,7 @@ class Exchange:
         self._ids = itertools.count(secrets.randbits(62))
         self._waiting: deque[_Ask] = deque()  # nobody works on it
         self._arrived = asyncio.Event()  # something is in `_waiting`
+        self._heard = -math.inf  # when a worker last came, or sent anything
         self._listener: RingListener | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -83,9 +86,15 @@ class Exchange:
 
     async def ask(self, payload: bytes, *, deadline_s: float, read: Callable[[bytes], T]) -> list[T]:
         """What a worker made of `payload`, in pieces, each `read` as it comes, in the order in which it sent them.
-        `deadline_s` is for a worker once it has begun, and for one to be there; not for the queue ahead. Raises
-        DeadlineExceeded, WorkFailed with the worker's cause, what `read` raises of ours, HubFull where the pieces of all that
-        is begun are more than the stash holds."""
+        `deadline_s` is for a worker once it has begun, and for one to be there; the queue ahead counts only where no worker
+        sends anything for so long. Raises DeadlineExceeded, WorkFailed with the worker's cause, DataError for a payload of
+        more than ASK_BYTES, what `read` raises of ours, HubFull where the pieces of all that is begun are more than the stash
+        holds."""
+        if len(payload) > ASK_BYTES:
+            raise DataError(
+                f"an ask of {len(payload):,} bytes is more than the {ASK_BYTES:,} that a worker's slot has room for.",
+                remedy="Name what is long in it, by a path or a number, in place of sending it.",
+            )
         one = _Ask(next(self._ids), payload, deadline_s, asyncio.get_running_loop().create_future(), read)
         self._time(one)
         self._waiting.append(one)
@@ -100,21 +109,26 @@ class Exchange:
             if one in self._waiting:
                 self._waiting.remove(one)
 
-    def _time(self, one: _Ask) -> None:
+    def _time(self, one: _Ask, deadline_s: float | None = None) -> None:
         """From now on."""
         if one.late is not None:
             one.late.cancel()
-        one.late = asyncio.get_running_loop().call_later(one.deadline_s, self._give_up, one)
+        wait_s = one.deadline_s if deadline_s is None else deadline_s
+        one.late = asyncio.get_running_loop().call_later(wait_s, self._give_up, one)
 
     def _give_up(self, one: _Ask) -> None:
-        if self.workers and one in self._waiting:
-            self._time(one)
-        elif not one.answer.done():
-            who = (
-                f"{self.workers} workers are connected" if self.workers else f"no worker is connected at {self._folder}"
-            )
-            text = f"no answer came through shared memory within {one.deadline_s:g} s; {who}."
-            one.answer.set_exception(DeadlineExceeded(text))
+        if one.answer.done():
+            return
+        who = f"no worker is connected at {self._folder}"
+        if self.workers:
+            who = f"{self.workers} workers are connected"
+            if one in self._waiting:
+                if (left_s := self._heard + one.deadline_s - asyncio.get_running_loop().time()) > 0:
+                    self._time(one, left_s)
+                    return
+                who += ", and none has a hand free or sent anything meanwhile"
+        text = f"no answer came through shared memory within {one.deadline_s:g} s; {who}."
+        one.answer.set_exception(DeadlineExceeded(text))
 
     async def _one_worker(self, up: RingConsumer) -> None:
         try:
@@ -124,11 +138,14 @@ class Exchange:
             return  # no worker
         begun: dict[int, _Ask] = {}
         try:
-            down = await RingProducer.open(path, self._nonce, slots=hands, slot_bytes=ASK_BYTES, name="exchange")
+            down = await RingProducer.open(
+                path, self._nonce, slots=hands, slot_bytes=ASK_BYTES + META.size, name="exchange"
+            )
         except AtroposError as error:
             console.warn(f"a worker (process {up.pid}) came and could not be given work: {Exception.__str__(error)}")
             return
         self.workers += 1
+        self._heard = asyncio.get_running_loop().time()
         feeding = [asyncio.create_task(self._feed(down, begun)) for _ in range(hands)]
         try:
             await up.watch(lambda leases: self._take_all(leases, begun))
@@ -145,22 +162,24 @@ class Exchange:
                 shutil.rmtree(path.parent, ignore_errors=True)
 
     async def _feed(self, down: RingProducer, begun: dict[int, _Ask]) -> None:
-        """One hand of a worker: the next ask once it has answered the one before."""
+        """One hand of a worker: the next ask once it has answered the one before, however late that is. Its slot is free by
+        then: what is asked of it is in it at once, and nothing that has become late can wait to get there."""
         while True:
             while not self._waiting:
                 self._arrived.clear()
                 await self._arrived.wait()
             one = self._waiting.popleft()
+            if one.answer.done():
+                continue
             begun[one.id] = one
             self._time(one)
             try:
-                await down.put([one.payload], meta=META.pack(one.id, PIECE), deadline_s=one.deadline_s)
-            except DeadlineExceeded:
-                continue  # whoever asked has given up as well; the slot stays the worker's until it answers
+                await down.put([one.payload], meta=META.pack(one.id, PIECE), deadline_s=math.inf)
             except ProcessDied:
                 return
 
     def _take_all(self, leases: list[Lease], begun: dict[int, _Ask]) -> None:
+        self._heard = asyncio.get_running_loop().time()
         for lease in leases:
             self._take(lease, begun)
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from atropos_core.errors import DataError, DeadlineExceeded, ProcessDied
-from atropos_core.exchange import Exchange, WorkFailed
+from atropos_core.exchange import ASK_BYTES, Exchange, WorkFailed
 from atropos_core.hands import Hands
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -89,6 +89,37 @@ async def test_a_late_answer_is_an_error_and_matches_nothing_when_it_comes(tmp_p
             await exchange.ask(b"sleep", deadline_s=0.1, read=bytes)
         assert [piece[:5] for piece in await exchange.ask(b"after", deadline_s=30, read=bytes)] == [b"after"] * 3
         assert exchange.unwanted > 0 and exchange.stashed_bytes == 0
+
+
+async def test_a_worker_whose_hands_hang_takes_nothing_from_one_that_answers(tmp_path):
+    async with exchange_with(tmp_path, 1) as (exchange, processes):
+        hanging = (exchange.ask(b"hang", deadline_s=0.5, read=bytes) for _ in range(2))  # both of its hands
+        assert {type(error) for error in await asyncio.gather(*hanging, return_exceptions=True)} == {DeadlineExceeded}
+        processes.append(SPAWN.Process(target=answer, args=(tmp_path / "exchange",), daemon=True))
+        processes[-1].start()
+        await until(lambda: exchange.workers == 2)
+        for _ in range(2):
+            asks = (exchange.ask(b"x", deadline_s=5, read=bytes) for _ in range(8))
+            assert all(len(pieces) == 3 for pieces in await asyncio.gather(*asks))
+        processes[0].kill()
+        await until(lambda: exchange.workers == 1)
+        assert exchange.asked_again == 0, "whoever had asked for what it had begun gave up long ago"
+
+
+async def test_where_every_hand_hangs_an_ask_in_the_queue_is_late_as_well(tmp_path):
+    async with exchange_with(tmp_path, 1) as (exchange, processes):
+        asks = [asyncio.create_task(exchange.ask(b"hang", deadline_s=0.5, read=bytes)) for _ in range(3)]
+        late = await asyncio.gather(*asks, return_exceptions=True)
+        assert {type(error) for error in late} == {DeadlineExceeded}
+        assert "1 workers are connected, and none has a hand free or sent anything" in str(late[2])
+        processes[0].kill()
+
+
+async def test_an_ask_larger_than_a_slot_is_refused(tmp_path):
+    async with exchange_with(tmp_path, 1) as (exchange, _):
+        with pytest.raises(DataError, match="65,537 bytes is more than the 65,536"):
+            await exchange.ask(bytes(ASK_BYTES + 1), deadline_s=30, read=bytes)
+        assert len(await exchange.ask(b"x" * ASK_BYTES, deadline_s=30, read=len)) == 3
 
 
 async def test_the_queue_ahead_does_not_count_to_the_deadline(tmp_path):
