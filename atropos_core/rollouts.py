@@ -65,7 +65,7 @@ class Player:
     ) -> ScoredGroup:
         """`n` episodes of the draw's task, scored. Failed ones are in `failed`; there may be no other. With more
         `attempts`, a play that failed is played again under another seed, or its whole group where the environment plays
-        groups; what failed before is in `failed` all the same."""
+        groups; what failed before is in `failed` all the same, ahead of what failed last."""
         environment = self.environments[draw.environment]
         try:
             task = environment.tasks(draw.split)[draw.index]
@@ -91,7 +91,7 @@ class Player:
                 again = [derive(seeds[member], attempt) for member in lost]
                 for member, one in zip(lost, await self._play(environment, task, where, again, sampling), strict=True):
                     played[member] = one
-        return await self._score(draw, task, [*played, *before])
+        return await self._score(draw, task, [*before, *played])
 
     async def _play(
         self, environment: Environment, task: Task, places: Sequence[Place], seeds: Sequence[int], sampling: Sampling

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config import Layer, load
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Score
-from atropos_core.rollouts import Player
+from atropos_core.rollouts import Player, WeightedReward
 from atropos_core.sources import LocalSource
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Draw, Episode, Rollout
@@ -209,6 +210,14 @@ class Flaky(Sevens):
         return await super().play(task, policy, seed=seed)
 
 
+class Counted(Sevens):
+    failures = 0
+
+    async def play(self, task, policy, *, seed):
+        self.failures += 1
+        raise ValueError(f"failure {self.failures} of 12")
+
+
 async def test_a_play_that_fails_is_played_again_and_no_filler_row_takes_its_place(tmp_path):
     cfg = config(tmp_path)
     asked, _ = given(cfg, {"flaky": Flaky(0)}, [0, 1])
@@ -223,6 +232,58 @@ async def test_a_play_that_fails_every_time_is_raised_with_its_cause(tmp_path):
     asked, _ = given(cfg, {"flaky": Flaky(0)}, [0, 1])
     with pytest.raises(RolloutsFailed, match=r"environment 'flaky' failed 2 times(.|\n)*the tool is away"):
         await AtroposGenerator(here(flaky=Flaky(10**6), attempts=2)).generate(asked)
+    first = given(cfg, {"flaky": Flaky(0)}, [0])[0]
+    with pytest.raises(RolloutsFailed, match=r"failed 3 times; the last time in play: ValueError: failure 12 of 12"):
+        await AtroposGenerator(here(flaky=(flaky := Counted()), attempts=3)).generate(first)
+    assert flaky.failures == 12, "four plays, three times each"
+
+
+class Moody:
+    """A reward that raises the first `failures` times that it is asked."""
+
+    def __init__(self, failures):
+        self.left, self.asked = failures, 0
+
+    async def __call__(self, task, episodes):
+        self.asked += 1
+        if self.left > 0:
+            self.left -= 1
+            raise ValueError("the judge is away")
+        return [1.0] * len(episodes)
+
+
+def judged(reward, *, attempts, **environments):
+    async def build(engine):
+        return replace(parts_of(engine, **environments), rewards=[WeightedReward("judge", reward, 1.0, 20.0)])
+
+    return Opened(build, TableClient(), TOKENIZER, deadline_s=20.0, attempts=attempts)
+
+
+async def test_a_group_whose_reward_fails_is_played_again_under_other_seeds(tmp_path):
+    class Seeds(Sevens):
+        seen: tuple[int, ...] = ()
+
+        async def play(self, task, policy, *, seed):
+            self.seen += (seed,)
+            return await super().play(task, policy, seed=seed)
+
+    cfg, environment = config(tmp_path), Seeds()
+    asked, _ = given(cfg, {"seeds": environment}, [0])
+    output = await AtroposGenerator(judged(reward := Moody(2), attempts=3, seeds=environment)).generate(asked)
+    validate_generator_output(4, output)
+    assert output["rewards"] == [1.0] * 4 and output["rollout_metrics"]["atropos/requeued"] == 8
+    assert reward.asked == 3 and len(set(environment.seen)) == len(environment.seen) == 12
+
+
+async def test_a_reward_that_fails_every_time_is_raised_with_its_cause_and_no_play_that_was_recovered(tmp_path):
+    cfg = config(tmp_path)
+    asked, _ = given(cfg, {"flaky": Flaky(0)}, [0])
+    source = judged(reward := Moody(10**6), attempts=3, flaky=Flaky(2))
+    with pytest.raises(
+        RolloutsFailed, match=r"'flaky' failed 3 times; the last time in reward: (.|\n)*the judge is away"
+    ):
+        await AtroposGenerator(source).generate(asked)
+    assert reward.asked == 3
 
 
 async def test_a_late_play_is_raised_and_what_played_beside_it_is_cancelled(tmp_path):

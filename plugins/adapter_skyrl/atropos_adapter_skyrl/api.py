@@ -118,7 +118,7 @@ class ApiGroups(Source):
                         self.dropped += 1
                         await self._here.drop([number], OTHER_TIMELINE)
                 for group in leased.failed:
-                    self._answer(group.draw.id, group.failed[0])
+                    self._answer(group.draw.id, group.failed[-1])
                 for number, why in leased.dropped:
                     self._answer(number, Failed(f"its group was dropped: {why}", "the trajectory API"))
         except Exception as error:  # noqa: BLE001 - whoever waits raises it

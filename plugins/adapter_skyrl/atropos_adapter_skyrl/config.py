@@ -27,7 +27,9 @@ class SkyRLOptions(Options):
     engines: tuple[str, ...] = Field((), description="api, rings: URLs of `atropos engine`, which are sent the weights")
     tasks: int | None = Field(None, ge=1, description="how many tasks of each split SkyRL sees at most. Unset: all")
     deadline_s: float = Field(600.0, gt=0, description="of one play here; of one group elsewhere, once it is begun")
-    attempts: int = Field(3, ge=1, description="how often a play may fail, or be late, before generate() raises")
+    attempts: int = Field(
+        3, ge=1, description="how often a play, or a group's reward, may fail or be late before generate() raises"
+    )
     max_staleness: int = Field(0, ge=0, description="api, rings: policy versions that a token may be behind")
     stash_mb: float = Field(256.0, gt=0, description="rings: of rows whose group is not complete")
 

@@ -112,7 +112,7 @@ async def _play(hands: Hands, player: Player, job: Job, attempts: int) -> bool:
             raise DataError(f"this worker does not play {draw.environment!r}, but {', '.join(player.environments)}")
         group = await player.play(draw, player.places(draw, n), n, sampling, attempts=attempts)
         if len(group.episodes) < n:
-            raise DataError(f"{group.failed[0].where}: {group.failed[0].cause}")
+            raise DataError(f"{group.failed[-1].where}: {group.failed[-1].cause}")
         trajectories = rows_of(group, step_wise=asked["step_wise"])
     except DataError as error:
         await hands.give_up(job, Exception.__str__(error))

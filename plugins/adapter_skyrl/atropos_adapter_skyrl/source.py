@@ -7,7 +7,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atropos_adapter_skyrl.engine import SkyRLEngine, sampling_of
@@ -16,6 +16,7 @@ from atropos_core.assemble import EvaluationParts
 from atropos_core.errors import AtroposError, NoProgress
 from atropos_core.interfaces import Engine
 from atropos_core.rollouts import Player
+from atropos_core.seeds import derive
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Draw, Failed
 
@@ -111,19 +112,24 @@ class Here(Source):
         environments, rewards, sampling = self._parts.environments, self._parts.rewards, sampling_of(params)
 
         async def play(one: Asked) -> Arrived:
-            began = time.monotonic()
+            began, failures = time.monotonic(), 0
             engine = SkyRLEngine(self._client, params, lambda: self.version, self._model)
             player = Player(
                 environments, rewards, engine, self._tokenizer, deadline_s=self._deadline_s, deterministic=False
             )
             try:
-                places = player.places(one.draw, one.n)
-                group = await player.play(one.draw, places, one.n, sampling, attempts=self._attempts)
+                for attempt in range(self._attempts):
+                    draw = replace(one.draw, seed=derive(one.draw.seed, attempt)) if attempt else one.draw
+                    places = player.places(draw, one.n)
+                    group = await player.play(draw, places, one.n, sampling, attempts=self._attempts)
+                    failures += len(group.failed)
+                    if len(group.episodes) == one.n:
+                        return Arrived(rows_of(group, step_wise=step_wise), time.monotonic() - began, failures)
+                    if group.failed[-1].where != "reward":  # a play, which has had all its attempts
+                        break
             finally:
                 await engine.finish()
-            if len(group.episodes) < one.n:
-                raise failed(one, group.failed[0], self._attempts)
-            return Arrived(rows_of(group, step_wise=step_wise), time.monotonic() - began, len(group.failed))
+            raise failed(one, group.failed[-1], self._attempts)
 
         return await all_or_none([play(one) for one in asked])
 
