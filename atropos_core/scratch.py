@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+import zlib
 from pathlib import Path
 
 
@@ -16,7 +17,7 @@ def owned_prefix(role: str) -> str:
 
 def sweep(role: str) -> None:
     """Remove what processes of this role and this user left that are no more. One whose end cannot be seen from here
-    (in another container, say) keeps its own."""
+    (on another machine, or in another container) keeps its own."""
     if _started(os.getpid()) is None:
         return  # no /proc here: nobody's end can be seen
     for path in Path(tempfile.gettempdir()).glob(f"atropos-{role}-{_namespace()}-*-*-*"):
@@ -32,11 +33,12 @@ def sweep(role: str) -> None:
 
 
 def _namespace() -> int:
-    """Of process ids."""
+    """Of process ids: the first one has the same number on every machine, and machines may share a directory."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
+        number = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
-        return 0
+        number = 0
+    return zlib.crc32(f"{os.uname().nodename}/{number}".encode())
 
 
 def _started(pid: int) -> int | None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,48 @@ def test_the_experiment_without_an_engine_of_skyrls_starts_none(exported, tmp_pa
     assert experiment.get_inference_client() is None
     generator = experiment.get_generator(experiment.cfg, experiment.tokenizer, None)
     assert type(generator.source.inner).__name__ == "RingGroups"
+
+
+PUBLISHING = """
+import asyncio, time
+from pathlib import Path
+from atropos_adapter_skyrl.weights import Publisher
+from atropos_core.builtin.config import ToyEngineOptions
+from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.builtin.toy import ToyEngine
+from atropos_core.registry import RunContext
+
+
+def save(directory):
+    Path(directory).mkdir()
+    (Path(directory) / "model.safetensors").write_bytes(bytes(1000))
+    print(directory, flush=True)
+    time.sleep(120)
+
+
+engine = ToyEngine(ToyEngineOptions(), RunContext(directory=Path("."), model=TOY_MODEL))
+asyncio.run(Publisher([engine]).publish(1, save))
+"""
+
+
+def test_a_model_that_a_killed_training_was_sending_is_removed_by_the_next(exported, tmp_path, monkeypatch):
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(REPOSITORY)}
+    options = SkyRLOptions(run=exported / "run.toml")
+    with subprocess.Popen(
+        [sys.executable, "-c", PUBLISHING], stdout=subprocess.PIPE, text=True, env=environment
+    ) as child:
+        try:
+            assert child.stdout is not None
+            model = Path(child.stdout.readline().strip()) / "model.safetensors"
+            AtroposExp(config(tmp_path), options)
+            assert model.is_relative_to(scratch) and model.exists(), "its owner lives"
+        finally:
+            child.kill()
+    AtroposExp(config(tmp_path), options)
+    assert not model.parent.parent.exists()
 
 
 def test_groups_of_the_api_get_one_size_and_one_sampling_also_in_an_evaluation():

@@ -42,6 +42,20 @@ def test_what_a_killed_process_left_is_removed_once_it_is_dead(tmp_path: Path, m
     assert not theirs.exists() and mine.exists()
 
 
+def test_another_machine_that_shares_the_directory_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    here = os.uname()
+    with monkeypatch.context() as there:
+        there.setattr(os, "uname", lambda: os.uname_result((here.sysname, "another", *here[2:])))
+        prefix = owned_prefix("skyrl").rsplit("-", 2)[0]
+    theirs = tmp_path / f"{prefix}-1-left"  # of a process that began when none of ours did
+    theirs.mkdir()
+    sweep("skyrl")
+    assert theirs.exists()
+
+
 def test_what_is_not_known_to_be_ours_and_dead_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     _, role, namespace, pid, started, _ = owned_prefix("env").split("-")

@@ -15,6 +15,7 @@ from typing import Any
 from atropos_adapter_skyrl.source import Source
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.interfaces import Engine
+from atropos_core.scratch import owned_prefix
 
 
 class Publisher:
@@ -30,7 +31,7 @@ class Publisher:
 
     async def publish(self, version: int, save: Callable[[str], None]) -> None:
         """Returns once all engines sample from what `save` writes. An engine that does not load it ends the training."""
-        with tempfile.TemporaryDirectory(prefix="atropos-skyrl-weights-") as directory:
+        with tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl")) as directory:
             where = Path(directory) / "policy"
             await asyncio.to_thread(save, str(where))
             if not (where.is_dir() and any(where.iterdir())):
