@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,16 @@ def test_the_experiment_without_an_engine_of_skyrls_starts_none(exported, tmp_pa
     assert experiment.get_inference_client() is None
     generator = experiment.get_generator(experiment.cfg, experiment.tokenizer, None)
     assert type(generator.source.inner).__name__ == "RingGroups"
+
+
+@pytest.mark.parametrize(("tasks", "each"), [(None, 4), (3, 3)])
+def test_evaluation_problems_are_shared_among_environments_and_tasks_bounds_each(exported, tmp_path, tasks, each):
+    run = exported / "run.toml"
+    run.write_text(run.read_text() + f'\n[environment.more]\nuse = "{tmp_path}/sevens.py:Sevens"\n')
+    experiment = AtroposExp(config(tmp_path, **{"trainer.eval_interval": 2}), SkyRLOptions(run=run, tasks=tasks))
+    evaluated = experiment.eval_dataset
+    assert Counter(evaluated[at]["env_class"] for at in range(len(evaluated))) == {"sevens": each, "more": each}
+    assert len(experiment.train_dataset) == 2 * (tasks or 64)
 
 
 PUBLISHING = """

@@ -25,7 +25,9 @@ class SkyRLOptions(Options):
         None, description="rings: a folder of this user's alone, where workers find the socket"
     )
     engines: tuple[str, ...] = Field((), description="api, rings: URLs of `atropos engine`, which are sent the weights")
-    tasks: int | None = Field(None, ge=1, description="how many tasks of each split SkyRL sees at most. Unset: all")
+    tasks: int | None = Field(
+        None, ge=1, description="how many tasks of each environment and split SkyRL sees at most. Unset: all"
+    )
     deadline_s: float = Field(600.0, gt=0, description="of one play here; of one group elsewhere, once it is begun")
     attempts: int = Field(
         3, ge=1, description="how often a play, or a group's reward, may fail or be late before generate() raises"

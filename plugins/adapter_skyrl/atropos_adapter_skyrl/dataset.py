@@ -16,9 +16,9 @@ KEY = "atropos"  # in a row's extras
 
 
 class TaskDataset:
-    """One split of several environments, one after another. Rows are what SkyRL's collate function makes of its own. A row
-    that is given again has another uid: SkyRL 0.3.0 stops where one comes twice in a batch, as dynamic sampling may collect
-    it over the end of an epoch."""
+    """One split of several environments, one after another, `limit` tasks of each at most. Rows are what SkyRL's collate
+    function makes of its own. A row that is given again has another uid: SkyRL 0.3.0 stops where one comes twice in a batch,
+    as dynamic sampling may collect it over the end of an epoch."""
 
     def __init__(self, environments: Mapping[str, Environment], split: Split, limit: int | None = None) -> None:
         self._split: Split = split

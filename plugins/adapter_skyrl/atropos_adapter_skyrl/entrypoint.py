@@ -113,7 +113,8 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         problems = self.plan.config.evaluation.problems
         if self.cfg.trainer.eval_interval <= 0 or not problems:
             return None
-        return TaskDataset(self.environments, "test", min(problems, self.options.tasks or problems))
+        share = -(-problems // len(self.environments))
+        return TaskDataset(self.environments, "test", min(share, self.options.tasks or share))
 
     def get_inference_client(self) -> Any:
         return super().get_inference_client() if self.options.source == "here" else None
