@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from atropos_adapter_skyrl import advantages
 from atropos_adapter_skyrl.adapter import arguments
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.entrypoint import AtroposExp, check, split
+from atropos_adapter_skyrl.source import RolloutsFailed
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config import Layer, load
 from atropos_core.errors import ConfigError
@@ -121,25 +122,34 @@ def test_what_cannot_go_together_is_refused_with_what_to_set(tmp_path, change, w
         check(config(tmp_path, **change), options)
 
 
-def test_the_experiment_trains_from_an_exported_run_file_in_a_task_of_ray(exported, tmp_path, monkeypatch):
-    """All but the GPU workers: SkyRL's experiment, its tokenizer, data loader and trainer, in a process of Ray's."""
+class OnATable(AtroposExp):
+    """All but the GPU workers: SkyRL's experiment, its tokenizer, data loader and trainer."""
+
+    def get_inference_client(self):
+        return TableClient()
+
+    def _setup_trainer(self):
+        client = self.get_inference_client()
+        self.trainer = self.get_trainer(
+            cfg=self.cfg, tracker=self.get_tracker(), tokenizer=self.tokenizer,
+            train_dataset=self.train_dataset, eval_dataset=self.eval_dataset, inference_engine_client=client,
+            generator=self.get_generator(self.cfg, self.tokenizer, client), colocate_pg=None,
+        )  # fmt: skip
+        self.trainer.dispatch = TableDispatch(self.cfg, client, 1.0)
+        return self.trainer
+
+
+def test_the_experiment_trains_from_an_exported_run_file_in_a_task_of_ray(exported, tmp_path):
     options = SkyRLOptions(run=exported / "run.toml")
     cfg = config(tmp_path, **{"trainer.eval_interval": 2, "generator.n_samples_per_prompt": 4})
 
     @ray.remote(num_cpus=1)
     def trained(cfg, options):
         advantages.register()
-        experiment = AtroposExp(cfg, options)
-        client = TableClient()
-        generator = experiment.get_generator(cfg, experiment.tokenizer, client)
-        trainer = experiment.get_trainer(
-            cfg=cfg, tracker=experiment.get_tracker(), tokenizer=experiment.tokenizer,
-            train_dataset=experiment.train_dataset, eval_dataset=experiment.eval_dataset, inference_engine_client=client,
-            generator=generator, colocate_pg=None,
-        )  # fmt: skip
-        trainer.dispatch = TableDispatch(cfg, client, 1.0)
-        asyncio.run(trainer.train())
-        return trainer.global_step, len(experiment.eval_dataset), client.weight_version
+        experiment = OnATable(cfg, options)
+        experiment.run()
+        client = experiment.trainer.inference_engine_client
+        return experiment.trainer.global_step, len(experiment.eval_dataset), client.weight_version
 
     ray.init(
         num_cpus=2,
@@ -157,20 +167,103 @@ def test_the_experiment_without_an_engine_of_skyrls_starts_none(exported, tmp_pa
     options = SkyRLOptions(
         run=exported / "run.toml", source="rings", rings=tmp_path / "rings", engines=("http://127.0.0.1:9",)
     )
-    experiment = AtroposExp(config(tmp_path), options)
-    assert experiment.get_inference_client() is None
-    generator = experiment.get_generator(experiment.cfg, experiment.tokenizer, None)
-    assert type(generator.source.inner).__name__ == "RingGroups"
+    with closing(AtroposExp(config(tmp_path), options)) as experiment:
+        assert experiment.get_inference_client() is None
+        generator = experiment.get_generator(experiment.cfg, experiment.tokenizer, None)
+        assert type(generator.source.inner).__name__ == "RingGroups"
+
+
+KEEPING = """
+import asyncio
+from pathlib import Path
+
+from atropos_core import Environment, Task
+
+HERE = Path(__file__).parent
+
+
+class Keeping(Environment):
+    helper = None
+
+    def tasks(self, split):
+        assert self.helper is not None, "open() comes first"
+        return [Task(f"{split}-{n}", ({"role": "user", "content": f"say 7 to {n}"},)) for n in range(64)]
+
+    async def open(self):
+        self.asked = asyncio.Queue()
+        self.helper = asyncio.create_task(self.serve())
+
+    async def serve(self):
+        while True:
+            (await self.asked.get()).set_result(7)
+
+    async def ask(self):
+        answer = asyncio.get_running_loop().create_future()
+        await self.asked.put(answer)
+        return await answer
+
+    async def score(self, task, reply):
+        if (HERE / "broken").exists():
+            raise ValueError("the tool is away")
+        return float(await self.ask())
+
+    async def close(self):
+        assert await self.ask() == 7
+        self.helper.cancel()
+        with (HERE / "closed").open("a") as file:
+            file.write("closed\\n")
+        if (HERE / "stuck").exists():
+            raise OSError("what was opened does not close")
+"""
+
+
+@pytest.fixture
+def keeping(exported, tmp_path, monkeypatch):
+    """An experiment whose environments have a helper in the event loop that opened them."""
+    (tmp_path / "sevens.py").write_text(KEEPING.replace("Keeping", "Sevens"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    return lambda **changes: OnATable(config(tmp_path, **changes), SkyRLOptions(run=exported / "run.toml", attempts=1))
+
+
+def test_an_environment_is_closed_where_it_was_opened_and_nothing_is_left(keeping, tmp_path):
+    experiment = keeping()
+    experiment.run()
+    assert experiment.trainer.global_step == 2
+    assert (tmp_path / "closed").read_text() == "closed\n" * 2, "the one that says the tasks, and the one that plays"
+    assert list((tmp_path / "tmp").glob("atropos-*")) == []
+    experiment.close()
+
+
+def test_what_does_not_close_is_told_and_hides_neither_a_training_nor_why_one_failed(keeping, tmp_path, capsys):
+    (tmp_path / "stuck").touch()
+    experiment = keeping()
+    experiment.run()
+    assert experiment.trainer.global_step == 2
+    assert "environment 'sevens'" in (told := capsys.readouterr().err) and "does not close" in told
+    (tmp_path / "broken").touch()
+    with pytest.raises(RolloutsFailed, match="the tool is away"):
+        keeping().run()
+    assert "does not close" in capsys.readouterr().err
+    assert list((tmp_path / "tmp").glob("atropos-*")) == []
+
+
+def test_an_experiment_that_cannot_begin_leaves_nothing(keeping, tmp_path):
+    with pytest.raises(ConfigError, match="64 tasks are fewer than"):
+        keeping(**{"trainer.train_batch_size": 65, "trainer.policy_mini_batch_size": 65})
+    assert (tmp_path / "closed").read_text() == "closed\n"
+    assert list((tmp_path / "tmp").glob("atropos-*")) == []
 
 
 @pytest.mark.parametrize(("tasks", "each"), [(None, 4), (3, 3)])
 def test_evaluation_problems_are_shared_among_environments_and_tasks_bounds_each(exported, tmp_path, tasks, each):
     run = exported / "run.toml"
     run.write_text(run.read_text() + f'\n[environment.more]\nuse = "{tmp_path}/sevens.py:Sevens"\n')
-    experiment = AtroposExp(config(tmp_path, **{"trainer.eval_interval": 2}), SkyRLOptions(run=run, tasks=tasks))
-    evaluated = experiment.eval_dataset
-    assert Counter(evaluated[at]["env_class"] for at in range(len(evaluated))) == {"sevens": each, "more": each}
-    assert len(experiment.train_dataset) == 2 * (tasks or 64)
+    cfg = config(tmp_path, **{"trainer.eval_interval": 2})
+    with closing(AtroposExp(cfg, SkyRLOptions(run=run, tasks=tasks))) as experiment:
+        evaluated = experiment.eval_dataset
+        assert Counter(evaluated[at]["env_class"] for at in range(len(evaluated))) == {"sevens": each, "more": each}
+        assert len(experiment.train_dataset) == 2 * (tasks or 64)
 
 
 PUBLISHING = """
@@ -207,11 +300,11 @@ def test_a_model_that_a_killed_training_was_sending_is_removed_by_the_next(expor
         try:
             assert child.stdout is not None
             model = Path(child.stdout.readline().strip()) / "model.safetensors"
-            AtroposExp(config(tmp_path), options)
+            AtroposExp(config(tmp_path), options).close()
             assert model.is_relative_to(scratch) and model.exists(), "its owner lives"
         finally:
             child.kill()
-    AtroposExp(config(tmp_path), options)
+    AtroposExp(config(tmp_path), options).close()
     assert not model.parent.parent.exists()
 
 

@@ -60,6 +60,7 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
     import tempfile
 
     from atropos_adapter_skyrl.rings import work
+    from atropos_adapter_skyrl.source import open_all
     from atropos_core import console
     from atropos_core.assemble import build_for_evaluation
     from atropos_core.errors import Interrupted
@@ -77,7 +78,7 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
         (Path(directory) / "logs").mkdir()
         parts = await build_for_evaluation(plan, Path(directory), engine)
         try:
-            await asyncio.gather(*(environment.open() for environment in parts.environments.values()))
+            await open_all(parts.environments)
             player = Player(
                 parts.environments, parts.rewards, parts.engine, ChatTokenizer(plan.model.directory),
                 deadline_s=plan.config.training.rollout_deadline_s, deterministic=False,

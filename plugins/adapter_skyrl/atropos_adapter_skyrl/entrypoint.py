@@ -26,7 +26,7 @@ from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.dataset import TaskDataset
 from atropos_adapter_skyrl.engine import sampling_of
 from atropos_adapter_skyrl.generator import AtroposGenerator
-from atropos_adapter_skyrl.source import Here, Source
+from atropos_adapter_skyrl.source import Here, Source, close_all, open_all
 from atropos_adapter_skyrl.trainer import AtroposTrainer
 from atropos_adapter_skyrl.weights import Publisher
 from atropos_core.assemble import EvaluationParts, build_for_evaluation, make_plan
@@ -95,11 +95,13 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         context = RunContext(directory=directory, model=model.directory, seed=config.seed)
         chosen = self.plan.named["environment"]
         self.environments: dict[str, Environment] = {name: one.build(context) for name, one in chosen.items()}
-        asyncio.run(self._each("open"))  # for their tasks alone
-        super().__init__(cfg)
-
-    async def _each(self, what: str) -> None:
-        await asyncio.gather(*(getattr(environment, what)() for environment in self.environments.values()))
+        self._runner: asyncio.Runner | None = asyncio.Runner()  # one event loop from open() to close()
+        try:
+            self._runner.run(open_all(self.environments))  # for their tasks alone: those that play are the source's
+            super().__init__(cfg)
+        except BaseException:
+            self.close()
+            raise
 
     def get_train_dataset(self) -> TaskDataset:
         made = TaskDataset(self.environments, "train", self.options.tasks)
@@ -177,7 +179,17 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         try:
             super().run()
         finally:
-            asyncio.run(self._each("close"))
+            self.close()
+
+    def close(self) -> None:
+        """Release everything; may be called twice. What does not close is told: the training is what it was without it."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        try:
+            with runner:
+                runner.run(close_all(self.environments))
+        finally:
             self._directory.cleanup()
 
 

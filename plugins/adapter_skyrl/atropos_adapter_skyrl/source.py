@@ -12,13 +12,17 @@ from typing import Any
 
 from atropos_adapter_skyrl.engine import SkyRLEngine, sampling_of
 from atropos_adapter_skyrl.rows import Row, rows_of
-from atropos_core.assemble import EvaluationParts
-from atropos_core.errors import AtroposError, NoProgress
-from atropos_core.interfaces import Engine
+from atropos_core import console
+from atropos_core.assemble import CLOSE_DEADLINE_S, EvaluationParts
+from atropos_core.errors import NoProgress
+from atropos_core.interfaces import Engine, Environment
+from atropos_core.policy import within
 from atropos_core.rollouts import Player
 from atropos_core.seeds import derive
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Draw, Failed
+
+OPEN_DEADLINE_S = 600.0  # of an environment: a data set may have to be fetched
 
 
 class RolloutsFailed(NoProgress):
@@ -105,7 +109,7 @@ class Here(Source):
 
     async def open(self) -> None:
         self._parts = await self._build(SkyRLEngine(self._client, {}, lambda: self.version, self._model))
-        await asyncio.gather(*(environment.open() for environment in self._parts.environments.values()))
+        await open_all(self._parts.environments)
 
     async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
         assert self._parts is not None, "open() comes first"
@@ -134,9 +138,32 @@ class Here(Source):
         return await all_or_none([play(one) for one in asked])
 
     async def close(self) -> None:
+        """What does not close is told: the training is what it was without it."""
         parts, self._parts = self._parts, None
         if parts is not None:
-            await parts.close()
+            try:
+                await parts.close()
+            except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+                console.warn(f"while ending the training: {type(error).__name__}: {error}")
+
+
+async def open_all(environments: Mapping[str, Environment]) -> None:
+    """Raises the first error, or DeadlineExceeded that names the environment."""
+    await asyncio.gather(
+        *(
+            within(environment.open(), OPEN_DEADLINE_S, f"environment {name!r}: open()")
+            for name, environment in environments.items()
+        )
+    )
+
+
+async def close_all(environments: Mapping[str, Environment]) -> None:
+    """All are tried. What goes wrong is told, and not raised."""
+    closing = [within(environment.close(), CLOSE_DEADLINE_S, "close()") for environment in environments.values()]
+    ended = await asyncio.gather(*closing, return_exceptions=True)
+    for name, error in zip(environments, ended, strict=True):
+        if isinstance(error, Exception):
+            console.warn(f"environment {name!r} does not close: {type(error).__name__}: {error}")
 
 
 @contextlib.asynccontextmanager
@@ -146,7 +173,9 @@ async def opened(source: Source) -> AsyncIterator[Source]:
         await source.open()
         yield source
     except BaseException:
-        with contextlib.suppress(AtroposError):  # what ended the training says more
+        try:
             await source.close()
+        except Exception as error:  # noqa: BLE001 - what ended the training says more
+            console.warn(f"while ending the training: {type(error).__name__}: {error}")
         raise
     await source.close()
