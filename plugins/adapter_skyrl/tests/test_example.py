@@ -1,17 +1,36 @@
-"""The example with a tool keeps an environment's contract, and its calculator is called once for each call."""
+"""The examples are what the adapter writes, and the one with a tool keeps an environment's contract."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from atropos_core.registry import load_reference
+from atropos_adapter_skyrl.adapter import SkyRLAdapter
+from atropos_adapter_skyrl.config import SkyRLOptions
+from atropos_core.config import load, read_file
+from atropos_core.registry import RunContext, load_reference
 from atropos_core.testing import environment_contract
 
-FILE = Path(__file__).parents[1] / "examples/tool/calculator.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+FILE = EXAMPLES / "tool/calculator.py"
 
 test_contract = environment_contract(f"{FILE}:Calculator")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("gsm8k", {}), ("tool", {"source": "rings", "rings": "rings", "engines": ["http://127.0.0.1:8001"]})],
+)
+def test_the_examples_are_what_the_adapter_writes(name, options, tmp_path):
+    folder, run = EXAMPLES / name, load([read_file(EXAMPLES / name / "run.toml")]).config
+    assert run.model is not None
+    adapter = SkyRLAdapter(SkyRLOptions.model_validate(options), RunContext(tmp_path, Path(run.model)))
+    for path in adapter.export(run, tmp_path):
+        written = path.read_text().replace(f"atropos.rings={Path('rings').resolve()}", "atropos.rings=rings")
+        assert written == (folder / path.name).read_text(), path.name
+        assert os.access(path, os.X_OK) == os.access(folder / path.name, os.X_OK) == (path.suffix == ".sh")
 
 
 @pytest.mark.parametrize(
