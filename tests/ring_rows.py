@@ -166,7 +166,10 @@ async def run(folder: Path, trajectories: int, kills: int, *, seed: int = 0, wor
 
 
 async def _kill(made: Producers, source: RingGroups, seen: Seen) -> None:
+    """One that has begun something: it is stopped wherever it is, and its hands fill, since more is asked than there are."""
     workers = source.exchange.workers
+    os.kill(made.processes[0].pid, signal.SIGSTOP)
+    await asyncio.sleep(0.01)
     made.kill_one()
     killed = time.monotonic()
     seen.kills += 1

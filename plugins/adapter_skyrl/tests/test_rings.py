@@ -64,6 +64,7 @@ async def test_twenty_thousand_trajectories_with_two_producers_killed_none_lost_
     before = _held()
     seen = await run(tmp_path / "rings", 20_000, 2)
     assert (seen.trajectories, seen.groups, seen.wrong) == (20_000, 2_500, 0)
+    assert seen.asked_again > 0, "and what the two had begun was asked for again"
     assert seen.kills == 2 and statistics.median(seen.noticed_s) < 1.0
     assert _held() == before, "and the memory has no name anywhere"
     assert os.listdir(tmp_path / "rings") == [], "what a killed worker had there is gone as well"
