@@ -82,6 +82,29 @@ async def test_the_exact_expected_reward_rises_over_thirty_steps_with_engine_and
     assert hub["committed"] == 4 * STEPS and hub["held_bytes"] == 0, hub
 
 
+async def test_a_hub_that_fills_between_two_checkpoints_has_skyrl_save_one(tmp_path, monkeypatch):
+    """The interval alone would save after an epoch of 16 steps; the hub holds the groups of five."""
+    prepare(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    with started(tmp_path, "--hub-sequences", "160") as scene:
+        cfg = config(tmp_path, **{"trainer.max_training_steps": 12, "trainer.ckpt_interval": 1000})
+        url = engine_of(scene)
+        worker_of(scene)
+        source = source_of(scene, [url], deadline_s=20.0, attempts=1)
+        trainer = trainer_of(
+            cfg, Aside(source), {"sevens": Sevens()}, TableDispatch(cfg, None, 1.0),
+            publisher=Publisher([RemoteEngine(url)]),
+        )  # fmt: skip
+        await trainer.train()
+        saved = sorted(
+            int(path.name.removeprefix("global_step_")) for path in (tmp_path / "ckpts").glob("global_step_*")
+        )
+        assert trainer.global_step == saved[-1] == 12 and saved[0] <= 5 and len(saved) >= 3, saved
+        hub = status(scene)["hub"]
+        assert hub["committed"] == 4 * 12 and hub["held_bytes"] == 0, hub
+    ray.shutdown()  # SkyRL starts one to remove old checkpoints
+
+
 @pytest.mark.parametrize("wrapped", [Aside, lambda source: source], ids=["aside", "in SkyRL's own loop"])
 async def test_a_training_step_longer_than_the_lease_does_not_lose_it(tmp_path, monkeypatch, wrapped):
     """SkyRL waits for its workers inside its event loop: nothing else there runs meanwhile."""
