@@ -14,7 +14,7 @@ from atropos_adapter_skyrl.engine import refuse_more, sampling_of
 from atropos_adapter_skyrl.packed import Place, packed, unpacked
 from atropos_adapter_skyrl.rows import Row, rows_of
 from atropos_adapter_skyrl.source import Arrived, Asked, Source, all_or_none, failed
-from atropos_core.errors import DataError, DeadlineExceeded, ProcessDied
+from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, ProcessDied
 from atropos_core.exchange import Exchange, WorkFailed
 from atropos_core.hands import Hands, Job
 from atropos_core.rollouts import Player
@@ -114,7 +114,7 @@ async def _play(hands: Hands, player: Player, job: Job, attempts: int) -> bool:
         if len(group.episodes) < n:
             raise DataError(f"{group.failed[-1].where}: {group.failed[-1].cause}")
         trajectories = rows_of(group, step_wise=asked["step_wise"])
-    except DataError as error:
+    except (ConfigError, DataError) as error:
         await hands.give_up(job, Exception.__str__(error))
         return False
     for member, rows in enumerate(trajectories):

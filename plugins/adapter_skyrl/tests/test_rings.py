@@ -13,10 +13,18 @@ import pytest
 
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.packed import NEWEST, Place, packed, unpacked
-from atropos_adapter_skyrl.rings import RingGroups, in_order
+from atropos_adapter_skyrl.rings import RingGroups, in_order, work
 from atropos_adapter_skyrl.source import Asked, RolloutsFailed
-from atropos_core.errors import ConfigError, DataError
-from atropos_core.types import Draw
+from atropos_core.builtin.config import ToyEngineOptions
+from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.builtin.toy import ToyEngine
+from atropos_core.errors import ConfigError, DataError, HubFull
+from atropos_core.hands import Hands
+from atropos_core.interfaces import Environment
+from atropos_core.registry import RunContext
+from atropos_core.rollouts import Player, WeightedReward
+from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.types import Draw, Task
 from tests.ring_rows import PARAMS, N, equal, producers, row_of, run
 
 
@@ -103,11 +111,39 @@ async def test_a_group_of_weights_that_are_too_old_is_asked_for_again_and_raised
         await source.close()
 
 
+class Said(Environment):
+    def tasks(self, split):
+        return [Task(split, ({"role": "user", "content": "Say something."},))]
+
+    async def score(self, task, reply):
+        return 0.0
+
+
+async def keyless(task, episodes):
+    raise ConfigError("the judge has no key")
+
+
+async def test_a_reward_that_its_author_has_to_mend_is_raised_with_its_cause_and_the_worker_goes_on(tmp_path):
+    context = RunContext(directory=tmp_path, model=TOY_MODEL)
+    player = Player(
+        {"none": Said()}, [WeightedReward("judge", keyless, 1.0, 20.0)], ToyEngine(ToyEngineOptions(), context),
+        ChatTokenizer(TOY_MODEL), deadline_s=20.0, deterministic=False,
+    )  # fmt: skip
+    source = source_of(tmp_path / "rings", attempts=2, deadline_s=20.0)
+    await source.open()
+    working = asyncio.create_task(work(await asyncio.to_thread(Hands.connect, tmp_path / "rings", 2), player))
+    for _ in range(2):
+        with pytest.raises(RolloutsFailed, match=r"failed 2 times(.|\n)*the judge has no key"):
+            await source.fetch([asked(n=2)], PARAMS, step_wise=False)
+    await source.close()
+    assert await working == 0
+
+
 async def test_a_stash_that_is_too_small_is_an_error_with_what_to_do(tmp_path):
     source = source_of(tmp_path / "rings", stash_mb=0.0001)
     await source.open()
     with producers(tmp_path / "rings", 1):
-        with pytest.raises(Exception, match=r"more than the stash's 100"):
+        with pytest.raises(HubFull, match=r"more than the stash's 100"):
             await asyncio.gather(*(source.fetch([asked(at)], PARAMS, step_wise=False) for at in range(1, 20)))
         await source.close()
 
