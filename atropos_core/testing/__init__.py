@@ -96,8 +96,10 @@ def bridge_contract(
     engine: str | None = None,
     trainer: str | None = None,
 ) -> Callable[[], None]:
-    """A test function. With no `engine` and `trainer`, the first installed pair that the bridge fits."""
-    return _test("bridge", target, options, skip, model=model, engine=engine, trainer=trainer)
+    """A test function. With no `engine` and `trainer`, the first installed pair that the bridge fits; it fails where there
+    is none."""
+    settings = {"model": model, "engine": engine, "trainer": trainer, "must_play": True}
+    return _test("bridge", target, options, skip, **settings)
 
 
 def loss_contract(

@@ -61,7 +61,8 @@ class OnPurpose(Exception):
 
 
 class BridgeContract:
-    """Checks one bridge. With no `engine` and `trainer`, between the first installed pair that it fits."""
+    """Checks one bridge. With no `engine` and `trainer`, between the first installed pair that it fits; where none does,
+    that is a note, unless it `must_play` or one of the two is named."""
 
     def __init__(
         self,
@@ -70,10 +71,12 @@ class BridgeContract:
         model: str | None = None,
         engine: str | None = None,
         trainer: str | None = None,
+        must_play: bool = False,
         skip: Sequence[str] = (),
     ) -> None:
         self._subject = subject
         self._model, self._engine, self._trainer = model, engine, trainer
+        self._must_play = must_play or engine is not None or trainer is not None
         self._report = Report(tuple(WORDS), skip)
         self._transports: frozenset[Transport] = frozenset()
         self._samples_on = False
@@ -117,12 +120,15 @@ class BridgeContract:
                     return self._plan_of(plugins, engine, trainer, under_check.name)
                 except AtroposError as error:
                     refused = f" ({engine.provider.name} and {trainer.provider.name}: {str(error).splitlines()[0]})"
-        self._report.note(
-            "connects",
-            f"not played: no installed engine and trainer share {', '.join(sorted(self._transports))}{refused}",
-            "Install an engine and a trainer that this bridge joins, and a plugin that knows the model 'tiny'.",
-        )
+        self._not_played(f"no installed engine and trainer share {', '.join(sorted(self._transports))}{refused}")
         return None
+
+    def _not_played(self, why: str) -> None:
+        remedy = "Install an engine and a trainer that this bridge joins, and a plugin that knows the model 'tiny'."
+        if self._must_play:
+            self._report.check("connects", [f"not played: {why}"], good="", remedy=remedy)
+        else:
+            self._report.note("connects", f"not played: {why}", remedy)
 
     def _may_pair(self, engine: Offer, trainer: Offer) -> bool:
         if self._engine not in (None, engine.provider.name) or self._trainer not in (None, trainer.provider.name):
@@ -155,7 +161,7 @@ class BridgeContract:
         try:
             parts = await build(plan, directory)
         except AtroposError as error:
-            self._report.note("connects", f"not played: {of_error(error)}")
+            self._not_played(of_error(error))
             return
         try:
             await self._play(plan, parts)
@@ -184,7 +190,7 @@ class BridgeContract:
         apart = 0.0
         try:
             for version in range(1, STEPS + 1):
-                apart = max(apart, await self._publish(scene, version, problems))
+                apart = float(np.max([apart, await self._publish(scene, version, problems)]))
             early = await scene.sampled_while_writing(STEPS + 1)
             if early is not None:
                 problems["pauses"] += self._wrong_with_early(early)

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.interfaces import Outcome, Publication
 from atropos_core.registry import NoOptions, Provider
-from atropos_core.types import Draw, Episode, Floats, ScoredGroup, Task
+from atropos_core.types import Completion, Draw, Episode, Floats, ScoredGroup, Task
 
 # -- rewards
 
@@ -267,6 +268,22 @@ class NeverCopies(LocalBridge):
             engine.weights = {name: values.copy() for name, values in engine.weights.items()}
 
 
+class EndsInNoNumbers(LocalBridge):
+    """After its second publish, what the engine says of its samples is not a number."""
+
+    @asynccontextmanager
+    async def _write(self, version: int) -> AsyncIterator[None]:
+        async with super()._write(version):
+            yield
+        for engine in self._engines if version == 2 else ():
+            engine._one = partial(_without_numbers, engine._one)  # type: ignore[attr-defined]
+
+
+def _without_numbers(one: Callable[..., Completion], *asked: Any) -> Completion:
+    completion = one(*asked)
+    return replace(completion, logprobs=np.full_like(completion.logprobs, np.nan))
+
+
 class SaysNothing(LocalBridge):
     @asynccontextmanager
     async def _write(self, version: int) -> AsyncIterator[None]:
@@ -299,6 +316,7 @@ BRIDGES: dict[Callable[..., Any], set[str]] = {
     ResumesAfterAnError: {"failure"},
     SwallowsErrors: {"failure"},
     NeverCopies: {"weights"},
+    EndsInNoNumbers: {"weights"},
     SaysNothing: {"publication"},
     ClosesOnce: {"closes"},
     AgentFromNowhere: {"agents"},

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from atropos_core.builtin.local import LocalBridge
-from atropos_core.errors import ConfigError, UnknownComponent
+from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.interfaces import Finding
-from atropos_core.registry import load_reference
+from atropos_core.registry import NoOptions, Provider, load_reference
 from atropos_core.testing import (
+    ContractBroken,
     bridge_contract,
     check,
     curriculum_contract,
@@ -61,9 +62,34 @@ def test_a_planted_bug_in_a_bridge_is_found_by_the_check_that_names_it(bridge: C
     assert broken(check("bridge", in_process(bridge))) == BRIDGES[bridge]
 
 
+def fits_nothing() -> Provider[Any]:
+    return Provider("Far", "", NoOptions, lambda o, c: LocalBridge(), lambda o: frozenset({"pigeon"}))
+
+
 def test_a_bridge_that_joins_nothing_installed_is_left_unplayed_aloud() -> None:
-    [last] = [found for found in check("bridge", in_process(LocalBridge), engine="hf") if found.subject == "connects"]
-    assert last.ok is None and "no installed engine and trainer share in_process" in last.detail
+    [last] = [found for found in check("bridge", fits_nothing()) if found.subject == "connects"]
+    assert last.ok is None and "no installed engine and trainer share pigeon" in last.detail
+
+
+def test_a_bridge_that_was_not_played_does_not_pass_its_contract() -> None:
+    assert broken(check("bridge", in_process(LocalBridge), engine="hf")) == {"connects"}, "between what was named"
+    with pytest.raises(ContractBroken, match="connects: not played: no installed engine and trainer share pigeon"):
+        bridge_contract(fits_nothing())()
+
+
+def test_a_bridge_whose_ends_cannot_be_built_does_not_pass_its_contract() -> None:
+    with pytest.raises(ContractBroken, match="connects: not played: FitError: no room"):
+        bridge_contract(in_process(NoRoom))()
+
+
+class NoRoom(LocalBridge):
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        NoRoom.made += 1
+        if NoRoom.made > 1:  # the first is asked for its agents
+            raise FitError("no room")
 
 
 def test_options_of_a_component_are_validated_by_name() -> None:
