@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from atropos_core.interfaces import Engine, Trainer
-from atropos_core.types import UNKNOWN_VERSION, Metrics, Rollout, ScoredGroup
+from atropos_core.types import UNKNOWN_VERSION, Floats, Metrics, Rollout, ScoredGroup
 
 RESCORED_GROUPS = 32
 PROVEN_GROUPS = 2
@@ -22,14 +22,13 @@ async def rescoring_difference(groups: Sequence[ScoredGroup], trainer: Trainer) 
     for rollout in _rollouts(groups):
         if rollout.logprobs is not None and not rollout.truncated:
             by_temperature[rollout.temperature or 1.0].append(rollout)
-    largest: float | None = None
+    differences: list[Floats] = []
     for temperature, rollouts in by_temperature.items():
         scores = await trainer.logprobs([rollout.tokens for rollout in rollouts], temperature)
         for score, rollout in zip(scores, rollouts, strict=True):
             if rollout.logprobs is not None:
-                most = float(np.abs(score - rollout.logprobs)[rollout.sampled].max(initial=0.0))
-                largest = most if largest is None else max(largest, most)
-    return largest
+                differences.append(np.abs(score - rollout.logprobs)[rollout.sampled])
+    return float(np.concatenate(differences).max(initial=0.0)) if differences else None
 
 
 async def rescoring_gap(groups: Sequence[ScoredGroup], engine: Engine, trainer: Trainer) -> float | None:

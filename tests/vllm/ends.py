@@ -67,7 +67,8 @@ class Ends:
             scores = await self.parts.trainer.logprobs(whole, sampling.temperature or 1.0)
             for completion, score in zip(completions, scores, strict=True):
                 assert set(completion.policy_version.tolist()) == {self.version}
-                largest = max(largest, float(np.abs(score[len(prompt) :] - completion.logprobs).max()))
+                apart = np.abs(score[len(prompt) :] - completion.logprobs)
+                largest = float(np.max([largest, *apart]))  # NaN stays, which Python's max would lose
         return largest
 
 

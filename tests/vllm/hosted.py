@@ -126,6 +126,5 @@ def difference(
     """The largest |engine - transformers| over what was sampled, nats."""
     whole = [np.concatenate([prompt, one.tokens]) for one in completions]
     scored = reference(directory, whole, completions[0].temperature, adapter)
-    return max(
-        float(np.abs(score[len(prompt) :] - one.logprobs).max()) for score, one in zip(scored, completions, strict=True)
-    )
+    gaps = [np.abs(score[len(prompt) :] - one.logprobs) for score, one in zip(scored, completions, strict=True)]
+    return float(np.concatenate(gaps).max())

@@ -39,6 +39,10 @@ class Load:
         """Completions whose tokens are of more than one version."""
         return sum(len(set(answer.completion.policy_version.tolist())) > 1 for answer in self.answers)
 
+    @property
+    def tokens(self) -> int:
+        return sum(len(answer.completion.tokens) for answer in self.answers)
+
     def p95_s(self) -> float:
         return float(np.quantile(self.publish_s, 0.95))
 
@@ -104,7 +108,8 @@ async def _some_new(answers: list[Answer], clients: list[asyncio.Task[None]]) ->
 
 def worst_difference(load: Load, directory: Path, scorer_of: Callable[[Path], Any]) -> tuple[float, int]:
     """Over all tokens: |the logprob that came back - what the version that the token names gives, with everything
-    before it computed anew under that version|, in nats; and how many tokens were compared."""
+    before it computed anew under that version|, in nats; and how many tokens were compared: those of `load.tokens` that name a
+    version that was published."""
     worst, compared = 0.0, 0
     for version in range(load.publishes + 1):
         chosen = [answer for answer in load.answers if (answer.completion.policy_version == version).any()]
@@ -115,7 +120,7 @@ def worst_difference(load: Load, directory: Path, scorer_of: Callable[[Path], An
         for answer, scored in zip(chosen, score(whole), strict=True):
             mine = answer.completion.policy_version == version
             gap = np.abs(scored[len(answer.prompt) :] - answer.completion.logprobs)[mine]
-            worst, compared = max(worst, float(gap.max())), compared + int(mine.sum())
+            worst, compared = float(np.max([worst, *gap])), compared + int(mine.sum())
     return worst, compared
 
 

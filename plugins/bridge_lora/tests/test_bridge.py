@@ -45,7 +45,7 @@ async def test_after_each_update_every_engine_samples_from_the_adapter_of_the_tr
     [start] = await scene.parts.trainer.logprobs([probe])
     for version in range(1, 6):
         await update(scene, version)
-        assert max(await differences(scene)) <= 1e-4
+        assert np.max(await differences(scene)) <= 1e-4
         published = scene.parts.bridge.published
         assert published.version == version
         assert published.bytes_copied == published.bytes_on_disk > 100_000
