@@ -209,7 +209,7 @@ def changed(how: str) -> nn.Module:
         first.qkv_proj.weight.data = torch.empty(0)
     elif how == "transposed":
         first.qkv_proj.weight.data = torch.zeros(HIDDEN, 8).t()
-    elif how == "offloaded":
+    elif how == "meta":
         first.qkv_proj.weight = nn.Parameter(torch.zeros(8, HIDDEN, device="meta"))
     elif how == "viewed":
         first.kept = first.qkv_proj.weight.detach()[:4]
@@ -225,11 +225,11 @@ SHAREABLE = dataclasses.replace(
 )
 
 
-def check(model: nn.Module, config: Any) -> None:
+def check(model: nn.Module, config: Any, device: str = "cpu") -> None:
     for module in model.modules():
         if isinstance(module, (Fused, Embedding)) and not hasattr(module, "quant_method"):
             module.quant_method = Plain()  # type: ignore[assignment]
-    check_shareable(model, config, torch.device("cpu"), SHAREABLE)
+    check_shareable(model, config, torch.device(device), SHAREABLE)
 
 
 def test_plain_matrices_with_a_table_of_angles_can_be_shared() -> None:
@@ -259,7 +259,7 @@ def test_a_configuration_that_keeps_weights_otherwise_is_named(config: dict[str,
         ("packed", "'layers.0.qkv_proj' keeps its weights in the layout of Packed"),
         ("emptied", "'layers.0.qkv_proj.weight' is empty"),
         ("transposed", r"'layers.0.qkv_proj.weight' is stored with stride \[1, 8\]"),
-        ("offloaded", "'layers.0.qkv_proj.weight' is empty"),
+        ("meta", "'layers.0.qkv_proj.weight' is empty"),
         ("viewed", "'layers.0' keeps another view of 'layers.0.qkv_proj.weight', as 'kept'"),
         ("rotary", r"'layers.0.rotary' \(OtherRotary\) has no table"),
         ("long", r"'layers.0.rotary' \(Rotary\) has no table"),
@@ -268,3 +268,8 @@ def test_a_configuration_that_keeps_weights_otherwise_is_named(config: dict[str,
 def test_a_layer_that_keeps_weights_otherwise_is_named(how: str, reason: str) -> None:
     with pytest.raises(CannotShare, match=reason):
         check(changed(how), running())
+
+
+def test_a_layer_on_another_device_than_the_models_is_named() -> None:
+    with pytest.raises(CannotShare, match=r"'embed.weight' is on cpu and the model on cuda: it was offloaded"):
+        check(Model(), running(), "cuda")
