@@ -203,7 +203,8 @@ class Update:
         are trained."""
         options, columns, batch = self._options, self._columns, self._batch
         in_reward = options.kl is not None and options.kl.place == "reward"
-        if not self._single or in_reward:
+        # Of a single update its own forward pass would do, if dropout did not make another network of it.
+        if not self._single or in_reward or self._dropouts:
             self._recompute_old()
         if options.kl is not None:
             self._compute_reference()

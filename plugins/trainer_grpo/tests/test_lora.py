@@ -183,6 +183,23 @@ async def test_dropout_acts_where_gradients_are_computed_and_nowhere_else(open_t
         assert dropped._dropouts
 
 
+@pytest.mark.parametrize("kind", ["tis", "mis", "sequence_mis"])
+async def test_a_correction_weighs_the_sampled_policy_and_not_the_one_that_dropout_makes(
+    open_trainer, make_batch, gate, kind
+):
+    options = {"old_logprobs": "recompute", "correction": {"kind": kind}}
+    trainer = await open_trainer(lora={**LORA, "dropout": 0.5}, **options)
+    disturb(trainer.model)
+    batch = make_batch()
+    scored = await trainer.logprobs(list(np.split(batch.tokens, batch.offsets[1:-1])))
+    batch = replace(batch, logprobs=np.where(batch.sampled, np.concatenate(scored), 0).astype(np.float32))
+    metrics = await trainer.step(batch, gate)
+    assert metrics["alignment/max_abs_logprob_diff"] < 1e-5, "on-policy"
+    assert metrics["correction/mean"] == pytest.approx(1, abs=1e-5)
+    assert metrics["correction/fraction"] == 0
+    assert abs(metrics["ratio/mean"] - 1) > 1e-4, "dropout was on where the gradient was computed"
+
+
 RESUME = """
 import asyncio, json, sys
 from contextlib import asynccontextmanager
