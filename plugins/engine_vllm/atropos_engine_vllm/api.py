@@ -46,13 +46,16 @@ class Api:
         )
 
     async def get(self, path: str, *, deadline_s: float = CALL_S) -> Any:
-        return await self._call("GET", path, None, deadline_s)
+        return await self._call("GET", path, None, deadline_s, {})
 
-    async def post(self, path: str, body: Mapping[str, Any] | None = None, *, deadline_s: float = CALL_S) -> Any:
+    async def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, deadline_s: float = CALL_S, may_fail: bool = False
+    ) -> Any:
         """The JSON of the answer, or its text. Raises DataError for a request that the server finds wrong (400),
         Refused for any other error status, DeadlineExceeded, and what `lost` makes where nobody answers. A request
-        that is cancelled or late is aborted over there: the connection closes."""
-        return await self._call("POST", path, body, deadline_s)
+        that is cancelled or late is aborted over there: the connection closes. What `may_fail` over there has a connection of
+        its own: the server closes that of a request that raised, and the next one would be lost on it."""
+        return await self._call("POST", path, body, deadline_s, {"Connection": "close"} if may_fail else {})
 
     async def answers(self) -> bool:
         """Whether the server is up."""
@@ -65,11 +68,13 @@ class Api:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Any:
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float, headers: Mapping[str, str]
+    ) -> Any:
         try:
             async with (
                 asyncio.timeout(deadline_s),
-                self._session.request(method, self.url + path, json=body) as response,
+                self._session.request(method, self.url + path, json=body, headers=headers) as response,
             ):
                 raw = await response.read()
                 status = response.status

@@ -17,6 +17,10 @@ from atropos_engine_vllm.versions import SUPPORTED, check_supported
 
 _SLOW_S = 120.0  # /server_info looks at the whole machine
 _NEEDED = ("/pause", "/resume", "/update_weight_version", "/collective_rpc", "/server_info", PATH)
+SHAPE = (  # vLLM may load weights of another shape without a word
+    "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "head_dim",
+)  # fmt: skip
 _ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
@@ -27,11 +31,6 @@ class Attached:
     served: str
     dtype: str
     held_loras: int  # adapters at once; 0 where it takes none
-
-
-def loads_model(context: RunContext) -> bool:
-    """Whether an attached server is to load the run's model first: another run may have left other weights there."""
-    return context.transport in (None, "checkpoint")
 
 
 async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any]) -> Attached:
@@ -51,7 +50,7 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
     if missing := [route for route in needed if route not in routes]:
         raise FitError(f"the vLLM server at {api.url} does not offer {', '.join(missing)}.", remedy=start)
     info = (await api.get("/server_info?config_format=json", deadline_s=_SLOW_S))["vllm_config"]
-    if loads_model(context) and info["parallel_config"]["worker_extension_cls"] != EXTENSION:
+    if info["parallel_config"]["worker_extension_cls"] != EXTENSION:
         raise FitError(
             f"the vLLM server at {api.url} was started without {EXTENSION}, which loads the weights of a run.",
             remedy=start,
@@ -88,10 +87,10 @@ def _check_same_model(url: str, root: Path, config: Mapping[str, Any]) -> None:
     if not (root / "config.json").is_file():
         return
     theirs, ours = text_config(read_config(root)), text_config(dict(config))
-    for key in ("architectures", "vocab_size", "hidden_size", "num_hidden_layers"):
-        if theirs.get(key) != ours.get(key):
+    for key in SHAPE:
+        if key in theirs and key in ours and theirs[key] != ours[key]:
             raise FitError(
-                f"the vLLM server at {url} serves {root}, of {key} = {theirs.get(key)}; this run's model has {ours.get(key)}.",
+                f"the vLLM server at {url} serves {root}, of {key} = {theirs[key]}; this run's model has {ours[key]}.",
                 remedy="Attach to a server of the model that the run trains.",
             )
 

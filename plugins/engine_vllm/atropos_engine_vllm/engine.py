@@ -23,7 +23,7 @@ from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK, token
 from atropos_engine_vllm import generate, model
 from atropos_engine_vllm.adapters import Adapters
 from atropos_engine_vllm.api import Api, Refused
-from atropos_engine_vllm.attach import check_attached, loads_model
+from atropos_engine_vllm.attach import check_attached
 from atropos_engine_vllm.command import SERVED, told_adapters
 from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.process import ManagedServer
@@ -69,6 +69,7 @@ class VLLMEngine(Engine):
         self._server: ManagedServer | None = None
         self._api: Api | None = None
         self._adapters: Adapters | None = None
+        self._resumes = False  # a server that is not ours, once we have paused it
         self._running = asyncio.Event()  # cleared while paused
         self._weights = asyncio.Lock()  # held while paused, and by a rescoring
         self._turn = asyncio.Lock()  # one pause or resume at a time
@@ -90,9 +91,9 @@ class VLLMEngine(Engine):
                 self._api = Api(options.url, os.environ.get("VLLM_API_KEY"), self._lost)
                 found = await check_attached(self._api, context, self._config)
                 dtype, self._served, held = found.dtype, found.served, found.held_loras
-                await self._api.post("/pause?mode=keep&clear_cache=true")  # what another run left there
-                if loads_model(context):
-                    await self.load_weights(context.model)
+                self._resumes = True
+                await self._api.post("/pause?mode=keep&clear_cache=true")
+                await self.load_weights(context.model)  # another run may have left others there
                 await self._api.post("/resume")
             self._longest = int((await self._names())[self._served]["max_model_len"])
             self._vocabulary = int(model.text_config(self._config)["vocab_size"])
@@ -230,7 +231,7 @@ class VLLMEngine(Engine):
         model.read_config(directory)
         body = {"method": METHOD, "args": [str(directory.resolve())]}
         try:
-            await self._opened.post("/collective_rpc", body, deadline_s=WEIGHTS_S)
+            await self._opened.post("/collective_rpc", body, deadline_s=WEIGHTS_S, may_fail=True)
         except (DataError, Refused) as error:
             raise WeightsMismatch(
                 f"vLLM cannot load the weights in {directory}: {error}\n{self._tail()}".rstrip()
@@ -255,16 +256,17 @@ class VLLMEngine(Engine):
         api, self._api = self._api, None
         server, self._server = self._server, None
         adapters, self._adapters = self._adapters, None
-        try:
+        async with (
+            contextlib.AsyncExitStack() as ending
+        ):  # the last that is named ends first, and each whatever ends before
+            if server is not None:
+                ending.push_async_callback(server.close)
+            if api is not None:
+                ending.push_async_callback(api.close)
+                if self._resumes:
+                    ending.push_async_callback(api.post, "/resume")
             if adapters is not None:
                 await adapters.close(unload=server is None)
-            if api is not None and server is None and adapters is not None:
-                await api.post("/resume")  # it is not ours: whatever we paused goes on
-        finally:
-            if api is not None:
-                await api.close()
-        if server is not None:
-            await server.close()
 
     # -- the server
 

@@ -16,12 +16,26 @@ class Reloading:
 
     reload_weights: Any  # the worker's own
     model_runner: Any
+    vllm_config: Any
 
     def atropos_reload(self, directory: str) -> None:
         """Raises what vLLM raises where the directory does not fit the model."""
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-        self.reload_weights(weights_path=directory)
+        try:
+            self.reload_weights(weights_path=directory)
+        except BaseException:
+            self._put_back()
+            raise
         for module in self.model_runner.get_model().modules():
             if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
                 module.quant_method.process_weights_after_loading(module)  # packs the weight that is there now
+
+    def _put_back(self) -> None:
+        """vLLM takes every parameter out of the model before it reads the first; where none was read, the model has those
+        again that it had."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        with set_current_vllm_config(self.vllm_config):
+            finalize_layerwise_reload(self.model_runner.get_model(), self.model_runner.model_config)
