@@ -279,6 +279,12 @@ class Bridge(ABC):
         """Parameters may change inside; afterwards the engines are at `version`, unless this bridge publishes only
         every so many versions. An exception inside leaves the engines paused, and the run must stop."""
 
+    async def publish(self, version: int) -> None:
+        """Bring the engines to `version`, which has been written: called before a run's last evaluation, where `writing`
+        left them behind. Raises as `writing`."""
+        async with self.writing(version):
+            pass
+
     async def close(self) -> None:
         """Release every handle that this bridge opened; may be called twice."""
 

@@ -186,7 +186,11 @@ class Loop:
         await self._source.trained(leases)
         step = self.progress.step = self.progress.step + 1
         config = self._config.evaluation
-        if self._evaluates and (step == self._config.training.steps or (config.every and step % config.every == 0)):
+        last = step == self._config.training.steps
+        if self._evaluates and (last or (config.every and step % config.every == 0)):
+            if last and self._engines_at != self.progress.version:
+                await self._unless_broken(self._parts.bridge.publish(self.progress.version))
+                metrics |= await self._published()
             with self._profile.span("evaluation", self._config.evaluation.problems):  # a stop waits for it: the step is
                 evaluation = await self._unless_broken(self._evaluate())  # not done without
             metrics |= evaluation.metrics | {"eval/version": float(self._engines_at)}
@@ -253,21 +257,25 @@ class Loop:
         start = perf_counter()
         metrics = await self._unless_broken(trainer.step(batch, writing))
         self.progress.version = version
-        published = bridge.published
-        publishing_s = published.seconds if published else 0.0  # inside the step
+        publishing_s = bridge.published.seconds if bridge.published else 0.0  # inside the step
         self._profile.add("trainer", perf_counter() - start - publishing_s, batch.sequences)
-        if published is not None:
-            self._profile.add("publishing", publishing_s)
-        if published is not None:
-            self._engines_at = published.version
-            self.progress.syncs += 1
-            self.progress.sync_s += published.seconds
-            self.progress.published_bytes = published.bytes_on_disk
-            await self._source.publish(self._engines_at)
-        return metrics | {
-            "bridge/publish_s": publishing_s,
-            "bridge/bytes_copied": float(published.bytes_copied if published else 0),
-            "bridge/bytes_on_disk": float(published.bytes_on_disk if published else 0),
+        return metrics | await self._published()
+
+    async def _published(self) -> Metrics:
+        """Take note of what the bridge has just published, if it has."""
+        published = self._parts.bridge.published
+        if published is None:
+            return {"bridge/publish_s": 0.0, "bridge/bytes_copied": 0.0, "bridge/bytes_on_disk": 0.0}
+        self._profile.add("publishing", published.seconds)
+        self._engines_at = published.version
+        self.progress.syncs += 1
+        self.progress.sync_s += published.seconds
+        self.progress.published_bytes = published.bytes_on_disk
+        await self._source.publish(self._engines_at)
+        return {
+            "bridge/publish_s": published.seconds,
+            "bridge/bytes_copied": float(published.bytes_copied),
+            "bridge/bytes_on_disk": float(published.bytes_on_disk),
         }
 
     # -- evaluation

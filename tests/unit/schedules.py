@@ -229,6 +229,10 @@ class SometimesBridge(LocalBridge):
         self._new = False
         return super().writing(version) if due else self._unpublished()
 
+    async def publish(self, version: int) -> None:
+        async with super().writing(version):
+            pass
+
     @asynccontextmanager
     async def _unpublished(self) -> AsyncIterator[None]:
         self.published = None
@@ -396,6 +400,10 @@ def check(weather: Weather, life: Life) -> None:
         assert sorted(drawn) == list(range(weather.tasks)), "an epoch has every task once"
     assert [step.get("policy/version", 0) for step in life.record.steps][-1] == life.trainer.version
     assert len(life.trainer.trained) == life.trainer.version
+    if "eval/version" in life.record.steps[-1]:
+        assert life.record.steps[-1]["eval/version"] == life.trainer.version, (
+            "the last evaluation is of the last policy"
+        )
     most = max((step.get("staleness/max", 0) for step in life.record.steps), default=0)
     assert most <= weather.staleness
 

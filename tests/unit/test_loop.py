@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from atropos_core.errors import Interrupted, Misaligned, NoProgress
+from atropos_core.interfaces import Transform
 from atropos_core.metrics import staleness
-from atropos_core.types import UNKNOWN_VERSION, Completion
+from atropos_core.types import UNKNOWN_VERSION, Completion, ScoredGroup
 from tests.unit import virtual_time
 from tests.unit.parts import group
 from tests.unit.schedules import Disk, Life, Weather, check
@@ -65,6 +67,29 @@ def test_an_evaluation_is_of_the_version_that_is_said_while_training_plays_go_on
         == len(settled)
         == sum(int(s[f"groups/{cause}"]) for s in one.record.steps[1:] for cause in ("trained", "flat", "stale"))
     )
+
+
+class SkipsTheSecondStep(Transform):
+    calls = 0
+
+    async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        self.calls += 1
+        return [] if self.calls == 2 else [group.with_advantages(np.ones(len(group.episodes))) for group in groups]
+
+
+def test_the_last_evaluation_is_of_the_last_policy_where_a_skipped_step_left_the_engines_behind(tmp_path):
+    """Five steps and one of them skipped end at version 4, of which a bridge for every third has published 1 and 3."""
+
+    async def main() -> Life:
+        one = life(weather(staleness=2, publish_every=3, steps=5), tmp_path)
+        one.loop._parts.transforms = {"skips": SkipsTheSecondStep()}
+        await one.run(None)
+        return one
+
+    steps = virtual_time.run(main()).record.steps
+    assert [step.get("step/skipped", 0) for step in steps[1:]] == [0, 1, 0, 0, 0]
+    assert steps[-1]["policy/version"] == 4
+    assert steps[-1]["eval/version"] == 4
 
 
 def test_an_evaluation_that_saw_two_versions_is_an_error_with_a_name(tmp_path):

@@ -26,7 +26,6 @@ class CheckpointBridge(Bridge):
     def __init__(self, options: CheckpointBridgeOptions, context: RunContext) -> None:
         self._options = options
         self._model = context.model
-        self._last = context.steps  # the version of a run that skipped no step
         self._directory = context.directory / "published"
         self._published: list[Path] = []  # by this connection, oldest first
         self._trainer: Endpoint
@@ -45,21 +44,29 @@ class CheckpointBridge(Bridge):
     @asynccontextmanager
     async def writing(self, version: int) -> AsyncIterator[None]:
         """Publishes the first version after `connect` whatever its number: it may be a checkpoint's that the trainer has
-        taken up, and the engines have the base model. Afterwards each that `every` divides, and the run's last, which is
-        the one that will be evaluated."""
-        try:
+        taken up, and the engines have the base model. Afterwards each that `every` divides."""
+        async with self._paused_by_errors():
             yield
-            due = not self._published or version % self._options.every == 0 or version == self._last
-            self.published = await self._publish(version) if due else None
-        except BaseException:
-            await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
-            raise
+            due = not self._published or version % self._options.every == 0
+            self.published = await self._save_and_load(version) if due else None
+
+    async def publish(self, version: int) -> None:
+        async with self._paused_by_errors():
+            self.published = await self._save_and_load(version)
 
     async def close(self) -> None:
         """What the run has learned is in its checkpoints; these were for the engines."""
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
-    async def _publish(self, version: int) -> Publication:
+    @asynccontextmanager
+    async def _paused_by_errors(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException:
+            await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
+            raise
+
+    async def _save_and_load(self, version: int) -> Publication:
         began = time.perf_counter()
         directory = self._directory / f"v{version:06d}"
         size, _ = await self._trainer.ask(

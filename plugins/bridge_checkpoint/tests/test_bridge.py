@@ -110,6 +110,16 @@ async def test_with_every_the_versions_that_it_divides_are_published_and_the_fir
     assert seen == [4, 4, 6, 6, 6, 9, 9]
     assert names(tmp_path) == ["v000006", "v000009"]
 
+    await scene.parts.bridge.publish(10)  # as before the run's last evaluation
+    assert scene.parts.bridge.published.version == 10
+    assert set((await scene.sample()).policy_version.tolist()) == {10}
+    assert np.max(await differences(scene)) <= 1e-4
+    assert names(tmp_path) == ["v000009", "v000010"]
+    await scene.parts.trainer.close()
+    with pytest.raises(AtroposError):
+        await scene.parts.bridge.publish(11)
+    assert await is_paused(scene, 10)
+
 
 async def test_the_one_before_stands_until_every_engine_has_loaded_the_next(open_scene: Any, tmp_path: Path) -> None:
     scene = await open_scene(replicas=1)
