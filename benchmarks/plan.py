@@ -37,6 +37,7 @@ class Configuration:
     options: dict[str, Any] = field(default_factory=dict)
     model: str = "qwen3"
     dtype: str = "float32"
+    ranks: int = 1
 
 
 LORA = {"lora": {"rank": 16}}
@@ -48,6 +49,8 @@ CONFIGURATIONS = [
     Configuration("LoRA, fp32", 4, 8, 40, 60, LORA),
     Configuration("LoRA, bf16, long", 1, 2, 128, 896, LORA, dtype="bfloat16"),
     Configuration("full, fp32, Llama, head of its own", 4, 4, 100, 100, {}, model="llama"),
+    Configuration("full, fp32, two ranks", 4, 8, 40, 60, ranks=2),
+    Configuration("full, bf16 with masters, KL, two ranks", 2, 8, 40, 60, {"kl": {}}, dtype="bfloat16", ranks=2),
 ]
 
 
@@ -72,10 +75,11 @@ def make_model(directory: Path, kind: str, dtype: str) -> None:
         shutil.copy(HERE / "tiny" / name, directory / name)
 
 
-def context_of(directory: Path) -> Any:
+def context_of(directory: Path, ranks: int) -> Any:
     from atropos_core.registry import RunContext
 
-    return RunContext(directory.parent, directory, UPDATES, transport="checkpoint", threads=2)
+    devices = ("cpu",) * ranks
+    return RunContext(directory.parent, directory, UPDATES, transport="checkpoint", threads=2, devices=devices)
 
 
 def predicted(configuration: Configuration, directory: Path) -> tuple[int, list[tuple[str, int]]]:
@@ -85,7 +89,7 @@ def predicted(configuration: Configuration, directory: Path) -> tuple[int, list[
     from atropos_trainer_grpo.plugin import holds
 
     workload = Workload(
-        context_of(directory),
+        context_of(directory, configuration.ranks),
         configuration.groups,
         configuration.group_size,
         configuration.reply,
@@ -98,15 +102,17 @@ def predicted(configuration: Configuration, directory: Path) -> tuple[int, list[
 
 
 def child(directory: Path, configuration: Configuration) -> None:
-    """Prints the growth, and what the imports took."""
+    """Prints the growth, and what the imports took. Another rank's imports count as ours do."""
     import numpy as np
     import peft  # noqa: F401 - what LoRA imports later counts among the imports
     import torch
     import transformers.models.llama.modeling_llama
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
-    from atropos_trainer_grpo import lora, trainer  # noqa: F401
+    from atropos_trainer_grpo import lora  # noqa: F401
     from atropos_trainer_grpo.config import GrpoOptions
+    from atropos_trainer_grpo.plugin import build
+    from atropos_trainer_grpo.ranks import RankedTrainer
     from benchmarks.resident import highest, settle
     from benchmarks.trainer_work import batch
 
@@ -119,13 +125,15 @@ def child(directory: Path, configuration: Configuration) -> None:
         options = GrpoOptions.model_validate(
             configuration.options | {"dtype": configuration.dtype, "learning_rate": 1e-4}
         )
-        made = trainer.GrpoTrainer(options, context_of(directory))
+        made = build(options, context_of(directory, configuration.ranks))
         await made.open()
         prompts = np.full(configuration.groups, configuration.prompt)
         replies = np.full(configuration.groups * configuration.group_size, configuration.reply)
         for _ in range(UPDATES):
             await made.step(batch(prompts, replies, 16_000), writing)
-        print(json.dumps({"growth": highest() - imports, "imports": imports}))
+        others = [one.child.process.pid for one in made._others] if isinstance(made, RankedTrainer) else []
+        growth = sum(highest(process) - imports for process in ("self", *others))
+        print(json.dumps({"growth": growth, "imports": imports}))
         await made.close()
 
     torch.set_num_threads(2)

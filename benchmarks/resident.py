@@ -13,11 +13,11 @@ def settle() -> int:
     return _field("VmRSS")
 
 
-def highest() -> int:
-    """Bytes resident at most since `settle`."""
-    return _field("VmHWM")
+def highest(process: int | str = "self") -> int:
+    """Bytes resident at most since `settle`; of another process, ever."""
+    return _field("VmHWM", process)
 
 
-def _field(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+def _field(name: str, process: int | str = "self") -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))

@@ -26,7 +26,9 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
         weights = model.parameters * element // len(context.devices)
         yield Holding("parameters", weights, device, shared=shared, change="use a smaller model")
         if on_cpu:
-            yield Holding("keys and values", int(options.kv_cache_gb * 1e9), device, change="lower engine.kv_cache_gb")
+            yield Holding(
+                "keys and values", int(options.kv_cache_gb * 2**30), device, change="lower engine.kv_cache_gb"
+            )
         elif device in workload.device_bytes:
             share = int(options.memory_share * workload.device_bytes[device])
             rest = max(share - weights, 0)

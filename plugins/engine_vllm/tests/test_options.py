@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from atropos_core.errors import FitError
+from atropos_core.memory import Workload
+from atropos_core.plugins import load_plugins
 from atropos_engine_vllm import command, model, plugin
 from atropos_engine_vllm.versions import SUPPORTED, check_installed
 
@@ -54,6 +57,15 @@ def test_a_server_on_a_cpu_is_told_what_sampling_for_training_needs(options: Any
     assert (made["OMP_NUM_THREADS"], made["VLLM_SERVER_DEV_MODE"], made["TMPDIR"]) == ("3", "1", str(tmp_path))
     assert not {"ATROPOS_WEIGHT_TRANSFER", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"} & set(made)
     assert "key" not in " ".join(flags), "whoever lists processes would read it"
+
+
+def test_the_memory_plan_has_the_keys_and_values_that_the_server_is_told(options: Any, context: Any) -> None:
+    where = replace(context(devices=("cpu",)), model=load_plugins().resolve_model("tiny").directory)
+    told = value(command.flags(options(kv_cache_gb=0.5), where, "float32"), "--kv-cache-memory-bytes")
+    planned = {
+        one.what: one.size_bytes for one in plugin.holds(options(kv_cache_gb=0.5), Workload(where, 8, 8, 64, 64))
+    }
+    assert planned["keys and values"] == int(told) == 2**29
 
 
 def test_a_server_on_gpus_has_them_alone(options: Any, context: Any, tmp_path: Path, monkeypatch: Any) -> None:

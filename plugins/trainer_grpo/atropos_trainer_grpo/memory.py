@@ -7,6 +7,7 @@ Activations are counted tensor by tensor, as autograd keeps them in the decoders
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from atropos_core.memory import Holding, Workload
@@ -16,6 +17,7 @@ from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 
 LIBRARIES = 450_000_000  # a child with torch, transformers and peft: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
+BUFFERS = "buffers of libraries"
 FP32 = 4
 MOMENT_BYTES = {  # with torchao's scales
     "adamw": 4,
@@ -39,47 +41,81 @@ class Rows(NamedTuple):
 
 def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
     context = workload.context
-    yield Holding("interpreter and libraries", LIBRARIES)
+    yield Holding("interpreter and libraries", LIBRARIES * len(context.devices))  # each rank is a process
     model = read(context.model)
     if model is None:
         return
     adapts = options.lora is not None or context.transport == "adapter"
     lora = (options.lora or LoraOptions()) if adapts else None
-    wanted = model.dtype if options.dtype == "auto" else options.dtype
     for device in context.devices:
-        on_cpu = device == "cpu"
-        element = BYTES["float32"] if on_cpu and options.dtype == "auto" else BYTES.get(wanted, 2)
-        parts = len(context.devices)
-        yield from _on(device, options, lora, model, element, workload, parts)
+        yield from _on(device, options, lora, model, _element(device, options, model), workload)
+    if len(context.devices) > 1:
+        yield from _whole_models(options, lora, model, workload)
+    if "copy" in (context.transport, *context.transports):
+        copied = model.parameters * _element(context.devices[0], options, model)
+        yield Holding("copy that engines load", copied, change="share the weights: leave out bridge.copies")
+
+
+def _element(device: str, options: GrpoOptions, model: ModelSize) -> int:
+    if options.dtype == "auto":
+        return BYTES["float32"] if device == "cpu" else BYTES.get(model.dtype, 2)
+    return BYTES.get(options.dtype, 2)
+
+
+def _whole_models(
+    options: GrpoOptions, lora: LoraOptions | None, model: ModelSize, workload: Workload
+) -> Iterable[Holding]:
+    """What ranks have of undivided models, in host memory (sharding.py)."""
+    context, ranks = workload.context, len(workload.context.devices)
+    device = context.devices[0]
+    element = _element(device, options, model)
+    trained = adapter_parameters(model, lora) if lora else model.parameters
+    weights = model.parameters * element + (trained * FP32 if lora else 0)
+    fewer = "name fewer trainer.devices"
+    yield Holding("whole model of rank 0", weights, change=fewer)
+    read_bytes = weights if lora else model.parameters * FP32  # 16-bit weights become fp32 before they are divided
+    if options.kl is not None and lora is None:
+        read_bytes += model.parameters * element
+    divided = [one for one in _on(device, options, lora, model, element, workload) if not one.phase]
+    then = sum(one.size_bytes for one in divided if one.what != BUFFERS) if device == "cpu" else 0  # not there yet
+    yield Holding("models before they are divided", ranks * max(read_bytes - then, 0), phase="opening", change=fewer)
+    states = (2 + (lora is None and element != FP32)) * trained * FP32
+    yield Holding("optimiser's whole state", states, phase="saving", change=fewer)
 
 
 def _on(
-    device: str, options: GrpoOptions, lora: LoraOptions | None, model: ModelSize, element: int, workload: Workload,
-    parts: int,
-) -> Iterable[Holding]:  # fmt: skip
-    weights = model.parameters * element // parts
+    device: str, options: GrpoOptions, lora: LoraOptions | None, model: ModelSize, element: int, workload: Workload
+) -> Iterable[Holding]:
+    parts = len(workload.context.devices)
+    masters = parts > 1 and lora is None  # ranks hold fp32 masters alone, and gather their rounding
+    weights = model.parameters * (FP32 if masters else element) // parts
     shared = "weights" if workload.context.transport in SHARED else ""
     smaller = "train an adapter: --bridge lora"
     yield Holding("parameters", weights, device, shared=shared, change="" if lora else smaller)
     if lora is None:
         trained, size = model.parameters // parts, element
         if options.kl is not None:
-            yield Holding("reference model", weights, device, change="train an adapter: its base is the reference")
+            reference = model.parameters * element // parts
+            yield Holding("reference model", reference, device, change="train an adapter: its base is the reference")
     else:
         trained, size = adapter_parameters(model, lora) // parts, FP32
         yield Holding("adapter", trained * FP32, device, change="lower trainer.lora.rank")
-    if size != FP32:
+    if size != FP32 and not masters:
         yield Holding("fp32 masters", trained * FP32, device, change=smaller)
     moments = int(2 * trained * MOMENT_BYTES[options.optimizer])
     yield Holding("optimiser moments", moments, device, change="" if lora else f"{smaller}, or set trainer.optimizer")
 
-    rows = rows_of(options, workload, model)
+    rows = rows_of(options, replace(workload, groups=-(-workload.groups // parts)), model)
     activations, gradients, work = _largest_moment(options, model, rows, element, device, trained, lora is not None)
     change = "lower trainer.tokens_per_microbatch, or set trainer.gradient_checkpointing=true"
     yield Holding("activations", activations, device, "update", change=change)
     yield Holding("gradients", gradients, device, "update", change="" if lora else smaller)
     yield Holding("logits and work", work, device, "update", change="lower trainer.logprob_chunk")
-    yield Holding("buffers of libraries", OVERHEAD, device)
+    if parts > 1:
+        layers = sum(out * into for out, into in model.linear().values())
+        gathered = model.parameters - layers + layers // model.layers  # what no layer has, and one layer
+        yield Holding("gathered parameters", gathered * element, device, "update")
+    yield Holding(BUFFERS, OVERHEAD, device)
 
 
 def _largest_moment(

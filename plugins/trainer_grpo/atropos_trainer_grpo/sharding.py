@@ -92,15 +92,18 @@ class Sharded:
 
     @torch.no_grad()
     def gathered(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """An optimiser's state as one process would have it."""
+        """An optimiser's state as one process would have it, on rank 0; the others keep nothing."""
+
+        def whole(tensor: torch.Tensor) -> torch.Tensor | None:
+            gathered = full(tensor)
+            return None if self.whole is None else gathered.cpu()
+
         trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         masters = [
-            full(parameter).cpu() if self.stored[name] != parameter.dtype else None
-            for name, parameter in trained.items()
+            whole(parameter) if self.stored[name] != parameter.dtype else None for name, parameter in trained.items()
         ]
         moments = {
-            place: {name: full(value).cpu() for name, value in entry.items()}
-            for place, entry in state["moments"].items()
+            place: {name: whole(value) for name, value in entry.items()} for place, entry in state["moments"].items()
         }
         return {**state, "masters": masters, "moments": moments}
 

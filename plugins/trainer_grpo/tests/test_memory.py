@@ -88,6 +88,51 @@ def test_weights_masters_and_moments_are_counted_by_what_is_trained(model_of):
     assert "fp32 masters" not in lora, "adapters are in fp32 as they are"
 
 
+def ranked(directory, ranks, devices=None, **options):
+    """Totals by device, and of each holding by name."""
+    context = RunContext(directory, directory, transport="checkpoint", devices=devices or ("cpu",) * ranks)
+    parts = list(holds(GrpoOptions(**options), Workload(context, 3, 4, 16, 0, 8)))
+    totals = {}
+    for one in parts:
+        totals[one.what] = totals.get(one.what, 0) + one.size_bytes
+    return totals, parts
+
+
+def test_ranks_divide_what_is_trained_and_each_is_a_process_that_reads_the_whole_model(model_of):
+    directory = model_of(dtype=torch.bfloat16)
+    number = read(directory).parameters
+    alone, _ = ranked(directory, 1)
+    assert "whole model of rank 0" not in alone
+    totals, parts = ranked(directory, 4)
+    assert totals["interpreter and libraries"] == 4 * alone["interpreter and libraries"]
+    assert totals["whole model of rank 0"] == 4 * number
+    assert totals["parameters"] == pytest.approx(4 * number, abs=16)
+    assert totals["optimiser moments"] == pytest.approx(8 * number, abs=64)
+    assert totals["optimiser's whole state"] == 8 * number, "what rank 0 writes into a checkpoint"
+    opening = [one.size_bytes for one in parts if one.phase == "opening"]
+    there = totals["parameters"] + totals["optimiser moments"]
+    assert opening == [pytest.approx(4 * 4 * number - there, abs=64)], "with those that come in their place"
+
+    totals, parts = ranked(directory, 4, devices=tuple(f"cuda:{i}" for i in range(4)), kl={})
+    assert totals["parameters"] == pytest.approx(4 * number, abs=16), "fp32 shards are the masters"
+    assert "fp32 masters" not in totals
+    assert totals["reference model"] == pytest.approx(2 * number, abs=16)
+    in_host = {one.what: one.size_bytes for one in parts if one.device == "cpu"}
+    assert in_host["whole model of rank 0"] == 2 * number
+    assert in_host["models before they are divided"] == 4 * (4 + 2) * number
+    assert in_host["optimiser's whole state"] == 12 * number
+
+
+@pytest.mark.parametrize("transports", [("copy",), ("posix_shm", "copy")])
+def test_the_copy_that_engines_load_is_a_model_more_in_host_memory(model_of, transports):
+    directory = model_of()
+    context = RunContext(directory, directory, transport=transports[0], transports=transports, devices=("cuda:0",))
+    parts = {one.what: one for one in holds(GrpoOptions(dtype="bfloat16"), Workload(context, 3, 4, 16, 0, 8))}
+    copy = parts["copy that engines load"]
+    assert (copy.size_bytes, copy.device, copy.shared) == (2 * read(directory).parameters, "cpu", "")
+    assert "copy that engines load" not in held({}, workload(directory, transport="posix_shm"))
+
+
 def test_what_bounds_memory_bounds_the_plan(model_of):
     directory = model_of()
     work = workload(directory, groups=64, reply=100)
