@@ -1,9 +1,9 @@
 """The checks of tests/gpu and their figures, with nothing installed but torch and transformers.
 
-    python -m benchmarks.gpu [--device cuda:0] [--parameters 3e9] [--only NAME ...] [--commit HASH] [--out FILE]
+    python -m benchmarks.gpu [--device cuda:0] [--parameters 3e9] [--small] [--only NAME ...] [--commit HASH] [--out FILE]
 
-Run in the root of a checkout, on a machine where nothing else uses the GPU. `--device cpu --parameters 50e6` goes through
-the same code over POSIX shared memory. On a GPU it writes benchmarks/results/gpu.json. Ends with 1 where a check fails.
+Run in the root of a checkout, on a machine where nothing else uses the GPU. `--device cpu --parameters 50e6 --small` goes
+through the same code over POSIX shared memory. On a GPU it writes benchmarks/results/gpu.json. Ends with 1 where a check fails.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--parameters", type=float, default=3e9, help="of the model whose size is looked at")
+    parser.add_argument("--small", action="store_true", help="the updates of training_*: on a tiny model, 256 tokens")
     parser.add_argument("--only", nargs="+", choices=[check.name for check in CHECKS], metavar="NAME")
     parser.add_argument("--commit", help="that the checkout is of, where it came without its repository")
     parser.add_argument("--out", type=Path, help="where the figures go; on a GPU benchmarks/results/gpu.json")
@@ -49,7 +50,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     from tests.gpu.checks import CHECKS
     from tests.gpu.report import CheckFailed, Report
 
-    setting = Setting(options.device, options.parameters)
+    setting = Setting(options.device, options.parameters, options.small)
     results: dict[str, Any] = {}
     for check in CHECKS:
         if options.only and check.name not in options.only:
@@ -81,7 +82,9 @@ def main() -> None:
 
     if options.device != "cpu":
         if not torch.cuda.is_available():
-            raise SystemExit("torch finds no CUDA device. To go through the same code without one: --device cpu")
+            raise SystemExit(
+                "torch finds no CUDA device. To go through the same code without one: --device cpu --small"
+            )
         torch.zeros(1, device=options.device)  # this process's own context, before anything is measured
     where = machine(options)
     print(json.dumps(where), flush=True)

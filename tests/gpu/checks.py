@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import math
 import os
 import statistics
@@ -21,6 +22,7 @@ from tests.gpu import models
 from tests.gpu.memory import Memory
 from tests.gpu.pair import Pair, Setting, started
 from tests.gpu.report import Report
+from tests.gpu.training import PUBLISHED, Work, measured
 
 UPDATES = 5
 PUBLISHES = 20
@@ -225,6 +227,28 @@ async def refused(setting: Setting, report: Report) -> None:
             report.holds("CUDA IPC refused: what is said", "\n" in said, said.replace("\n", " | ") or "no error")
 
 
+async def training(setting: Setting, report: Report, shape: str, lora: bool) -> None:
+    """Two sequences of 16,384 tokens through trainer "grpo" alone: a figure, beside prime-rl's own where it has one."""
+    if lora and importlib.util.find_spec("peft") is None:
+        report.note("NOT RUN", "a LoRA adapter needs peft, which is not installed")
+        return
+    work = Work("small", lora, setting.device, 256) if setting.small else Work(shape, lora, setting.device)
+    found = await measured(work)
+    report.note("shape", f"Qwen3 {work.shape}, {'LoRA of rank 16' if lora else 'full'}")
+    report.note("parameters", found["parameters"])
+    report.note("trained", found["tokens_s"], "tokens/s")
+    for name in sorted(found):
+        if name.endswith("_gib"):
+            report.note(f"most {name.removesuffix('_gib')}", found[name], "GiB")
+    norms = found["gradient_norms"]
+    report.holds("gradients are numbers above 0", all(0 < norm < math.inf for norm in norms), str(norms))
+    other = PUBLISHED.get((work.shape, lora))
+    if other is not None:
+        report.note("prime-rl on an H100", other.tokens_s, "tokens/s")
+        report.note("prime-rl on an H100", other.peak_gib, "GiB")
+        report.note("prime-rl's record", other.source)
+
+
 CHECKS = (
     Check("updates_float32", partial(updates, dtype="float32"), 240),
     Check("updates_bfloat16", partial(updates, dtype="bfloat16"), 240),
@@ -233,6 +257,10 @@ CHECKS = (
     Check("owner_killed", partial(killed, victim=0), 180),
     Check("attached_killed", partial(killed, victim=1), 180),
     Check("refused", refused, 120),
+    Check("training_0.6B_full", partial(training, shape="0.6B", lora=False), 600),
+    Check("training_0.6B_lora", partial(training, shape="0.6B", lora=True), 600),
+    Check("training_4B_full", partial(training, shape="4B", lora=False), 900),
+    Check("training_4B_lora", partial(training, shape="4B", lora=True), 900),
 )
 
 

@@ -25,6 +25,7 @@ class Setting:
 
     device: str  # "cuda:0", "cpu"
     parameters: float = 3e9
+    small: bool = False  # whether updates alone are measured on a tiny model
 
     @property
     def transport(self) -> str:

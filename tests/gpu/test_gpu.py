@@ -16,12 +16,18 @@ import torch
 from atropos_core.policy import within
 from atropos_trainer_grpo.config import GrpoOptions
 from tests.conftest import REPOSITORY
-from tests.gpu.checks import CHECKS, Check
+from tests.gpu.checks import CHECKS, Check, training
 from tests.gpu.host import TRAINER
 from tests.gpu.pair import Setting
 from tests.gpu.report import Report
 
-ON_A_CPU = ["updates_float32", "graphs", "one_copy", "owner_killed"]  # the others differ from these in a word or two
+ON_A_CPU = [
+    "updates_float32",
+    "graphs",
+    "one_copy",
+    "owner_killed",
+    "training_0.6B_full",
+]  # the others differ from these in a word or two
 
 HIDING = """
 import sys
@@ -58,7 +64,7 @@ async def test_on_a_gpu(check: Check) -> None:
 def test_the_checks_hold_on_a_cpu_where_only_torch_and_transformers_are_installed(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDING)
     out = tmp_path / "figures.json"
-    options = ["--device", "cpu", "--parameters", "50e6", "--out", str(out), "--only", *ON_A_CPU]
+    options = ["--device", "cpu", "--parameters", "50e6", "--small", "--out", str(out), "--only", *ON_A_CPU]
     ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", *options],
         cwd=REPOSITORY,
@@ -73,6 +79,16 @@ def test_the_checks_hold_on_a_cpu_where_only_torch_and_transformers_are_installe
     for name, result in checks.items():
         assert result["failure"] is None, name
         assert result["figures"], name
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+async def test_updates_alone_are_measured_where_everything_is_installed(lora: bool) -> None:
+    report = Report(print)
+    await training(Setting("cpu", small=True), report, "0.6B", lora)
+    report.settle()
+    assert report.figures["trained [tokens/s]"] > 0
+    assert report.figures["most resident [GiB]"] > 0
+    assert not any("prime-rl" in name for name in report.figures), "its figures are of another model"
 
 
 def test_the_interpreter_above_has_no_pydantic(tmp_path: Path) -> None:

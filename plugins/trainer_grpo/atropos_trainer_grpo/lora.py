@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -17,7 +17,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from atropos_core.errors import ConfigError
-from atropos_trainer_grpo.config import LoraOptions
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import LoraOptions
 
 WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
