@@ -100,8 +100,11 @@ class VLLMEngine(Engine):
             await self._api.post("/update_weight_version", {"new_version": str(self.version)})
             await self._warm_up()
             self._adapters = Adapters(self._api, held, drain_s=DRAIN_S, taken=await self._names())
-        except BaseException:
-            await self.close()
+        except BaseException as error:
+            try:
+                await self.close()
+            except AtroposError as later:  # a server that has failed may refuse to go on as well: the first says why
+                error.add_note(f"Nor could the engine be closed: {later}")
             raise
         self._running.set()
         if self._adapter is not None:

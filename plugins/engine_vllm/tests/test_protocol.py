@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -16,11 +17,13 @@ from atropos_core.errors import (
     ProcessDied,
     RemoteError,
     TrainingDiverged,
+    WeightsMismatch,
 )
 from atropos_core.types import Sampling, tokens
 from atropos_engine_vllm import command, generate
 from atropos_engine_vllm.api import Api, Refused
 from atropos_engine_vllm.attach import check_attached
+from atropos_engine_vllm.engine import VLLMEngine
 
 
 async def lost(what: str) -> AtroposError:
@@ -152,3 +155,69 @@ async def test_a_server_that_cannot_serve_a_run_is_refused_with_a_reason(
             await check_attached(api, context(), {})
     finally:
         await api.close()
+
+
+class Asked(dict[str, Any]):
+    """Answers by path, and the paths that were asked for."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        super().__init__(answers)
+        self.paths: list[str] = []
+
+    def get(self, path: str, default: Any = None) -> Any:
+        self.paths.append(path)
+        return super().get(path, default)
+
+
+SERVES: dict[str, Any] = {
+    "/version": {"version": "0.32.0"},
+    "/openapi.json": {"paths": {route: {} for route in ROUTES}},
+    "/server_info": {
+        "vllm_config": INFO
+        | {
+            "model_config": {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"},
+            "device_config": {"device": "cpu"},
+            "scheduler_config": {"enable_chunked_prefill": False},
+        }
+    },
+    "/v1/models": {"data": [{"id": "theirs", "root": "/nowhere"}]},
+    "/pause": {},
+    "/resume": {},
+}
+REFUSES = (500, {"error": "no such weights"})
+
+
+@pytest.mark.parametrize("resume", [{}, REFUSES], ids=["goes on", "refuses that too"])
+async def test_a_server_that_does_not_load_the_model_is_let_go_on_and_says_why(
+    answering: Any, options: Any, context: Any, resume: Any
+) -> None:
+    answers = Asked(SERVES | {"/collective_rpc": REFUSES, "/resume": resume})
+    engine = VLLMEngine(options(url=await answering(answers)), context())
+    with pytest.raises(WeightsMismatch, match="vLLM cannot load the weights in .* no such weights"):
+        await engine.open()
+    assert answers.paths[-3:] == ["/pause", "/collective_rpc", "/resume"]
+
+
+async def test_an_attachment_that_is_given_up_while_it_loads_lets_the_server_go_on(
+    answering: Any, options: Any, context: Any
+) -> None:
+    answers = Asked(SERVES | {"/collective_rpc": 60.0})
+    engine = VLLMEngine(options(url=await answering(answers)), context())
+    opening = asyncio.create_task(engine.open())
+    async with asyncio.timeout(30):
+        while "/collective_rpc" not in answers.paths:
+            await asyncio.sleep(0.01)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert answers.paths[-1] == "/resume"
+
+
+async def test_a_server_that_was_refused_is_neither_paused_nor_resumed(
+    answering: Any, options: Any, context: Any
+) -> None:
+    answers = Asked(SERVES | {"/server_info": BARE})
+    engine = VLLMEngine(options(url=await answering(answers)), context())
+    with pytest.raises(FitError):
+        await engine.open()
+    assert not {"/pause", "/resume"} & set(answers.paths)
