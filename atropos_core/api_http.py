@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import errors
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
-from atropos_core.errors import ApiError, AtroposError, ConfigError, HubClosed
+from atropos_core.errors import ApiError, AtroposError, ConfigError, HubClosed, TooLarge
 from atropos_core.profile import Profile
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ def _value(answer: httpx.Response, url: str) -> Any:
         told = answer.json()["error"]
         kind, message, remedy = str(told["kind"]), str(told["message"]), told.get("remedy")
     except (ValueError, LookupError, TypeError, AttributeError):
-        kind_of_error = _Busy if answer.status_code in (502, 503, 504) else ApiError
-        raise kind_of_error(
+        kinds = dict.fromkeys((502, 503, 504), _Busy) | {413: TooLarge}  # of something between here and the server
+        raise kinds.get(answer.status_code, ApiError)(
             f"{url} answered {answer.status_code} to {answer.request.url.path}: {answer.text[:200]!r}"
         ) from None
     if answer.status_code == 404 and kind == "UnknownThere":

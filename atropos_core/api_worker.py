@@ -103,7 +103,7 @@ class Worker:
     async def put(self, group: ScoredGroup, *, deadline_s: float, key: str | None = None) -> int | None:
         """The id of the group in the hub, once the server has it safely; None where nobody wants it any more. Waits for
         room. Raises HubFull or ApiError at the deadline; whoever then tries again does so under the same `key`, since an
-        earlier try may still arrive."""
+        earlier try may still arrive. Raises DataError (TooLarge is one) where the server will never take it."""
         key, until = key or self.new_key(), time.monotonic() + deadline_s
         frame = encode_bytes(group)
         while True:

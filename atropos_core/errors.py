@@ -46,6 +46,10 @@ class DataError(AtroposError):
     """A data set, task or rollout is missing, empty or malformed."""
 
 
+class TooLarge(DataError):
+    """More was sent at once than the other end takes."""
+
+
 class TokenizerMismatch(AtroposError):
     """Two parts of a run that must agree on the tokenizer do not."""
 

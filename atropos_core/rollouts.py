@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -212,15 +213,19 @@ def checked(episode: Episode | Failed) -> Episode | Failed:
         return episode
     if not isinstance(episode, Episode):
         raise DataError(f"play() must return an Episode, not {type(episode).__name__}")
-    if not np.isfinite(episode.score):
-        raise DataError(f"the environment's score is {episode.score}, which is not a finite number")
     return replace(
         episode,
-        score=float(episode.score),
+        score=_finite("score", episode.score),
         correct=None if episode.correct is None else bool(episode.correct),
-        parts={name: float(value) for name, value in episode.parts.items()},
-        metrics={name: float(value) for name, value in episode.metrics.items()},
+        parts={name: _finite(f"part {name!r}", value) for name, value in episode.parts.items()},
+        metrics={name: _finite(f"metric {name!r}", value) for name, value in episode.metrics.items()},
     )
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise DataError(f"the environment's {name} is {value}, which is not a finite number")
+    return float(value)
 
 
 def failed_by(error: BaseException, where: str) -> Failed:

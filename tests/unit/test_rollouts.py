@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,14 @@ async def test_a_play_that_says_itself_that_it_failed_is_kept_as_it_is():
         (1.0, "DataError: play() must return an Episode, not float"),
         (episode(float("nan")), "DataError: the environment's score is nan, which is not a finite number"),
         (episode(float("-inf")), "DataError: the environment's score is -inf, which is not a finite number"),
+        (
+            replace(episode(1.0), parts={"form": float("nan")}),
+            "DataError: the environment's part 'form' is nan, which is not a finite number",
+        ),
+        (
+            replace(episode(1.0), metrics={"turns": np.float32("inf")}),
+            "DataError: the environment's metric 'turns' is inf, which is not a finite number",
+        ),
     ],
 )
 async def test_what_is_no_scored_episode_is_a_failure_that_says_so(made, wanted):

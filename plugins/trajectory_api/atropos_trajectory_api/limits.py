@@ -14,17 +14,13 @@ from collections import deque
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubFull
+from atropos_core.errors import DataError, DeadlineExceeded, HubFull, TooLarge
 from atropos_trajectory_api.answers import header, refuse
 from atropos_trajectory_api.connection import SCOPE_KEY, Connection
 
 FREE = 1 << 16
-DISCARD_S = 10.0  # what is too long is read on for so long, and up to twice the limit
+DISCARD_S = 10.0  # what is too long is read on for so long
 _STEP = 1 << 18  # decompressed at a time
-
-
-class TooLarge(AtroposError):
-    """A body beyond the limit."""
 
 
 class GoneAway(Exception):
@@ -208,11 +204,10 @@ class Limits:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _discard(self, receive: Receive) -> None:
-        left = 2 * self._body_bytes
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(self._request_s, DISCARD_S)):
-                while left > 0 and (message := await receive()).get("more_body", False):
-                    left -= len(message["body"])
+                while (await receive()).get("more_body", False):
+                    pass
 
     async def _timely(self, receive: Receive, left_s: float) -> Message:
         try:

@@ -15,20 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from atropos_core import console
 from atropos_core.api_http import LONG_POLL_S
 from atropos_core.api_worker import AWAY_S
 from atropos_core.assemble import EvaluationParts, Plan, build_for_evaluation
 from atropos_core.client import Api, Assignment, Worker, WorkerSpec
-from atropos_core.errors import AccessRefused, ApiError, DeadlineExceeded, HubFull
+from atropos_core.errors import AccessRefused, ApiError, AtroposError, DataError, DeadlineExceeded, HubFull
 from atropos_core.guards import blocked_loop_alarm
 from atropos_core.policy import within
 from atropos_core.remote import RemoteEngine
-from atropos_core.rollouts import Player, task_count
+from atropos_core.rollouts import Player, failed_by, task_count
 from atropos_core.run import ENVIRONMENT_DEADLINE_S
 from atropos_core.scratch import owned_prefix, sweep
 from atropos_core.tokenizer import ChatTokenizer
-from atropos_core.types import Draw
+from atropos_core.types import Draw, ScoredGroup, Task
+from atropos_trajectory_api.checking import MOST_CHARACTERS
 from atropos_trajectory_api.named_engines import NamedEngines
 
 ROOM_S = 600.0  # of waiting for room in the hub before that is said
@@ -192,9 +195,19 @@ class _Shift:
         player = self._player(how.deadline_s)
         places = player.places(draw, how.group_size)
         group = await player.play(draw, places, how.group_size, how.sampling)
-        if len(group.episodes) < max(how.min_group, 1):
-            await self._worker.failed(group)
-            return
+        try:
+            if len(group.episodes) >= max(how.min_group, 1):
+                await self._put(group)
+            else:
+                await self._worker.failed(group)
+        except (DataError, DeadlineExceeded) as error:  # refused: another worker's group of this draw would be as well
+            console.warn(
+                f"the group of task {group.task.id!a:.100} is refused, and its draw is reported as failed: "
+                f"{Exception.__str__(error)}"
+            )
+            await self._worker.failed(_refused(group, error))
+
+    async def _put(self, group: ScoredGroup) -> None:
         key = self._worker.new_key()
         while True:
             try:
@@ -229,6 +242,12 @@ class _Shift:
             console.warn(f"{Exception.__str__(error)} Trying on.")
         elif now - self._away_since > AWAY_S:
             raise error
+
+
+def _refused(group: ScoredGroup, error: AtroposError) -> ScoredGroup:
+    """As it is reported: without whatever it is that cannot be sent."""
+    task = group.task.id.encode(errors="replace").decode()[:MOST_CHARACTERS]
+    return ScoredGroup(group.draw, Task(task, ()), (), np.zeros(0, np.float32), failed=(failed_by(error, "put"),))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from atropos_core.client import Api, Leased, SessionSpec, TrainerSession, Worker, WorkerSpec
-from atropos_core.errors import AccessRefused, ApiError, DataError, HubFull, LeaseLost, TokenizerMismatch
+from atropos_core.errors import AccessRefused, ApiError, DataError, HubFull, LeaseLost, TokenizerMismatch, TooLarge
 from atropos_core.types import Draw
 from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, Server, drawn, played, serving
 
@@ -148,6 +148,19 @@ async def test_a_full_hub_is_a_full_hub_for_a_worker_on_the_servers_own_machine_
             [(number, _)] = (await leased(trainer, 1)).entries
             await trainer.commit([number])
             assert not (await trainer.lease(1, 0, 0.3)).entries  # both tries were of one group
+
+
+async def test_a_body_however_far_beyond_the_limit_is_refused_by_name(tmp_path: Path):
+    with serving(tmp_path, "--body-mb", "0.8") as server:
+        api = Api(server.url)
+        for size in (
+            1_000_000,
+            40_000_000,
+            40_000_000,
+        ):  # who is still sending reads no answer, and a reset takes it away
+            with pytest.raises(TooLarge, match="the limit is 0.8 MB"):
+                await api.call("POST", "/v1/groups", {"groups": bytes(range(250)) * (size // 250)}, deadline_s=3)
+        await api.close()
 
 
 async def test_draws_of_a_worker_that_signs_off_go_to_another(server: Server):
