@@ -25,7 +25,8 @@ from typing import Literal, NamedTuple
 from atropos_core import console, durable
 from atropos_core.errors import DataError, RunDirectoryError, StoreFull
 
-Sync = Literal["always", "second", "never"]  # when what was appended is also safe from a power cut
+Sync = Literal["always", "second", "never"]  # when what was appended is also safe from a power cut: once `written` has
+# returned and for the rest within a second or so, all within a second or so, when the kernel likes
 SEGMENT_BYTES = 64 << 20
 RESERVE_BYTES = 256 << 10  # given up on a full disk, so that what frees room can still be written; it comes back first
 
@@ -274,8 +275,8 @@ class Journal:
     def _sync_every_second(self) -> None:
         said = ""
         while not self._stop.wait(1.0):
-            if self._sync == "always" and not self._doomed:
-                continue  # who appends waits for that itself
+            if self._sync == "always" and not (self._dirty or self._doomed):
+                continue  # who appends waits for that itself, where it matters
             try:
                 self.sync()
                 said = ""

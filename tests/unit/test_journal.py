@@ -204,6 +204,18 @@ def test_a_roll_can_be_undone(tmp_path):
 
 
 @pytest.mark.parametrize("sync", ["always", "second"])
+def test_what_nobody_waits_for_is_synced_soon(tmp_path, sync):
+    journal = Journal(tmp_path, sync=sync)
+    journal.roll()
+    journal.append(1, b"a settlement")
+    until = time.monotonic() + 30
+    while journal._dirty:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    journal.close()
+
+
+@pytest.mark.parametrize("sync", ["always", "second"])
 async def test_what_is_written_is_synced(tmp_path, sync):
     journal = Journal(tmp_path, sync=sync)
     journal.roll()

@@ -160,16 +160,18 @@ class Doors:
         return {}
 
     async def lease(self, asked: Asked) -> dict[str, Any]:
-        service = self._service
+        service, trained = self._service, _ids(asked, "trained", ())
         leased = await service.lease(
             asked.session(),
             asked.count("groups", least=1),
             version=asked.count("version"),
             wait_s=asked.wait_s(),
-            trained=_ids(asked, "trained", ()),
+            trained=trained,
             holding=numbers(asked.get("holding", (list, tuple), ())),
             seen=asked.count("seen", 0) if asked.get("boot", str, "") == service.boot else 0,
         )
+        if leased.entries or trained:
+            await service.written()
         return {
             "boot": service.boot,
             "entries": [{"id": entry.id, "frame": as_frame(entry.payload)} for entry in leased.entries],
@@ -195,7 +197,10 @@ class Doors:
         return self._boot() | {"dropped": dropped}
 
     async def renew(self, asked: Asked) -> dict[str, Any]:
-        self._service.session(asked.session()).trained(_ids(asked, "trained", ()))
+        trained = _ids(asked, "trained", ())
+        self._service.session(asked.session()).trained(trained)
+        if trained:
+            await self._service.written()
         return self._boot()
 
     async def offer(self, asked: Asked) -> dict[str, Any]:

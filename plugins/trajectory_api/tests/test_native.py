@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ class Wire:
     """Calls the application as a server would."""
 
     def __init__(self, **options: Any) -> None:
-        self.service = Service(ServeOptions(journal=False, **options))
+        self.service = Service.open(ServeOptions(**{"journal": False, **options}))
         self._app = native_routes(self.service)
         self.hang_up = asyncio.Event()
 
@@ -75,6 +76,23 @@ async def test_a_group_goes_from_a_worker_to_a_trainer_frame_for_frame():
     leased = await wire.call("POST", f"{session}/lease", {"groups": 1, "version": 0})
     assert [(e["id"], e["frame"]) for e in leased["entries"]] == [(ids[0], frame)]
     assert (await wire.call("POST", f"{session}/commit", {"ids": ids}))["settled"] == 1
+
+
+async def test_with_sync_always_what_is_leased_and_what_is_trained_is_on_the_disk_before_the_answer(tmp_path: Path):
+    wire = Wire(journal=True, directory=tmp_path, sync="always")
+    journal = wire.service._store._journal
+    session = f"/v1/sessions/{(await wire.call('POST', '/v1/sessions', SESSION))['session']}"
+    for draw in (-1, -2, -3):
+        await wire.call("POST", "/v1/groups", {"groups": [{"frame": encode_bytes(played(drawn(draw)))}]})
+    lease = {"groups": 1, "version": 0}
+    [first] = (await wire.call("POST", f"{session}/lease", lease))["entries"]
+    assert not journal._dirty
+    await wire.call("POST", f"{session}/renew", {"trained": [first["id"]]})
+    assert not journal._dirty
+    [second] = (await wire.call("POST", f"{session}/lease", lease))["entries"]
+    await wire.call("POST", f"{session}/lease", {**lease, "groups": 2, "trained": [second["id"]]})  # which gives none
+    assert not journal._dirty
+    await wire.service.close()
 
 
 async def test_what_there_is_to_read_comes_as_json_for_people_who_ask_for_that():
