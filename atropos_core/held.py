@@ -78,6 +78,8 @@ class Limits:
 
     size_bytes: int
     sequences: int | None = None
+    size_option: str = "hub.size_mb"  # what raises each of them: errors name it
+    sequences_option: str = "the bound of sequences"
 
 
 @dataclass(slots=True)

@@ -77,17 +77,25 @@ def too_small(hub: Hub[Any], want: Want) -> HubFull:
     return HubFull(
         f"the hub is full ({_fill(hub)}) with {len(hub)} groups waiting, and the step needs {want}: neither can "
         f"go on. It holds {len(hub._held)} groups{kept}.",
-        remedy="Raise hub.size_mb, lower training.groups_per_step, group_size or sampling.max_tokens, or save checkpoints more often.",
+        remedy=f"Raise {' and '.join(_short(hub))}, lower training.groups_per_step, group_size or sampling.max_tokens, or "
+        "save checkpoints more often.",
     )
 
 
 def is_small(hub: Hub[Any]) -> bool:
     """Less room is left than two of the groups that are held take. With more, it is only giants that do not fit."""
+    return bool(_short(hub))
+
+
+def _short(hub: Hub[Any]) -> list[str]:
+    """The options whose bounds leave so little room."""
     limits, lanes, held = hub.limits, hub._lanes, len(hub._held)
-    bound = limits.sequences
-    return held * (limits.size_bytes - lanes.held_bytes) < 2 * lanes.held_bytes or (
-        bound is not None and held * (bound - lanes.held_sequences) < 2 * lanes.held_sequences
-    )
+    bound, found = limits.sequences, []
+    if held * (limits.size_bytes - lanes.held_bytes) < 2 * lanes.held_bytes:
+        found.append(limits.size_option)
+    if bound is not None and held * (bound - lanes.held_sequences) < 2 * lanes.held_sequences:
+        found.append(limits.sequences_option)
+    return found
 
 
 def refuse_what_is_no_text(name: str) -> None:
@@ -104,12 +112,16 @@ def refuse_what_never_fits(limits: Limits, label: Label) -> None:
         raise DataError(f"a group of task {label.task!r} has {label.sequences} sequences and {label.size_bytes} bytes")
     refuse_what_is_no_text(label.environment)
     refuse_what_is_no_text(label.task)
-    bound = limits.sequences
-    if label.size_bytes > limits.size_bytes or (bound is not None and label.sequences > bound):
+    bound, beyond = limits.sequences, []
+    if label.size_bytes > limits.size_bytes:
+        beyond.append(limits.size_option)
+    if bound is not None and label.sequences > bound:
+        beyond.append(limits.sequences_option)
+    if beyond:
         raise DataError(
             f"a group of task {label.task!r} holds {label.size_bytes / 1e6:.1f} MB and {label.sequences} sequences, more "
             f"than the whole hub ({limits.size_bytes / 1e6:.1f} MB, {bound or 'any number of'} sequences).",
-            remedy="Raise hub.size_mb, or shorten the rollouts (sampling.max_tokens).",
+            remedy=f"Raise {' and '.join(beyond)}, or make groups smaller (training.group_size, sampling.max_tokens).",
         )
 
 

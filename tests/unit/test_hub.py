@@ -126,8 +126,11 @@ async def test_a_hub_too_small_for_a_step_says_so_instead_of_waiting():
     third = asyncio.ensure_future(one.put("c", label()))
     await settle()
     assert not third.done(), "a full hub makes producers wait"
-    with pytest.raises(HubFull, match=r"the hub is full .* with 2 groups waiting, and the step needs 3 groups"):
+    with pytest.raises(
+        HubFull, match=r"the hub is full .* with 2 groups waiting, and the step needs 3 groups"
+    ) as caught:
         await session.lease(THREE, 0, 5)
+    assert "Raise hub.size_mb, lower training.groups_per_step" in str(caught.value)
     assert not third.done()
     third.cancel()
 

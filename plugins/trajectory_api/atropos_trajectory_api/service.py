@@ -59,7 +59,7 @@ class Service:
         self.heartbeat_s = options.silent_s / 4
         self._store = store
         self.hub: Hub[bytes] = Hub(
-            Limits(int(options.hub_mb * 1e6), options.hub_sequences),
+            Limits(int(options.hub_mb * 1e6), options.hub_sequences, "--hub-mb", "--hub-sequences"),
             max_staleness=_NEVER_STALE,
             on_dropped=self._dropped,
             store=store,

@@ -12,7 +12,7 @@ import pytest
 
 from atropos_core.client import NOT_WANTED
 from atropos_core.codec import encode_bytes
-from atropos_core.errors import DataError, LeaseLost, TokenizerMismatch
+from atropos_core.errors import DataError, HubFull, LeaseLost, TokenizerMismatch
 from atropos_core.hub import Label
 from atropos_core.types import Draw, ScoredGroup
 from atropos_trajectory_api.config import ServeOptions
@@ -54,6 +54,34 @@ async def lease(of: Service, number: int, groups: int = 1, **more: Any) -> Answe
 
 def failure(draw: Draw) -> ScoredGroup:
     return ScoredGroup(draw, played(draw).task, (), np.zeros(0, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "named"),
+    [
+        ({"hub_mb": 0.0001}, "Raise --hub-mb, or"),
+        ({"hub_sequences": 3}, "Raise --hub-sequences, or"),
+        ({"hub_mb": 0.0001, "hub_sequences": 3}, "Raise --hub-mb and --hub-sequences, or"),
+    ],
+)
+async def test_a_group_that_never_fits_is_refused_with_the_flags_that_make_room_for_it(bounds, named):
+    with pytest.raises(DataError, match="more than the whole hub") as caught:
+        await put(service(**bounds), drawn(-1))
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(("flag", "room"), [("--hub-mb", 1.2e-6), ("--hub-sequences", None)])
+async def test_a_hub_too_small_for_a_step_names_the_flag_that_makes_room_for_it(flag, room):
+    size = len(encode_bytes(played(drawn(-1))))
+    of = service(**({"hub_mb": room * size} if room else {"hub_sequences": 5}))
+    number = of.open_session(trainer(), (), 0)
+    await put(of, drawn(-1))
+    waiting = asyncio.ensure_future(of.put(encode_bytes(played(drawn(-2))), deadline_s=5.0))
+    await asyncio.sleep(0)
+    with pytest.raises(HubFull, match="neither can go on") as caught:
+        await lease(of, number, 2, wait_s=5.0)
+    assert f"Raise {flag}, lower training.groups_per_step" in str(caught.value)
+    waiting.cancel()
 
 
 async def test_groups_in_an_answer_that_never_arrived_are_leased_again():
