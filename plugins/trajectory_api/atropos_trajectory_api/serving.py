@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,27 @@ def serve(options: ServeOptions) -> None:
         )
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("TLS needs both --tls-cert and --tls-key.")
+    if options.tls_cert is not None and options.tls_key is not None:
+        refuse_what_is_no_certificate(options.tls_cert, options.tls_key)
     vocabulary = ids_of(options.model) if options.model else 0
     listening = bind(options.host, options.port)
     try:
         asyncio.Runner(loop_factory=_loop_factory()).run(_serve(options, listening, token, vocabulary))
     finally:
         listening.close()
+
+
+def refuse_what_is_no_certificate(cert: Path, key: Path) -> None:
+    """Raises ConfigError."""
+    try:
+        for path in (cert, key):  # OpenSSL does not say which of them is not there
+            path.open("rb").close()
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, password="")  # nobody is asked
+    except OSError as error:
+        raise ConfigError(
+            f"--tls-cert {cert} and --tls-key {key} cannot be used: {error}.",
+            remedy="Both are PEM files, the key is that of the certificate and has no passphrase.",
+        ) from error
 
 
 def ids_of(model: Path) -> int:

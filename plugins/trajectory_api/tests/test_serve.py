@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,8 +20,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from atropos_core.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import encode_bytes
+from atropos_core.errors import ApiError
+from atropos_trajectory_api.old_batches import WATCHED_BYTES
 from atropos_trajectory_api.old_retries import SLOT_S
+from plugins.trajectory_api.tests.played import SAMPLING, drawn, played
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, group, tags
 from tests.native_payloads import native_group, native_request, open_session, register_native
 from tests.old_payloads import old_group
@@ -140,6 +146,94 @@ def test_flags_that_cannot_be_are_named(served: Callable[..., Served]) -> None:
         server = served("--port", "0", *flags)
         assert server.process.wait(30) == 2
         assert said in server.text and "Traceback" not in server.text, server.text
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that no authority signed, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no command `openssl` to make a certificate with")
+    cert, key = (tmp_path_factory.mktemp("tls") / name for name in ("cert.pem", "key.pem"))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=here",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return cert, key
+
+
+def test_over_tls_an_old_trainer_gets_each_batch_once_short_or_long(
+    served: Callable[..., Served], pem: tuple[Path, Path]
+) -> None:
+    cert, key = pem
+    tls = ("--port", "0", "--tls-cert", str(cert), "--tls-key", str(key))
+    server, trusting = served(*tls), ssl.create_default_context(cafile=str(cert))
+    plain = {"accept-encoding": "identity"}
+    with httpx.Client(base_url=server.url, verify=trusting, headers=plain, timeout=30) as client:
+        assert server.url.startswith("https://")
+        client.post("/register", json=REGISTER)
+        client.get("/batch")
+        client.post("/register-env", json={**ENVIRONMENT, "max_token_length": 50_000})
+        for tag, length in ((1, 3), (2, 40_000), (3, 3)):
+            sent = client.post("/scored_data", json=group(tag=tag, length=length, env_id=0))
+            assert sent.json() == {"status": "received"}
+        batches = [client.get("/batch") for _ in range(3)]
+        assert [tags(batch.json()) for batch in batches] == [[1], [2], [3]]
+        assert len(batches[0].content) < WATCHED_BYTES < len(batches[1].content)
+        assert batches[1].json()["batch"][0]["tokens"] == group(tag=2, length=40_000)["tokens"]
+        until = time.monotonic() + 30
+        status = {"accept": "application/json"}
+        while client.get("/v1/status", headers=status).json()["hub"]["committed"] < 3:  # a moment after the answer
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    server.process.kill()
+    server.process.wait()
+    again = served(*tls)
+    assert httpx.get(f"{again.url}/status", verify=trusting).json() == {"current_step": 3, "queue_size": 0}
+    assert again.process.poll() is None and "Traceback" not in server.text + again.text
+
+
+async def test_over_tls_workers_and_trainers_want_the_certificate_to_be_trusted(
+    served: Callable[..., Served], pem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = pem
+    url = served("--port", "0", "--tls-cert", str(cert), "--tls-key", str(key)).url
+    doubting = Api(url)
+    with pytest.raises(ApiError, match="shows a certificate that this machine does not trust") as caught:
+        await doubting.about(deadline_s=60)
+    assert "SSL_CERT_FILE" in str(caught.value)
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    api, group = Api(url), played(drawn(0), 60_000)
+    trainer = await TrainerSession.open(api, SessionSpec("run", 4, 1, SAMPLING, 1))
+    worker = await Worker.register(api, WorkerSpec("one", "words", 1))
+    await trainer.offer_draws([drawn(0)])
+    assert (await worker.draws(1)).draws == (drawn(0),)
+    assert await worker.put(group, deadline_s=30) == 0
+    [(number, got)] = (await trainer.lease(1, 0, 10.0)).entries
+    for one, other in zip(got.episodes, group.episodes, strict=True):
+        assert one.rollouts[0].tokens.tolist() == other.rollouts[0].tokens.tolist()
+    assert await trainer.commit([number]) == 1
+    for end in (worker, trainer, api, doubting):
+        await end.close()
+
+
+def test_a_certificate_that_cannot_be_used_is_named_before_anything_is_begun(
+    served: Callable[..., Served], pem: tuple[Path, Path], tmp_path: Path
+) -> None:
+    cert, key = pem
+    (tmp_path / "empty.pem").touch()
+    for given, said in (
+        ((tmp_path / "none.pem", key), "No such file or directory: '" + str(tmp_path / "none.pem")),
+        ((cert, tmp_path / "none.pem"), "No such file or directory: '" + str(tmp_path / "none.pem")),
+        ((tmp_path / "empty.pem", key), "PEM"),
+        ((cert, cert), "PEM"),
+    ):
+        server = served("--port", "0", "--tls-cert", str(given[0]), "--tls-key", str(given[1]))
+        assert server.process.wait(30) == 2, server.text
+        for words in (f"--tls-cert {given[0]}", f"--tls-key {given[1]}", said):
+            assert words in " ".join(server.text.split()), server.text
+        assert "Traceback" not in server.text and "listening" not in server.text
+        assert not (tmp_path / "api").exists()
 
 
 def test_after_a_kill_what_was_acknowledged_is_there_and_a_repeated_body_counts_once(
