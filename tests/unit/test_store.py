@@ -3,6 +3,7 @@ disk stays bounded."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import subprocess
@@ -18,7 +19,7 @@ from atropos_core.errors import LeaseLost, StoreFull
 from atropos_core.hub import KEYS, Entry, Hub, Label, Limits, Session, Want
 from atropos_core.journal import Sync
 from atropos_core.store import JournalStore
-from tests.unit.hubs import Clock, ids, payloads
+from tests.unit.hubs import Clock, ids, payloads, settle
 
 ROOM = 100_000_000
 ONE, TWO = Want(groups=1), Want(groups=2)
@@ -298,15 +299,19 @@ def test_a_full_disk_refuses_the_group_by_name_loses_none_and_goes_on_once_there
         assert more == taken[-1] + 1
 
 
-def test_a_disk_that_fills_up_while_a_put_waits_refuses_it_alone(small_disk):
+async def test_a_disk_that_fills_up_while_a_put_waits_refuses_it_alone(small_disk):
     with served(small_disk / "journal", size_bytes=20_000) as (hub, _):
         put(hub, b"x" * 15_000)
+        waiting = asyncio.ensure_future(hub.put(b"w" * 15_000, Label("words", 1, 15_000), deadline_s=60))
+        await settle()
+        assert not waiting.done()
         (small_disk / "ballast").write_bytes(b"")
         with pytest.raises(OSError, match="No space"):
             (small_disk / "ballast").write_bytes(b"x" * 2_000_000)
         session = hub.open("t")
-        leased = ids(lease(session, 1))
-        session.commit(leased)
+        assert session.commit(ids(lease(session, 1))) == 1
+        with pytest.raises(StoreFull):
+            await asyncio.wait_for(waiting, 10)
         with pytest.raises(StoreFull):
             put(hub, b"y" * 15_000)
         os.remove(small_disk / "ballast")
