@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atropos_core.client import OTHER_TIMELINE
 from atropos_core.codec import decode, encode_bytes
-from atropos_core.types import Sampling
+from atropos_core.types import Draw, Failed, Sampling, Task
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.native import native_routes
 from atropos_trajectory_api.service import Service
@@ -171,28 +173,81 @@ async def test_a_client_that_hangs_up_ends_its_wait_and_gets_no_draws():
     assert wire.service.draws.status()["waiting"] == 1
 
 
-PATHS = ["", "/workers", "/groups", "/sessions", "/environments", "/engines", "/status"]
-PATHS += [f"/workers/x/{what}" for what in ("heartbeat", "draws", "failed")]
-PATHS += [f"/sessions/1/{what}" for what in ("lease", "give_back", "trained", "commit", "renew", "draws", "version")]
-KEYS = ["groups", "frame", "key", "holder", "group_size", "sampling", "ids", "draws", "n", "wait_s", "version", "seen"]
+ROUTES = sorted(native_routes(Service(ServeOptions(journal=False)))._table)
+ENTRY = {"key": "a", "worker": "none", "frame": encode_bytes(played(drawn(1)))}
+BODIES: dict[str, dict[str, Any]] = {  # what a call of each route may say, once `begun` has returned
+    "workers": {**WORKER, "weight": 2.0, "minimum": 0.1, "group_size": 4, "tokenizer": "t", "vocabulary": VOCABULARY,
+                "playing": [0]},
+    "workers/*/heartbeat": {"draining": False, "returned": [0]},
+    "workers/*/draws": {"n": 1, "wait_s": 0.5, "playing": [0]},
+    "workers/*/failed": {"group": played(drawn(0))},
+    "groups": {"groups": [ENTRY], "wait_s": 0.5},
+    "sessions": {**SESSION, "min_group": 1, "batch_groups": 2, "max_staleness": 1, "max_token_len": 64, "deadline_s": 9.0,
+                 "tokenizer": "t", "model": "m", "version": 3, "committed": [0], "hub_id": None},
+    "sessions/*/lease": {"groups": 1, "version": 0, "wait_s": 0.5, "trained": [0], "holding": [0], "seen": 0, "boot": "b"},
+    "sessions/*/give_back": {"ids": [0]},
+    "sessions/*/commit": {"ids": [0]},
+    "sessions/*/drop": {"ids": [0], "cause": OTHER_TIMELINE},
+    "sessions/*/renew": {"trained": [0]},
+    "sessions/*/draws": {"draws": [drawn(2)]},
+    "sessions/*/version": {"version": 3},
+    "engines": {"session": 1, "url": "http://127.0.0.1:1"},
+}  # fmt: skip
+
+
+async def begun(pattern: str) -> tuple[Wire, str]:
+    """A session that has leased group 0 of two, a worker that plays draw 0 of two, and the path of this route."""
+    wire = Wire()
+    worker = (await wire.call("POST", "/v1/workers", WORKER))["worker"]
+    assert (await wire.call("POST", "/v1/sessions", SESSION))["session"] == 1
+    await wire.call("POST", "/v1/sessions/1/draws", {"draws": [drawn(0), drawn(1)]})
+    await wire.call("POST", f"/v1/workers/{worker}/draws", {"n": 1})
+    await wire.call("POST", "/v1/groups", {"groups": [{"frame": encode_bytes(played(drawn(-1)))}] * 2})
+    await wire.call("POST", "/v1/sessions/1/lease", {"groups": 1, "version": 0})
+    wire.hang_up.set()  # whatever would wait from here on is over
+    return wire, "/v1/" + pattern.replace("*", worker if pattern.startswith("workers") else "1")
+
+
+@pytest.mark.parametrize(("method", "pattern"), ROUTES)
+async def test_each_route_takes_the_body_that_the_next_test_changes(method: str, pattern: str):
+    wire, path = await begun(pattern)
+    await wire.call(method, path, BODIES[pattern] if method == "POST" else None)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["", "key", "~r"]), inner, max_size=3)
+        | st.builds(Draw, inner, inner, inner, inner, inner)
+        | st.builds(Sampling, inner, inner, inner, inner)
+        | st.builds(Failed, inner, inner, inner)
+        | st.builds(partial(replace, played(drawn(0))), task=st.builds(Task, inner, inner), wire=inner)
+        | st.builds(partial(replace, played(drawn(1))), draw=inner, failed=inner)
+    ),
     max_leaves=8,
 )
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(["GET", "POST", "DELETE"]), st.sampled_from(PATHS), st.dictionaries(st.sampled_from(KEYS), VALUES)
+CALLS = st.sampled_from(ROUTES).flatmap(
+    lambda route: st.tuples(
+        st.just(route),
+        st.dictionaries(st.sampled_from([*BODIES.get(route[1], {}), "other"]), VALUES, max_size=3),
+        st.dictionaries(
+            st.sampled_from([*ENTRY]), VALUES | VALUES.map(encode_bytes), max_size=2 * (route[1] == "groups")
+        ),
+    )
 )
-def test_nothing_that_is_sent_makes_the_server_fail(method: str, path: str, body: dict[str, Any]):
+
+
+@settings(max_examples=250, deadline=None)
+@given(CALLS)
+def test_nothing_that_is_sent_makes_the_server_fail(call: tuple[tuple[str, str], dict[str, Any], dict[str, Any]]):
+    (method, pattern), changes, entry = call
+
     async def once() -> None:
-        wire = Wire()
-        wire.hang_up.set()  # whatever would wait is over
-        await wire.call("POST", "/v1/sessions", SESSION)
-        status, _, answer = await wire.raw(method, f"/v1{path}", encode_bytes(body))
-        assert status in (0, 200, 404, 405, 409, 422, 503), (status, answer)
+        wire, path = await begun(pattern)
+        body = {**BODIES.get(pattern, {}), **({"groups": [{**ENTRY, **entry}]} if entry else {}), **changes}
+        status, _, answer = await wire.raw(method, path, encode_bytes(body))
+        assert status in (0, 200, 409, 422, 503), (status, answer)
 
     asyncio.run(once())
 
