@@ -22,6 +22,7 @@ OTHER_TIMELINE = "other_timeline"  # why a trainer drops groups: of weights newe
 NOT_WANTED = (1 << 63) - 1  # in place of a group's id: another play of its draw was sooner, or no trainer wants it
 LONG_POLL_S = 20.0  # one request's share of a longer wait
 _BACKOFF_S = (0.05, 2.0)  # the first pause between two tries, and the longest
+_LAST_S = 0.1  # with no more left than this, a failed try was the last
 
 
 class UnknownThere(ApiError):
@@ -101,12 +102,13 @@ class Api:
                         f"{self.url} shows a certificate that this machine does not trust: {reason(error)}.",
                         remedy="Name the authority that signed it: SSL_CERT_FILE=ca.pem atropos ...",
                     ) from error
-                if time.monotonic() + pause >= until:
+                left = until - time.monotonic()
+                if left <= _LAST_S:
                     raise ApiError(
                         f"{method} {self.url}{path} got no answer in time: {reason(error)}.",
                         remedy="Is the server up (`atropos serve`), and can this machine reach it?",
                     ) from error
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left - _LAST_S / 2))
                 pause = min(2 * pause, _BACKOFF_S[1])
 
     async def stream(self, path: str, frame: bytes, *, silent_s: float) -> AsyncGenerator[Any, None]:

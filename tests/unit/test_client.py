@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 
 import pytest
 
 from atropos_core.client import Api
 from atropos_core.codec import encode_bytes
-from atropos_core.errors import ApiError, ConfigError
+from atropos_core.errors import ApiError, ConfigError, TooLarge
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://host:port"])
@@ -20,9 +21,10 @@ def test_what_is_no_address_is_refused_with_one_that_is(url: str):
 
 
 async def test_a_server_that_is_not_there_is_an_error_at_the_deadline_and_not_before():
-    api = Api("http://127.0.0.1:9")
+    api, began = Api("http://127.0.0.1:9"), time.monotonic()
     with pytest.raises(ApiError, match="atropos serve"):
-        await api.about(deadline_s=0.3)
+        await api.about(deadline_s=1.0)
+    assert time.monotonic() - began > 0.9
     await api.close()
 
 
@@ -40,6 +42,19 @@ async def test_a_server_that_is_too_busy_to_read_a_call_is_asked_again():
         assert await api.about() == {"protocol": 1}
         await api.close()
     assert answers == []
+
+
+async def test_what_a_proxy_finds_too_large_is_an_error_of_that_name():
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Content Too Large\r\nconnection: close\r\n\r\n<html>nginx</html>")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as proxy:
+        api = Api(f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        with pytest.raises(TooLarge, match="answered 413 to /v1/groups"):
+            await api.call("POST", "/v1/groups", {"groups": []})
+        await api.close()
 
 
 def test_without_httpx_core_loads_and_the_client_says_what_to_install():
