@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,14 @@ def place(tmp_path, sevens):
 
 
 SEVENS = "./sevens.py:Sevens"
+
+
+def like_sevens(place: Scene, name: str, play: str) -> str:
+    """A reference to the environment with another `play`, whose body this is."""
+    source = (place.folder / "sevens.py").read_text().replace("class Sevens", f"class {name}")
+    play = f"\n    async def play(self, task, policy, *, seed):\n        {play}\n"
+    (place.folder / f"{name.lower()}.py").write_text(f"import asyncio\n{source}{play}")
+    return f"./{name.lower()}.py:{name}"
 
 
 def drawn(run: Path) -> Counter[int]:
@@ -114,22 +125,37 @@ def test_a_worker_that_is_killed_leaves_its_draws_to_another(place):
     trainer = place.train(*SLOW, "--steps", "12")
     first = place.worker(1, SEVENS, "--concurrency", "4")
     place.wait_for_step(2, trainer)
+    [directory] = Path(tempfile.gettempdir()).glob(f"atropos-env-*-{first.process.pid}-*")
     first.kill()
+    assert directory.exists()
     place.worker(2, SEVENS)
     assert trainer.ends(120) == 0, place.all_text
+    assert not directory.exists()
     assert drawn(place.folder / "run") == Counter(range(12 * 8))
     assert "has been silent for 2 s: it is dropped" in place.server.text
 
 
 def test_a_worker_told_to_end_finishes_what_it_plays(place):
-    trainer = place.train(*SLOW, "--steps", "12")
-    first = place.worker(1, SEVENS)
+    slowly = like_sevens(
+        place,
+        "Slowly",
+        "Path('playing').touch(); await asyncio.sleep(1); return await super().play(task, policy, seed=seed)",
+    )
+    trainer = place.train(*QUICK, "--steps", "6")
+    first = place.worker(1, slowly)
     place.wait_for_step(2, trainer)
+    (place.folder / "playing").unlink()
+    until = time.monotonic() + 60
+    while not (place.folder / "playing").exists():
+        assert time.monotonic() < until, place.all_text
+        time.sleep(0.01)
     assert first.terminate() == 0, first.text
+    assert re.search(r"finishing \d+ groups", first.text)
+    assert "draws are left to other workers" not in first.text
     assert status(place)["workers"] == []
-    place.worker(2, SEVENS)
+    place.worker(2, slowly)
     assert trainer.ends(120) == 0, place.all_text
-    assert drawn(place.folder / "run") == Counter(range(12 * 8))
+    assert drawn(place.folder / "run") == Counter(range(6 * 8))
     assert "silent" not in place.server.text
 
 
@@ -174,6 +200,30 @@ def test_another_run_does_not_train_what_was_drawn_for_the_one_before(place):
     second = place.start("second", "train", "--api", place.url, "--dir", "other", *SLOW, "--seed", "7", "--steps", "4")
     assert second.ends(120) == 0, place.all_text
     assert drawn(place.folder / "other") == Counter(range(4 * 8))
+
+
+def test_a_second_trainer_takes_over_and_the_first_ends(place):
+    first = place.train(*SLOW, "--steps", "200")
+    worker = place.worker(1, SEVENS)
+    place.wait_for_step(3, first)
+    second = place.start("second", "train", "--api", place.url, "--dir", "other", *SLOW, "--seed", "7", "--steps", "4")
+    assert first.ends(120) == 1, place.all_text
+    assert "LeaseLost" in first.text
+    assert second.ends(120) == 0, place.all_text
+    assert drawn(place.folder / "other") == Counter(range(4 * 8)), "and none that were drawn for the first"
+    assert worker.terminate() == 0, worker.text
+
+
+def test_where_every_play_fails_the_run_ends_with_the_cause(place):
+    broken = like_sevens(place, "Broken", "raise ValueError('the judge is out')")
+    trainer = place.train(*QUICK, "--steps", "3")
+    worker = place.worker(1, broken)
+    assert trainer.ends(120) == 1, place.all_text
+    said = " ".join(trainer.text.split())
+    assert "NoProgress" in said
+    assert "groups all failed; the last of them in play: ValueError: the judge is out" in said
+    worker.says("there is no trainer: waiting for one")
+    assert worker.terminate() == 0, worker.text
 
 
 def test_two_environments_share_the_batches_and_one_that_goes_leaves_them_to_the_other(place):
