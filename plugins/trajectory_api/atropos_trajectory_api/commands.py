@@ -16,7 +16,7 @@ def add(app: typer.Typer) -> None:
 def serve(
     host: Annotated[str, typer.Option(help="Elsewhere than this machine only with --token-file.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
-    directory: Annotated[Path, typer.Option("--dir", help="Its own: journal, socket.")] = Path("api"),
+    directory: Annotated[Path, typer.Option("--dir", help="Its own: journal, pieces, socket.")] = Path("api"),
     token_file: Annotated[Path | None, typer.Option(help="A file with a token, readable by you alone.")] = None,
     hub_mb: Annotated[float, typer.Option(help="Of groups, in memory and journal.")] = 256.0,
     hub_sequences: Annotated[int | None, typer.Option(help="A further bound.")] = None,
@@ -32,7 +32,9 @@ def serve(
     lease_s: Annotated[float, typer.Option(help="A trainer that is silent for so long has lost its groups.")] = 60.0,
     silent_s: Annotated[float, typer.Option(help="A worker that is silent for so long is dropped.")] = 60.0,
     body_mb: Annotated[float, typer.Option(help="Of one request, decompressed.")] = 64.0,
-    in_flight_mb: Annotated[float, typer.Option(help="Of all bodies that are being read.")] = 256.0,
+    in_flight_mb: Annotated[
+        float, typer.Option(help="Of bodies that are being read or wait for room, and of ring groups that wait.")
+    ] = 256.0,
     request_s: Annotated[float, typer.Option(help="In which a request must have arrived.")] = 60.0,
     connections: Annotated[int, typer.Option(help="At one time.")] = 512,
     cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may call. Repeatable.")] = None,

@@ -13,7 +13,7 @@ from atropos_core.registry import Options
 class ServeOptions(Options):
     """One server."""
 
-    directory: Path = Path("api")  # journal, socket, log
+    directory: Path = Path("api")  # journal, pieces of groups, socket of the rings
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     token_file: Path | None = None
@@ -32,7 +32,9 @@ class ServeOptions(Options):
     )  # a worker that is silent for so long is dropped; old ones after five times that
     allocation_grace_s: float = Field(30.0, gt=0)
     body_mb: float = Field(64.0, gt=0)  # of one request, after decompression
-    in_flight_mb: float = Field(256.0, gt=0)  # of all bodies that are being read
+    in_flight_mb: float = Field(
+        256.0, gt=0
+    )  # of all bodies that are being read or wait for room, and of ring groups that do
     request_s: float = Field(60.0, gt=0)  # in which a body must have arrived
     connections: int = Field(512, ge=1)
     cors: tuple[str, ...] = ()
