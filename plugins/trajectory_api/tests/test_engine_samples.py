@@ -16,7 +16,7 @@ import pytest
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.errors import ApiError, DataError, DeadlineExceeded, ProcessDied, RemoteError
+from atropos_core.errors import ApiError, DataError, DeadlineExceeded, ProcessDied, RemoteError, TooLarge
 from atropos_core.interfaces import Engine
 from atropos_core.registry import RunContext
 from atropos_core.remote import RemoteEngine
@@ -197,7 +197,7 @@ async def test_more_than_a_request_may_hold_travels_in_several(monkeypatch: pyte
         alike = [remote.sample(prompts[0].copy(), 1, SAMPLING, [seed], 30.0) for seed in range(40)]
         await asyncio.gather(*alike)
         assert engine.turns[-1] == list(range(40))  # one prompt, sent once
-        with pytest.raises(ApiError):  # said or not: the door may hang up before the rest of it is sent
+        with pytest.raises(TooLarge, match="the limit is 5 MB"):
             await remote.sample(np.arange(1_500_000, dtype=np.int32), 1, SAMPLING, [1], 30.0)
 
 
