@@ -5,9 +5,12 @@
 One process sends, this one receives; ways alternate, and the median of the repetitions counts. `ring` reads two numbers
 of each message in place; `ring, copied` copies it out, as a server or a trainer does; `ring, asyncio` does that on an
 event loop; `ring, hub` also puts it into a hub without a journal, from which a session takes it; `socket` is sendmsg of a
-length and the payload over SOCK_STREAM, and recv_into one buffer. Latency is one way, from the moment that a message is
-due (a sender that is held up has no excuse) until its reader has it, at half of the goal's rate, one doorbell for each
-message. `nothing` is the machine itself: two processes that only look at the clock, and how late a message would be for
+length and the payload over SOCK_STREAM, and recv_into one buffer. `ring, server` is the door of a real `atropos serve`
+without a journal: this process is a worker, whose messages are scored groups of about that size; each is checked, put into
+the hub and answered, and none is leased. It has a tenth of the messages, and the 64 slots that a worker has. Latency is one
+way, from the moment that a message is due (a sender that is held up has no excuse) until its reader has it, at half of the
+goal's rate, one doorbell for each message; for `ring, server` until the worker has the answer, at half of the rate that it
+had before. `nothing` is the machine itself: two processes that only look at the clock, and how late a message would be for
 the times in which one of them did not run. No way can be sooner than that. Writes benchmarks/results/ring.json.
 """
 
@@ -25,20 +28,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from atropos_core.client import Api
+from atropos_core.codec import encode_bytes
 from atropos_core.hub import Hub, Label, Limits, Want
-from atropos_core.ring import RingProducer
+from atropos_core.ring import SLOTS, RingProducer
 from atropos_core.ring_consumer import Lease, RingConsumer
 from atropos_core.ring_listener import RingListener
 from atropos_core.ring_socket import short
 from atropos_core.slots import HEADER_BYTES
+from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 from benchmarks.machine import RESULTS, described
+from tests.served import atropos_serve, serving
 
 SIZES = {"8,224 B": (8_224, 40_000), "98,368 B": (98_368, 20_000)}  # bytes, messages a second that are asked for
 NONCE = "benchmark"
@@ -144,6 +151,55 @@ async def on_a_loop(listener: RingListener, reader: Reader, *, into_hub: bool) -
     await asyncio.gather(serving, return_exceptions=True)
 
 
+async def through_server(url: str, size: int, count: int, rate: float) -> dict[str, float]:
+    """As many groups as a worker's slots hold at a time, or `rate` a second."""
+    api = Api(url)
+    offer = (await api.about())["same_host"]
+    ring = await RingProducer.open(Path(offer["path"]), offer["nonce"], name="benchmark")
+    frame, latencies, start = scored_group(size), [], time.perf_counter_ns()
+
+    async def put(number: int, due: int) -> None:
+        await ring.put([frame], key=str(number), deadline_s=DEADLINE_S)
+        latencies.append(time.perf_counter_ns() - due)
+
+    async def put_on(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            await put(number, time.perf_counter_ns())
+
+    async with asyncio.TaskGroup() as puts:
+        if rate:
+            for number in range(count):
+                due = start + int(number * 1e9 / rate)
+                while time.perf_counter_ns() < due:  # noqa: ASYNC110 - a sleep would be late by a millisecond
+                    await asyncio.sleep(0)
+                puts.create_task(put(number, due))
+        else:
+            numbers = iter(range(count))
+            for _ in range(SLOTS):
+                puts.create_task(put_on(numbers))
+    seconds = (time.perf_counter_ns() - start) / 1e9
+    assert (await api.status())["hub"]["groups"] == count
+    ring.close()
+    await api.close()
+    return {"per_s": count / seconds} | of_latencies(latencies)
+
+
+def scored_group(size: int) -> bytes:
+    """A frame of about so many bytes: four rollouts, the second half of each sampled."""
+    random, length = np.random.default_rng(7), int((size - 1180) / 32.5)  # of a header, and of a position in all four
+
+    def episode(score: float) -> Episode:
+        sampled = np.arange(length) >= length // 2
+        tokens = random.integers(0, 1 << 15, length).astype(np.int32)
+        logprobs = np.where(sampled, -random.random(length), 0).astype(np.float32)
+        return Episode((Rollout(tokens, sampled, sampled, logprobs, np.zeros(length, np.int32), 1.0),), score)
+
+    episodes = tuple(episode(float(member)) for member in range(4))
+    return encode_bytes(
+        ScoredGroup(Draw(-1, "benchmark", "train", 0, 0), Task("t", ()), episodes, np.arange(4, dtype=np.float32))
+    )
+
+
 def from_socket(path: Path, reader: Reader, start: Callable[[], None]) -> None:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with short(path) as address:
@@ -167,6 +223,12 @@ def from_socket(path: Path, reader: Reader, start: Callable[[], None]) -> None:
 
 def measure(way: str, size: int, count: int, rate: float, slots: int) -> dict[str, float]:
     """One run of two processes."""
+    if way == "ring, server":
+        with tempfile.TemporaryDirectory() as folder:
+            room = str(1 + 2 * size * count / 1e6)
+            command = atropos_serve("--dir", f"{folder}/api", "--no-journal", "--hub-mb", room)
+            with serving(command, Path(folder) / "output") as server:
+                return asyncio.run(through_server(f"http://127.0.0.1:{server.port}", size, count, rate))
     reader = Reader(size)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rings" / "ring.sock"
@@ -191,12 +253,12 @@ def measure(way: str, size: int, count: int, rate: float, slots: int) -> dict[st
             listener.close()
         code = children[0].wait(DEADLINE_S)
     assert code == 0 and reader.count == count, (way, code, reader.count)
-    ordered = sorted(reader.latencies)
-    return {
-        "per_s": (count - 1) / (reader.last - reader.first) * 1e9,
-        "p50_ms": ordered[len(ordered) // 2] / 1e6,
-        "p99_ms": ordered[len(ordered) * 99 // 100] / 1e6,
-    }
+    return {"per_s": (count - 1) / (reader.last - reader.first) * 1e9} | of_latencies(reader.latencies)
+
+
+def of_latencies(latencies: list[int]) -> dict[str, float]:
+    ordered = sorted(latencies)
+    return {"p50_ms": ordered[len(ordered) // 2] / 1e6, "p99_ms": ordered[len(ordered) * 99 // 100] / 1e6}
 
 
 def stalls(seconds: float) -> list[int]:
@@ -250,14 +312,16 @@ def main() -> None:
     print("size      way              messages/s (best)       p50 / p99 [ms] at half of the goal's rate")
     for name, (size, goal) in SIZES.items():
         count = options.count if size < 50_000 else options.count // 4
-        ways = ("ring", "ring, copied", "ring, asyncio", "ring, hub", "socket")
+        ways = ("ring", "ring, copied", "ring, asyncio", "ring, hub", "ring, server", "socket")
         runs: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {way: [] for way in ways}
         alone = []
         for _ in range(options.repeat):
             alone.append(nothing())
             for way in ways:
-                full = measure(way, size, count, 0.0, options.slots)
-                runs[way].append((full, measure(way, size, count // 4, goal / 2, options.slots)))
+                many = count // 10 if way == "ring, server" else count
+                full = measure(way, size, many, 0.0, options.slots)
+                rate = (full["per_s"] if way == "ring, server" else goal) / 2
+                runs[way].append((full, measure(way, size, many // 4, rate, options.slots)))
         for way, pairs in runs.items():
             rates = [full["per_s"] for full, _ in pairs]
             row = {
