@@ -193,6 +193,35 @@ def test_over_tls_an_old_trainer_gets_each_batch_once_short_or_long(
     assert again.process.poll() is None and "Traceback" not in server.text + again.text
 
 
+@pytest.mark.parametrize("share", [0.1, 0.95])
+def test_over_tls_a_batch_whose_client_went_away_before_it_had_all_is_served_again(
+    share: float, served: Callable[..., Served], pem: tuple[Path, Path]
+) -> None:
+    cert, key = pem
+    server = served("--port", "0", "--tls-cert", str(cert), "--tls-key", str(key))
+    trusting = ssl.create_default_context(cafile=str(cert))
+    with httpx.Client(base_url=server.url, verify=trusting, timeout=30) as client:
+        client.post("/register", json=REGISTER)
+        client.get("/batch")
+        client.post("/register-env", json={**ENVIRONMENT, "max_token_length": 50_000})
+        client.post("/scored_data", json=group(tag=1, length=40_000, env_id=0))
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 13)  # what it does not read stays at the server
+        plain.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        with trusting.wrap_socket(plain, server_hostname="127.0.0.1") as gone:
+            gone.sendall(b"GET /batch HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            read = b""
+            while b"\r\n\r\n" not in read or len(read) < share * int(
+                read.lower().split(b"content-length: ")[1].split()[0]
+            ):
+                read += gone.recv(1 << 14)
+        until = time.monotonic() + 30
+        while not (got := client.get("/batch").json())["batch"]:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert tags(got) == [1]
+
+
 async def test_over_tls_workers_and_trainers_want_the_certificate_to_be_trusted(
     served: Callable[..., Served], pem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
