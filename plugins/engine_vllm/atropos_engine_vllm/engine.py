@@ -259,9 +259,8 @@ class VLLMEngine(Engine):
         api, self._api = self._api, None
         server, self._server = self._server, None
         adapters, self._adapters = self._adapters, None
-        async with (
-            contextlib.AsyncExitStack() as ending
-        ):  # the last that is named ends first, and each whatever ends before
+        # The last that is named ends first, and each whatever ends before it.
+        async with contextlib.AsyncExitStack() as ending:
             if server is not None:
                 ending.push_async_callback(server.close)
             if api is not None:

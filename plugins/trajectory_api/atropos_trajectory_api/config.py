@@ -34,7 +34,7 @@ class ServeOptions(Options):
     body_mb: float = Field(64.0, gt=0)  # of one request, after decompression
     in_flight_mb: float = Field(
         256.0, gt=0
-    )  # of all bodies that are being read or wait for room, and of ring groups that do
+    )  # of bodies that are being read or wait for room, and ring groups that wait
     request_s: float = Field(60.0, gt=0)  # in which a body must have arrived
     connections: int = Field(512, ge=1)
     cors: tuple[str, ...] = ()
