@@ -32,9 +32,8 @@ class ServeOptions(Options):
     )  # a worker that is silent for so long is dropped; old ones after five times that
     allocation_grace_s: float = Field(30.0, gt=0)
     body_mb: float = Field(64.0, gt=0)  # of one request, after decompression
-    in_flight_mb: float = Field(
-        256.0, gt=0
-    )  # of bodies that are being read or wait for room, and ring groups that wait
+    # Of bodies that are being read or wait for room, and ring groups that wait:
+    in_flight_mb: float = Field(256.0, gt=0)
     request_s: float = Field(60.0, gt=0)  # in which a body must have arrived
     connections: int = Field(512, ge=1)
     cors: tuple[str, ...] = ()
