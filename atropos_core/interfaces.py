@@ -166,6 +166,7 @@ class Engine(ABC):
     """Samples from the current policy: prompt ids in; sampled ids, their logprobs and each token's version out."""
 
     endpoint: Endpoint
+    outlives_run: bool = False  # it was there before the run: it may hold another's weights, or be paused by it
 
     @abstractmethod
     async def open(self) -> ModelInfo:

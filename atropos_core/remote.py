@@ -41,6 +41,8 @@ class RemoteEngine(Engine):
     """Everything raises ApiError where no answer comes before the call's deadline; `sample` as soon as the other end is
     gone, and DeadlineExceeded where it is merely late."""
 
+    outlives_run = True
+
     def __init__(self, url: str, token: str | None = None) -> None:
         self._api = Api(url, token, timeout_s=CALL_DEADLINE_S)
         self._holder = secrets.token_hex(8)  # who changes what it samples from: a newer one takes the engine over

@@ -28,6 +28,7 @@ class TimedEngine(Engine):
 
     def __init__(self, engine: Engine, label: str, profile: Profile) -> None:
         self.endpoint = engine.endpoint
+        self.outlives_run = engine.outlives_run
         self._engine = engine
         self._label = label
         self._profile = profile

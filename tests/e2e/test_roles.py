@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import tempfile
@@ -13,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from atropos_core.remote import RemoteEngine
+from tests.conftest import metrics_of
 from tests.e2e.roles import Scene, scene
 
 pytestmark = pytest.mark.slow
@@ -305,17 +308,35 @@ def test_a_worker_that_waits_for_a_trainer_ends_when_told(place):
 
 
 @pytest.mark.parametrize("bridge", ["checkpoint", "lora"])
-def test_an_engine_alone_serves_a_run_that_sends_it_weights(place, bridge):
+def test_an_engine_alone_serves_one_run_after_the_other_each_from_its_own_start(place, tmp_path, bridge):
     engine = place.start("engine", "engine", "--model", "tiny", "--port", "0")
     url = engine.says(r"(http://[\w.:]+)")
-    run = place.start(
-        "run", "run", "--env", "gsm8k", "--dir", "run", "--steps", "2", "--engine", "remote",
-        "--set", f"engine.url={url}", "--bridge", bridge, "--set", "evaluation.problems=8",
-        "--set", "training.groups_per_step=4", "--set", "training.group_size=4",
-    )  # fmt: skip
-    assert run.ends(180) == 0, place.all_text
-    assert place.metrics[-1]["bridge/bytes_copied"] > 0
-    assert max(line["alignment/max_abs_logprob_diff"] for line in place.metrics) <= 1e-4
+
+    def run(name: str) -> list[dict[str, float]]:
+        role = place.start(
+            name, "run", "--env", "gsm8k", "--dir", name, "--steps", "2", "--engine", "remote",
+            "--set", f"engine.url={url}", "--bridge", bridge, "--set", "evaluation.problems=8",
+            "--set", "training.groups_per_step=4", "--set", "training.group_size=4", "--set", "trainer.learning_rate=3e-3",
+        )  # fmt: skip
+        assert role.ends(180) == 0, place.all_text
+        return metrics_of(tmp_path / name)
+
+    async def leave_paused() -> None:
+        remote = RemoteEngine(url)
+        await remote.pause()
+        await remote.close()
+
+    first = run("first")
+    assert max(line["bridge/bytes_copied"] for line in first) > 0
+    asyncio.run(leave_paused())  # as a run that was killed while it sent weights
+    second = run("second")
+    for line in (*first, *second):
+        assert line["alignment/max_abs_logprob_diff"] <= 1e-4
+    start, end, again = (
+        (tmp_path / name / f"rollouts/eval-{step:06d}.jsonl").read_bytes()
+        for name, step in (("first", 0), ("first", 2), ("second", 0))
+    )
+    assert again == start != end, "the same replies at step 0, and others once it was trained"
     assert engine.terminate() == 0
 
 

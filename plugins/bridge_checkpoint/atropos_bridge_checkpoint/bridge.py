@@ -35,11 +35,14 @@ class CheckpointBridge(Bridge):
         return {"trainer": "atropos_bridge_checkpoint.agents:TrainerAgent"}
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
-        """Both ends have loaded the same model directory, so at a fresh start there is nothing to do."""
+        """Engines of this run have loaded the model directory that the trainer has: there is nothing to do. One that
+        outlives runs may hold another's weights: it gets the trainer's, as version 0."""
         self._trainer, self._engines = trainer, engines
         self._directory.mkdir(parents=True, exist_ok=True)
         for partial in self._directory.glob(".*.partial"):  # what a run that was killed has left
             await asyncio.to_thread(shutil.rmtree, partial)
+        if lasting := [engine for engine in engines if engine.outlives_run]:
+            await self._send(0, lasting)  # its directory goes with the first that is published
 
     @asynccontextmanager
     async def writing(self, version: int) -> AsyncIterator[None]:
@@ -68,15 +71,20 @@ class CheckpointBridge(Bridge):
 
     async def _save_and_load(self, version: int) -> Publication:
         began = time.perf_counter()
-        directory = self._directory / f"v{version:06d}"
-        size, _ = await self._trainer.ask(
-            "save", str(directory), str(self._model), deadline_s=self._options.save_deadline_s
-        )
-        await asyncio.gather(*(self._reload(engine, directory, version) for engine in self._engines))
+        directory, size = await self._send(version, self._engines)
         self._published = [*(old for old in self._published if old != directory), directory][-self._options.keep :]
         for old in set(self._directory.iterdir()) - set(self._published):  # those of a killed run among them
             await asyncio.to_thread(shutil.rmtree, old)
         return Publication(version, time.perf_counter() - began, bytes_copied=size, bytes_on_disk=size)
+
+    async def _send(self, version: int, engines: Sequence[Engine]) -> tuple[Path, int]:
+        """The directory that the trainer has saved and these engines have loaded, and its size in bytes."""
+        directory = self._directory / f"v{version:06d}"
+        size, _ = await self._trainer.ask(
+            "save", str(directory), str(self._model), deadline_s=self._options.save_deadline_s
+        )
+        await asyncio.gather(*(self._reload(engine, directory, version) for engine in engines))
+        return directory, size
 
     async def _reload(self, engine: Engine, directory: Path, version: int) -> None:
         async with engine.paused(version):

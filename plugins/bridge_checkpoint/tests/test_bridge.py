@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from atropos_bridge_checkpoint.bridge import CheckpointBridge
 from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
 from atropos_bridge_checkpoint.plugin import build
 from atropos_core.errors import AtroposError, CheckpointError, DeadlineExceeded, FitError, WeightsMismatch
@@ -110,11 +111,26 @@ async def test_with_every_the_versions_that_it_divides_are_published_and_the_fir
     assert seen == [4, 4, 6, 6, 6, 9, 9]
     assert names(tmp_path) == ["v000006", "v000009"]
 
+    # In the same scene: the next run, with an engine that another has left as it was killed.
+    [engine] = scene.parts.engines
+    engine.outlives_run = True
+    await engine.pause()
+    options = CheckpointBridgeOptions(every=3, keep=2)
+    scene.parts.bridge = CheckpointBridge(options, RunContext(tmp_path, scene.parts.bridge._model, max_staleness=2))
+    await scene.parts.bridge.connect(scene.parts.trainer.endpoint, [engine])
+    assert scene.parts.bridge.published is None
+    assert set((await scene.sample()).policy_version.tolist()) == {0}
+    assert np.max(await differences(scene)) <= 1e-4
+    await update(scene, 7)  # it may be resumed: what it publishes first is due
+    assert scene.parts.bridge.published.version == 7
+    assert np.max(await differences(scene)) <= 1e-4
+    assert names(tmp_path) == ["v000007"]
+
     await scene.parts.bridge.publish(10)  # as before the run's last evaluation
     assert scene.parts.bridge.published.version == 10
     assert set((await scene.sample()).policy_version.tolist()) == {10}
     assert np.max(await differences(scene)) <= 1e-4
-    assert names(tmp_path) == ["v000009", "v000010"]
+    assert names(tmp_path) == ["v000007", "v000010"]
     await scene.parts.trainer.close()
     with pytest.raises(AtroposError):
         await scene.parts.bridge.publish(11)
