@@ -21,7 +21,7 @@ from atropos_core.api_http import error_of
 from atropos_core.client import Api
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import ApiError, AtroposError, DataError, DeadlineExceeded
-from atropos_core.interfaces import Engine, ModelInfo
+from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_core.types import Completion, Floats, Sampling, Tokens
 
 OPEN_DEADLINE_S = 1800.0  # the other end may still be loading its model
@@ -43,14 +43,18 @@ class RemoteEngine(Engine):
 
     outlives_run = True
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, transport: Transport | None = None) -> None:
+        """`transport`: how a run will send it weights, which the other end must have been started for."""
         self._api = Api(url, token, timeout_s=CALL_DEADLINE_S)
+        self._transport = transport
         self._holder = secrets.token_hex(8)  # who changes what it samples from: a newer one takes the engine over
         self._outbox: list[_Call] = []
         self._requests: set[asyncio.Task[None]] = set()
 
     async def open(self) -> ModelInfo:
-        info: ModelInfo = await self._call("open", {}, OPEN_DEADLINE_S)
+        """Raises FitError where the other end does not take what the run will send."""
+        told = {} if self._transport is None else {"transport": self._transport}
+        info: ModelInfo = await self._call("open", told, OPEN_DEADLINE_S)
         return info
 
     async def sample(

@@ -34,7 +34,8 @@ def _remote(options: config.RemoteEngineOptions, context: RunContext) -> Engine:
     from atropos_core.config import read_token
     from atropos_core.remote import RemoteEngine
 
-    return RemoteEngine(options.url, read_token(options.token_file) if options.token_file else None)
+    token = read_token(options.token_file) if options.token_file else None
+    return RemoteEngine(options.url, token, context.transport)
 
 
 @hookimpl

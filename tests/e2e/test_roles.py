@@ -309,7 +309,8 @@ def test_a_worker_that_waits_for_a_trainer_ends_when_told(place):
 
 @pytest.mark.parametrize("bridge", ["checkpoint", "lora"])
 def test_an_engine_alone_serves_one_run_after_the_other_each_from_its_own_start(place, tmp_path, bridge):
-    engine = place.start("engine", "engine", "--model", "tiny", "--port", "0")
+    (tmp_path / "engine.toml").write_text(f'model = "tiny"\n[bridge]\nuse = "{bridge}"\n')
+    engine = place.start("engine", "engine", "engine.toml", "--port", "0")
     url = engine.says(r"(http://[\w.:]+)")
 
     def run(name: str) -> list[dict[str, float]]:
@@ -337,7 +338,32 @@ def test_an_engine_alone_serves_one_run_after_the_other_each_from_its_own_start(
         for name, step in (("first", 0), ("first", 2), ("second", 0))
     )
     assert again == start != end, "the same replies at step 0, and others once it was trained"
+    resumed = place.start("resumed", "resume", "first", "--set", "training.steps=3")
+    assert resumed.ends(180) == 0, place.all_text
+    assert metrics_of(tmp_path / "first")[-1]["step"] == 3
+    assert metrics_of(tmp_path / "first")[-1]["alignment/max_abs_logprob_diff"] <= 1e-4
     assert engine.terminate() == 0
+
+
+def test_an_engine_alone_refuses_what_it_was_not_started_for_and_says_what_to_type(place):
+    for bridge in ("ipc", "local"):  # which carry nothing to another machine
+        refused = place.start(bridge, "engine", "--model", "tiny", "--port", "0", "--bridge", bridge)
+        assert refused.ends() == 2
+        assert f"bridge '{bridge}' carries" in refused.text
+        assert "Use --bridge checkpoint or --bridge lora" in refused.text
+        assert "Traceback" not in refused.text
+    engine = place.start("engine", "engine", "--model", "tiny", "--port", "0")
+    url = engine.says(r"(http://[\w.:]+)")
+    run = place.start(
+        "run", "run", "--env", "gsm8k", "--dir", "run", "--engine", "remote", "--set", f"engine.url={url}",
+        "--bridge", "lora",
+    )  # fmt: skip
+    assert run.ends() == 2
+    said = " ".join(run.text.split())
+    assert "FitError" in said
+    assert "started for whole models (--bridge checkpoint), and the run would send it adapters (--bridge lora)" in said
+    assert "Give `atropos engine` the --bridge of the run" in said
+    assert "Traceback" not in said
 
 
 def test_a_server_with_a_token_refuses_who_has_none_or_another(tmp_path, sevens):

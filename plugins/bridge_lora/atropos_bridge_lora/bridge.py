@@ -41,6 +41,8 @@ class LoraBridge(Bridge):
         await trainer.ask("check", deadline_s=self._deadline_s)
         shutil.rmtree(self._directory, ignore_errors=True)  # what a run that was killed has left
         self._directory.mkdir(parents=True)
+        lasting = [engine for engine in engines if engine.outlives_run]
+        await asyncio.gather(*(engine.resume(0) for engine in lasting))  # a run that was killed may have left it paused
         await self._publish(0)
 
     @asynccontextmanager

@@ -79,7 +79,10 @@ class Adapters:
             try:
                 await self._api.post("/v1/load_lora_adapter", body, deadline_s=LOAD_S)
             except (DataError, Refused) as error:
-                raise WeightsMismatch(f"vLLM does not take the adapter in {directory}: {error}") from error
+                raise WeightsMismatch(
+                    f"vLLM does not take the adapter in {directory}: {error}",
+                    remedy="A server that was started apart from the run must be started for adapters of the trainer's rank.",
+                ) from error
             before, self._numbers = self._numbers, await self._held()
             (number,) = self._numbers - before
             self.current = Loaded(name, version, number)

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from atropos_core.errors import ConfigError, DeadlineExceeded
-from atropos_core.interfaces import Engine, ModelInfo
+from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_trajectory_api.access import Access, is_loopback, read_token
 from atropos_trajectory_api.engine_door import EngineDoor, engine_app
 from atropos_trajectory_api.limits import Limits
@@ -55,10 +55,15 @@ class Door:
 
 
 async def open_door(
-    engine: Engine, where: str, token_file: Path | None, info: ModelInfo | None = None, *, allow_weights: bool = False
+    engine: Engine,
+    where: str,
+    token_file: Path | None,
+    info: ModelInfo | None = None,
+    *,
+    takes: Transport | None = None,
 ) -> Door:
-    """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT. Raises ConfigError where that
-    cannot be, or must not be."""
+    """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT, and send it what it `takes`. Raises
+    ConfigError where that cannot be, or must not be."""
     host, port = address(where)
     token = None if token_file is None else read_token(token_file)
     if token is None and not is_loopback(host):
@@ -67,9 +72,9 @@ async def open_door(
             remedy="Name a file that holds one: --token-file FILE, the same for server, trainer and workers.",
         )
     bound = _bind(host, port)
-    app = engine_app(engine, allow_weights, info)
+    app = engine_app(engine, takes, info)
     bounded: ASGIApp = app  # what uploads weights has the right to send much
-    if not allow_weights:
+    if takes is None:
         bounded = Limits(
             app, body_bytes=BODY_BYTES, in_flight_bytes=8 * BODY_BYTES, request_s=REQUEST_S, hold_s=REQUEST_S
         )

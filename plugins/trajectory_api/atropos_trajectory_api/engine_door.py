@@ -1,7 +1,7 @@
 """An engine over HTTP: the other end of `atropos_core.remote`.
 
-Who may reach it is decided before it (access.py). Without `allow_weights` it samples and scores, and that is all: a
-worker can neither stop the trainer's engine nor change what it samples from.
+Who may reach it is decided before it (access.py). Unless it takes weights (`takes`) it samples and scores, and that is
+all: a worker can neither stop the trainer's engine nor change what it samples from.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from starlette.types import Receive, Scope, Send
 
-from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost
-from atropos_core.interfaces import Engine, ModelInfo
+from atropos_core.errors import AccessRefused, AtroposError, DataError, FitError, LeaseLost
+from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_core.policy import within
 from atropos_core.scratch import owned_prefix
 from atropos_core.types import Completion, Tokens
@@ -28,25 +28,30 @@ LOAD_S = 1800.0
 SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
 FILES = 10_000  # of one upload
 FORMER = 1000  # trainers that are remembered
+SENT: Mapping[Transport, str] = {
+    "checkpoint": "whole models (--bridge checkpoint)",
+    "adapter": "adapters (--bridge lora)",
+}
 _UPLOADS = "/v1/engine/uploads/"
 _SAMPLES = "/v1/engine/samples"
 
 
-def engine_app(engine: Engine, allow_weights: bool, info: ModelInfo | None = None) -> EngineDoor:
-    """`info` is what `engine.open()` gave; without it the first caller's `open` opens the engine."""
-    return EngineDoor(engine, allow_weights, info)
+def engine_app(engine: Engine, takes: Transport | None, info: ModelInfo | None = None) -> EngineDoor:
+    """`takes`: what the engine was started to be sent, one of SENT; None: nothing. `info` is what `engine.open()` gave;
+    without it the first caller's `open` opens the engine."""
+    return EngineDoor(engine, takes, info)
 
 
 class EngineDoor:
     """An ASGI application. `close` removes what uploads have left."""
 
-    def __init__(self, engine: Engine, allow_weights: bool, info: ModelInfo | None) -> None:
+    def __init__(self, engine: Engine, takes: Transport | None, info: ModelInfo | None) -> None:
         self._engine = engine
         self._info = info
         self._opening = asyncio.Lock()
         self._uploads: Path | None = None
         self._loading: set[Path] = set()
-        self._allow_weights = allow_weights
+        self._takes = takes
         self._holder: str | None = None  # the trainer that changes what the engine samples from
         self._former: dict[str, None] = {}  # those that it took the engine over from, oldest first
         calls = {"open": self._open, "logprobs": self._logprobs}
@@ -55,9 +60,7 @@ class EngineDoor:
             "load_weights": self._load_weights, "load_adapter": self._load_adapter,
         }  # fmt: skip
         table: dict[tuple[str, str], Handler] = {("POST", f"engine/{name}"): call for name, call in calls.items()}
-        table |= {
-            ("POST", f"engine/{name}"): self._held(call) if allow_weights else _refuse for name, call in changes.items()
-        }
+        table |= {("POST", f"engine/{name}"): self._held(call) if takes else _refuse for name, call in changes.items()}
         self._calls = Native(table)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,6 +98,15 @@ class EngineDoor:
             self._holder = holder
 
     async def _open(self, asked: Asked) -> ModelInfo:
+        """Of a run that will send weights, `transport` says which. Raises FitError where they are not what it takes."""
+        sends: Any = asked.get("transport", str, None)
+        if self._takes is None and sends is not None:
+            await _refuse(asked)
+        elif self._takes is not None and sends not in (None, self._takes):
+            raise FitError(
+                f"this engine was started for {SENT[self._takes]}, and the run would send it {SENT.get(sends, repr(sends))}.",
+                remedy="Give `atropos engine` the --bridge of the run.",
+            )
         async with self._opening:
             if self._info is None:
                 self._info = await self._engine.open()
@@ -140,7 +152,7 @@ class EngineDoor:
     async def _take_upload(self, where: str, receive: Receive, send: Send) -> None:
         status, headers, answer = 200, [(b"content-length", b"0")], b""
         try:
-            if not self._allow_weights:
+            if self._takes is None:
                 await _refuse(None)
             await self._write(where, receive)
         except Gone:

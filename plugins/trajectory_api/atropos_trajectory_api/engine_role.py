@@ -9,24 +9,49 @@ from pathlib import Path
 
 from atropos_core import console
 from atropos_core.assemble import Plan, build_for_evaluation
+from atropos_core.chosen import choose
+from atropos_core.errors import FitError
 from atropos_core.guards import watched
+from atropos_core.plugins import Plugins
 from atropos_core.scratch import owned_prefix, sweep
 from atropos_trajectory_api.door import open_door
+from atropos_trajectory_api.engine_door import SENT
 from atropos_trajectory_api.roles import draining_signals
 
 
+def sent_weights(plan: Plan, plugins: Plugins, *, by_bridge: bool) -> Plan:
+    """The plan of an engine that is sent whole models, or with `by_bridge` what `bridge.use` carries. Where that is
+    adapters, the trainer tells how large. Raises FitError."""
+    [engine], config = plan.engines, plan.config
+    carried = choose(plugins.registry, "bridge", "bridge", config.bridge).transports if by_bridge else {"checkpoint"}
+    transport = next((sent for sent in SENT if sent in carried & engine.transports), None)
+    if transport is None:
+        what = f"bridge {config.bridge.use!r} carries {', '.join(sorted(carried))}; " if by_bridge else ""
+        raise FitError(
+            f"nothing can be sent to this engine from elsewhere: {what}engine {engine.component.use!r} takes"
+            f" {', '.join(sorted(engine.transports)) or 'nothing'}.",
+            remedy="Use --bridge checkpoint or --bridge lora, with an engine that takes what it carries: hf or vllm.",
+        )
+    telling = ("trainer",) if transport == "adapter" else ()
+    single = {kind: choose(plugins.registry, kind, kind, getattr(config, kind)) for kind in telling}
+    return replace(plan, transports=(transport,), single=single)
+
+
 async def serve_engine(plan: Plan, where: str, token_file: Path | None) -> None:
-    """Until SIGTERM or Ctrl-C, or until the engine's process ends. Raises ConfigError, ProcessDied."""
+    """Until SIGTERM or Ctrl-C, or until the engine's process ends. `plan` is of `sent_weights`. Raises ConfigError,
+    ProcessDied."""
+    [takes] = plan.transports
     stop = asyncio.Event()
     sweep("engine")
     with draining_signals(stop), tempfile.TemporaryDirectory(prefix=owned_prefix("engine")) as directory:
         (Path(directory) / "logs").mkdir()
-        parts = await build_for_evaluation(replace(plan, transports=("checkpoint",)), Path(directory))
+        parts = await build_for_evaluation(plan, Path(directory))
         try:
             info = await parts.engine.open()
-            door = await open_door(parts.engine, where, token_file, info, allow_weights=True)
+            door = await open_door(parts.engine, where, token_file, info, takes=takes)
             try:
-                console.facts([("engine", f"{plan.config.engine.use}, {plan.model.summary}"), ("at", door.url)])
+                engine = f"{plan.config.engine.use}, {plan.model.summary}"
+                console.facts([("engine", engine), ("takes", SENT[takes]), ("at", door.url)])
                 await watched(_until(stop), parts.children)
             finally:
                 await door.close()

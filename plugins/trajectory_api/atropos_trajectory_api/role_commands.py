@@ -164,6 +164,11 @@ def engine(
     token_file: TokenOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
+    bridge: Annotated[
+        str | None,
+        typer.Option(help="The run's: checkpoint, or lora with the run's [trainer]. [default: checkpoint]"),
+    ] = None,
+    trainer: TrainerOption = None,
     changes: SetOption = None,
 ) -> None:
     """Serve one engine to a trainer on another machine, whose run file says: engine.use = "remote", engine.url = URL.
@@ -173,16 +178,23 @@ def engine(
       atropos engine --model tiny --port 8001
 
       atropos run --env gsm8k --engine remote --set engine.url=http://127.0.0.1:8001 --bridge checkpoint
+
+      atropos engine --model tiny --engine vllm --bridge lora --set trainer.lora.rank=8
     """
     import asyncio
 
     from atropos_core import console
     from atropos_core.assemble import make_plan
     from atropos_core.cli.options import configure
-    from atropos_trajectory_api.engine_role import serve_engine
+    from atropos_core.config import FLAG
+    from atropos_trajectory_api.engine_role import sent_weights, serve_engine
 
-    loaded, resolved, plugins = configure(file, model=model, engine=engine, changes=changes)
+    loaded, resolved, plugins = configure(
+        file, model=model, engine=engine, bridge=bridge, trainer=trainer, changes=changes
+    )
     plan = make_plan(loaded.config, resolved, plugins, training=False, playing=False)
+    by_bridge = loaded.origins.get("bridge.use") in (FLAG, str(file))  # not a default, nor a model's preset
+    plan = sent_weights(plan, plugins, by_bridge=by_bridge)
     try:
         asyncio.run(serve_engine(plan, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", token_file))
     except (asyncio.CancelledError, KeyboardInterrupt):

@@ -17,8 +17,8 @@ import uvicorn
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.errors import AccessRefused, DataError, DeadlineExceeded, LeaseLost
-from atropos_core.interfaces import Engine
+from atropos_core.errors import AccessRefused, DataError, DeadlineExceeded, FitError, LeaseLost
+from atropos_core.interfaces import Engine, Transport
 from atropos_core.registry import RunContext
 from atropos_core.remote import RemoteEngine
 from atropos_core.types import Completion, Floats, Sampling, Tokens
@@ -48,8 +48,10 @@ class Mute(Loads):
 
 
 @asynccontextmanager
-async def reached(engine: Engine, *, allow_weights: bool = True) -> AsyncIterator[tuple[RemoteEngine, EngineDoor]]:
-    door = engine_app(engine, allow_weights)
+async def reached(
+    engine: Engine, *, takes: Transport | None = "checkpoint"
+) -> AsyncIterator[tuple[RemoteEngine, EngineDoor]]:
+    door = engine_app(engine, takes)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(door, log_level="error", lifespan="off"))
@@ -213,7 +215,7 @@ async def test_an_upload_stays_in_its_folder(name: str):
 async def test_a_door_for_workers_samples_and_changes_nothing(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     engine = Loads()
-    async with reached(engine, allow_weights=False) as (remote, _):
+    async with reached(engine, takes=None) as (remote, _):
         assert len(await remote.sample(PROMPT, 1, SAMPLING, [1], 10.0)) == 1
         for forbidden in (
             remote.pause(),
@@ -224,6 +226,27 @@ async def test_a_door_for_workers_samples_and_changes_nothing(tmp_path: Path):
             with pytest.raises(AccessRefused, match="for sampling"):
                 await forbidden
         assert engine.loaded == []
+
+
+@pytest.mark.parametrize(
+    ("takes", "fits", "error"),
+    [("checkpoint", "checkpoint", FitError), ("adapter", "adapter", FitError), (None, None, AccessRefused)],
+)
+async def test_a_run_is_refused_at_its_start_where_its_weights_would_be(
+    takes: Transport | None, fits: Transport | None, error: type[Exception]
+):
+    kinds: tuple[Transport, ...] = ("checkpoint", "adapter")
+    async with reached(Loads(), takes=takes) as (samples, _):
+        for sends in kinds:
+            run = RemoteEngine(samples._api.url, transport=sends)
+            try:
+                if sends == fits:
+                    assert await run.open() == await samples.open()
+                else:
+                    with pytest.raises(error):
+                        await run.open()
+            finally:
+                await run.close()
 
 
 async def test_scores_are_the_engines_own_and_their_absence_is_an_answer():
