@@ -143,8 +143,9 @@ class Profile:
         self._told = now
         metrics: Metrics = {}
         for name, of in self._timed.items():
-            spent, of.told_s = of.seconds(now) - of.told_s, of.seconds(now)
-            metrics[f"time/{name.replace('.', '/')}_s"] = max(spent, 0.0)
+            total = of.seconds(now)
+            metrics[f"time/{name.replace('.', '/')}_s"] = max(total - of.told_s, 0.0)
+            of.told_s = total
         for role in self._roles():
             busy = self._busy(role, now)
             share = 1.0 - (busy - self._idle_from.get(role, 0.0)) / wall
