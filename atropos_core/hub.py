@@ -137,20 +137,27 @@ class Hub(Generic[T]):
     async def put(self, payload: T, label: Label, *, key: str | None = None, deadline_s: float | None = None) -> int:
         """The group's id, once it is held and written. A key seen before returns the former id and stores nothing.
         Raises HubFull at the deadline, StoreFull on a full disk, DataError for what could never fit, HubClosed."""
-        digest, loop = _digest(key), asyncio.get_running_loop()
-        end = None if deadline_s is None else loop.time() + deadline_s
-        while (taken := self.try_put(payload, label, key=key)) is None:
-            left = None if end is None else max(end - loop.time(), 0.0)
-            twin = self._offered.get(digest) if digest else None
-            if twin is None:
-                taken = await self._wait_for_room(payload, label, digest, left)
-                break
-            await asyncio.wait([twin], timeout=left)
-            if not twin.done():
-                raise telling.full(self, label)
+        taken = self.try_put(payload, label, key=key)
+        if taken is None:
+            taken = await self._put_later(payload, label, key, deadline_s)
         if self._store:
             await self._store.written()
         return taken
+
+    async def _put_later(self, payload: T, label: Label, key: str | None, deadline_s: float | None) -> int:
+        """There is no room for it now."""
+        digest, loop = _digest(key), asyncio.get_running_loop()
+        end = None if deadline_s is None else loop.time() + deadline_s
+        while True:
+            left = None if end is None else max(end - loop.time(), 0.0)
+            twin = self._offered.get(digest) if digest else None
+            if twin is None:
+                return await self._wait_for_room(payload, label, digest, left)
+            await asyncio.wait([twin], timeout=left)
+            if not twin.done():
+                raise telling.full(self, label)
+            if (taken := self.try_put(payload, label, key=key)) is not None:
+                return taken
 
     async def _wait_for_room(self, payload: T, label: Label, key: bytes | None, timeout_s: float | None) -> int:
         now = self._clock()

@@ -263,8 +263,8 @@ class Journal:
 
     def _fill_reserve(self) -> bool:
         """Whether it is there."""
-        path = self.directory / "reserve"
         if not self._has_reserve:
+            path = self.directory / "reserve"
             try:
                 path.write_bytes(bytes(RESERVE_BYTES))
                 self._has_reserve = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import zlib
 from collections import deque
 
@@ -170,7 +171,7 @@ class Limits:
         inflate = zlib.decompressobj(wbits=31) if b"gzip" in coding else None
         connection: Connection | None = scope.get(SCOPE_KEY)
         pieces: list[bytes] = []
-        size, received, spent_s, clock = 0, 0, 0.0, asyncio.get_running_loop().time
+        size, received, spent_s = 0, 0, 0.0
 
         async def keep(piece: bytes) -> None:
             nonlocal size
@@ -184,9 +185,9 @@ class Limits:
             if connection is not None and connection.has_body:
                 message = await receive()
             else:
-                since = clock()
+                since = time.monotonic()
                 message = await self._timely(receive, self._request_s - spent_s)
-                spent_s += clock() - since
+                spent_s += time.monotonic() - since
             if message["type"] == "http.disconnect":
                 raise GoneAway
             rest = message.get("body", b"")

@@ -135,6 +135,7 @@ async def _serve(options: ServeOptions, listening: socket.socket, token: bytes |
             log_level="warning",
             access_log=False,  # addresses and queries are nobody's business
             server_header=False,
+            proxy_headers=False,  # nor whoever a proxy says they are
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(DRAIN_S),
             ssl_certfile=options.tls_cert,
