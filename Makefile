@@ -6,12 +6,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
-ROLL_PIP := .venv-roll/bin/python -m pip --disable-pip-version-check install -q --no-deps
+ROLL_VENV := $(if $(ROLL_SOURCE),.venv-roll-source,.venv-roll)
 SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 
-.PHONY: run test lint vllm test-vllm test-atroposlib test-skyrl test-roll soak bench bench-bridges bench-api clean
+.PHONY: run test lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -31,17 +31,25 @@ vllm: .venv-vllm/stamp
 test-vllm: .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm -n 2 --dist loadfile --no-loadscope-reorder
 
+# Each bridge with one family of models, everything of the engine and of bridge_ipc, a kill and a planted fault: four minutes.
+test-vllm-short: .venv-vllm/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm/test_engine.py tests/vllm/test_engine_role.py \
+	  tests/vllm/test_bridge_ipc.py tests/vllm/test_bridge_lora.py tests/vllm/test_bridge_checkpoint.py tests/vllm/test_kills.py \
+	  -n 2 --dist loadfile --no-loadscope-reorder -k "not qwen and not server and not core and not trainer]"
+
 # The server of ours against the clients of atroposlib 0.4.0, and beside its own server; about three minutes.
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest tests/atroposlib
 
-# Our environments in gem and in a Ray actor, with the real packages; with ROLL's own classes where ROLL_SOURCE names a checkout.
-test-roll: .venv-roll/stamp
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m pytest tests/roll plugins/adapter_roll/tests
+# Our environments in gem and in a Ray actor, with the real packages. `ROLL_SOURCE=path/of/a/checkout make test-roll` runs the same and
+# more with ROLL's own classes, in an environment of its own, and says what differs from the ROLL that is known.
+test-roll: $(ROLL_VENV)/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(ROLL_VENV)/bin/python -m pytest tests/roll plugins/adapter_roll/tests
 
-# Our environments inside SkyRL's own trainer, on a CPU; two to three minutes.
+# Our environments inside SkyRL's own trainer, on a CPU; two to three minutes. Against a checkout where SKYRL_SOURCE names one.
 test-skyrl: .venv-skyrl/stamp
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl
+	$(if $(SKYRL_SOURCE),PYTHONPATH=$(SKYRL_SOURCE):$(SKYRL_SOURCE)/skyrl-gym) HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE \
+	  .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
@@ -56,7 +64,9 @@ soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.observing
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m benchmarks.soak_roll
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m benchmarks.soak_skyrl
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m benchmarks.skyrl_throughput
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_api_hostile
 
 # Beside TRL, in an environment of its own.
 bench: .venv/run.stamp .venv-trl/stamp
@@ -106,14 +116,14 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	.venv-atroposlib/bin/python -c 'import atroposlib.envs.base, atroposlib.api, example_trainer.api'
 	touch $@
 
-.venv-roll/stamp: pyproject.toml requirements-roll.txt constraints.txt plugins/adapter_roll/pyproject.toml plugins/env_gsm8k/pyproject.toml
-	@echo "installing gem and Ray into .venv-roll (two minutes, 1.6 GB; torch is the most of it)"
+.venv-roll/stamp .venv-roll-source/stamp: .venv-%/stamp: requirements-%.txt pyproject.toml constraints.txt plugins/adapter_roll/pyproject.toml plugins/env_gsm8k/pyproject.toml
+	@echo "installing gem and Ray into $(@D) (two minutes, 1.6 GB; torch is the most of it)"
 	$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit("gem-llm 0.1.0 is for Python 3.11; this is " + sys.version)'
-	test -x .venv-roll/bin/python || $(PYTHON) -m venv .venv-roll
-	$(ROLL_PIP) -r requirements-roll.txt
-	$(ROLL_PIP) -c constraints.txt torch
-	$(ROLL_PIP) --no-build-isolation -e . -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
-	.venv-roll/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-$*.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
+	$(@D)/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
 	touch $@
 
 # requirements-skyrl.txt says what typed_dict.pth is for.
@@ -133,4 +143,4 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	touch $@
 
 clean:
-	rm -rf .venv .venv-atroposlib .venv-roll .venv-skyrl .venv-trl .venv-vllm build dist
+	rm -rf .venv .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-vllm build dist

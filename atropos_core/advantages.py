@@ -10,17 +10,22 @@ from atropos_core.types import Floats
 
 Baseline = Literal["group", "others", "none"]
 
-ABSOLUTE_EPS = 1e-6
-RELATIVE_EPS = 1e-4
+NOISE = 1e-6  # of the largest reward, or of 1: eight times what float32 rounds by
+
+
+def is_noise(deviation: float, largest: float) -> bool:
+    """Whether a standard deviation of values up to |`largest`| may be what rounding left: at most a millionth of the
+    largest, or of 1 where all are smaller, since small rewards are often differences of such as are not."""
+    return deviation <= NOISE * max(1.0, largest)
 
 
 def is_flat(rewards: Floats) -> bool:
-    """Whether the rewards [G] are equal up to noise: their standard deviation is at most
-    max(ABSOLUTE_EPS, RELATIVE_EPS * max|R|). Dividing by it would turn noise into advantages of full size."""
+    """Whether the rewards [G] are equal up to noise (`is_noise`). Dividing by it would turn noise into advantages of full
+    size. What is further apart counts, however far from 0 all are: 100, 100, 100.01 is not flat."""
     if len(rewards) < 2:
         return True
     values = rewards.astype(np.float64)
-    return bool(values.std(ddof=1) <= max(ABSOLUTE_EPS, RELATIVE_EPS * np.abs(values).max()))
+    return is_noise(float(values.std(ddof=1)), float(np.abs(values).max()))
 
 
 def group_advantages(rewards: Floats, baseline: Baseline = "group", *, divide_by_std: bool = True) -> Floats:
@@ -31,7 +36,7 @@ def group_advantages(rewards: Floats, baseline: Baseline = "group", *, divide_by
     - others: R_i - mean of the others' rewards (RLOO, arXiv 2402.14740, eq. 4), which is G / (G - 1) times R - mean.
     - none: R itself (REINFORCE). Nothing is divided.
 
-    Against a baseline, flat groups, a group of one among them, get exactly 0.
+    Against a baseline, flat groups (`is_flat`), a group of one among them, get exactly 0.
     """
     values = rewards.astype(np.float64)
     if baseline == "none":

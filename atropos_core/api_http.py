@@ -6,10 +6,11 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from atropos_core import errors
+from atropos_core import console, errors
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
 from atropos_core.errors import ApiError, AtroposError, ConfigError, HubClosed, TooLarge
 from atropos_core.profile import Profile
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
     import httpx
 
 CONTENT_TYPE = "application/x-atropos"
+DAMAGED = "damaged"  # why a trainer or a server drops groups: what is in them cannot be trained
 OTHER_TIMELINE = "other_timeline"  # why a trainer drops groups: of weights newer than its own
 NOT_WANTED = (1 << 63) - 1  # in place of a group's id: another play of its draw was sooner, or no trainer wants it
 LONG_POLL_S = 20.0  # one request's share of a longer wait
 _BACKOFF_S = (0.05, 2.0)  # the first pause between two tries, and the longest
+SAY_S = 15.0  # of silence beyond what a call may take, before that is said
+SILENT_S = 120.0  # that a server answers nothing at all, before a call that may take longer is given up
+_LOOK_S = 2.5
+_PROBE_S = 5.0
 _LAST_S = 0.1  # with no more left than this, a failed try was the last
 
 
@@ -33,17 +39,33 @@ class _Busy(ApiError):
     """Something between here and the server, or the server before it reads a request, has no room now."""
 
 
+class _Overdue:
+    """One call that has no answer yet, and since when one is due."""
+
+    def __init__(self, what: str, since: float, limit: asyncio.Timeout | None = None) -> None:
+        self.what = what
+        self.since = since
+        self.limit = limit  # of a call that may take long: brought forward where the server answers nothing else either
+        self.silent_since: float | None = None
+        self.given_up = False
+
+
 class Api:
     """One server, by its URL. Raises the server's own errors under their own names, AccessRefused without the right
     token, and ApiError where no answer comes before a call's deadline."""
 
     def __init__(
-        self, url: str, token: str | None = None, *, timeout_s: float = 30.0, profile: Profile | None = None
-    ) -> None:
+        self, url: str, token: str | None = None, *, timeout_s: float = 30.0, profile: Profile | None = None,
+        say_s: float = SAY_S, silent_s: float = SILENT_S,
+    ) -> None:  # fmt: skip
         self._profile = profile
         http = import_httpx("--api")
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
+        self._say_s, self._silent_s = say_s, silent_s
+        self._in_flight: set[_Overdue] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._said = False  # that it is silent
         try:
             parsed = http.URL(self.url)
             if parsed.scheme not in ("http", "https") or not parsed.host:
@@ -88,13 +110,17 @@ class Api:
         until = time.monotonic() + wait_s + (self._timeout_s if deadline_s is None else deadline_s)
         frame = None if body is None else encode_bytes(body)
         pause = _BACKOFF_S[0]
+        is_long = wait_s > LONG_POLL_S
+        flight = _Overdue(f"{method} {path}", time.monotonic() + (0.0 if is_long else wait_s))
         while True:
             left = max(until - time.monotonic(), 0.001)
             try:
-                async with asyncio.timeout(left):
-                    answer = await self._http.request(
-                        method, path, content=content() if content else frame, timeout=wait_s + self._timeout_s
-                    )
+                async with asyncio.timeout(left) as limit:
+                    flight.limit = limit if is_long else None
+                    with self._watched(flight):
+                        answer = await self._http.request(
+                            method, path, content=content() if content else frame, timeout=wait_s + self._timeout_s
+                        )
                 return _value(answer, self.url)
             except (http.TransportError, TimeoutError, HubClosed, _Busy) as error:
                 if _is_untrusted(error):
@@ -103,6 +129,12 @@ class Api:
                         remedy="Name the authority that signed it: SSL_CERT_FILE=ca.pem atropos ...",
                     ) from error
                 left = until - time.monotonic()
+                if flight.given_up:
+                    raise ApiError(
+                        f"{self.url} has answered nothing for {self._silent_s:g} s, {method} {path} least of all: its process is "
+                        "stopped or hangs, or it is out of reach.",
+                        remedy="Look at its machine and its log.",
+                    ) from error
                 if left <= _LAST_S:
                     raise ApiError(
                         f"{method} {self.url}{path} got no answer in time: {reason(error)}.",
@@ -117,12 +149,15 @@ class Api:
         http = import_httpx("--api")
         limits = http.Timeout(silent_s, connect=min(silent_s, self._timeout_s))
         held = bytearray()
+        flight = _Overdue(f"POST {path}", time.monotonic())
+        self._watch(flight)
         try:
             async with self._http.stream("POST", path, content=frame, timeout=limits) as answer:
                 if answer.status_code >= 300:
                     await answer.aread()
                     _value(answer, self.url)
                 async for piece in answer.aiter_raw():
+                    flight.since = time.monotonic()
                     held += piece
                     while len(held) >= PREFIX_BYTES and len(held) >= (end := PREFIX_BYTES + frame_size(held)):
                         whole = bytes(memoryview(held)[:end])
@@ -133,6 +168,55 @@ class Api:
                 f"{self.url} went away during {path}: {reason(error)}.",
                 remedy="Is it up, and can this machine reach it?",
             ) from error
+        finally:
+            self._in_flight.discard(flight)
+
+    @contextmanager
+    def _watched(self, flight: _Overdue) -> Iterator[None]:
+        self._watch(flight)
+        try:
+            yield
+            if self._said:
+                self._said = False
+                console.say(f"{self.url} answers again")
+        finally:
+            self._in_flight.discard(flight)
+
+    def _watch(self, flight: _Overdue) -> None:
+        self._in_flight.add(flight)
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """While anything is in flight: say once that no answer comes. Whether a long call is merely long, a short one tells."""
+        while self._in_flight:
+            await asyncio.sleep(min(_LOOK_S, self._say_s / 4))
+            now = time.monotonic()
+            late = [flight for flight in self._in_flight if now - flight.since > self._say_s]
+            long = [flight for flight in late if flight.limit is not None]
+            if long and await self._answers():
+                for flight in long:
+                    flight.silent_since = None
+                late = [flight for flight in late if flight not in long]
+            for flight in late:
+                flight.silent_since = flight.silent_since or now
+                if flight.limit is not None and now - flight.silent_since > self._silent_s - self._say_s:
+                    flight.given_up = True
+                    flight.limit.reschedule(asyncio.get_running_loop().time())
+            if late and not self._said:
+                self._said = True
+                console.warn(
+                    f"{self.url} has given no answer to {late[0].what} for {now - late[0].since:.0f} s: its process may be "
+                    "stopped or hang, or it is out of reach. Trying on."
+                )
+
+    async def _answers(self) -> bool:
+        http = import_httpx("--api")
+        try:
+            await self._http.get("/health", timeout=min(_PROBE_S, self._silent_s / 4))
+        except http.HTTPError:
+            return False
+        return True
 
     async def about(self, deadline_s: float | None = None) -> dict[str, Any]:
         """What the server is: protocol, version, the policy that is trained, its offer of shared memory."""
@@ -146,6 +230,8 @@ class Api:
         return found
 
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         await self._http.aclose()
 
 

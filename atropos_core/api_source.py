@@ -135,7 +135,7 @@ class ApiSource(Source):
                 if group.draw.id >= 0 and sampled_after(group, newest):
                     again.append((number, group.draw))
                 else:
-                    leases.append(Lease(number, self._taken(number, without_versions_after(group, newest))))
+                    leases.append(Lease(number, self._taken(number, self._of_this_timeline(group, newest, version))))
             if again:
                 await self._play_again(again)
         return leases
@@ -245,6 +245,13 @@ class ApiSource(Source):
         this session."""
         before = number < self._here.next_id or group.draw.id in self._suspects
         return self._base if before and self._base is not None else version
+
+    def _of_this_timeline(self, group: ScoredGroup, newest: int, version: int) -> ScoredGroup:
+        """Versions that another timeline had are unknown here; those that none had are left, for the loop to refuse."""
+        before = self._here.newest_before
+        if before is not None and sampled_after(group, max(before, version)):
+            return group
+        return without_versions_after(group, newest)
 
     async def _play_again(self, lost: Sequence[tuple[int, Draw]]) -> None:
         await self._here.drop([number for number, _ in lost], OTHER_TIMELINE)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atropos_core import console
-from atropos_core.api_http import LONG_POLL_S, Api, in_background
+from atropos_core.api_http import DAMAGED, LONG_POLL_S, Api, in_background
 from atropos_core.codec import decode
 from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost
+from atropos_core.group_schema import check_group
 from atropos_core.types import Draw, Sampling, ScoredGroup
 
 AWAY_S = 60.0  # that a server may be away, at least
@@ -56,6 +57,7 @@ class _Told:
 
     boot: str
     version: int
+    newest: int  # that engines may sample from before another word
     draws: dict[int, Draw] = field(default_factory=dict)  # offered, and nothing has come of them yet
     engines: list[str] = field(default_factory=list)
 
@@ -77,11 +79,13 @@ class TrainerSession:
         self.played_draws: frozenset[int] = frozenset(opened["played_draws"])  # workers play them
         self.hub_id: str = opened["hub_id"]  # the hub's whose ids these are
         self.next_id: int = opened["next_id"]  # groups with lower ids were there before this session
+        # The highest version that any trainer told the server of before this session; None: it knows of none.
+        self.newest_before: int | None = opened.get("newest_version")
         self.commit_due = False
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._holding: set[int] = set()  # hub ids that are leased here
         self._trained: set[int] = set()  # of what was leased; the server has not been told yet
-        self._told = _Told(opened["boot"], spec.version)
+        self._told = _Told(opened["boot"], spec.version, spec.version)
         self._seen = 0  # failed and dropped draws that have arrived here
         self._turn = asyncio.Lock()
         self._renewing = asyncio.create_task(in_background(self._renew_on(), self.lost))
@@ -105,6 +109,7 @@ class TrainerSession:
         """`groups` groups that fit `version`, or what became of draws that will bring none; an empty answer with its
         reason where neither came in `wait_s`. Nothing is lost with an answer that does not arrive."""
         until = time.monotonic() + wait_s
+        self._told.newest = max(self._told.newest, version + 1)  # as the server takes it
         async with self._turn:
             while True:
                 wait = max(min(until - time.monotonic(), LONG_POLL_S), 0.0)
@@ -113,7 +118,7 @@ class TrainerSession:
                     "holding": sorted(self._holding), "seen": self._seen, "boot": self._told.boot,
                 }  # fmt: skip
                 found = await self._call_telling("lease", body, wait_s=wait)
-                leased = self._take(found)
+                leased = await self._take(found)
                 if leased or time.monotonic() >= until:
                     return leased
 
@@ -146,8 +151,16 @@ class TrainerSession:
 
     async def set_version(self, version: int) -> None:
         """The version that the engines sample from."""
-        self._told.version = version
+        told = self._told
+        told.version, told.newest = version, max(told.newest, version)
         await self._call("version", {"version": version})
+
+    async def announce(self, version: int) -> None:
+        """Engines are about to sample from this version. Said before they do, unless it is the next one after what is
+        leased for: groups of versions that the server has not heard of are refused."""
+        told = self._told
+        told.newest = max(told.newest, version)
+        await self._call("version", {"version": told.version, "newest": max(told.newest, told.version)})
 
     async def add_engine(self, url: str) -> None:
         """Workers may sample from the engine behind this URL."""
@@ -168,15 +181,39 @@ class TrainerSession:
             with contextlib.suppress(AtroposError):  # a server that is away ends it by itself
                 await self.api.call("DELETE", f"/v1/sessions/{self.number}", deadline_s=2.0)
 
-    def _take(self, found: Mapping[str, Any]) -> Leased:
+    async def _take(self, found: Mapping[str, Any]) -> Leased:
+        """What must not be trained (a server of before it was refused may have let it in) is dropped, by name."""
         self.commit_due, self._seen = found["commit_due"], found["seen"]
-        entries = tuple((entry["id"], _group(entry["frame"])) for entry in found["entries"])
+        entries: list[tuple[int, ScoredGroup]] = []
+        damaged: dict[int, int] = {}  # hub id -> draw, -1 where that cannot be read
+        for entry in found["entries"]:
+            number, group = entry["id"], None
+            try:
+                group = decode(entry["frame"])
+                check_group(group, self.spec.vocabulary)
+                entries.append((number, group))
+            except DataError as error:
+                draw = group.draw if isinstance(group, ScoredGroup) else None
+                damaged[number] = draw.id if isinstance(draw, Draw) and type(draw.id) is int else -1
+                console.warn(
+                    f"group {number} of {self.api.url} cannot be trained and is dropped: {Exception.__str__(error)}"
+                )
+        news = [(entry["draw"], entry["cause"]) for entry in found["dropped"]]
+        dropped = (*news, *(await self._drop_damaged(damaged) if damaged else ()))
         self._holding |= {number for number, _ in entries}
-        dropped = tuple((entry["draw"], entry["cause"]) for entry in found["dropped"])
         done = [group.draw.id for group in (*(group for _, group in entries), *found["failed"])]
         for number in (*done, *(number for number, _ in dropped)):
             self._told.draws.pop(number, None)
-        return Leased(entries, tuple(found["failed"]), dropped, self.commit_due, found["why"])
+        return Leased(tuple(entries), tuple(found["failed"]), dropped, self.commit_due, found["why"])
+
+    async def _drop_damaged(self, damaged: Mapping[int, int]) -> list[tuple[int, str]]:
+        """What became of their draws, where the server will not say it with its next answer."""
+        try:
+            await self.drop(list(damaged), DAMAGED)
+        except DataError:  # it does not know this cause
+            await self.commit(list(damaged))  # then as what is never served again
+            return [(draw, DAMAGED) for draw in damaged.values()]
+        return []
 
     async def _post_engine(self, url: str) -> None:
         body = {"session": self.number, "url": url}
@@ -206,7 +243,7 @@ class TrainerSession:
         try:
             for url in told.engines:
                 await self._post_engine(url)
-            await self._call("version", {"version": told.version})
+            await self._call("version", {"version": told.version, "newest": max(told.newest, told.version)})
             await self._call("draws", {"draws": list(told.draws.values())})
         except BaseException:
             told.boot = before  # the next call tries again
@@ -221,10 +258,3 @@ class TrainerSession:
                 raise
             except AtroposError as error:
                 console.warn(f"trainer: {Exception.__str__(error)} Trying on.")
-
-
-def _group(frame: bytes) -> ScoredGroup:
-    group = decode(frame)
-    if not isinstance(group, ScoredGroup):
-        raise DataError(f"the server sent a {type(group).__name__} in place of a group")
-    return group

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import os
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_args, runtime_checkable
@@ -13,7 +15,7 @@ from typing import Any, Protocol, TypeVar, cast, get_args, runtime_checkable
 from atropos_core import console
 from atropos_core.chosen import Chosen, choose, placed
 from atropos_core.component import Component, Placed, RewardComponent
-from atropos_core.config import NAMED, SINGLE, RunConfig
+from atropos_core.config import NAMED, SINGLE, RunConfig, flatten
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.fleet import Fleet
 from atropos_core.hosting import Child, HostedEngine, HostedReward, HostedTrainer, LocalEndpoint
@@ -31,6 +33,7 @@ from atropos_core.interfaces import (
     Transform,
     Transport,
 )
+from atropos_core.liveness import Patience
 from atropos_core.plugins import Plugins
 from atropos_core.policy import within
 from atropos_core.profile import Profile
@@ -54,6 +57,16 @@ class Plan:
     single: Mapping[str, Chosen]  # trainer, bridge, curriculum
     named: Mapping[str, Mapping[str, Chosen]]  # environment, reward, transform, teacher, sink
     transports: tuple[Transport, ...]  # to each engine; empty where nothing is trained
+
+    def code(self) -> dict[str, str]:
+        """A digest of each file that an option names code by, `./file.py:Name`: for a resume to tell that it changed."""
+        digests = {}
+        for path, value in flatten(self.resolved()):
+            where = value.rpartition(":")[0] or value if isinstance(value, str) else ""
+            if where.endswith(".py"):
+                with suppress(OSError):
+                    digests[f"{path}.code"] = hashlib.sha256(Path(where).read_bytes()).hexdigest()[:12]
+        return digests
 
     def resolved(self) -> dict[str, Any]:
         """The configuration with every option of every component in it, defaults included."""
@@ -87,6 +100,12 @@ def make_plan(
         raise ConfigError(
             "there is no environment to train on.",
             remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
+        )
+    if training and not config.sampling.temperature:
+        raise ConfigError(
+            "sampling.temperature is 0: the likeliest token would be taken each time, so that all rollouts of a task are one "
+            "and nothing is learnt.",
+            remedy="Sample what is trained, e.g. at temperature 1. The evaluation has its own: evaluation.temperature.",
         )
     config = config.model_copy(update={kind: placed(getattr(config, kind)) for kind in ("engine", "trainer")})
     instances = config.engine.instances() if training else {"engine": config.engine} if sampling else {}
@@ -297,6 +316,7 @@ class _Builder:
         self.plan = plan
         self.children: list[Child] = []  # whose end is the run's end
         self.rewards: list[Closable] = []
+        self._patience = Patience(**plan.config.watch.model_dump())
         self._context = RunContext(
             directory=directory,
             model=plan.model.directory,
@@ -393,8 +413,11 @@ class _Builder:
 
     async def _child(self, chosen: Chosen, role: str, threads: int | None) -> Child:
         child = await self._start(chosen, role, threads)
+        child.watch(self._patience, needed=True)
         self.children.append(child)
         return child
 
     async def _start(self, chosen: Chosen, role: str, threads: int | None) -> Child:
-        return await chosen.start(self._context_of(chosen), role, threads)
+        child = await chosen.start(self._context_of(chosen), role, threads)
+        child.watch(self._patience)
+        return child

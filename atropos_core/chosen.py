@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from atropos_core.component import Component, Placed, explain
+from atropos_core.contained import contained
 from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.hosting import Child
 from atropos_core.interfaces import Transport
@@ -38,7 +39,8 @@ class Chosen:
     def build(self, context: RunContext) -> Any:
         """In this process. Raises PluginError for what the plugin's code raises."""
         try:
-            built = self.offer.provider.build(self.options, context)
+            with contained(f"building {self.label}"):
+                built = self.offer.provider.build(self.options, context)
         except AtroposError:
             raise
         except Exception as error:
@@ -70,7 +72,8 @@ def choose(registry: Registry, kind: str, label: str, component: Component) -> C
     check_requires(offer)
     model = offer.provider.config
     try:
-        options = model.model_validate(component.options)
+        with contained(f"the options of {label}"):
+            options = model.model_validate(component.options)
     except ValidationError as error:
         raise ConfigError(explain(error, model, {}, f"{label}.")) from error
     if isinstance(component, Placed) and len(component.devices) > 1 and not offer.provider.several_devices:

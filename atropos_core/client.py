@@ -6,11 +6,11 @@ puts carry a key so that none counts twice, workers register again, and a traine
 
 from __future__ import annotations
 
-from atropos_core.api_http import CONTENT_TYPE, NOT_WANTED, OTHER_TIMELINE, Api, UnknownThere
+from atropos_core.api_http import CONTENT_TYPE, DAMAGED, NOT_WANTED, OTHER_TIMELINE, Api, UnknownThere
 from atropos_core.api_trainer import Leased, SessionSpec, TrainerSession
 from atropos_core.api_worker import Assignment, Worker, WorkerSpec
 
 __all__ = [
-    "CONTENT_TYPE", "NOT_WANTED", "OTHER_TIMELINE", "Api", "Assignment", "Leased", "SessionSpec", "TrainerSession",
+    "CONTENT_TYPE", "DAMAGED", "NOT_WANTED", "OTHER_TIMELINE", "Api", "Assignment", "Leased", "SessionSpec", "TrainerSession",
     "UnknownThere", "Worker", "WorkerSpec",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ container, a number, text or an array. A million tokens cost 9.4 MB and 1.6 ms t
 
 An array whose entries are all one value is that value in the header and a read-only view of it when decoded; one that is
 there several times is written once; flags are written as bits. So a short frame can stand for long arrays: how long, is
-bounded at both ends.
+bounded at both ends. A scored group is written as its columns (`atropos_core.columns`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from atropos_core import interfaces, types
+from atropos_core.columns import GroupColumns, by_rollout
 from atropos_core.errors import DataError
 
 MAGIC = b"ATR1"
 MAX_IMPLIED_BYTES = 1 << 28  # of arrays that a frame stands for and does not hold
-_PREFIX = struct.Struct("<4sIQ")  # magic, header bytes, body bytes
-PREFIX_BYTES = _PREFIX.size
+PREFIX = struct.Struct("<4sIQ")  # magic, header bytes, body bytes
+PREFIX_BYTES = PREFIX.size
 _ALIGN = 8
 _PADDING = [bytes(-length % _ALIGN) for length in range(_ALIGN)]
 _SHORT_BYTES = 64  # an array up to here is written as it is: looking at it costs more than it saves
@@ -44,6 +45,16 @@ _RECORDS: dict[str, type[Any]] = {
 _FIELDS = {
     record: attrgetter(*(field.name for field in dataclasses.fields(record))) for record in _RECORDS.values()
 }  # none has fewer than two, so each gives a tuple
+_COLUMNS = attrgetter(*(field.name for field in dataclasses.fields(GroupColumns)))
+_PLACES = {field.name: place for place, field in enumerate(dataclasses.fields(GroupColumns))}
+_DRAW, _SAMPLED, _TRAINED, _VERSIONS = (_PLACES[name] for name in ("draw", "sampled", "trained", "policy_version"))
+_IMPLIED = {
+    _PLACES[name]: np.dtype(dtype)
+    for name, dtype in (
+        ("tokens", "<i4"), ("sampled", "?"), ("trained", "?"), ("logprobs", "<f4"), ("rewards", "<f4"),
+    )
+}  # fmt: skip
+_REPEATED = [_PLACES[name] for name in ("rollouts", "temperature", "truncated", "sft", "correct", "finish")]
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _KINDS = frozenset("biuf")  # bool, signed, unsigned, float: nothing that holds pointers
 _WORDS = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
@@ -88,12 +99,37 @@ def encode(value: Any) -> list[Buffer]:
             return made
         return {"~a": [dtype.str, list(item.shape), put(item.tobytes(), length)]}
 
+    def put_columns(columns: GroupColumns) -> list[Any]:
+        """An array of the type and length that its place implies is where it begins. `trained` None: as `sampled`. Versions as
+        a list: one for each rollout. A list of one entry: all are like it."""
+        values = list(_COLUMNS(columns))
+        alike = values[_TRAINED] is values[_SAMPLED]
+        if (versions := by_rollout(columns.policy_version, columns.lengths)) is not None:
+            values[_VERSIONS] = versions.tolist()
+        for place in _REPEATED:
+            values[place] = _once(values[place])
+        if len(columns.tokens):
+            for place, dtype in _IMPLIED.items():
+                values[place] = put_implied(values[place], dtype)
+        if alike:
+            values[_TRAINED] = None
+        values[_DRAW] = list(_FIELDS[types.Draw](columns.draw))
+        return [walk(value) for value in values]
+
+    def put_implied(item: Any, dtype: np.dtype[Any]) -> Any:
+        if type(item) is not np.ndarray or item.dtype != dtype or item.ndim != 1:
+            return item
+        raw = np.packbits(item) if dtype.kind == "b" else np.ascontiguousarray(item)
+        return put(raw.data.cast("B"), raw.nbytes)
+
     def walk(item: Any) -> Any:
         kind = type(item)
         if kind in _PLAIN:
             return item
         if kind is np.ndarray:
             return put_array(item)
+        if kind is types.ScoredGroup and (columns := GroupColumns.of(item)) is not None:
+            return {"~g": put_columns(columns)}
         if fields := _FIELDS.get(kind):
             return {"~r": kind.__name__, "~f": [walk(entry) for entry in fields(item)]}
         if kind is list:
@@ -124,7 +160,7 @@ def encode(value: Any) -> list[Buffer]:
         raise DataError(f"a {type(item).__module__}.{type(item).__name__} has no encoding")
 
     header = _HEADER.encode(walk(value)).encode()
-    return [_PREFIX.pack(MAGIC, len(header), size), header, *body]
+    return [PREFIX.pack(MAGIC, len(header), size), header, *body]
 
 
 def encode_bytes(value: Any) -> bytes:
@@ -133,12 +169,12 @@ def encode_bytes(value: Any) -> bytes:
 
 def framed(header: bytes, *body: Buffer) -> bytes:
     """A frame whose header was written by hand: where a record is written often and always looks the same."""
-    return b"".join((_PREFIX.pack(MAGIC, len(header), sum(map(len, body))), header, *body))
+    return b"".join((PREFIX.pack(MAGIC, len(header), sum(map(len, body))), header, *body))
 
 
 def frame_size(prefix: Buffer) -> int:
     """Bytes that follow the first PREFIX_BYTES of a frame. Raises DataError where these are not a frame's."""
-    magic, header, body = _PREFIX.unpack_from(prefix)
+    magic, header, body = PREFIX.unpack_from(prefix)
     if magic != MAGIC:
         raise DataError(f"not a frame of this program: it begins with {bytes(magic)!r}")
     return int(header) + int(body)
@@ -150,7 +186,7 @@ def decode(frame: Buffer, *, most_bytes: int | None = None) -> Any:
     view = memoryview(frame)
     if len(view) < PREFIX_BYTES or len(view) != PREFIX_BYTES + frame_size(view):
         raise DataError(f"a frame of {len(view)} bytes is cut short or too long")
-    _, header_bytes, _ = _PREFIX.unpack_from(view)
+    _, header_bytes, _ = PREFIX.unpack_from(view)
     body = view[PREFIX_BYTES + header_bytes :]
     left = most_bytes if most_bytes is not None else 8 * len(body) + MAX_IMPLIED_BYTES  # a bit may stand for a byte
 
@@ -176,6 +212,56 @@ def decode(frame: Buffer, *, most_bytes: int | None = None) -> Any:
         flat = np.frombuffer(body, kind, count=count, offset=at)
         return flat if len(shape) == 1 else flat.reshape(shape)
 
+    def columns(fields: list[Any]) -> Any:
+        nonlocal left
+        (
+            draw, task, rollouts, lengths, tokens, sampled, trained, versions, logprobs, advantages, reference, lacking,
+            temperature, truncated, sft, teachers, scores, correct, finish, details, rewards, parts, failed, given, wire,
+        ) = fields  # fmt: skip
+        sequences, episodes, total = len(lengths), len(scores), sum(lengths)
+        left -= 14 * total  # of the columns that nearly every group has, in bytes a token
+        if left < 0 or min(lengths) < 0:
+            raise DataError(f"a frame of {len(view)} bytes that stands for arrays this long is refused")
+
+        def flags(at: Any) -> Any:
+            if type(at) is not int:
+                return walk(at)
+            bits = np.frombuffer(body, np.uint8, (total + 7) // 8, at)
+            return np.unpackbits(bits, count=total).view(np.bool_)
+
+        implied = (
+            {type(tokens), type(sampled), type(logprobs), type(rewards)} == {int}
+            and type(versions) is list
+            and (trained is None or type(trained) is int)
+        )
+        chosen = flags(sampled)
+        made = GroupColumns(
+            types.Draw(*draw), walk(task), _many(rollouts, episodes), _many(lengths, sequences),
+            np.frombuffer(body, np.int32, total, tokens) if type(tokens) is int else walk(tokens), chosen,
+            chosen if trained is None else flags(trained),
+            by_token(versions, lengths, total) if type(versions) is list else walk(versions),
+            np.frombuffer(body, np.float32, total, logprobs) if type(logprobs) is int else walk(logprobs),
+            None if advantages is None else walk(advantages), None if reference is None else walk(reference), lacking,
+            _many(temperature, sequences), _many(truncated, sequences), _many(sft, sequences),
+            None if teachers is None else _many(walk(teachers), sequences), _many(scores, episodes), _many(correct, episodes),
+            _many(finish, episodes), None if details is None else _many(walk(details), episodes),
+            np.frombuffer(body, np.float32, episodes, rewards) if type(rewards) is int else walk(rewards),
+            walk(parts) if parts else parts, walk(failed), given and walk(given), walk(wire) if wire else wire,
+        )  # fmt: skip
+        if lacking != {}:
+            for absent in lacking.values():
+                _many(absent, sequences)
+        if not (implied and advantages is None and reference is None and details is None and teachers is None):
+            made.refuse_other_types()
+        return made.group()
+
+    def by_token(values: list[int], lengths: list[int], total: int) -> np.ndarray[Any, Any]:
+        if {*map(type, values), *map(type, lengths)} != {int} or len(values) != len(lengths):
+            raise DataError("policy versions must be whole numbers, one for each rollout")
+        if total and values.count(values[0]) == len(values):
+            return np.ndarray(total, np.int32, values[0].to_bytes(4, "little", signed=True), strides=(0,))
+        return np.repeat(np.array(values, np.int32), lengths)
+
     def walk(item: Any) -> Any:
         kind = type(item)
         if kind is list:
@@ -192,6 +278,8 @@ def decode(frame: Buffer, *, most_bytes: int | None = None) -> Any:
             if record is None:
                 raise DataError(f"an unknown record {item['~r']!r}")
             return record(*[walk(entry) for entry in item["~f"]])
+        if tag == "~g":
+            return columns(item["~g"])
         if tag == "~t":
             return tuple([walk(entry) for entry in item["~t"]])
         if tag == "~d":
@@ -204,9 +292,25 @@ def decode(frame: Buffer, *, most_bytes: int | None = None) -> Any:
         raise DataError(f"an unknown mark {tag!r}")
 
     try:
-        return walk(json.loads(bytes(view[PREFIX_BYTES : PREFIX_BYTES + header_bytes])))
+        header = str(view[PREFIX_BYTES : PREFIX_BYTES + header_bytes], "utf-8", "surrogatepass")
+        return walk(json.loads(header))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise DataError(f"a frame that cannot be read: {error}") from error
+
+
+def _once(values: list[Any]) -> list[Any]:
+    """A list of one entry where all are that one."""
+    first = values[0]
+    if len(values) > 1 and values.count(first) == len(values) and {*map(repr, values)} == {repr(first)}:
+        return [first]
+    return values
+
+
+def _many(values: list[Any], count: int) -> list[Any]:
+    """What `_once` was given."""
+    if type(values) is not list or len(values) not in (1, count):
+        raise DataError(f"a group with {count} of something has a list of other length")
+    return values if len(values) == count else values * count
 
 
 def _only_value(item: np.ndarray[Any, Any]) -> int | None:

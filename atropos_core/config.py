@@ -17,7 +17,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atropos_core.component import Component, Placed, RewardComponent, Weighted, explain
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.group_schema import RUN_PARTS, check_temperature
 from atropos_core.health.options import HealthSection
 from atropos_core.types import Sampling
 
@@ -49,11 +50,38 @@ class EngineComponent(Placed):
         return made
 
 
+def checked_temperature(value: float) -> float:
+    """Raises ValueError."""
+    try:
+        check_temperature("a temperature", value)
+    except DataError as error:
+        raise ValueError(Exception.__str__(error)) from None
+    return value
+
+
+Temperature = Annotated[float, AfterValidator(checked_temperature)]
+
+
+def greedy_is_not_cut(section: str, temperature: float, top_p: float, top_k: int) -> None:
+    """Raises ValueError: the likeliest token is the same whatever else is cut away."""
+    if temperature == 0 and (top_p, top_k) != (1.0, 0):
+        idle = "top_p" if top_p != 1.0 else "top_k"
+        raise ValueError(
+            f"{section}.{idle} has no effect at {section}.temperature = 0, where the likeliest token is taken: remove it, or "
+            "raise the temperature"
+        )
+
+
 class SamplingSection(Section):
     max_tokens: int = Field(256, ge=1)
-    temperature: float = Field(1.0, ge=0)
+    temperature: Temperature = 1.0
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _greedy_is_not_cut(self) -> SamplingSection:
+        greedy_is_not_cut("sampling", self.temperature, self.top_p, self.top_k)
+        return self
 
     def record(self) -> Sampling:
         return Sampling(**self.model_dump())
@@ -78,7 +106,7 @@ class EvaluationSection(Section):
     every: int = Field(0, ge=0)  # steps between evaluations; 0: before the first step and after the last
     samples: int = Field(1, ge=1)  # rollouts of each problem
     pass_at: tuple[int, ...] | None = None  # the k of pass@k; None: `samples`, where there are several
-    temperature: float = Field(0.0, ge=0)
+    temperature: Temperature = 0.0
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     max_tokens: int | None = Field(None, ge=1)  # None: as [sampling]
@@ -95,6 +123,7 @@ class EvaluationSection(Section):
 
     def check(self) -> None:
         """Raises ValueError where samples, temperature and pass_at do not go together."""
+        greedy_is_not_cut("evaluation", self.temperature, self.top_p, self.top_k)
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
                 f"evaluation.samples = {self.samples} at evaluation.temperature = 0 would be one reply {self.samples} "
@@ -110,6 +139,14 @@ class EvaluationSection(Section):
 class CheckpointSection(Section):
     every: int = Field(50, ge=0)  # steps; 0: only at the end
     keep: int = Field(2, ge=1)
+
+
+class WatchSection(Section):
+    """Over the processes of the engines and the trainer, where one owes an answer and says nothing."""
+
+    say_s: float = Field(20.0, gt=0)  # before a line names it; half of it where the process is stopped
+    least_s: float = Field(120.0, gt=0)  # before it is given up, and the run ends
+    times: float = Field(10.0, ge=1)  # and so many times its usual call
 
 
 class HubSection(Section):
@@ -172,6 +209,7 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     hub: HubSection = HubSection()
     health: HealthSection = HealthSection()
+    watch: WatchSection = WatchSection()
     api: ApiSection | None = None
 
     @model_validator(mode="after")
@@ -179,6 +217,10 @@ class RunConfig(Section):
         if self.training.min_group > self.training.group_size:
             raise ValueError(
                 f"training.min_group {self.training.min_group} is more than training.group_size {self.training.group_size}"
+            )
+        if taken := sorted(RUN_PARTS & self.reward.keys()):
+            raise ValueError(
+                f"reward.{taken[0]}: reward/{taken[0]} is a metric of the run's own, so give that reward another name"
             )
         self.engine.instances()
         self.evaluation.check()

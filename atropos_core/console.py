@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from atropos_core.errors import AtroposError
 
@@ -27,42 +29,42 @@ def out() -> Console:
 
 
 def say(text: str = "") -> None:
-    out().print(text, markup=False)
+    _put(out(), text, markup=False)
 
 
 def warn(text: str) -> None:
-    _err().print(f"[yellow]warning[/] {_safe(text)}")
+    _put(_err(), f"[yellow]warning[/] {_safe(text)}")
 
 
 def fail(error: AtroposError) -> None:
     """An error that we raised on purpose: its message, and what to do."""
     lines = Exception.__str__(error).splitlines() or [type(error).__name__]
     console = _err()
-    console.print(f"[bold red]{type(error).__name__}[/] {_safe(lines[0])}")
+    _put(console, f"[bold red]{type(error).__name__}[/] {_safe(lines[0])}")
     for line in lines[1:]:
-        console.print(line, markup=False)
+        _put(console, line, markup=False)
     if error.remedy:
-        console.print(f"[bold]What to do:[/] {_safe(error.remedy)}")
+        _put(console, f"[bold]What to do:[/] {_safe(error.remedy)}")
 
 
 def broken(text: str) -> None:
     """One broken thing in a listing."""
-    out().print(f"[bold red]broken[/]  {_safe(text)}")
+    _put(out(), f"[bold red]broken[/]  {_safe(text)}")
 
 
 def note(label: str, text: str) -> None:
-    out().print(f"[yellow]{_safe(label)}[/]  {_safe(text)}")
+    _put(out(), f"[yellow]{_safe(label)}[/]  {_safe(text)}")
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
     """Aligned name and text, one a line."""
     console = out()
     for name, text in rows:
-        console.print(f"  [cyan]{name:<10}[/] {_safe(text)}")
+        _put(console, f"  [cyan]{name:<10}[/] {_safe(text)}")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
-    out().print(_table(columns, rows, title))
+    _put(out(), _table(columns, rows, title))
 
 
 def findings(found: Iterable[Finding]) -> None:
@@ -118,15 +120,14 @@ class StepProgress:
         self._shown = now
         line = self._line(step, metrics, (now - self._started) / (step - self._first_step))
         if self._live:
-            sys.stdout.write(f"\r\x1b[2K{line}")
-            sys.stdout.flush()
+            _write(f"\r\x1b[2K{line}")
             self._open_line = True
         else:
-            print(line, flush=True)
+            _write(f"{line}\n")
 
     def close(self) -> None:
         if self._open_line:
-            print(flush=True)
+            _write("\n")
             self._open_line = False
 
     def _line(self, step: int, metrics: Mapping[str, float], step_s: float) -> str:
@@ -172,6 +173,29 @@ def _time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _put(console: Console, *what: Any, **how: Any) -> None:
+    try:
+        console.print(*what, **how)
+    except (OSError, SystemExit):  # the latter is rich's answer to a pipe that nobody reads
+        _read_by_nobody(console.file)
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        _read_by_nobody(sys.stdout)
+
+
+def _read_by_nobody(file: IO[str]) -> None:
+    """The terminal or pipe has gone: what is said from here on goes nowhere, and the run goes on."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file.fileno())
+        os.close(nowhere)
 
 
 def _err() -> Console:

@@ -70,7 +70,7 @@ class Conversation:
             raise DataError("an episode needs at least one reply of the policy")
         return Episode(
             rollouts=tuple(self._finished),
-            score=float(score.value),
+            score=score.value,  # `rollouts.checked` makes it a plain number, and refuses what is none
             correct=score.correct,
             parts=dict(score.parts),
             metrics=dict(score.metrics),

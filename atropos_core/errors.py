@@ -46,6 +46,10 @@ class DataError(AtroposError):
     """A data set, task or rollout is missing, empty or malformed."""
 
 
+class NoSuchVersion(DataError):
+    """A token claims to be sampled from a policy version that no engine can have had."""
+
+
 class TooLarge(DataError):
     """More was sent at once than the other end takes."""
 
@@ -62,12 +66,24 @@ class ProcessDied(AtroposError):
     """A child process that the run needs has ended."""
 
 
+class ProcessSilent(ProcessDied):
+    """A child process that the run needs still is, and gives no answer."""
+
+
+class EngineReplaced(ProcessDied):
+    """Behind the address of an engine is another process than the one that the run opened: its model is anybody's guess."""
+
+
 class RemoteError(AtroposError):
     """Code in a child process raised. The message carries the child's own traceback."""
 
 
 class EventLoopBlocked(AtroposError):
     """Code on the run's event loop did not yield: nothing else could proceed."""
+
+
+class EndsProcess(AtroposError):
+    """Code of a component did what ends the process that runs it."""
 
 
 class WeightsMismatch(AtroposError):

@@ -21,8 +21,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from atropos_core.errors import AtroposError, DeadlineExceeded, ProcessDied, RemoteError
+from atropos_core import console
+from atropos_core.errors import AtroposError, DeadlineExceeded, ProcessDied, ProcessSilent, RemoteError
 from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Reward, Trainer, Writing
+from atropos_core.liveness import Patience, look_at
 from atropos_core.policy import within
 from atropos_core.rpc import Peer
 from atropos_core.types import Batch, Completion, Episode, Floats, Metrics, Sampling, Task, Tokens, TopK
@@ -32,6 +34,7 @@ OPEN_DEADLINE_S = 1800.0  # model loading and compilation; an engine with a serv
 CLOSE_DEADLINE_S = 10.0  # an engine ends a server of its own within 6
 STEP_DEADLINE_S = 3600.0
 CALL_DEADLINE_S = 60.0
+LOOK_S = 2.5  # between two looks at a process that owes an answer, or a quarter of how long one is waited for
 LOG_LINES = 12  # of a dead child's log, in the error
 
 
@@ -43,6 +46,10 @@ class Child:
         self.process = process
         self.peer = peer
         self.log = log
+        self._patience = Patience()
+        self._needed = False
+        self.paused = False  # it was told to be silent
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -76,7 +83,8 @@ class Child:
                 },
             )
         child = cls(role, process, None, log)  # type: ignore[arg-type] # the peer needs the child to explain its end
-        child.peer = Peer(ours, role, {}, on_lost=child._explain)
+        child.peer = Peer(ours, role, {}, on_lost=child._explain, state=child._state)
+        child.watch(Patience())
         try:
             await child.peer.call("build", dict(build), deadline_s=START_DEADLINE_S)
         except BaseException:
@@ -100,6 +108,67 @@ class Child:
             remedy=f"Its log is {self.log}",
         )
 
+    def watch(self, patience: Patience, *, needed: bool = False) -> None:
+        """`needed`: by a run, which ends when this process is given up; the calls of others have deadlines of their own."""
+        self._patience, self._needed = patience, needed
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Say so where it owes an answer and is silent for long, again each time that has doubled; give it up at the bound."""
+        loop, owed = asyncio.get_running_loop(), self.peer.owed
+        said_s, before, looked = 0.0, None, loop.time()
+        while not self.peer.lost.is_set():
+            await asyncio.sleep(min(LOOK_S, self._patience.say_s / 8))
+            now = loop.time()
+            if self.paused or self.peer.is_called:  # it has no turn: it waits for this process
+                owed.heard(now)
+            silent_s = owed.silent_s(now)
+            if silent_s < said_s:
+                console.say(f"{self.role} (pid {self.process.pid}) answers again")
+                said_s = 0.0
+            if silent_s < self._patience.say_s / 2:
+                before = None
+                continue
+            seen = look_at(self.process.pid)
+            if seen is None:
+                continue
+            usual, stopped = owed.usual_s() or 0.0, bool(seen.stopped)
+            bound_s = self._patience.least_s if stopped else owed.bound_s(self._patience)
+            first_s = self._patience.say_s / 2 if stopped else max(self._patience.say_s, 2 * usual)
+            if silent_s >= max(first_s, 2 * said_s):
+                said_s = silent_s
+                console.warn(
+                    f"{self.role} (pid {self.process.pid}) has given no answer to {owed.last}() for {silent_s:.0f} s: "
+                    f"{seen.says(before, now - looked)}. {self._outlook(bound_s)}"
+                )
+            if self._needed and bound_s is not None and silent_s >= bound_s:
+                self.peer.lose(self._given_up(silent_s, seen.says(before, now - looked), usual))
+                await self.kill()
+                return
+            before, looked = seen, now
+
+    def _outlook(self, bound_s: float | None) -> str:
+        if not self._needed:
+            return "The call has a deadline of its own."
+        if bound_s is None:
+            return "It is the first such call: its own deadline holds."
+        return f"It is given up after {bound_s:.0f} s (watch.least_s, watch.times)."
+
+    def _given_up(self, silent_s: float, state: str, usual_s: float) -> ProcessSilent:
+        usual = f"; such calls took {usual_s:.1f} s at most before" if usual_s else ""
+        return ProcessSilent(
+            f"{self.role} (pid {self.process.pid}) gave no answer to {self.peer.owed.last}() for {silent_s:.0f} s{usual}. "
+            f"When it was given up: {state}.\n{_tail(self.log)}".rstrip(),
+            remedy=f"Its log is {self.log}. Where it was only slow, raise watch.least_s or watch.times in the run file.",
+        )
+
+    def _state(self) -> str:
+        """What a late answer's error says of the process, where there is something to say."""
+        seen = look_at(self.process.pid)
+        return f": {seen.says(None, 0.0)}" if seen is not None and seen.stopped else ""
+
     async def close(self) -> None:
         """End the process: asked first, then by SIGTERM, then by SIGKILL to the group that it leads."""
         if self.process.returncode is None and not self.peer.lost.is_set():
@@ -107,7 +176,7 @@ class Child:
                 await self.peer.call("close", deadline_s=CLOSE_DEADLINE_S)
             except AtroposError:
                 pass  # it is ended below, however it answered
-        self.peer.close()
+        self._hang_up()
         if not await self._ended(1.0):
             os.killpg(self.process.pid, signal.SIGTERM)
         if not await self._ended(1.0):
@@ -115,10 +184,15 @@ class Child:
 
     async def kill(self) -> None:
         """End the process group at once."""
-        self.peer.close()
+        self._hang_up()
         if self._poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         await self._ended(CLOSE_DEADLINE_S)
+
+    def _hang_up(self) -> None:
+        self.peer.close()
+        if self._watching is not None and self._watching is not asyncio.current_task():
+            self._watching.cancel()
 
     def _poll(self) -> int | None:
         """The exit code, once the process has ended. What it started ends with it: until it has been waited for, the
@@ -218,8 +292,10 @@ class HostedEngine(Engine):
 
     async def pause(self) -> None:
         await self.child.peer.call("pause", deadline_s=CALL_DEADLINE_S)
+        self.child.paused = True
 
     async def resume(self, version: int) -> None:
+        self.child.paused = False
         await self.child.peer.call("resume", version, deadline_s=CALL_DEADLINE_S)
 
     async def close(self) -> None:

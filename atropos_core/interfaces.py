@@ -108,7 +108,7 @@ class Environment(ABC):
         talk = Conversation(policy, seed=seed)
         reply = await talk.reply(*task.messages)
         scored = await self.score(task, reply)
-        return talk.episode(scored if isinstance(scored, Score) else Score(float(scored)))
+        return talk.episode(scored if isinstance(scored, Score) else Score(scored))
 
     async def play_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
@@ -128,6 +128,7 @@ class ModelInfo:
     device: str
     tokenizer: str  # fingerprint, see atropos_core.tokenizer
     threads: int = 0
+    instance: str = ""  # of an engine behind an address: another process there has another
 
 
 class Endpoint(Protocol):

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 
 from atropos_core import console, durable
 from atropos_core.errors import DataError, RunDirectoryError, StoreFull
+from atropos_core.private import make_private
 
 Sync = Literal["always", "second", "never"]  # when what was appended is also safe from a power cut: once `written` has
 # returned and for the rest within a second or so, all within a second or so, when the kernel likes
@@ -376,7 +377,7 @@ def _delete(segments: list[_Segment]) -> None:
 def _lock(directory: Path) -> int:
     """One process at a time: two would write into each other's records."""
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(directory)
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise RunDirectoryError(f"the journal directory {directory} cannot be used: {error.strerror}.") from None

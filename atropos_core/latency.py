@@ -32,14 +32,15 @@ class Latency:
         self._now = DenseStore()
         self._before = DenseStore()
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, calls: int = 1) -> None:
+        """`calls` that took so long each."""
         if self._clock:
             self._turn(self._clock)
-        self.count += 1
-        self.sum_s += seconds
+        self.count += calls
+        self.sum_s += seconds * calls
         if seconds > self.largest_s:
             self.largest_s = seconds
-        self._now.add(_MAPPING.key(min(max(seconds, SMALLEST_S), LARGEST_S)))
+        self._now.add(_MAPPING.key(min(max(seconds, SMALLEST_S), LARGEST_S)), calls)
 
     def quantile(self, share: float) -> float | None:
         """Seconds within which that share of the calls has ended; None without any."""

@@ -5,27 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
+import numpy as np
+
+from atropos_core import console
 from atropos_core.advantages import is_flat
+from atropos_core.alignment import EVIDENCE_NATS, MOVED, moved_column, owner
 from atropos_core.assemble import Parts
 from atropos_core.batching import pack
 from atropos_core.boundary import Boundary, forget_evaluations_after, take_up
 from atropos_core.checkpoint import Checkpoint, Checkpoints
 from atropos_core.config import RunConfig
-from atropos_core.errors import Interrupted, Misaligned, NoProgress, RunPaused
+from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion, RunPaused
 from atropos_core.evaluation import Evaluation, evaluate
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.health.watch import Health
 from atropos_core.interfaces import ModelInfo, Outcome
 from atropos_core.metrics import group_metrics, rescoring_difference, rescoring_gap, staleness, versions
 from atropos_core.probe import Probe
+from atropos_core.producer import PATIENCE
 from atropos_core.rollouts import Player
 from atropos_core.sources import Lease, Source
-from atropos_core.types import Metrics, ScoredGroup
+from atropos_core.timeline import refuse_versions_that_never_were
+from atropos_core.types import Batch, Metrics, ScoredGroup
 
 T = TypeVar("T")
 
@@ -157,17 +163,24 @@ class Loop:
     async def _step(self) -> None:
         start = perf_counter()
         version = self.progress.version + 1
-        leases, groups = await self._gather(version - 1)
+        leases, groups, refused = await self._gather(version - 1)
         gathered = perf_counter()
         raw = [lease.group for lease in leases]
         news = self._source.news()
         metrics = group_metrics(raw, news.failed)
+        worst: dict[str, int] = {}  # sequences of the batch, by the bound that they are farthest beyond
         if groups:
             metrics |= await self._train(groups, version)
+            metrics.setdefault("alignment/unchecked_share", 1.0)  # a trainer that compares nothing
+            worst = {
+                of: int(metrics.pop(of)) for of in ("alignment/worst_fresh", "alignment/worst_stale") if of in metrics
+            }
         else:
             metrics |= {"step/skipped": 1.0, "bridge/publish_s": 0.0, "bridge/bytes_copied": 0.0}
         with self._profile.span("probe"):
-            metrics["policy/probe_shift_nats"] = await self._probe.shift(self._parts.trainer) if self._probe else 0.0
+            at, keep = self.progress.version, self._config.training.max_staleness + 1
+            shift = await self._probe.shift(self._parts.trainer, at, keep) if self._probe else 0.0
+            metrics["policy/probe_shift_nats"] = shift
             if not metrics.get("alignment/fresh_tokens"):  # nothing was sampled under the version that was trained
                 metrics.pop("alignment/max_abs_logprob_diff", None)
                 if self._engines_at == self.progress.version:  # a bridge may publish only every so many versions
@@ -183,7 +196,10 @@ class Loop:
                 dropped[outcome] += 1
             if group.draw.id >= 0:
                 self._parts.curriculum.settle(group.draw, outcome, group)
-        await self._source.trained(leases)
+        for lease in refused:
+            if lease.group.draw.id >= 0:
+                self._parts.curriculum.settle(lease.group.draw, "dropped", lease.group)
+        await self._source.trained([*leases, *refused])
         step = self.progress.step = self.progress.step + 1
         config = self._config.evaluation
         last = step == self._config.training.steps
@@ -200,6 +216,7 @@ class Loop:
             "groups/trained": float(len(groups)),
             "groups/failed": float(len(news.failed)),
             **{f"groups/{cause}": float(count) for cause, count in dropped.items()},
+            **({"groups/no_such_version": float(len(refused))} if refused else {}),
             **staleness(groups, version - 1),
             "time/step_s": seconds,
             "time/rollouts_s": gathered - start,
@@ -214,25 +231,56 @@ class Loop:
             metrics |= await self._health.look(step, metrics, raw, groups, news.failed)
         by_draw = {group.draw.id: group for group in groups}
         await self._record(step, metrics, [*(by_draw.get(group.draw.id, group) for group in raw), *news.failed])
-        self._check_alignment(metrics)
+        self._check_alignment(metrics, {of: owner(groups, sequence) for of, sequence in worst.items()})
 
-    async def _gather(self, version: int) -> tuple[list[Lease], list[ScoredGroup]]:
-        """The raw groups of a step, and those with advantages that the transforms kept."""
+    def _with_movement(self, batch: Batch, groups: Sequence[ScoredGroup]) -> Batch:
+        """How far the policy has moved since each sequence was sampled, as far as the probe knows."""
+        if self._probe is None:
+            return batch
+        now, moved = batch.version - 1, []
+        for group in groups:
+            for rollout in (rollout for episode in group.episodes for rollout in episode.rollouts):
+                each = [self._probe.moved(int(one), now) for one in np.unique(rollout.policy_version[rollout.sampled])]
+                known = [nats for nats in each if nats is not None]
+                moved.append(max(known, default=0.0) if len(known) == len(each) else None)
+        return replace(batch, columns={**batch.columns, MOVED: moved_column(moved)})
+
+    async def _gather(self, version: int) -> tuple[list[Lease], list[ScoredGroup], list[Lease]]:
+        """The raw groups of a step, those with advantages that the transforms kept, and the raw ones that are refused."""
         training = self._config.training
         leases: list[Lease] = []
         groups: list[ScoredGroup] = []
+        refused: list[Lease] = []
         for _ in range(1 + training.refill_rounds):
             missing = training.groups_per_step - len(groups)
             if missing <= 0:
                 break
-            self._source.want(missing + training.max_staleness * training.groups_per_step)
-            leasing = self._source.lease(missing, version, 2 * training.rollout_deadline_s + 60)
-            with self._profile.span("waiting", missing), self._health.waiting(self.progress.step + 1):
-                new = await self._unless_stopped(leasing)
+            new: list[Lease] = []
+            while len(new) < missing:
+                new += await self._lease(missing - len(new), version, refused)
             new.sort(key=lambda lease: lease.group.draw.id)
             leases += new
             groups += await self._transform([lease.group for lease in new])
-        return leases, groups
+        return leases, groups, refused
+
+    async def _lease(self, n: int, version: int, refused: list[Lease]) -> list[Lease]:
+        """`n` groups, without those of versions that never were, which join the `refused`: engines publish before a step
+        ends, so `version` is the newest that a group leased for it can be of."""
+        training, found = self._config.training, []
+        self._source.want(n + training.max_staleness * training.groups_per_step)
+        leasing = self._source.lease(n, version, 2 * training.rollout_deadline_s + 60)
+        with self._profile.span("waiting", n), self._health.waiting(self.progress.step + 1):
+            new = await self._unless_stopped(leasing)
+        for lease in new:
+            try:
+                refuse_versions_that_never_were(lease.group, version)
+                found.append(lease)
+            except NoSuchVersion as error:
+                refused.append(lease)
+                if len(refused) >= PATIENCE * training.groups_per_step:
+                    raise
+                console.warn(f"refused, and not trained: {error}")
+        return found
 
     async def _transform(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
         for name, teacher in self._parts.teachers.items():
@@ -245,7 +293,7 @@ class Loop:
 
     async def _train(self, groups: Sequence[ScoredGroup], version: int) -> Metrics:
         with self._profile.span("packing", len(groups)):
-            batch = pack(groups, version)
+            batch = self._with_movement(pack(groups, version), groups)
         trainer, bridge = self._parts.trainer, self._parts.bridge
         if self._probe is None:
             with self._profile.span("probe"):
@@ -314,13 +362,26 @@ class Loop:
 
     # -- what must hold
 
-    def _check_alignment(self, metrics: Metrics) -> None:
+    def _check_alignment(self, metrics: Metrics, worst: Mapping[str, str] | None = None) -> None:
+        """`worst`: whose sequence differs most."""
+        worst = worst or {}
+        impossible = metrics.get("alignment/impossible_nats", 0.0)
+        if not impossible <= EVIDENCE_NATS:
+            raise Misaligned(
+                f"step {self.progress.step}: {worst.get('alignment/worst_stale', 'a rollout')} has logprobs that its tokens were "
+                f"not sampled with: the trainer's own of the same tokens are {impossible:.4g} nats beyond what any earlier weights "
+                f"of this policy explain; the bound is {EVIDENCE_NATS:.3g}.",
+                remedy="Look at who sent it: another model or template behind its engine, another temperature than it says, "
+                "top_p that it does not say, or made-up numbers. Logprobs that are not known are better left out.",
+            )
         difference = metrics.get("alignment/max_abs_logprob_diff")
         if difference is not None and not difference <= self._max_diff:
             raise Misaligned(
                 f"step {self.progress.step}: the engine does not sample from the weights that the trainer published. Their "
-                f"logprobs of the same tokens differ by up to {difference:.3g} nats; the bound is {self._max_diff:g}.",
-                remedy="Look at the bridge first. If the difference is rounding (16-bit weights), raise training.max_logprob_diff.",
+                f"logprobs of the same tokens differ by up to {difference:.3g} nats; the bound is {self._max_diff:g}."
+                + (f" The most is in {where}." if (where := worst.get("alignment/worst_fresh")) else ""),
+                remedy="Look at the bridge first, and with workers elsewhere at who sent it. If the difference is rounding "
+                "(16-bit weights), raise training.max_logprob_diff.",
             )
 
     def _check_one_version(self, groups: Sequence[ScoredGroup]) -> None:

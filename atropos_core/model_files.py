@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+OWN_CODE_REMEDY = (
+    "Use a model whose architecture transformers knows by itself, or one converted to such an architecture."
+)
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
@@ -43,6 +46,21 @@ class ModelSize:
             for name, shape in self.tensors.items()
             if len(shape) == 2 and not any(word in name for word in apart)
         }
+
+
+def needs_own_code(directory: Path) -> str | None:
+    """What config.json says of Python code that comes with the model, which is never run here; None where there is none.
+    For the error of a loader that knows no such architecture without it."""
+    try:
+        named = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("auto_map")
+    except (OSError, ValueError, AttributeError):
+        return None
+    if not named:
+        return None
+    return (
+        f"the model in {directory} comes with Python code of its own (auto_map in its config.json: {named}), and Atropos "
+        "runs no code that a model brings along"
+    )
 
 
 def read(directory: Path) -> ModelSize | None:

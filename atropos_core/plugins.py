@@ -17,7 +17,8 @@ from typing import Any
 import pluggy
 
 from atropos_core import __version__, hooks
-from atropos_core.errors import ConfigError, PluginError
+from atropos_core.contained import contained
+from atropos_core.errors import ConfigError, EndsProcess, PluginError
 from atropos_core.registry import KINDS, Offer, Provider, Registry, ResolvedModel, check_core_api
 
 GROUP = "atropos"
@@ -117,9 +118,10 @@ def _add(plugins: Plugins, report: PluginReport, load: Callable[[], Any]) -> Non
 
 def _imported(load: Callable[[], Any]) -> Any:
     try:
-        return load()
-    except SystemExit as error:
-        raise PluginError(f"it ended the program while it was imported: SystemExit({error.code!r})") from error
+        with contained("importing it"):
+            return load()
+    except EndsProcess as error:
+        raise PluginError(f"it ended the program while it was imported: {error}") from error
 
 
 def _offers(manager: pluggy.PluginManager, plugin: str, report: PluginReport) -> Iterable[Offer]:

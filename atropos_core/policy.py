@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from atropos_core.contained import contained
 from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.interfaces import Engine, Policy
 from atropos_core.seeds import derive
@@ -115,10 +116,11 @@ class EnginePolicy(Policy):
 
 async def within(what: Awaitable[T], deadline_s: float, name: str) -> T:
     """The result of `what`, or DeadlineExceeded that names it. A TimeoutError of its own passes unchanged; where it
-    ends by a cancellation that came from inside it, that is an error like any other: the caller was not cancelled."""
+    ends by a cancellation that came from inside it, or by what ends a process, that is an error like any other."""
     try:
         async with asyncio.timeout(deadline_s) as limit:
-            return await what
+            with contained(name):
+                return await what
     except TimeoutError:
         if not limit.expired():
             raise

@@ -1,14 +1,15 @@
-"""The probe: a fixed set of tokens whose logprobs show that, and how far, the policy has moved."""
+"""The probe: a fixed set of tokens whose logprobs show that, and how far, the policy has moved, between any two of the last
+versions too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from atropos_core.interfaces import Trainer
-from atropos_core.types import Batch, Bools, Floats, Tokens
+from atropos_core.types import UNKNOWN_VERSION, Batch, Bools, Floats, Tokens
 
 PROBE_TOKENS = 256
 
@@ -20,9 +21,11 @@ class Probe:
         self._sequences = sequences
         self._sampled = sampled
         self._start = start
+        self._at: dict[int, Floats] = {}  # by version, of the sampled tokens: the last ones
 
     @classmethod
     async def of(cls, batch: Batch, trainer: Trainer) -> Probe:
+        """Taken before `batch` is trained."""
         sequences: list[Tokens] = []
         chosen: list[Bools] = []
         left = PROBE_TOKENS
@@ -34,22 +37,46 @@ class Probe:
             left -= int(sampled.sum())
             if left <= 0:
                 break
-        return cls(sequences, chosen, await trainer.logprobs(sequences))
+        probe = cls(sequences, chosen, await trainer.logprobs(sequences))
+        probe._at[batch.version - 1] = probe._sampled_of(probe._start)
+        return probe
 
-    async def shift(self, trainer: Trainer) -> float:
-        """The largest |logprob now - logprob at the start| over the probe's tokens, in nats."""
+    async def shift(self, trainer: Trainer, version: int | None = None, keep: int = 0) -> float:
+        """The largest |logprob now - logprob at the start| over the probe's tokens, in nats. With a `version`, that the
+        trainer is at now: remembered, with those of the `keep` versions before it."""
         now = await trainer.logprobs(self._sequences)
+        if version is not None:
+            self._at[version] = self._sampled_of(now)
+            self._at = {one: values for one, values in self._at.items() if version - keep <= one <= version}
         shifts = [
             np.abs(after - before)[sampled].max(initial=0.0)
             for after, before, sampled in zip(now, self._start, self._sampled, strict=True)
         ]
         return float(np.max(shifts))  # not max(): a NaN must show, wherever it stands
 
+    def moved(self, since: int, version: int) -> float | None:
+        """The largest change of a logprob between two versions that are remembered, in nats; `since` UNKNOWN_VERSION: from
+        whichever of them, or the start, is farthest. None where one is not."""
+        now = self._at.get(version)
+        if now is None:
+            return None
+        if since == UNKNOWN_VERSION:
+            before = [self._sampled_of(self._start), *self._at.values()]
+        elif since in self._at:
+            before = [self._at[since]]
+        else:
+            return None
+        return float(np.max([np.abs(now - then).max(initial=0.0) for then in before]))
+
+    def _sampled_of(self, each: Sequence[Floats]) -> Floats:
+        return np.concatenate([values[chosen] for values, chosen in zip(each, self._sampled, strict=True)])
+
     def state(self) -> Mapping[str, Any]:
         return {
             "sequences": [ids.tolist() for ids in self._sequences],
             "sampled": [np.flatnonzero(sampled).tolist() for sampled in self._sampled],
             "start": [values.tolist() for values in self._start],
+            "at": [[version, values.tolist()] for version, values in self._at.items()],
         }
 
     @classmethod
@@ -60,4 +87,6 @@ class Probe:
             mask = np.zeros(len(ids), bool)
             mask[at] = True
             sampled.append(mask)
-        return cls(sequences, sampled, [np.array(values, np.float32) for values in state["start"]])
+        probe = cls(sequences, sampled, [np.array(values, np.float32) for values in state["start"]])
+        probe._at = {version: np.array(values, np.float32) for version, values in state.get("at", ())}
+        return probe

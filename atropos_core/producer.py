@@ -8,7 +8,7 @@ from collections.abc import Callable
 from atropos_core.errors import NoProgress
 from atropos_core.hub import Hub, Label
 from atropos_core.interfaces import Curriculum
-from atropos_core.rollouts import Player
+from atropos_core.rollouts import Player, sound
 from atropos_core.types import Draw, Sampling, ScoredGroup
 
 PATIENCE = 4  # times the number of wanted groups that may fail in a row before the run gives up
@@ -77,7 +77,7 @@ class Producer:
             task.add_done_callback(self._ended)
 
     async def _play(self, draw: Draw, places: list[tuple[int, ...]]) -> None:
-        group = await self._player.play(draw, places, self._group_size, self._sampling)
+        group = sound(await self._player.play(draw, places, self._group_size, self._sampling))
         if len(group.episodes) >= self._min_group:
             self._failed_in_a_row = 0
             await self._hub.put(group, Label.of(group))

@@ -18,7 +18,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, ConfigDict
 
 from atropos_core import __version__
-from atropos_core.errors import ConfigError, FitError, PluginError, UnknownComponent
+from atropos_core.contained import contained
+from atropos_core.errors import ConfigError, EndsProcess, FitError, PluginError, UnknownComponent
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment, Loss, Transport
@@ -51,6 +52,12 @@ class Options(BaseModel):
         config.toml names every option.)"""
         fields = type(self).model_fields
         return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+
+    def refuse_idle(self, applies: bool, where: str, *names: str) -> None:
+        """Raises ValueError for the first of `names` that was changed, unless it applies: an option that does nothing would
+        let its user believe that it does. `where` says under what it has no effect, and what it would need."""
+        if not applies and (idle := self.changed(*names)):
+            raise ValueError(f"{idle[0]} has no effect {where}: remove it")
 
 
 class NoOptions(Options):
@@ -263,7 +270,10 @@ def load_reference(reference: str) -> Any:
 
     where, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
     try:
-        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        with contained(f"importing {where}"):
+            module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except EndsProcess as error:
+        raise PluginError(f"{reference!r} could not be imported: {error}") from error
     except ModuleNotFoundError as error:
         if error.name and where.split(".")[0] == error.name.split(".")[0]:
             raise ConfigError(

@@ -39,7 +39,7 @@ _Call = tuple[dict[str, Any], "asyncio.Future[list[Completion]]"]
 
 class RemoteEngine(Engine):
     """Everything raises ApiError where no answer comes before the call's deadline; `sample` as soon as the other end is
-    gone, and DeadlineExceeded where it is merely late."""
+    gone, and DeadlineExceeded where it is merely late; and EngineReplaced where another process answers than was opened."""
 
     outlives_run = True
 
@@ -48,6 +48,7 @@ class RemoteEngine(Engine):
         self._api = Api(url, token, timeout_s=CALL_DEADLINE_S)
         self._transport = transport
         self._holder = secrets.token_hex(8)  # who changes what it samples from: a newer one takes the engine over
+        self._instance = ""  # of the engine that was opened: another one at its address is refused
         self._outbox: list[_Call] = []
         self._requests: set[asyncio.Task[None]] = set()
 
@@ -55,6 +56,7 @@ class RemoteEngine(Engine):
         """Raises FitError where the other end does not take what the run will send."""
         told = {} if self._transport is None else {"transport": self._transport}
         info: ModelInfo = await self._call("open", told, OPEN_DEADLINE_S)
+        self._instance = info.instance
         return info
 
     async def sample(
@@ -62,6 +64,7 @@ class RemoteEngine(Engine):
     ) -> list[Completion]:
         prompt = np.asarray(prompt)
         body = {"prompt": prompt, "n": n, "sampling": sampling, "seeds": list(seeds), "deadline_s": deadline_s}
+        body |= self._named()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[Completion]] = loop.create_future()
         if not self._outbox:
@@ -74,7 +77,7 @@ class RemoteEngine(Engine):
             raise DeadlineExceeded(f"{self._api.url} gave no sample within {deadline_s:g} s") from None
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
-        body = {"sequences": list(sequences), "temperature": temperature}
+        body = {"sequences": list(sequences), "temperature": temperature, **self._named()}
         scored: list[Floats] = await self._call("logprobs", body, LOAD_DEADLINE_S)
         return scored
 
@@ -164,7 +167,10 @@ class RemoteEngine(Engine):
 
     async def _change(self, what: str, body: Mapping[str, Any], deadline_s: float) -> None:
         """Raises LeaseLost once another trainer has taken the engine over."""
-        await self._call(what, {**body, "holder": self._holder}, deadline_s)
+        await self._call(what, {**body, **self._named(), "holder": self._holder}, deadline_s)
+
+    def _named(self) -> dict[str, str]:
+        return {"instance": self._instance} if self._instance else {}
 
     async def _upload(self, directory: Path) -> str:
         """Every file of a directory, under a name of its own over there."""

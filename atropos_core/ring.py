@@ -188,7 +188,8 @@ class RingProducer:
                         self._room.clear()
                 future: asyncio.Future[Ack] = loop.create_future()
                 self._futures[number] = future
-                self._ring_soon(loop)
+                if len(self._held) > 1 or not self._tell(BELL):  # one that is alone waits for no other
+                    self._ring_soon(loop)
                 ack = await future
         except TimeoutError:
             what = "no slot became free" if number is None else f"message {number} was not answered"

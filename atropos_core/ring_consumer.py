@@ -128,17 +128,21 @@ class RingConsumer:
             finally:
                 self._answer_due = False
             if failure is not None or self.ended:
-                loop.remove_reader(descriptor)
+                unwatch()
                 _settle(ended)
             elif self._full:
                 self._answer_soon(FULL_S)
+
+        def unwatch() -> None:
+            if self._socket.fileno() == descriptor:  # a socket that was closed left its number to another
+                loop.remove_reader(descriptor)
 
         loop.add_reader(descriptor, look)
         try:
             look()
             await ended
         finally:
-            loop.remove_reader(descriptor)
+            unwatch()
         if failure is not None:
             raise failure
 
@@ -234,6 +238,8 @@ class RingConsumer:
         """Hang up: the producer sees it at once. Leases that are out stay readable."""
         if not self.ended:
             self.send_answers(now=True)
+        if self._loop is not None and (descriptor := self._socket.fileno()) >= 0:
+            self._loop.remove_reader(descriptor)
         self._socket.close()
         self._slots.close()
         if self._waiting is not None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from atropos_core.contained import contained
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
+from atropos_core.group_schema import LARGEST_REWARD, check_episode, check_failed, check_group, check_tasks
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.policy import EnginePolicy, Place, Turnstile, within
 from atropos_core.profile import Profile, timed
@@ -42,8 +44,11 @@ class Player:
         deadline_s: float,
         deterministic: bool,
         profile: Profile | None = None,
+        vocabulary: int = 0,
     ) -> None:
+        """`vocabulary`: how many token ids the policy has; 0: not known."""
         self.environments = environments
+        self._vocabulary = vocabulary
         self._profile = profile
         self._rewards = rewards
         self._engine = engine
@@ -69,7 +74,8 @@ class Player:
         groups; what failed before is in `failed` all the same, ahead of what failed last."""
         environment = self.environments[draw.environment]
         try:
-            task = environment.tasks(draw.split)[draw.index]
+            with contained(f"tasks({draw.split!r})"):
+                task = environment.tasks(draw.split)[draw.index]
         except Exception as error:  # the plugin boundary: without the task there is nothing to record a failure under
             raise DataError(
                 f"environment {draw.environment!r}: tasks({draw.split!r})[{draw.index}] raised {type(error).__name__}: {error}"
@@ -110,7 +116,9 @@ class Player:
     ) -> Episode | Failed:
         policy = self._policy(place, sampling)
         try:
-            return checked(await within(environment.play(task, policy, seed=seed), self._deadline_s, "play()"))
+            with contained("play()"):
+                played = await within(environment.play(task, policy, seed=seed), self._deadline_s, "play()")
+                return checked(played, self._vocabulary)
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
@@ -123,15 +131,19 @@ class Player:
     ) -> Sequence[Episode | Failed]:
         policy = self._policy(place, sampling)
         try:
-            played = await within(
-                environment.play_group(task, policy, len(seeds), seeds=seeds), self._deadline_s, "play_group()"
-            )
+            with contained("play_group()"):
+                played = await within(
+                    environment.play_group(task, policy, len(seeds), seeds=seeds), self._deadline_s, "play_group()"
+                )
             if len(played) != len(seeds):
                 raise DataError(f"play_group() was asked for {len(seeds)} plays and gave {len(played)}")
             for one in played:
                 if isinstance(one, FATAL):
                     raise one
-            return [failed_by(one, "play") if isinstance(one, BaseException) else checked(one) for one in played]
+            return [
+                failed_by(one, "play") if isinstance(one, BaseException) else checked(one, self._vocabulary)
+                for one in played
+            ]
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
@@ -144,6 +156,11 @@ class Player:
         failed = tuple(one for one in played if isinstance(one, Failed))
         if not episodes:
             return ScoredGroup(draw, task, (), np.zeros(0, np.float32), {}, failed)
+
+        def lost(error: BaseException) -> ScoredGroup:
+            every = (*failed, *[failed_by(error, "reward")] * len(episodes))
+            return ScoredGroup(draw, task, (), np.zeros(0, np.float32), {}, every)
+
         total = np.zeros(len(episodes), np.float64)
         parts: dict[str, Floats] = {}
         try:
@@ -151,31 +168,34 @@ class Player:
         except (*FATAL, ConfigError):
             raise
         except AtroposError as error:
-            return ScoredGroup(
-                draw, task, (), np.zeros(0, np.float32), {}, (*failed, *[failed_by(error, "reward")] * len(episodes))
-            )
+            return lost(error)
         for of, rewards in zip(self._rewards, answers, strict=True):
             parts[of.name] = rewards
             total += of.weight * rewards.astype(np.float64)
+        if not (np.abs(total) <= LARGEST_REWARD).all():
+            return lost(DataError(f"the rewards of task {task.id!r} times their weights make {total.tolist()!r:.200}"))
         return ScoredGroup(draw, task, episodes, total.astype(np.float32), parts, failed)
 
     async def _ask(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
         """One reward's answer [G]. Raises DataError or DeadlineExceeded that names it, or what only whoever wrote the run
         can mend: ConfigError."""
         try:
-            with timed(self._profile, f"reward.{of.name}/score", len(episodes)):
-                answer = np.asarray(
-                    await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}"), np.float32
-                )
+            with timed(self._profile, f"reward.{of.name}/score", len(episodes)), contained(f"reward {of.name!r}"):
+                given = np.asarray(await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}"))
         except (*FATAL, ConfigError, DeadlineExceeded):
             raise
         except (Exception, EventLoopBlocked) as error:
             raise DataError(f"reward {of.name!r} raised {type(error).__name__}: {error}") from error
-        if answer.shape != (len(episodes),):
-            raise DataError(f"reward {of.name!r} gave shape {answer.shape} for {len(episodes)} episodes")
-        if not np.isfinite(answer).all():
-            raise DataError(f"reward {of.name!r} gave {answer.tolist()} for task {task.id!r}: not all finite")
-        return answer
+        if given.dtype.kind not in "biuf":  # numpy would read numbers out of text
+            raise DataError(f"reward {of.name!r} gave {given.tolist()!r:.200} for task {task.id!r}: not all numbers")
+        if given.shape != (len(episodes),):
+            raise DataError(f"reward {of.name!r} gave shape {given.shape} for {len(episodes)} episodes")
+        if not (np.abs(given.astype(np.float64)) <= LARGEST_REWARD).all():
+            raise DataError(
+                f"reward {of.name!r} gave {given.tolist()!r:.200} for task {task.id!r}: not all finite and at most "
+                f"{LARGEST_REWARD:g}"
+            )
+        return np.asarray(given, np.float32)
 
     def _policy(self, place: Place, sampling: Sampling) -> EnginePolicy:
         return EnginePolicy(
@@ -200,32 +220,69 @@ def plays_groups(environment: Environment) -> bool:
 def task_count(name: str, environment: Environment, split: Split) -> int:
     """How many tasks a split has. Raises DataError that names the environment, whatever its code raises."""
     try:
-        return len(environment.tasks(split))
+        with contained(f"environment {name!r}: tasks({split!r})"):
+            return len(environment.tasks(split))
     except AtroposError:
         raise
     except Exception as error:
         raise DataError(f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
 
 
-def checked(episode: Episode | Failed) -> Episode | Failed:
-    """With plain numbers, whatever kind the environment computed with. Raises DataError for what is no episode."""
+def check_named_tasks(name: str, environment: Environment, split: Split) -> None:
+    """Raises DataError where a task of the split cannot be played or two have one id, as far as `check_tasks` looks, and
+    whatever the environment's code raises."""
+    try:
+        with contained(f"environment {name!r}: tasks({split!r})"):
+            check_tasks(name, environment.tasks(split))
+    except AtroposError:
+        raise
+    except Exception as error:
+        raise DataError(f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+
+
+def checked(episode: Episode | Failed, vocabulary: int = 0) -> Episode | Failed:
+    """With plain numbers, whatever kind the environment computed with. Raises DataError for what is no episode, or must
+    not be trained (`group_schema`). A `vocabulary` of 0 is not known."""
     if isinstance(episode, Failed):
+        check_failed(episode)
         return episode
     if not isinstance(episode, Episode):
         raise DataError(f"play() must return an Episode, not {type(episode).__name__}")
-    return replace(
+    made = replace(
         episode,
-        score=_finite("score", episode.score),
+        rollouts=tuple(episode.rollouts),
+        score=_plain(episode.score),
         correct=None if episode.correct is None else bool(episode.correct),
-        parts={name: _finite(f"part {name!r}", value) for name, value in episode.parts.items()},
-        metrics={name: _finite(f"metric {name!r}", value) for name, value in episode.metrics.items()},
+        parts={name: _plain(value) for name, value in episode.parts.items()},
+        metrics={name: _plain(value) for name, value in episode.metrics.items()},
+        messages=tuple(episode.messages),
     )
+    check_episode(made, vocabulary)
+    return made
 
 
-def _finite(name: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise DataError(f"the environment's {name} is {value}, which is not a finite number")
-    return float(value)
+def sound(group: ScoredGroup, vocabulary: int = 0) -> ScoredGroup:
+    """The group, or where it must not be trained one whose plays all failed, with the cause."""
+    if not group.episodes:
+        return group
+    try:
+        check_group(group, vocabulary)
+    except DataError as error:
+        return unplayed(group, error, "group")
+    return group
+
+
+def unplayed(group: ScoredGroup, error: BaseException, where: str) -> ScoredGroup:
+    """Of the same draw and task, with every play failed by this error."""
+    failed = (*group.failed, *[failed_by(error, where)] * max(len(group.episodes), 1))
+    return ScoredGroup(group.draw, group.task, (), np.zeros(0, np.float32), failed=failed)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's or torch's, or a flag, as Python's own; anything else as it is, to be refused by its name."""
+    item = getattr(value, "item", None)
+    value = item() if item is not None and getattr(value, "ndim", 1) == 0 else value
+    return float(value) if isinstance(value, float | bool) else value
 
 
 def failed_by(error: BaseException, where: str) -> Failed:

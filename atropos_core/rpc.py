@@ -18,6 +18,7 @@ from typing import Any
 from atropos_core import errors
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied, RemoteError
+from atropos_core.liveness import Owed
 
 Handler = Callable[..., Awaitable[Any]]
 
@@ -45,6 +46,7 @@ class Peer:
         *,
         takes_descriptors: frozenset[str] = frozenset(),
         on_lost: Callable[[], AtroposError] | None = None,
+        state: Callable[[], str] | None = None,
     ) -> None:
         self.name = name  # of the other end, for messages
         self.handlers = dict(handlers)
@@ -52,6 +54,8 @@ class Peer:
         self._sock = sock
         self._takes = takes_descriptors
         self._on_lost = on_lost
+        self._state = state  # what there is to say of the other end when a call is late
+        self.owed = Owed()
         self.error: AtroposError | None = None  # why the other end is lost
         self._waiting: dict[int, tuple[str, asyncio.Future[tuple[Any, list[int]]]]] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -86,16 +90,28 @@ class Peer:
         number = self._next
         future: asyncio.Future[tuple[Any, list[int]]] = self._loop.create_future()
         self._waiting[number] = (method, future)
+        kind = f"{method} {arguments[0]}" if method == "ask" and arguments else method
+        self.owed.begin(number, kind, self._loop.time(), deadline_s)
         self._post({"call": number, "method": method, "arguments": list(arguments)}, descriptors)
         try:
             async with asyncio.timeout(deadline_s):
                 return await future
         except TimeoutError:
-            self._forget(number)
-            raise DeadlineExceeded(f"{self.name}: {method}() gave no answer within {deadline_s:g} s") from None
+            self._forget(number, late=True)
+            state = self._state() if self._state else ""
+            raise DeadlineExceeded(f"{self.name}: {method}() gave no answer within {deadline_s:g} s{state}") from None
         except asyncio.CancelledError:
-            self._forget(number)
+            self._forget(number, late=False)
             raise
+
+    @property
+    def is_called(self) -> bool:
+        """Whether the other end waits for an answer of this one."""
+        return bool(self._running)
+
+    def lose(self, error: AtroposError) -> None:
+        """Hang up: waiting calls end with `error`."""
+        self._lose(error)
 
     def close(self) -> None:
         """Hang up: waiting calls end with ProcessDied, running handlers are cancelled."""
@@ -103,7 +119,8 @@ class Peer:
 
     # -- sending
 
-    def _forget(self, number: int) -> None:
+    def _forget(self, number: int, *, late: bool) -> None:
+        self.owed.given_up(number, self._loop.time(), late=late)
         if self._waiting.pop(number, None) is not None and self.error is None:
             self._post({"cancel": number}, ())
 
@@ -134,6 +151,7 @@ class Peer:
             if "reply" in message:
                 self._post({"reply": message["reply"], "error": _describe(error)}, ())
             elif waiting := self._waiting.pop(message["call"], None):
+                self.owed.given_up(message["call"], self._loop.time(), late=False)
                 waiting[1].set_exception(error)
             return False
         return True
@@ -183,6 +201,7 @@ class Peer:
             end = PREFIX_BYTES + frame_size(self._inbox)
             if len(self._inbox) < end:
                 return
+            self.owed.heard(self._loop.time())
             frame = bytes(memoryview(self._inbox)[:end])
             del self._inbox[:end]
             for message in decode(frame):
@@ -198,6 +217,7 @@ class Peer:
             if running := self._running.get(message["cancel"]):
                 running.cancel()
         else:
+            self.owed.answered(message["reply"], self._loop.time())
             _, future = self._waiting.pop(message["reply"], ("", None))
             if future is None or future.done():
                 for descriptor in descriptors:

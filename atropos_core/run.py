@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import IO, Protocol
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 from atropos_core import console
 from atropos_core.assemble import Closable, Parts, Plan, build
+from atropos_core.awake import AwakeLoop
 from atropos_core.checkpoint import Checkpoint, Checkpoints
 from atropos_core.config import RunConfig, flatten, to_toml
 from atropos_core.durable import size_bytes
@@ -27,13 +29,14 @@ from atropos_core.errors import (
     TokenizerMismatch,
 )
 from atropos_core.footprint import Peak, watched_memory
-from atropos_core.guards import blocked_loop_alarm, interruptible, signals, watched
+from atropos_core.guards import blocked_loop_alarm, interruptible, own_process, signals, watched
 from atropos_core.health.watch import forget_after, note_end
 from atropos_core.interfaces import ModelInfo
 from atropos_core.loop import Loop, Progress
 from atropos_core.memory import plan_memory
 from atropos_core.opening import opening
 from atropos_core.policy import within
+from atropos_core.private import make_private, private_files
 from atropos_core.profile import Profile, Row
 from atropos_core.registry import load_reference
 from atropos_core.rollouts import Player
@@ -73,9 +76,11 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     """Run `plan` in `directory`, to the end. Raises AtroposError, FitError before anything where it needs more memory than
     there is; Interrupted once everything is saved. Where one of its processes dies, the run starts again from its last
     checkpoint, as often as `plan.config.restarts` allows."""
+    named, directory = directory, directory.absolute()  # whatever directory a component may change to
     if not plan.config.oversubscribe:
         plan_memory(plan, directory).check()
-    with locked(directory), end_noted(directory):
+    with private_files(), locked(directory), end_noted(directory):
+        make_private(directory)
         checkpoints = Checkpoints(directory / "checkpoints")
         _write(directory / "config.toml", to_toml(plan.resolved()))  # on a resume as well: with what it changed
         for left in range(plan.config.restarts, -1, -1):
@@ -85,7 +90,8 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
                 forget_after(0, directory)
             began = asyncio.Event()
             try:
-                summary = asyncio.run(_execute(plan, directory, checkpoint, began))
+                with asyncio.Runner(loop_factory=AwakeLoop) as runner:
+                    summary = replace(runner.run(_execute(plan, directory, checkpoint, began)), directory=named)
                 _write(directory / "summary.json", json.dumps(asdict(summary), default=str, indent=1) + "\n")
                 return summary
             except asyncio.CancelledError:
@@ -109,16 +115,16 @@ def new_directory(name: str, parent: Path = Path("runs")) -> Path:
 
 
 def make_directory(directory: Path) -> Path:
-    """An empty directory for a new run."""
+    """An empty directory for a new run, its user's alone."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         if any(directory.iterdir()):
             raise RunDirectoryError(
                 f"{directory} is not empty.",
                 remedy=f"Choose another, or go on with what is there: atropos resume {directory}",
             )
         for name in ("checkpoints", "logs", "rollouts"):
-            (directory / name).mkdir()
+            make_private(directory / name)
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {directory} cannot be made: {error.strerror}.", remedy="Choose another with --dir."
@@ -153,13 +159,16 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunDirectoryError(f"{directory} is in use: that run is still going.") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())  # for `atropos doctor`, while the lock is held
+        file.flush()
         yield
 
 
 async def _execute(plan: Plan, directory: Path, checkpoint: Checkpoint | None, began: asyncio.Event) -> Summary:
     started = perf_counter()
     stop = asyncio.Event()
-    with signals(stop), blocked_loop_alarm():
+    with signals(stop), blocked_loop_alarm(), own_process():
         async with watched_memory() as peak:
             return await _run(plan, directory, checkpoint, stop, began, started, peak)
 
@@ -225,11 +234,12 @@ async def _prepare(
         deadline_s=config.training.rollout_deadline_s,
         deterministic=config.deterministic,
         profile=parts.profile,
+        vocabulary=model.vocabulary,
     )
     source = _source(plan, parts, player, model, directory)
     parts.opened.append(source)
     await source.open(checkpoint.state.get("source") if checkpoint else None)
-    loop = Loop(config, parts, source, player, model, directory, stop, dict(flatten(plan.resolved())))
+    loop = Loop(config, parts, source, player, model, directory, stop, dict(flatten(plan.resolved())) | plan.code())
     if checkpoint is not None:
         await loop.restore(checkpoint)
     await _let_in(config, parts, source, model)

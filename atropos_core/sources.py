@@ -14,7 +14,7 @@ from atropos_core.errors import NoProgress
 from atropos_core.hub import Entry, Hub, Limits, Want
 from atropos_core.interfaces import Curriculum, Outcome, TaskSource
 from atropos_core.producer import PATIENCE, Producer
-from atropos_core.rollouts import Player, task_count
+from atropos_core.rollouts import Player, check_named_tasks, task_count
 from atropos_core.types import Draw, ScoredGroup
 
 
@@ -143,6 +143,8 @@ class LocalSource(Source):
 
     async def open(self, state: Mapping[str, Any] | None) -> None:
         self._sizes = {name: task_count(name, e, "train") for name, e in self._player.environments.items()}
+        for name, environment in self._player.environments.items():
+            check_named_tasks(name, environment, "train")
         if state:
             self._hub.load(state)
             for name, had in state.get("tasks", {}).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class JournalStore:
     def __init__(self, directory: Path, *, sync: Sync = "second", segment_bytes: int = SEGMENT_BYTES) -> None:
         self.meta: Mapping[str, Any] = {}  # a small dictionary of JSON for whoever owns the store
         self.full: str | None = None  # why groups are refused now
+        self.check: Callable[[bytes], None] = lambda payload: None  # of what another process wrote; raises DataError
         self._refused_bytes = 0  # of the record that was refused then
         self._places: dict[int, Place | None] = {}  # of live groups; None: damaged
         self._marked: dict[int, State] = {}  # those that do not wait
@@ -106,7 +107,15 @@ class JournalStore:
         if place is None:
             raise DataError(f"group {id} is damaged in the journal in {self._journal.directory}.")
         body = self._journal.read(place)
-        return body[_label_bytes(body) :]
+        payload = body[_label_bytes(body) :]
+        try:
+            self.check(payload)
+        except DataError as error:
+            what = Exception.__str__(error)
+            raise DataError(
+                f"group {id} in the journal in {self._journal.directory} cannot be trained: {what}."
+            ) from error
+        return payload
 
     def mark(self, ids: Sequence[int], state: State) -> None:
         self._append(_MARK, bytes([_STATES.index(state)]), np.asarray(ids, "<u8").tobytes())

@@ -7,7 +7,32 @@ from dataclasses import replace
 
 import numpy as np
 
+from atropos_core.errors import NoSuchVersion
 from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup
+
+
+def refuse_versions_that_never_were(group: ScoredGroup, newest: int | None) -> None:
+    """Raises NoSuchVersion where a sampled token claims a version above `newest`, the highest that engines can have
+    sampled from, or below that of a token whose client does not say. `newest` is None where nobody knows it."""
+    highest = np.iinfo(np.int32).max if newest is None else newest
+    for rollout in _rollouts(group):
+        versions = rollout.policy_version
+        # One pass where all versions are known, as unsigned numbers those below 0 are above them all.
+        if not len(versions) or int(np.maximum.reduce(versions.view(np.uint32))) <= highest:
+            continue
+        sampled = versions[rollout.sampled]
+        wrong = sampled[(sampled > highest) | (sampled < UNKNOWN_VERSION)]
+        if len(wrong):
+            known = (
+                "no version is below 0"
+                if newest is None or wrong[0] < 0
+                else f"the newest that there can be is {newest}"
+            )
+            raise NoSuchVersion(
+                f"group of task {group.task.id!a:.100} of environment {group.draw.environment!a:.100}: {len(wrong)} of its tokens "
+                f"claim to be sampled from policy version {wrong[0]}, and {known}.",
+                remedy=f"Send each token's version as the engine gave it, or {UNKNOWN_VERSION} where it is not known.",
+            )
 
 
 def sampled_after(group: ScoredGroup, newest: int) -> bool:

@@ -6,19 +6,23 @@ so the supervisor can have it. What is sampled is never decoded and encoded agai
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from atropos_core.errors import ConfigError, DataError
+from atropos_core.replies import SENTINEL, ReplyReader, end_of_turn
 from atropos_core.types import Message, Tokens
 
-_SENTINEL = "\u2063reply\u2063"
+if TYPE_CHECKING:
+    from atropos_core.chat_template import ChatTemplate
+
 _THINK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
@@ -56,7 +60,6 @@ class ChatTokenizer:
         self.eos = _text(config.get("eos_token"))
         self.special = {key: _text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
         self.template = _template(directory, config)
-        self._compiled: Any = None
 
     @property
     def vocabulary(self) -> int:
@@ -66,7 +69,38 @@ class ChatTokenizer:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, ids: Tokens, *, keep_special: bool = False) -> str:
-        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=not keep_special))
+        """The text of these ids; without the tokens that frame a conversation unless `keep_special`."""
+        return self._decode(ids.tolist()) if keep_special else self._replies.text(ids.tolist())
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    @functools.cached_property
+    def _replies(self) -> ReplyReader:
+        """Special are added tokens that tokenizer.json marks so, that the configuration names, or that the chat template puts after
+        a reply: a tokenizer need not mark the latter. What ends a continuation is in the generation config (for an engine as well)."""
+        added = {int(number): token for number, token in self._tokenizer.get_added_tokens_decoder().items()}
+        texts = [token.content for token in added.values()]
+        named = {self._end_of_turn(texts)}.union(
+            *(
+                _named(_read(self.directory / f"{name}.json", required=False))
+                for name in ("tokenizer_config", "special_tokens_map")
+            )
+        )
+        special = {number: token.content for number, token in added.items() if token.special or token.content in named}
+        ends = [self._tokenizer.token_to_id(self.eos) if self.eos else None]
+        for name in ("generation_config", "config"):
+            given = _read(self.directory / f"{name}.json", required=False).get("eos_token_id")
+            ends += given if isinstance(given, list) else [given]
+        known = {number: self._tokenizer.id_to_token(number) for number in ends if isinstance(number, int)}
+        return ReplyReader(special, {number: text for number, text in known.items() if text is not None}, self._decode)
+
+    def _end_of_turn(self, added: Sequence[str]) -> str:
+        said = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
+        try:
+            return end_of_turn(self._render(said, None, prompt=False), added)
+        except (ConfigError, DataError):
+            return ""  # no template, or none for this: render() says so to those who need one
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens:
         """Ids of the conversation so far, ready for the assistant's reply."""
@@ -76,17 +110,16 @@ class ChatTokenizer:
         self, messages: Sequence[Message], history: Tokens, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Tokens:
         """The ids that follow `history` (which ends in what was sampled) when `messages` are said next."""
-        before = [{"role": "user", "content": "."}, {"role": "assistant", "content": _SENTINEL}]
+        before = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
         text = self._render([*before, *messages], tools, prompt=True)
-        at = text.find(_SENTINEL)
+        at = text.find(SENTINEL)
         if at < 0:
             raise DataError(
                 "this model's chat template rewrites earlier replies, so a rollout cannot be extended: start a new rollout."
             )
-        tail = text[at + len(_SENTINEL) :]
-        end = self._tokenizer.token_to_id(self.eos) if self.eos else None
-        if end is not None and len(history) and int(history[-1]) == end and tail.startswith(self.eos):
-            tail = tail[len(self.eos) :]  # the policy has said it already
+        tail = text[at + len(SENTINEL) :]
+        if (end := self._replies.end(history[-1:].tolist())) and tail.lstrip().startswith(end):
+            tail = tail.lstrip().removeprefix(end)  # the policy has said it already
         return self.encode(tail)
 
     def parse(self, ids: Tokens) -> Message:
@@ -94,21 +127,18 @@ class ChatTokenizer:
         return message_of(self.decode(ids))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool) -> str:
-        if self._compiled is None:
-            self._compiled = _compile(self.template, self.directory)
-        from jinja2 import TemplateError
+        return self._chat_template.render(
+            messages=[dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] if tools else None,
+            add_generation_prompt=prompt,
+            **{key: value for key, value in self.special.items() if value},
+        )
 
-        try:
-            return str(
-                self._compiled.render(
-                    messages=[dict(message) for message in messages],
-                    tools=[dict(tool) for tool in tools] if tools else None,
-                    add_generation_prompt=prompt,
-                    **{key: value for key, value in self.special.items() if value},
-                )
-            )
-        except TemplateError as error:
-            raise DataError(f"the chat template of {self.directory.name} refuses these messages: {error}") from error
+    @functools.cached_property
+    def _chat_template(self) -> ChatTemplate:
+        from atropos_core.chat_template import ChatTemplate  # jinja2 is imported where a conversation is rendered
+
+        return ChatTemplate(self.template, self.directory)
 
 
 def message_of(text: str) -> Message:
@@ -134,27 +164,6 @@ def message_of(text: str) -> Message:
     return message
 
 
-def _compile(source: str | None, directory: Path) -> Any:
-    if source is None:
-        raise ConfigError(
-            f"the model {directory.name} has no chat template, so a conversation cannot be rendered for it.",
-            remedy="Add a chat_template.jinja to its directory, or use an instruction-tuned model.",
-        )
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, **options: json.dumps(
-        value, ensure_ascii=False, indent=options.get("indent")
-    )
-    environment.globals["raise_exception"] = refuse
-    return environment.from_string(source)
-
-
 def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
     beside = directory / "chat_template.jinja"
     if beside.is_file():
@@ -175,6 +184,15 @@ def _read(path: Path, *, required: bool = True) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     return found
+
+
+def _named(config: Mapping[str, Any]) -> list[str]:
+    """The special tokens that a tokenizer's configuration names."""
+    more = [*(config.get("additional_special_tokens") or ()), *(config.get("extra_special_tokens") or ())]
+    if isinstance(config.get("extra_special_tokens"), dict):
+        more = list(config["extra_special_tokens"].values())
+    one = [value for key, value in config.items() if re.fullmatch(r"(bos|eos|pad|unk|sep|cls|mask)_token", key)]
+    return [_text(token) for token in [*one, *more]]
 
 
 def _text(token: Any) -> str:

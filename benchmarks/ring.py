@@ -6,12 +6,13 @@ One process sends, this one receives; ways alternate, and the median of the repe
 of each message in place; `ring, copied` copies it out, as a server or a trainer does; `ring, asyncio` does that on an
 event loop; `ring, hub` also puts it into a hub without a journal, from which a session takes it; `socket` is sendmsg of a
 length and the payload over SOCK_STREAM, and recv_into one buffer. `ring, server` is the door of a real `atropos serve`
-without a journal: this process is a worker, whose messages are scored groups of about that size; each is checked, put into
-the hub and answered, and none is leased. It has a tenth of the messages, and the 64 slots that a worker has. Latency is one
-way, from the moment that a message is due (a sender that is held up has no excuse) until its reader has it, at half of the
-goal's rate, one doorbell for each message; for `ring, server` until the worker has the answer, at half of the rate that it
-had before. `nothing` is the machine itself: two processes that only look at the clock, and how late a message would be for
-the times in which one of them did not run. No way can be sooner than that. Writes benchmarks/results/ring.json.
+without a journal, `ring, journal` with one: this process is a worker, whose messages are scored groups of about that
+size; each is checked, put into the hub and answered, and none is leased. It has a tenth of the messages, and the 64 slots
+that a worker has; `server us` is what a group takes of the server's processor. Latency is one way, from the moment that a
+message is due (a sender that is held up has no excuse) until its reader has it, at half of the goal's rate, one doorbell
+for each message; for these two until the worker has the answer, at half of the rate that it had before. `nothing` is the
+machine itself: two processes that only look at the clock, and how late a message would be for the times in which one of
+them did not run. No way can be sooner than that. Writes benchmarks/results/ring.json.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ from atropos_core.ring_socket import short
 from atropos_core.slots import HEADER_BYTES
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 from benchmarks.machine import RESULTS, described
-from tests.served import atropos_serve, serving
+from tests.served import Server, atropos_serve, serving
 
+SERVERS = {"ring, server": ["--no-journal"], "ring, journal": []}  # options of `atropos serve`
 SIZES = {"8,224 B": (8_224, 40_000), "98,368 B": (98_368, 20_000)}  # bytes, messages a second that are asked for
 NONCE = "benchmark"
 DEADLINE_S = 120.0
@@ -151,12 +153,13 @@ async def on_a_loop(listener: RingListener, reader: Reader, *, into_hub: bool) -
     await asyncio.gather(serving, return_exceptions=True)
 
 
-async def through_server(url: str, size: int, count: int, rate: float) -> dict[str, float]:
+async def through_server(server: Server, size: int, count: int, rate: float) -> dict[str, float]:
     """As many groups as a worker's slots hold at a time, or `rate` a second."""
-    api = Api(url)
+    api = Api(f"http://127.0.0.1:{server.port}")
     offer = (await api.about())["same_host"]
     ring = await RingProducer.open(Path(offer["path"]), offer["nonce"], name="benchmark")
-    frame, latencies, start = scored_group(size), [], time.perf_counter_ns()
+    frame, latencies, spent_s = scored_group(size), [], server.cpu_s()
+    start = time.perf_counter_ns()
 
     async def put(number: int, due: int) -> None:
         await ring.put([frame], key=str(number), deadline_s=DEADLINE_S)
@@ -177,16 +180,16 @@ async def through_server(url: str, size: int, count: int, rate: float) -> dict[s
             numbers = iter(range(count))
             for _ in range(SLOTS):
                 puts.create_task(put_on(numbers))
-    seconds = (time.perf_counter_ns() - start) / 1e9
+    seconds, spent_s = (time.perf_counter_ns() - start) / 1e9, server.cpu_s() - spent_s
     assert (await api.status())["hub"]["groups"] == count
     ring.close()
     await api.close()
-    return {"per_s": count / seconds} | of_latencies(latencies)
+    return {"per_s": count / seconds, "server_us": spent_s / count * 1e6} | of_latencies(latencies)
 
 
 def scored_group(size: int) -> bytes:
     """A frame of about so many bytes: four rollouts, the second half of each sampled."""
-    random, length = np.random.default_rng(7), int((size - 1180) / 32.5)  # of a header, and of a position in all four
+    random, length = np.random.default_rng(7), int((size - 420) / 32.5)  # of a header, and of a position in all four
 
     def episode(score: float) -> Episode:
         sampled = np.arange(length) >= length // 2
@@ -223,12 +226,12 @@ def from_socket(path: Path, reader: Reader, start: Callable[[], None]) -> None:
 
 def measure(way: str, size: int, count: int, rate: float, slots: int) -> dict[str, float]:
     """One run of two processes."""
-    if way == "ring, server":
+    if way in SERVERS:
         with tempfile.TemporaryDirectory() as folder:
             room = str(1 + 2 * size * count / 1e6)
-            command = atropos_serve("--dir", f"{folder}/api", "--no-journal", "--hub-mb", room)
+            command = atropos_serve("--dir", f"{folder}/api", "--hub-mb", room, *SERVERS[way])
             with serving(command, Path(folder) / "output") as server:
-                return asyncio.run(through_server(f"http://127.0.0.1:{server.port}", size, count, rate))
+                return asyncio.run(through_server(server, size, count, rate))
     reader = Reader(size)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rings" / "ring.sock"
@@ -312,15 +315,15 @@ def main() -> None:
     print("size      way              messages/s (best)       p50 / p99 [ms] at half of the goal's rate")
     for name, (size, goal) in SIZES.items():
         count = options.count if size < 50_000 else options.count // 4
-        ways = ("ring", "ring, copied", "ring, asyncio", "ring, hub", "ring, server", "socket")
+        ways = ("ring", "ring, copied", "ring, asyncio", "ring, hub", *SERVERS, "socket")
         runs: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {way: [] for way in ways}
         alone = []
         for _ in range(options.repeat):
             alone.append(nothing())
             for way in ways:
-                many = count // 10 if way == "ring, server" else count
+                many = count // 10 if way in SERVERS else count
                 full = measure(way, size, many, 0.0, options.slots)
-                rate = (full["per_s"] if way == "ring, server" else goal) / 2
+                rate = (full["per_s"] if way in SERVERS else goal) / 2
                 runs[way].append((full, measure(way, size, many // 4, rate, options.slots)))
         for way, pairs in runs.items():
             rates = [full["per_s"] for full, _ in pairs]
@@ -331,10 +334,13 @@ def main() -> None:
                 "p99_ms": statistics.median(half["p99_ms"] for _, half in pairs),
                 "p99_ms_best": min(half["p99_ms"] for _, half in pairs),
             }
+            if way in SERVERS:
+                row["server_us"] = statistics.median(full["server_us"] for full, _ in pairs)
             measured[f"{name}, {way}"] = row
             print(
                 f"{name:9s} {way:15s} {row['per_s']:10,.0f} ({row['per_s_best']:9,.0f})"
                 f"   {row['p50_ms']:.3f} / {row['p99_ms']:.3f} (best p99 {row['p99_ms_best']:.3f})"
+                + (f"   server us {row['server_us']:.0f}" if way in SERVERS else "")
             )
         measured[f"{name}, nothing"] = {"p99_ms": statistics.median(alone), "p99_ms_best": min(alone)}
         print(f"{name:9s} {'nothing':15s} {'':24s}     / {statistics.median(alone):.3f} (best p99 {min(alone):.3f})")

@@ -5,11 +5,12 @@
     resume      twenty random moments and both sides of an epoch's end: the same bits, every draw settled once
     schedules   ten thousand runs in virtual time, and hubs, with random delays, failures and crashes
     overlap     five seeds on-policy and with max_staleness 1: the speed, and the accuracy at the end
+    readme      five seeds of the README's own environment, by the command that stands beside it
 
     make soak                      about two hours on two cores
     python -m benchmarks.soak --only kills,seeds --kills 2 --seeds 1
 
-Writes benchmarks/results/soak.json, and soak_PART.json for the last three, with the commit that it ran on; ends with 1
+Writes benchmarks/results/soak.json, and soak_PART.json for the last four, with the commit that it ran on; ends with 1
 where something did not hold.
 """
 
@@ -31,6 +32,7 @@ from benchmarks import soak_resume
 from benchmarks.machine import RESULTS, described
 from benchmarks.memory import pss
 from tests.e2e.runs import QUICK, RunningRun, finish, weights
+from tests.pages.blocks import the_block
 from tests.shared_memory import orphans
 
 STEPS = 9  # of QUICK
@@ -171,6 +173,25 @@ def overlap(wanted: argparse.Namespace) -> bool:
     return written("soak_overlap", result)
 
 
+def readme(wanted: argparse.Namespace) -> bool:
+    result: dict[str, Any] = {"machine": described(), "seeds": []}
+    [command] = [line for line in the_block("README.md", "atropos check ./sums.py").commands if " run " in line]
+    with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
+        (Path(scratch) / "sums.py").write_text(the_block("README.md", "import random").text)
+        arguments = command.replace("./sums.py", f"{scratch}/sums.py").split()[1:]
+        for number in range(wanted.seeds):
+            seed, folder = secrets.randbelow(2**31), Path(scratch) / f"seed-{number}"
+            started = time.monotonic()
+            finish(folder, *arguments, "--seed", str(seed), "--dir", str(folder))
+            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            before, after = lines[0]["eval/accuracy"], lines[-1]["eval/accuracy"]
+            result["seeds"].append({"seed": seed, "before": before, "after": after, "steps": lines[-1]["step"],
+                                    "gain_points": 100 * (after - before), "seconds": time.monotonic() - started})  # fmt: skip
+            console.say(f"seed {number + 1}/{wanted.seeds}: {result['seeds'][-1]}")
+    result["holds"] = {"each gain >= 15 points": all(one["gain_points"] >= 15 for one in result["seeds"])}
+    return written("soak_readme", result)
+
+
 def written(name: str, result: dict[str, Any]) -> bool:
     console.table(("", "holds"), [(claim, "yes" if held else "NO") for claim, held in result["holds"].items()])
     RESULTS.mkdir(exist_ok=True)
@@ -184,6 +205,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "resume": resume,
     "schedules": schedules,
     "overlap": overlap,
+    "readme": readme,
 }
 
 

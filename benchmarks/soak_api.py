@@ -5,6 +5,7 @@
 
 load: ten times as many groups as the trainer takes, for five minutes. kills: `kill -9` of server, trainer and producers
 at random moments, also in the middle of a write to the journal or to a slot of shared memory, then on a full disk.
+roles: `kill -9` of `atropos serve`, `train` and `env`, against what the environment and a curriculum wrote down.
 Each part writes benchmarks/results/soak_api_PART.json with the commit; ends with 1 where something did not hold.
 """
 
@@ -29,10 +30,13 @@ from atropos_core import console
 from benchmarks.machine import RESULTS, described
 from tests.e2e.api_faults import KINDS, full_disk, killed
 from tests.e2e.overload import missed, overload
+from tests.e2e.role_kills import KINDS as ROLES
+from tests.e2e.role_kills import killed_roles
 
 DISK_MB = 48
 PROMISES = {
     "load": "ten times too many groups cost neither memory nor groups nor anyone's share",
+    "roles": "every draw is trained exactly once, and nothing that no environment played",
     "kills": "every acknowledged group is in the commit log exactly once, and none is torn",
 }
 
@@ -69,7 +73,14 @@ def on_a_full_disk(folder: Path) -> dict[str, Any]:
     return {**asdict(found), "missed": found.missed()}
 
 
-PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {"load": load, "kills": kills}
+def roles(folder: Path, wanted: argparse.Namespace) -> dict[str, Any]:
+    kinds = [ROLES[number % len(ROLES)] for number in range(wanted.kills)]
+    random.shuffle(kinds)
+    found = killed_roles(folder / "roles", kinds, tell=console.say)
+    return {**asdict(found), "missed": found.missed()}
+
+
+PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {"load": load, "kills": kills, "roles": roles}
 
 
 def main() -> None:

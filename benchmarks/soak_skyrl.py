@@ -4,7 +4,8 @@ HTTP/JSON; what the lists that SkyRL wants cost; what a trainer saves that holds
     python -m benchmarks.soak_skyrl [--only kills|speed|memory] [--trajectories 1000000] [--kills 10]
 
 Speed: one producer process, this one receives. `shared memory` is what SkyRL's generator does: groups are asked for through
-an exchange, and each row is a numpy view in this process; `HTTP/JSON` posts the same trajectories, one a request over one
+an exchange, and each row, a message of its own here, is a numpy view in this process (from episodes to what SkyRL has validated:
+benchmarks.skyrl_throughput); `HTTP/JSON` posts the same trajectories, one a request over one
 kept connection, to a server in this process that makes the same rows of them. Rows are packed, or written as JSON, beforehand:
 the rate is that of the way, not of the numpy that made them. Ways alternate; the median counts. Latency is one way, from the
 moment that a trajectory is due until its row is there, at half of 37,848 a second in runs of a second, of whose p50 and p99
@@ -34,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_adapter_skyrl.packed import packed, unpacked
+from atropos_adapter_skyrl.packed import REWARD_AT, Place, packed, unpacked
 from atropos_adapter_skyrl.rings import RingGroups
 from atropos_adapter_skyrl.rows import Row, output_of
 from atropos_adapter_skyrl.source import Asked
@@ -64,8 +65,8 @@ def row_with(sizes: tuple[int, int], number: int) -> Row:
 def shared(folder: str, sizes: tuple[int, int], rate: float) -> None:
     """Answer asks as fast as they come; or, with a rate, send each row when it is due, with that moment as its reward."""
     rows = [row_with(sizes, number) for number in range(KINDS)]
-    made = [[packed(row, member, 0) for member in range(N)] for row in rows]
-    reward_at = packed(rows[0], 0, 0).index(np.float64(0).tobytes(), 24)
+    made = [[packed([(row, Place(member, 0))]) for member in range(N)] for row in rows]
+    reward_at = REWARD_AT
     start, sent = 0.0, 0
     try:
         hands = Hands.connect(Path(folder), HANDS, slots=1024, slot_bytes=1 << 14)
@@ -98,7 +99,7 @@ async def through_memory(folder: Path, sizes: tuple[int, int], groups: int, rate
 
     def read(data: bytes) -> Any:
         found = unpacked(data)
-        late.append(1000 * (time.perf_counter() - found[0].reward))
+        late.append(1000 * (time.perf_counter() - found.rows[0][0].reward))
         return found
 
     await source.open()

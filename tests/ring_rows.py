@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_adapter_skyrl.packed import packed
+from atropos_adapter_skyrl.packed import Place, packed
 from atropos_adapter_skyrl.rings import RingGroups
 from atropos_adapter_skyrl.rows import Row
 from atropos_adapter_skyrl.source import Arrived, Asked
@@ -77,8 +77,9 @@ def produce(folder: str, longest: int) -> None:
         while not hands.ended:
             for job in hands.take(1.0):
                 asked = json.loads(job.payload)
-                for member in reversed(range(asked["n"])):  # not in the order in which they are wanted
-                    hands.send(job, [packed(row_of(asked["draw"][4], member, longest), member, 0)])
+                rows = [(row_of(asked["draw"][4], member, longest), Place(member, 0)) for member in range(asked["n"])]
+                for part in (rows[:2:-1], rows[2::-1]):  # not in the order in which they are wanted
+                    hands.send(job, [packed(part)])
                 hands.done(job)
         hands.close()
     except ProcessDied:

@@ -81,7 +81,7 @@ def _wait_for_answer(server: Server, process: subprocess.Popen[bytes], output: P
     until = time.monotonic() + START_S
     while True:
         try:
-            if server.call(request("GET", "/info")).status == 200:
+            if server.call(request("GET", "/info")).status < 500:
                 return
         except ConnectionError as error:
             if process.poll() is not None or time.monotonic() > until:

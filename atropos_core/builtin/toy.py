@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atropos_core.alignment import compare
 from atropos_core.builtin.config import ToyEngineOptions, ToyTrainerOptions
 from atropos_core.errors import TrainingDiverged
 from atropos_core.hosting import LocalEndpoint
@@ -106,8 +107,11 @@ class ToyTrainer(Trainer):
         before, after = batch.tokens[at - 1], batch.tokens[at]
         logprobs = _log_softmax(table[before] / temperature[:, None])  # [n, vocabulary]
         chosen = logprobs[np.arange(len(at)), after]
-        fresh = batch.policy_version[at] == batch.version - 1
-        drift = np.abs(chosen - batch.logprobs[at])[fresh]
+        recomputed = np.zeros(len(batch.tokens), np.float32)
+        recomputed[at] = chosen
+        scored = batch.sampled & ~starts
+        entropy = np.full(len(batch.tokens), np.nan, np.float32)
+        entropy[at] = -(np.exp(logprobs) * logprobs).sum(axis=-1)
         weight = (batch.advantages * batch.trained)[at] / max(int(batch.trained.sum()), 1)
         gradient = np.zeros_like(table)
         np.add.at(gradient, (before, after), weight)
@@ -119,8 +123,7 @@ class ToyTrainer(Trainer):
         return {
             "loss": float(-(weight * chosen).sum()),
             "grad_norm": float(np.linalg.norm(gradient)),
-            "alignment/max_abs_logprob_diff": float(drift.max(initial=0.0)),
-            "alignment/fresh_tokens": float(fresh.sum()),
+            **compare(batch, recomputed, scored, scored, entropy),
         }
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
@@ -148,5 +151,5 @@ def _log_softmax(logits: Any) -> Table:
 
 
 def _score(table: Table, ids: Tokens, temperature: float) -> Floats:
-    scores = _log_softmax(table[ids[:-1]] / temperature)[np.arange(len(ids) - 1), ids[1:]]
+    scores = _log_softmax(table[ids[:-1]] / (temperature or 1.0))[np.arange(len(ids) - 1), ids[1:]]
     return np.concatenate([[0.0], scores]).astype(np.float32)

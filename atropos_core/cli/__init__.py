@@ -7,12 +7,17 @@ from collections.abc import Sequence
 
 import typer
 
+from atropos_core.cli.guarded import STARTED, guarded
+
 OWN = ("run", "resume", "eval", "process", "plugins", "new", "check", "config", "doctor", "adapter")
 
 
 def main() -> None:
     """The entry point `atropos`."""
-    sys.exit(run_app(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in STARTED:
+        sys.exit(guarded(lambda: run_app(arguments)))
+    sys.exit(run_app(arguments))
 
 
 def run_app(arguments: list[str]) -> int:

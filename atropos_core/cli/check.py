@@ -20,7 +20,7 @@ def check(
     ],
     kind: Annotated[
         str | None,
-        typer.Option(help="environment, reward, transform, curriculum, bridge or loss. [default: whichever NAME is]"),
+        typer.Option(help="environment, reward, transform, curriculum, bridge or loss. \\[default: whichever NAME is]"),
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One of the component's own options.")

@@ -22,13 +22,13 @@ def evaluate(
     run: Annotated[
         Path | None, typer.Argument(help="A run directory: evaluate a checkpoint of it.", show_default=False)
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Of which step. [default: the newest checkpoint]")] = None,
+    step: Annotated[int | None, typer.Option(help="Of which step. \\[default: the newest checkpoint]")] = None,
     env: EnvOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
-    problems: Annotated[int | None, typer.Option(help="Held-out problems. [default: as the run, 512]")] = None,
-    samples: Annotated[int | None, typer.Option(help="Rollouts of each problem. [default: as the run, 1]")] = None,
-    temperature: Annotated[float | None, typer.Option(help="[default: as the run, 0]")] = None,
+    problems: Annotated[int | None, typer.Option(help="Held-out problems. \\[default: as the run, 512]")] = None,
+    samples: Annotated[int | None, typer.Option(help="Rollouts of each problem. \\[default: as the run, 1]")] = None,
+    temperature: Annotated[float | None, typer.Option(help="\\[default: as the run, 0]")] = None,
     seed: SeedOption = None,
     changes: SetOption = None,
     out: Annotated[
@@ -36,7 +36,7 @@ def evaluate(
         typer.Option(
             "--out",
             help="Figures go to FILE.json, and one line a problem with its replies to FILE.jsonl. "
-            "[default: RUN/evaluations/; nothing where a model was named]",
+            "\\[default: RUN/evaluations/; nothing where a model was named]",
         ),
     ] = None,
 ) -> None:
@@ -129,12 +129,15 @@ async def _evaluate(plan: Plan) -> Evaluation:
     import tempfile
 
     from atropos_core.assemble import build_for_evaluation
+    from atropos_core.errors import Interrupted
     from atropos_core.evaluation import evaluate
+    from atropos_core.guards import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts import Player
     from atropos_core.tokenizer import ChatTokenizer
 
-    config = plan.config
-    with tempfile.TemporaryDirectory(prefix="atropos-eval-") as directory:
+    config, task = plan.config, asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    with requests_to_end(lambda: task.cancel()), tempfile.TemporaryDirectory(prefix="atropos-eval-") as directory:
         (Path(directory) / "logs").mkdir()
         parts = await build_for_evaluation(plan, Path(directory))
         try:
@@ -150,6 +153,9 @@ async def _evaluate(plan: Plan) -> Evaluation:
                 deterministic=config.deterministic,
             )
             sampling = config.sampling.record()
-            return await evaluate(player, parts.environments, config.evaluation, sampling, seed=config.seed)
+            with blocked_loop_alarm(), own_process():
+                return await evaluate(player, parts.environments, config.evaluation, sampling, seed=config.seed)
+        except asyncio.CancelledError:
+            raise Interrupted("stopped: an evaluation that is not whole has no figures") from None
         finally:
             await parts.close()

@@ -19,18 +19,18 @@ EnvOption = Annotated[
     typer.Option("--env", help="Environment: a name, pkg.mod:Class or ./file.py:Class. May be repeated."),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option(help='Model: "tiny", a directory, or a Hugging Face id. [default: tiny]')
+    str | None, typer.Option(help='Model: "tiny", a directory, or a Hugging Face id. \\[default: tiny]')
 ]
-BridgeOption = Annotated[str | None, typer.Option(help="How weights reach the engine. [default: ipc]")]
-EngineOption = Annotated[str | None, typer.Option(help="What samples. [default: hf]")]
-TrainerOption = Annotated[str | None, typer.Option(help="What trains. [default: grpo]")]
+BridgeOption = Annotated[str | None, typer.Option(help="How weights reach the engine. \\[default: ipc]")]
+EngineOption = Annotated[str | None, typer.Option(help="What samples. \\[default: hf]")]
+TrainerOption = Annotated[str | None, typer.Option(help="What trains. \\[default: grpo]")]
 RewardOption = Annotated[
-    list[str] | None, typer.Option("--reward", help="Reward; several are summed. [default: environment]")
+    list[str] | None, typer.Option("--reward", help="Reward; several are summed. \\[default: environment]")
 ]
 StepsOption = Annotated[int | None, typer.Option(help="Training steps.")]
-SeedOption = Annotated[int | None, typer.Option(help="Every random number of the run derives from it.")]
+SeedOption = Annotated[int | None, typer.Option(help="What the run's random numbers derive from.")]
 DeterministicOption = Annotated[
-    bool, typer.Option("--deterministic", help="Same seed, same weights, also across a resume.")
+    bool, typer.Option("--deterministic", help="Same seed, same weights, also across a kill and a resume. On a CPU.")
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -37,7 +37,7 @@ def process(
     reward: RewardOption = None,
     groups: Annotated[int, typer.Option(min=1, help="Tasks to play; environments take turns.")] = 16,
     group_size: Annotated[
-        int | None, typer.Option(min=1, help="Rollouts of each task. [default: training.group_size, 8]")
+        int | None, typer.Option(min=1, help="Rollouts of each task. \\[default: training.group_size, 8]")
     ] = None,
     test: Annotated[bool, typer.Option("--test", help="Play the held-out tasks.")] = False,
     old_schema: Annotated[
@@ -81,7 +81,6 @@ def process(
 
 async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_schema: bool) -> int:
     import asyncio
-    import signal
     import tempfile
     from contextlib import aclosing
     from time import perf_counter
@@ -90,16 +89,14 @@ async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_sche
     from atropos_core.assemble import build_for_evaluation
     from atropos_core.console import LINE_EVERY_S, say
     from atropos_core.errors import Interrupted
-    from atropos_core.guards import blocked_loop_alarm
+    from atropos_core.guards import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.processing import draws, native_line, play, write
     from atropos_core.rollouts import Player
     from atropos_core.tokenizer import ChatTokenizer
     from atropos_core.types import ScoredGroup
 
-    config, loop, task = plan.config, asyncio.get_running_loop(), asyncio.current_task()
+    config, task = plan.config, asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
     started = shown_at = perf_counter()
     tokens = 0
 
@@ -110,7 +107,7 @@ async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_sche
             shown_at = now
             say(f"{lines.count + left_out}/{groups} groups  {tokens / (now - started):,.0f} tokens/s")
 
-    with tempfile.TemporaryDirectory(prefix="atropos-process-") as directory:
+    with requests_to_end(lambda: task.cancel()), tempfile.TemporaryDirectory(prefix="atropos-process-") as directory:
         (Path(directory) / "logs").mkdir()
         try:
             parts = await build_for_evaluation(plan, Path(directory))
@@ -126,7 +123,7 @@ async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_sche
                 )
                 drawn = draws(parts.environments, groups, split, config.seed)
                 size, at_once = config.training.group_size, config.training.groups_per_step
-                with blocked_loop_alarm():
+                with blocked_loop_alarm(), own_process():
                     async with aclosing(
                         play(player, drawn, size, config.sampling.record(), at_once=at_once)
                     ) as playing:

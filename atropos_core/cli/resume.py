@@ -83,7 +83,12 @@ def differences(before: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     from atropos_core.config import flatten
 
     now = dict(flatten(plan.resolved()))
+    if any(path.endswith(".code") for path in before):  # a checkpoint's settings know of it, a run file does not
+        now |= plan.code()
     for path in [*now, *(path for path in before if path not in now)]:
         if now.get(path) != before.get(path):
+            if path.endswith(".code") and path in now and path in before:
+                yield f"the code behind {path.removesuffix('.code')} ({now[path.removesuffix('.code')]})"
+                continue
             is_, had = (repr(values[path]) if path in values else "not set" for values in (now, before))
             yield f"{path} is {is_}; the run had {had}"

@@ -44,7 +44,7 @@ def run(
     deterministic: DeterministicOption = False,
     changes: SetOption = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="The run's own directory, new or empty. [default: runs/ENV-TIME]")
+        Path | None, typer.Option("--dir", help="The run's own directory, new or empty. \\[default: runs/ENV-TIME]")
     ] = None,
     dry_run: Annotated[
         bool,

@@ -211,7 +211,8 @@ class NotFinite(Check[options.AtOnce]):
     name = "not_finite"
     needs = ()
     remedy = (
-        "Resume from the last checkpoint with a lower trainer.learning_rate; look at the metrics of the step before."
+        "Look at what makes them: an environment's or a reward's own metric is its code's; where they are the trainer's, look at "
+        "grad_norm and ratio/mean of the step before."
     )
 
     def wrong(self, seen: Numbers) -> str | None:
@@ -234,6 +235,59 @@ class LogprobDrift(Check[options.Drift]):
 
     def learn(self, seen: Numbers) -> None:
         self.usual.add(seen["alignment/max_abs_logprob_diff"])
+
+
+class SampledAsSaid(Check[options.Surprise]):
+    """Not of a run whose transforms leave groups out: what is kept for its rewards is not as surprising as what was sampled."""
+
+    name = "sampling"
+    needs = ("alignment/surprise_z", "alignment/surprise_nats")
+    remedy = (
+        "The tokens are not sampled as their logprobs say: look for another temperature, top_p, top_k or a filter of replies "
+        "behind the engine, or in what the workers send."
+    )
+
+    def applies(self, seen: Numbers) -> bool:
+        if seen.get("groups/flat") or seen.get("groups/dropped"):
+            self.usual.values = [1.0]
+        return super().applies(seen) and not self.usual.values
+
+    def wrong(self, seen: Numbers) -> str | None:
+        z, nats = (seen[name] for name in self.needs)
+        if abs(z) <= self.options.z or abs(nats) <= self.options.floor_nats:
+            return None
+        likelier = "likelier" if nats < 0 else "less likely"
+        return f"sampled tokens are {abs(nats):.3g} nats {likelier} than the policy's entropy says, {abs(z):.1f} standard errors"
+
+
+class Unchecked(Check[options.ShareAbove]):
+    name = "unchecked"
+    needs = ("alignment/unchecked_share",)
+    remedy = (
+        "Nobody would notice if they were not sampled from the policy: have clients send logprobs, and sample with top_p = 1 "
+        "and top_k = 0; or turn the check off with health.unchecked.action."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        share = seen["alignment/unchecked_share"]
+        if share <= self.options.share:
+            return None
+        return f"{share:.0%} of the sampled tokens came without logprobs that could be compared with the trainer's own"
+
+
+class ClaimedLogprobs(Check[options.Unexplained]):
+    name = "claimed_logprobs"
+    needs = ("alignment/unexplained_nats",)
+    remedy = (
+        "Look at who sends tokens of older or unknown versions: another model, template, temperature or top_p than is said, or "
+        "made-up numbers?"
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        nats = seen["alignment/unexplained_nats"]
+        if nats <= self.options.nats:
+            return None
+        return f"a rollout's logprobs are {nats:.4g} nats farther from the trainer's own than the policy has moved"
 
 
 # -- machine
@@ -294,7 +348,8 @@ class Silence(Check[options.Silence]):
 
 CHECKS: tuple[type[Check], ...] = (  # type: ignore[type-arg] # of different options
     RewardDeterminism, RewardDrift, RewardCollapse, RewardExplosion, FailedRewards, FailedPlays, PartialGroups, StaleShare,
-    Advantages, Entropy, Length, DeadGradients, FrozenWeights, NotFinite, LogprobDrift, SlowDisk, Throughput, Silence,
+    Advantages, Entropy, Length, DeadGradients, FrozenWeights, NotFinite, LogprobDrift, SampledAsSaid, Unchecked,
+    ClaimedLogprobs, SlowDisk, Throughput, Silence,
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from atropos_core.health.checks import Silence, checks
 from atropos_core.health.options import Check, HealthSection
 from atropos_core.health.watch import read
 from atropos_core.interfaces import Finding
+from atropos_core.liveness import look_at
 
 LOG_CHARACTERS = 300  # of a log's last line
 
@@ -52,7 +53,7 @@ def _ended(directory: Path, wanted: int, steps: list[dict[str, float]], section:
     """How the run stands."""
     last = int(steps[-1]["step"]) if steps else _saved_step(directory)
     if _is_living(directory):
-        return [_living(directory, last, wanted, steps, section)]
+        return [_living(directory, last, wanted, steps, section), *_stopped(directory)]
     errors = [row for row in read(directory) if row["check"] == "run"]
     if errors:
         return [Finding("run", False, f"ended at step {last} of {wanted}: {errors[-1]['says']}", errors[-1]["do"])]
@@ -72,12 +73,25 @@ def _ended(directory: Path, wanted: int, steps: list[dict[str, float]], section:
     ]
 
 
+def _stopped(directory: Path) -> list[Finding]:
+    """Processes of a run that goes on, which a signal or a debugger has stopped."""
+    try:
+        seen = look_at(int((directory / "lock").read_text()))
+    except (OSError, ValueError):
+        return []
+    return [
+        Finding("process", False, f"{name} (pid {pid}) is stopped", f"To let it go on: kill -CONT {pid}")
+        for pid, name in (seen.stopped if seen else ())
+    ]
+
+
 def _living(directory: Path, last: int, wanted: int, steps: list[dict[str, float]], section: HealthSection) -> Finding:
     silence = Silence(section.silence)
     for seen in steps:
         silence.look(int(seen["step"]), {"time/waiting_s": seen.get("time/step_s", 0.0)})
     written = (directory / "config.toml", directory / "metrics.jsonl")  # the first when a run starts or resumes
-    quiet_s = time.time() - max(path.stat().st_mtime for path in written if path.exists())
+    # Files are dated by the clock of the wall, which may have been set back since.
+    quiet_s = max(time.time() - max(path.stat().st_mtime for path in written if path.exists()), 0.0)
     if quiet_s > silence.patience_s():  # what hangs at the groups of a step says so itself: the check `silence`
         return Finding("run", None, f"is at step {last} of {wanted}, and recorded nothing for {quiet_s:.0f} s: it starts up, "
                        "evaluates, saves a checkpoint, or hangs", "logs/ has what its processes said.")  # fmt: skip

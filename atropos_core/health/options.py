@@ -52,6 +52,15 @@ class Entropy(Check):
     fall: float = Field(0.1, ge=0, lt=1)  # of what was usual
 
 
+class Surprise(Check):
+    z: float = Field(6.0, gt=0)  # standard errors that the mean of -log p may be off the entropy
+    floor_nats: float = Field(0.02, ge=0)  # and nats; below it nobody minds
+
+
+class Unexplained(AtOnce):
+    nats: float = Field(10.0, gt=0)  # of one sequence, beyond what the policy's movement explains
+
+
 class Drift(Check):
     ratio: float = Field(10.0, gt=1)
     floor_nats: float = Field(1e-3, ge=0)  # below it, rounding
@@ -100,6 +109,9 @@ class HealthSection(BaseModel):
     frozen_weights: Check = Check()
     not_finite: AtOnce = AtOnce()
     logprob_drift: Drift = Drift()
+    sampling: Surprise = Surprise()
+    unchecked: ShareAbove = ShareAbove()
+    claimed_logprobs: Unexplained = Unexplained()
     slow_disk: SlowDisk = SlowDisk()
     throughput: Throughput = Throughput()
     silence: Silence = Silence()

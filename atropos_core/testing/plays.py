@@ -100,7 +100,7 @@ def wrong_with(played: Played) -> list[str]:
     numbers |= {f"metrics[{name!r}]": value for name, value in episode.metrics.items()}
     for name, value in numbers.items():
         try:
-            finite = bool(np.isfinite(np.float32(value)))
+            finite = not isinstance(value, str) and bool(np.isfinite(np.float32(value)))
         except (TypeError, ValueError):
             finite = False
         if not finite:

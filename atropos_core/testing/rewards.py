@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core.assemble import Openable
 from atropos_core.codec import encode_bytes
 from atropos_core.interfaces import Finding, Reward
 from atropos_core.testing import eventloop
@@ -30,6 +31,7 @@ CHECKS = (
     "closes",
 )
 PATIENCE = 2  # calls that do not end, before no more are made
+OPEN_DEADLINE_S = 300.0  # a model may have to be loaded
 
 
 class RewardContract:
@@ -57,12 +59,10 @@ class RewardContract:
         return self._report.findings
 
     async def _check(self) -> None:
-        problems = []
-        try:
-            self._reward = self._subject.make()
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a reward's code
-            problems.append(of_error(error))
-        if not self._report.check("opens", problems, good="built", remedy="Everything else is checked once it builds."):
+        problems = await self._open()
+        if not self._report.check(
+            "opens", problems, good="built and opened", remedy="Everything else is checked once the reward opens."
+        ):
             return
         with watched() as watch:
             await self._check_calls()
@@ -74,6 +74,19 @@ class RewardContract:
                 remedy='Say runs_in="process" in the Provider, so that heavy grading has a process of its own.',
             )
         await self._closes()
+
+    async def _open(self) -> list[str]:
+        """Build the reward and await its `open()`, where it has one, as a run does. What went wrong, in words."""
+        try:
+            self._reward = self._subject.make()
+            async with asyncio.timeout(OPEN_DEADLINE_S):
+                if isinstance(self._reward, Openable):
+                    await self._reward.open()
+        except TimeoutError:
+            return [f"open() did not end within {OPEN_DEADLINE_S:g} s"]
+        except Exception as error:  # noqa: BLE001 - the plugin boundary: a reward's code
+            return [of_error(error)]
+        return []
 
     async def _check_calls(self) -> None:
         task = self._task

@@ -71,7 +71,30 @@ class Computes:
             pass
 
 
+class DoesNotOpen:
+    async def open(self) -> None:
+        raise ConnectionRefusedError("no model there")
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+        return np.zeros(len(episodes), np.float32)
+
+
+class NeedsOpening:
+    """No bug: as a run does, its contract awaits `open()` before the first call."""
+
+    async def open(self) -> None:
+        self.bonus = 1.0
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+        return np.array([self.bonus * len(words(episode)) for episode in episodes], np.float32)
+
+    async def close(self) -> None:
+        del self.bonus
+        self.bonus = 0.0
+
+
 REWARDS: dict[Callable[..., Any], set[str]] = {
+    DoesNotOpen: {"opens"},
     WrongShape: {"shape"},
     NotFinite: {"shape"},
     RaisesOnHostileReplies: {"hostile replies"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -11,9 +13,11 @@ from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Environment, Finding
 from atropos_core.registry import load_reference
 from atropos_core.testing import ContractBroken, check, environment_contract
+from atropos_core.types import Split, Task
 
 HERE = Path(__file__).parent
 BUGS: dict[type[Environment], set[str]] = load_reference(f"{HERE / 'broken_environments.py'}:BUGS")
+Sums: type[Environment] = load_reference(f"{HERE / 'broken_environments.py'}:Sums")
 GOOD: tuple[type[Environment], ...] = load_reference(f"{HERE / 'good_environments.py'}:GOOD")
 
 
@@ -80,3 +84,26 @@ def test_skipping_a_check_that_there_is_not_suggests_the_near_miss() -> None:
 async def test_a_contract_inside_a_running_loop_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match="ordinary test function"):
         check("environment", GOOD[0])
+
+
+class HeldOutInTrain(Sums):  # type: ignore[misc,valid-type]
+    """Two hundred sums of 8,100: as in many a first environment, some test questions are in train by chance."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        rng = random.Random(split)
+        pairs = [(rng.randint(10, 99), rng.randint(10, 99)) for _ in range(3000 if split == "train" else 200)]
+        return [
+            Task(f"{split}-{i}", ({"role": "user", "content": f"What is {a} + {b}?"},), str(a + b))
+            for i, (a, b) in enumerate(pairs)
+        ]
+
+
+def test_test_questions_that_are_in_train_are_a_warning_with_their_share() -> None:
+    environment = HeldOutInTrain()
+    trained = {task.messages[0]["content"] for task in environment.tasks("train")}
+    shared = sum(task.messages[0]["content"] in trained for task in environment.tasks("test"))
+    assert 40 < shared < 80, "a leak that is no accident of one task"
+    [found] = [finding for finding in check("environment", HeldOutInTrain) if finding.subject == "splits"]
+    assert found.ok is None
+    assert f"{shared / 200:.1%} of the test tasks ({shared} of 200) are also train tasks" in found.detail
+    assert "held-out accuracy counts what was trained on" in found.detail and found.remedy

@@ -8,6 +8,7 @@ import json
 import random
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,17 +220,27 @@ def malformed(seed: int, old: dict[str, Any], native: dict[str, Any]) -> Iterato
             yield Sent("a mutated frame", path, send(path, mutated_frame(right, chance)), False)
 
 
-def implying_frame(environment_name: str, length: int) -> bytes:
-    """A small frame whose group has one sequence of `length` tokens."""
+def implying_frames(environment_name: str, length: int) -> list[bytes]:
+    """Small frames whose group has sequences of `length` tokens: as records, whose arrays have one value, and as columns."""
     group = native_group(old_group(1, LENGTH, 3), environment_name)
+    frame = encode_bytes(group)
+    _, header_bytes, body_bytes = _PREFIX.unpack_from(frame)
+    header = json.loads(frame[PREFIX_BYTES : PREFIX_BYTES + header_bytes])
+    assert header["~g"].count([LENGTH]) == 1, "the lengths of its rollouts"
+    header["~g"][header["~g"].index([LENGTH])] = [length]
+    made = json.dumps(header).encode()
+    as_columns = _PREFIX.pack(b"ATR1", len(made), body_bytes) + made + frame[PREFIX_BYTES + header_bytes :]
     rollout = group.episodes[0].rollouts[0]
-    made = {
+    alike = {
         "tokens": np.int32(7),
         "sampled": np.True_,
         "trained": np.True_,
         "logprobs": np.float32(-1),
         "policy_version": np.int32(0),
     }
-    for name, value in made.items():
-        object.__setattr__(rollout, name, np.broadcast_to(value, (length,)))
-    return encode_bytes(group)
+    for name, value in alike.items():
+        object.__setattr__(rollout, name, np.broadcast_to(value, (length // 2,)))
+    shared = replace(
+        group, episodes=group.episodes * 2, rewards=np.repeat(group.rewards, 2)
+    )  # one array of tokens for two
+    return [encode_bytes(shared), as_columns]

@@ -28,12 +28,14 @@ from atropos_core.client import CONTENT_TYPE
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
 from atropos_core.ring import Ack, RingProducer
+from tests.e2e.attacked import Attacked, call_for
+from tests.e2e.attacks import KINDS, paced
 from tests.e2e.malformed import (
     GROUP,
     LENGTH,
     Sent,
     flipped,
-    implying_frame,
+    implying_frames,
     json_request,
     malformed,
     mutated_frame,
@@ -320,6 +322,33 @@ def test_a_body_of_very_many_small_things_holds_nobody_up(watched: Place) -> Non
         end.close()
 
 
+def test_large_bodies_of_plain_json_cost_no_more_memory_than_is_allowed_and_give_it_back(watched: Place) -> None:
+    row = "[" + "12," * 1000 + "12]"
+    rows = int(BODY_MB * 1e6 * 0.9 / len(row))
+    listed = "[" + ",".join([row] * rows) + "]"
+    group = f'{{"tokens":{listed},"masks":{listed[: len(row) + 1]}],"scores":[1]}}'
+    floats = f'{{"tokens":{listed.replace("12", "1.")[:-1]}]}}'.replace("1.,", "1.5,").replace("1.]", "1.5]")
+    before = watched.server.rss()
+    highest, stop = [before], threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.005):
+            highest[0] = max(highest[0], watched.server.rss())
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    for body in (group, listed, floats):
+        for answer in at_once(watched, [json_request("/scored_data", body.encode()[: int(BODY_MB * 1e6)])] * 8):
+            assert answer.status in (400, 422, 503), answer
+    stop.set()
+    watching.join()
+    assert highest[0] - before < 64e6
+    until = time.monotonic() + ANSWER_S
+    while watched.server.rss() - before > 24e6:
+        assert time.monotonic() < until, "what it took has not come back"
+        time.sleep(0.1)
+
+
 def test_chunked_bodies_are_taken_and_broken_chunks_are_not(watched: Place) -> None:
     whole = json.dumps(old_group(GROUP, LENGTH, 1, watched.env_id)).encode()
     pieces = [whole[at : at + 100] for at in range(0, len(whole), 100)]
@@ -346,15 +375,47 @@ def test_requests_that_are_no_http_are_refused_or_closed(watched: Place) -> None
 def test_a_small_frame_that_stands_for_a_huge_group_is_refused(watched: Place) -> None:
     end = Connection(watched.port, ANSWER_S)
     worker = register_native(end, "one")
-    frame = implying_frame("one", 10_000_000)
-    assert len(frame) < 2000
     since = time.monotonic()
-    answer = end.call(put_request("huge", worker, frame))
-    assert answer.status == 422, answer
-    many = {"groups": [{"key": str(n), "worker": worker, "frame": frame} for n in range(1000)]}
-    assert end.call(native_request("/v1/groups", encode_bytes(many))).status == 422
+    for frame in implying_frames("one", 10_000_000):
+        assert len(frame) < 2000
+        answer = end.call(put_request("huge", worker, frame))
+        assert answer.status == 422, answer
+        many = {"groups": [{"key": str(n), "worker": worker, "frame": frame} for n in range(1000)]}
+        assert end.call(native_request("/v1/groups", encode_bytes(many))).status == 422
     assert time.monotonic() - since < HEALTH_S
     end.close()
+
+
+# -- attackers, a short while of each kind (benchmarks/soak_api_hostile.py: eight of each for 20 s)
+
+SHORT = (
+    "header bytes", "header lines", "address", "trailers", "chunk extensions", "small chunks", "whole heads", "pipelined",
+    "resets", "no HTTP", "small lists", "numbers",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_others_are_served_beside_attackers_and_their_memory_comes_back(watched: Place, kind: str) -> None:
+    before = watched.server.rss()
+
+    def attack() -> None:
+        for _ in paced(0.3):
+            with contextlib.suppress(OSError):
+                KINDS[kind](watched.port)
+
+    attackers = [threading.Thread(target=attack, daemon=True) for _ in range(2)]
+    for one in attackers:
+        one.start()
+    found = Attacked()
+    call_for(watched.port, 0.5, found)
+    for one in attackers:
+        one.join(2 * ANSWER_S)
+        assert not one.is_alive(), "the server goes on reading, or answers nothing"
+    assert found.failures == []
+    until = time.monotonic() + ANSWER_S
+    while watched.server.rss() - before > 32e6:
+        assert time.monotonic() < until, "what it took has not come back"
+        time.sleep(0.1)
 
 
 # -- slow clients

@@ -28,6 +28,15 @@ SCORE
 """
 
 
+DOUBLES = """
+class Mine(Mine):
+    def tasks(self, split):
+        from dataclasses import replace
+        one, *_ = super().tasks(split)
+        return [replace(one, id="twice" if number in (0, 3) else str(number)) for number in range(8)]
+"""
+
+
 def environment(folder: Path, score: str) -> str:
     body = "\n".join(f"        {line}" for line in score.splitlines())
     (folder / "mine.py").write_text(ENVIRONMENT.replace("SCORE", body))
@@ -48,6 +57,10 @@ def environment(folder: Path, score: str) -> str:
         (("--env", "./sevens.py", "--set", "training.group_size=many"), ["training.group_size", "valid integer", "'many'", "flag"]),
         (("--env", "./sevens.py", "--set", "training.min_group=9"), ["min_group 9 is more than training.group_size 8"]),
         (("--env", "./sevens.py", "--set", "novalue"), ["PATH=VALUE"]),
+        (("--env", "./sevens.py", "--set", "sampling.temperature=0"), ["sampling.temperature is 0", "evaluation.temperature"]),
+        (("--env", "./sevens.py", "--set", "sampling.temperature=1e308"), ["must be 0 (greedy), or a number from 0.01 to 100"]),
+        (("--env", "./sevens.py", "--set", "evaluation.temperature=1e-9"), ["must be 0 (greedy), or a number from 0.01 to 100"]),
+        (("--env", "./sevens.py", "--set", "reward.mean.use=environment"), ["reward/mean is a metric of the run's own"]),
         (("missing.toml",), ["no run file missing.toml"]),
         ((), ["no environment to train on", "--env gsm8k"]),
         (("--env", "./sevens.py", "--bridge", "ipc"), ["bridge 'ipc' does not fit", "in_process", "Use --bridge local."]),
@@ -107,7 +120,32 @@ def test_equal_rewards_leave_the_weights_alone_when_flat_groups_are_kept(atropos
 def test_a_nan_reward_is_named_with_its_environment(atropos, tmp_path):
     ended = atropos(*TOY, "--env", environment(tmp_path, "return float('nan')"), "--set", "evaluation.problems=0")
     assert ended.code == 1
-    assert "the environment's score is nan, which is not a finite number" in ended.err
+    assert "episode.score is nan: must be a number from -1e+09 to 1e+09" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("score", "wanted"),
+    [
+        ("return Score(1.0, metrics={'reward/mean': 5.0})", "a metric is called 'reward/mean', which is a name of the run's own"),
+        ("return 10**400", "episode.score is a whole number of 1329 bits: must be a number from -1e+09 to 1e+09"),
+        ("return '0.5'", "episode.score is '0.5': must be a number"),
+    ],
+)  # fmt: skip
+def test_a_value_that_must_not_be_trained_is_named_in_the_error_that_ends_a_run_of_such_values_alone(
+    atropos, tmp_path, score, wanted
+):
+    mine = environment(tmp_path, "from atropos_core.interfaces import Score\n" + score)
+    ended = atropos(*TOY, "--env", mine, "--set", "evaluation.problems=0")
+    assert ended.code == 1
+    assert wanted in " ".join(ended.err.split())
+
+
+def test_two_tasks_of_one_id_are_named_before_a_run_begins(atropos, tmp_path):
+    mine = environment(tmp_path, "return 1.0")
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + DOUBLES)
+    ended = atropos(*TOY, "--env", mine, "--set", "evaluation.problems=0")
+    assert ended.code == 1
+    assert "tasks 0 and 3 of one split both have the id 'twice'" in " ".join(ended.err.split())
 
 
 def test_a_reward_that_gives_nan_is_named(atropos, sevens, tmp_path):

@@ -40,7 +40,7 @@ def test_a_healthy_run_raises_no_alarm(seed, tmp_path):
     assert "health." not in ended.stderr
     doctor = command(tmp_path, "doctor", "run")
     assert doctor.returncode == 0, doctor.stdout
-    assert "18 of 18 found nothing" in doctor.stdout
+    assert "21 of 21 found nothing" in doctor.stdout
 
 
 def test_pause_saves_the_step_and_a_resume_goes_on_with_what_health_knew(tmp_path):

@@ -41,7 +41,9 @@ def test_a_killed_engine_restarts_the_trainer_and_its_workers_go_on(tmp_path):
         trainer = place.train("--env", "gsm8k", "--steps", "8", *SMALL, "--set", "restarts=1")
         worker = place.worker(1, "gsm8k")
         place.wait_for_step(4, trainer)
-        children = {child.cmdline()[-1]: child for child in psutil.Process(trainer.process.pid).children()}
+        children = {
+            child.cmdline()[-1]: child for child in psutil.Process(trainer.process.pid).children(recursive=True)
+        }
         children["engine"].kill()
         assert trainer.ends(180) == 0, place.all_text
         assert "starting again from the last checkpoint (0 more times at most)" in trainer.text

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import enum
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +19,9 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from atropos_adapter_roll import managers
+from atropos_adapter_roll.through_roll import LetterTokenizer
 
 LENGTH = 4096
-END = "<|im_end|>"
-PAD = "<|endoftext|>"
 Reply = Callable[[list[dict[str, Any]]], "str | None"]  # None: ROLL's generation ended at the sequence length
 
 
@@ -65,12 +64,21 @@ def ids_of(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
+def sampled(reply: str | None) -> SimpleNamespace:
+    """What ROLL's llm proxy gives: the ids of a reply, its end and padding; or nothing, where there is no room."""
+    if reply is None:
+        return SimpleNamespace(batch=None)
+    ids = [*ids_of(reply), LetterTokenizer.eos_token_id, LetterTokenizer.pad_token_id]
+    return SimpleNamespace(batch={"responses": torch.tensor([ids])})
+
+
 class Manager:
     """What the two have in common."""
 
     def __init__(self, worker_config: Any, pipeline_config: Any, env_config: Any, policy: Reply) -> None:
         self.worker_config, self.pipeline_config, self.env_config = worker_config, pipeline_config, env_config
         self.policy = policy
+        self.tokenizer = LetterTokenizer()
         if "seed" in env_config["config"]:
             env_config["config"]["seed"] = env_config["group_seed"]
         self.env = gem.make(env_id=env_config["env_type"], **env_config["config"])
@@ -101,9 +109,10 @@ class Traj(Manager):
             reply = self.policy([message for one in cache.history for message in one["messages"]])
             stopped = reply is None
             if reply is not None:
-                content["response_ids"] = ids_of(reply + END)
+                output = sampled(reply)
+                content["response_ids"] = output.batch["responses"][0].tolist()
                 content["messages"].append({"role": "assistant", "content": reply})
-                self._step(reply + END + PAD)
+                self.step(output)
         return self.formulate_rollouts(cache)
 
     def _format(self) -> dict[str, Any]:
@@ -123,8 +132,9 @@ class Traj(Manager):
         content["prompt_ids"] = ids_of("".join(f"<{one['role']}>{one['content']}" for one in messages))
         return content
 
-    def _step(self, action: str) -> None:
+    def step(self, llm_output: Any) -> None:
         cache = self.rollout_cache
+        action = self.tokenizer.batch_decode(llm_output.batch["responses"], skip_special_tokens=False)[0]
         observation, reward, terminated, truncated, info = self.env.step(action=action)
         suffix = info.pop("suffix", None)
         cache.step += 1
@@ -179,14 +189,17 @@ class Native(Manager):
             content["messages"] = content["observation"]
             content["prompt_ids"] = ids_of(json.dumps([self.tools, content["messages"]]))
             reply = self.policy(content["observation"])
-            if reply is not None:
-                content["response_ids"] = ids_of(reply + END)
+            output = sampled(reply)
+            if output.batch is not None:
+                content["response_ids"] = output.batch["responses"][0].tolist()
                 content["messages"].append({"role": "assistant", "content": reply})
-            self._step(EpisodeStopReason.MAX_LENGTH if reply is None else reply + END)
+            self.step(output)
         return self.formulate_rollouts(cache)
 
-    def _step(self, action: Any) -> None:
-        cache = self.rollout_cache
+    def step(self, llm_output: Any) -> None:
+        cache, batch, action = self.rollout_cache, llm_output.batch, EpisodeStopReason.MAX_LENGTH
+        if batch is not None:
+            action = self.tokenizer.batch_decode(batch["responses"], skip_special_tokens=False)[0]
         observation, reward, terminated, truncated, info = self.env.step(action=action)
         cache.step += 1
         cache.terminated, cache.truncated = terminated, truncated
@@ -238,7 +251,8 @@ OurNative: Any = managers.adapted(Native, "messages")
 
 def manager(
     policy: Reply, *, of: Any = OurTraj, group_size: int = 1, env_id: int = 0, max_steps: int = 8,
-    group_filter: str = managers.FILTER, system: str = "You are helpful.", **env_config: Any,
+    group_filter: str = managers.FILTER, system: str = "You are helpful.", pipeline: Mapping[str, Any] | None = None,
+    **env_config: Any,
 ) -> Any:  # fmt: skip
     """One member as a ROLL worker makes it, of a DictConfig."""
     if issubclass(of, Native):
@@ -250,4 +264,6 @@ def manager(
         }
     )  # fmt: skip
     worker = SimpleNamespace(group_filter_cls=group_filter, group_size=group_size)
-    return of(worker, SimpleNamespace(), config, policy)
+    estimator = "step_reinforce" if issubclass(of, Native) else "grpo"
+    known = {"adv_estimator": estimator, "step_reward_gamma": 1.0, "sequence_length": LENGTH, **(pipeline or {})}
+    return of(worker, SimpleNamespace(**known), config, policy)

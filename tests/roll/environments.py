@@ -36,6 +36,27 @@ class One(Environment):
         return talk.episode(Score(len(reply["content"]) / 100, reply["content"] == task.answer))
 
 
+class Dialogue(One):
+    """Goes on until a number is said, which is the score; 1 is right."""
+
+    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        talk = Conversation(policy, seed=seed)
+        said = str((await talk.reply(*task.messages))["content"])
+        while said == "go on":
+            said = str((await talk.reply(user("And?")))["content"])
+        return talk.episode(Score(float(said), float(said) == 1.0))
+
+
+class Fourteen(One):
+    """Right is `14`, or a last line `#### 14`, and nothing beside it."""
+
+    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        talk = Conversation(policy, seed=seed)
+        reply = await talk.reply(*task.messages)
+        right = str(reply["content"]) in ("14", "#### 14")
+        return talk.episode(Score(float(right), right))
+
+
 class Raises(One):
     async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         await Conversation(policy, seed=seed).reply(*task.messages)
@@ -176,7 +197,7 @@ class RankedAtOnce(Ranked):
 def rollout_of(prompt: Tokens, completion: Completion) -> Rollout:
     said = np.arange(len(prompt) + len(completion.tokens)) >= len(prompt)
     tokens = np.concatenate([prompt, completion.tokens])
-    return Rollout(tokens, said, said, said.astype(np.float32), said.astype(np.int32), completion.temperature)
+    return Rollout(tokens, said, said, -said.astype(np.float32), said.astype(np.int32), completion.temperature)
 
 
 class ChangesTools(One):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,12 @@ from tests.roll.driver import OurTraj
 from tests.roll.environments import HERE
 
 EXAMPLES = REPOSITORY / "plugins/adapter_roll/examples"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_ray_for_every_doctor(request):
+    if "ROLL_SOURCE" in os.environ:
+        request.getfixturevalue("roll")
 
 
 def adapter(**options):
@@ -78,7 +85,7 @@ def test_the_doctor_plays_an_episode_through_gem():
     assert findings["gem-llm"].ok
     assert findings["an episode"].ok
     assert "3 replies, reward 1" in findings["an episode"].detail
-    assert findings["ROLL"].ok is not False
+    assert not [one for subject, one in findings.items() if subject.startswith("ROLL") and one.ok is False]
     assert all(finding.remedy for finding in findings.values() if not finding.ok)
 
 

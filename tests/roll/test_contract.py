@@ -22,7 +22,7 @@ from atropos_adapter_roll import env as ours
 from atropos_adapter_roll.trial import SYSTEM, Stock, right_replies
 from atropos_core.errors import AtroposError, ConfigError, DataError, FitError, UnknownComponent
 from tests.conftest import REPOSITORY
-from tests.roll.driver import EpisodeStopReason, Native, OurNative, manager
+from tests.roll.driver import EpisodeStopReason, Native, OurNative, OurTraj, manager
 from tests.roll.environments import HERE
 
 ONE = f"{HERE}:One"
@@ -65,7 +65,8 @@ def test_1_registering_again_changes_nothing_and_another_ones_name_is_not_taken(
             ours.register()
     finally:
         ENV_REGISTRY["atropos"] = before
-    assert "atropos_env" not in ENV_REGISTRY, "that name is ROLL's"
+    other = ENV_REGISTRY.get("atropos_env")
+    assert other is None or other.entry_point.startswith("roll."), "that name is ROLL's"
 
 
 def test_1_a_worker_that_imports_the_managers_has_the_environment_and_nothing_else_is_touched():
@@ -337,6 +338,16 @@ def test_6_where_the_trainer_ends_an_episode_by_itself_the_rollout_is_marked(rep
     assert rollout.meta_info["drop_flag"] is True
     assert rollout.meta_info["metrics"]["env/Tag/failed"] == 1.0
     assert "the trainer ended the episode" in rollout.meta_info["atropos"]["failed"]
+
+
+@pytest.mark.parametrize("of", [OurTraj, OurNative])
+def test_6_a_first_prompt_that_leaves_no_room_for_a_reply_is_a_failed_episode(of):
+    rollout = manager(lambda messages: None, of=of, environment=f"{HERE}:One", pipeline={"sequence_length": 16}).play(
+        seed=1
+    )
+    assert "leaves no room for a reply in sequence_length 16" in rollout.meta_info["atropos"]["failed"]
+    assert rollout.meta_info["drop_flag"] is True
+    assert rollout.batch["response_mask"].sum() == 1
 
 
 async def test_7_threads_of_a_process_whose_main_thread_runs_a_loop_play_at_once():

@@ -31,7 +31,7 @@ def failed(step):
     ("environment", "cause"),
     [
         ("Raises", "ZeroDivisionError: a tool divided by zero"),
-        ("NotANumber", "the environment's score is nan"),
+        ("NotANumber", "score is nan"),
         ("AsksForFour", "sample(n=4)"),
         ("RaisesAtOnce", "ConnectionError: the sandbox does not start"),
         ("NoTasks", "has no train tasks"),
@@ -99,13 +99,21 @@ def test_an_action_that_is_no_text_fails_the_episode_by_its_type(action):
 
 @pytest.mark.parametrize(
     "action",
-    ["", " ", "\x00\ud800\u202e", "x" * 200_000, "<tool_call>{", "<|im_end|>" * 50, "{0} %s ${x}", "\U0010ffff"],
+    ["", " ", "\x00\u202e", "x" * 200_000, "<tool_call>{", "<|im_end|>" * 50, "{0} %s ${x}", "\U0010ffff"],
 )
 def test_any_text_is_a_reply(action):
     env = make("One")
     env.reset(seed=1)
     _, _, terminated, _, info = env.step(action)
     assert (terminated, info["metrics"]["failed"]) == (True, 0.0)
+    env.close()
+
+
+def test_half_of_a_surrogate_pair_fails_its_episode_by_name():
+    """Text that nothing can write down: no tokenizer makes it."""
+    env = make("One")
+    env.reset(seed=1)
+    assert "half of a surrogate pair" in failed(env.step("a\ud800"))
     env.close()
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -210,6 +211,34 @@ def test_a_manager_that_has_left_is_passed_over():
 def test_managers_refuse_to_go_without_the_filter():
     with pytest.raises(ConfigError, match="failed episodes would be trained as a score of 0"):
         manager(lambda messages: "x", environment=f"{HERE}:One", group_filter="roll.pipeline.agentic.GroupFilter")
+
+
+@pytest.mark.parametrize(
+    ("of", "pipeline", "says"),
+    [
+        (OurNative, {"adv_estimator": "grpo"}, "adv_estimator: grpo gives each reply its own row's score"),
+        (OurNative, {"adv_estimator": "reinforce"}, "adv_estimator: reinforce"),
+        (
+            OurNative,
+            {"adv_estimator": "agentic_reinforce"},
+            "earlier replies of a right episode would be trained as wrong",
+        ),
+        (OurNative, {"adv_estimator": "gae"}, "adv_estimator: gae"),
+        (OurNative, {"step_reward_gamma": 0.0}, "step_reinforce with step_reward_gamma: 0"),
+        (OurTraj, {"adv_estimator": "step_reinforce"}, "makes one row of an episode"),
+        (OurTraj, {"adv_estimator": "gigpo"}, "adv_estimator: gigpo wants a row of each reply"),
+    ],
+)
+def test_managers_refuse_an_estimator_that_their_rows_do_not_fit(of, pipeline, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        manager(lambda messages: "x", of=of, environment=f"{HERE}:One", pipeline=pipeline)
+
+
+def test_a_discount_that_takes_credit_from_early_replies_is_said(caplog):
+    manager(
+        lambda messages: "x", of=OurNative, environment=f"{HERE}:One", max_steps=5, pipeline={"step_reward_gamma": 0.5}
+    )
+    assert "of 5 replies the first is credited with 0.0625 of what its episode earned" in caplog.text
 
 
 def test_outside_of_a_group_such_an_environment_plays_a_group_of_one():

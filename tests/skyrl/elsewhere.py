@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.conftest import plant
@@ -46,6 +47,11 @@ class Sevens(Environment):
     async def score(self, task, reply):
         return Score(reply["content"].count("7") / 2, metrics={"letters": float(len(reply["content"]))})
 """
+
+
+def python_path(first: Path) -> str:
+    """For another process: `first`, and after it what this one was given, a checkout of SkyRL's perhaps."""
+    return os.pathsep.join([str(first), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def prepare(folder: Path) -> None:

@@ -17,8 +17,9 @@ from skyrl.utils.tok import get_tokenizer
 
 from atropos_adapter_skyrl.dataset import TaskDataset
 from atropos_adapter_skyrl.engine import sampling_of
+from atropos_adapter_skyrl.fully_async import FullyAsyncAtroposTrainer
 from atropos_adapter_skyrl.generator import AtroposGenerator
-from atropos_adapter_skyrl.trainer import AtroposTrainer
+from atropos_adapter_skyrl.trainer import AroundSource, AtroposTrainer
 from atropos_core.assemble import EvaluationParts
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
@@ -78,6 +79,16 @@ class Adder(Environment):
             reply = await talk.reply({"role": "tool", "content": str(digits)})
         digits += sum(letter.isdigit() for letter in reply["content"])
         return talk.episode(Score(digits / 6, metrics={"digits": float(digits)}))
+
+
+def plain(output: Any) -> Any:
+    """A GeneratorOutput whose arrays are lists."""
+    return {
+        name: [one.tolist() if isinstance(one, np.ndarray) else one for one in column]
+        if isinstance(column, list)
+        else column
+        for name, column in output.items()
+    }
 
 
 def parts_of(engine: Any, **environments: Environment) -> EvaluationParts:
@@ -161,6 +172,12 @@ class TableDispatch:
     def save_checkpoint(self, model: str, directory: str, tokenizer: Any) -> None:
         self.save_hf_model(model, directory, tokenizer)
 
+    def load_checkpoint(self, model: str, directory: str, **others: Any) -> None:
+        self.table.data[:] = torch.from_numpy(np.load(Path(directory) / "table.npy"))
+
+    def finalize_pending_saves(self, model: str) -> None:
+        """What came after SkyRL 0.3.0 waits here for a checkpoint that is still being written."""
+
     def get_node_ids(self) -> list[str]:
         return []
 
@@ -223,7 +240,7 @@ def config(tmp_path: Path, **changes: Any) -> SkyRLTrainConfig:
             "trainer.policy_mini_batch_size": 4,
             "trainer.eval_batch_size": 8,
             "trainer.eval_interval": -1,
-            "trainer.eval_before_train": "false",
+            "trainer.eval_before_train": False,
             "trainer.ckpt_interval": -1,
             "trainer.hf_save_interval": -1,
             "trainer.resume_mode": "none",
@@ -232,11 +249,11 @@ def config(tmp_path: Path, **changes: Any) -> SkyRLTrainConfig:
             "trainer.max_training_steps": 2,
             "trainer.ckpt_path": str(tmp_path / "ckpts"),
             "trainer.export_path": str(tmp_path / "exports"),
-            "trainer.placement.colocate_all": "false",
-            "trainer.algorithm.use_kl_loss": "false",
+            "trainer.placement.colocate_all": False,
+            "trainer.algorithm.use_kl_loss": False,
             "generator.n_samples_per_prompt": 8,
             "generator.eval_n_samples_per_prompt": 2,
-            "generator.inference_engine.enable_ray_prometheus_stats": "false",
+            "generator.inference_engine.enable_ray_prometheus_stats": False,
             "generator.sampling_params.max_generate_length": 2,
             "generator.eval_sampling_params.max_generate_length": 2,
             "data.dataloader.num_workers": 0,
@@ -247,14 +264,16 @@ def config(tmp_path: Path, **changes: Any) -> SkyRLTrainConfig:
 
 def trainer_of(
     cfg: SkyRLTrainConfig, source: Any, environments: Any, dispatch: Any, *, client: Any = None, publisher: Any = None
-) -> AtroposTrainer:
+) -> AroundSource:
     generator = AtroposGenerator(
         source, seed=cfg.trainer.seed, step_wise=cfg.generator.step_wise_trajectories,
         own_advantages=cfg.trainer.algorithm.advantage_estimator == "atropos",
     )  # fmt: skip
-    made = AtroposTrainer(
+    lasting = cfg.trainer.fully_async.enabled
+    kind = FullyAsyncAtroposTrainer if lasting else AtroposTrainer
+    made = kind(
         cfg=cfg, tracker=Tracking("test", "test", "console"), tokenizer=get_tokenizer(str(TOY_MODEL), padding_side="left"),
-        train_dataset=TaskDataset(environments, "train"), eval_dataset=TaskDataset(environments, "test", 8),
+        train_dataset=TaskDataset(environments, "train", lasting=lasting), eval_dataset=TaskDataset(environments, "test", 8),
         inference_engine_client=client, generator=generator, publisher=publisher,
     )  # fmt: skip
     made.dispatch = dispatch

@@ -29,6 +29,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config import Layer, load
 from atropos_core.errors import ConfigError
 from tests.conftest import REPOSITORY
+from tests.skyrl.elsewhere import python_path
 from tests.skyrl.parts import TableClient, TableDispatch, config
 
 RUN = """
@@ -106,11 +107,11 @@ def test_skyrls_own_main_hands_over_before_it_parses_and_a_wrong_option_is_named
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        ({"trainer.placement.colocate_all": "true"}, "colocate_all=false"),
+        ({"trainer.placement.colocate_all": True}, "colocate_all=false"),
         ({"trainer.policy.model.lora.rank": 8}, "lora.rank=0"),
-        ({"generator.vision_language_generator": "true"}, "vision_language_generator=false"),
+        ({"generator.vision_language_generator": True}, "vision_language_generator=false"),
         (
-            {"trainer.algorithm.advantage_estimator": "atropos", "generator.step_wise_trajectories": "true"},
+            {"trainer.algorithm.advantage_estimator": "atropos", "generator.step_wise_trajectories": True},
             "advantage_estimator=grpo",
         ),
     ],
@@ -155,7 +156,7 @@ def test_the_experiment_trains_from_an_exported_run_file_in_a_task_of_ray(export
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
+        runtime_env={"env_vars": {"PYTHONPATH": python_path(REPOSITORY)}},
     )
     try:
         assert ray.get(trained.remote(cfg, options), timeout=100) == (2, 8, 3)
@@ -292,7 +293,7 @@ def test_a_model_that_a_killed_training_was_sending_is_removed_by_the_next(expor
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": python_path(REPOSITORY)}
     options = SkyRLOptions(run=exported / "run.toml")
     with subprocess.Popen(
         [sys.executable, "-c", PUBLISHING], stdout=subprocess.PIPE, text=True, env=environment
@@ -322,4 +323,5 @@ def test_groups_of_the_api_get_one_size_and_one_sampling_also_in_an_evaluation()
 def test_the_doctor_plays_an_episode_through_skyrls_classes(atropos):
     ended = atropos("adapter", "skyrl", "doctor")
     assert ended.code == 0, ended.out + ended.err
-    assert "0.3.0" in ended.out and "4 plays of one task" in ended.out
+    assert "0.3.0" in ended.out and "4 plays of one task" in ended.out and "not known" not in ended.out
+    assert not ended.out.rstrip().endswith("up to 0.00"), "a group that is not flat"

@@ -32,7 +32,7 @@ from atropos_core.rollouts import Player, WeightedReward
 from atropos_core.sources import LocalSource
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Draw, Episode, Rollout
-from tests.skyrl.parts import Adder, Sevens, TableClient, TableDispatch, config, parts_of, trainer_of
+from tests.skyrl.parts import Adder, Sevens, TableClient, TableDispatch, config, parts_of, plain, trainer_of
 
 TOKENIZER = ChatTokenizer(TOY_MODEL)
 
@@ -76,7 +76,7 @@ async def test_skyrl_accepts_the_rows_and_its_advantages_are_those_computed_by_h
         cfg, source := here(graded=environments["graded"]), environments, TableDispatch(cfg, None, 1.0)
     )
     asked, uids = given(cfg, environments, [5, 3, 9, 60])
-    output = await AtroposGenerator(source, seed=3).generate(asked)
+    output = plain(await AtroposGenerator(source, seed=3).generate(asked))
     validate_generator_output(16, output)
     hand = [
         float(seed % 7) for block in blocks_of(asked) for seed in _member_seeds(seed_of(3, "train", 1, block, 0), 4)
@@ -111,12 +111,30 @@ def _member_seeds(seed, n):
     return [derive(seed, member) for member in range(n)]
 
 
+async def test_arrays_of_logprobs_become_the_very_tensors_that_lists_become(tmp_path):
+    cfg, adder = config(tmp_path, **{"generator.n_samples_per_prompt": 4}), Adder()
+    trainer = trainer_of(cfg, source := here(adder=adder), {"adder": adder}, TableDispatch(cfg, None, 1.0))
+    asked, uids = given(cfg, {"adder": adder}, [1, 2, 3, 4])
+    output = await AtroposGenerator(source).generate(asked)
+    assert all(isinstance(one, np.ndarray) for one in output["rollout_logprobs"])
+    validate_generator_output(16, output)
+    made = []
+    for one in (dict(output), plain(output)):
+        validate_generator_output(16, one)
+        processed, ids = trainer.postprocess_generator_output(one, list(uids))
+        made.append(trainer.convert_to_training_input(processed, ids))
+    assert set(made[0]) == set(made[1])
+    for name, tensor in made[0].items():
+        other = made[1][name]
+        assert (tensor is None and other is None) or (tensor.dtype == other.dtype and tensor.equal(other)), name
+
+
 async def test_one_reply_has_prompt_response_mask_logprobs_versions_and_stop_reason(tmp_path):
     cfg, client = config(tmp_path), TableClient()
     source = here(client, sevens=Sevens())
     await source.set_version(7)
     asked, _ = given(cfg, {"sevens": Sevens()}, [0])
-    output = await AtroposGenerator(source).generate(asked)
+    output = plain(await AtroposGenerator(source).generate(asked))
     for at, response in enumerate(output["response_ids"]):
         assert output["prompt_token_ids"][at] == TOKENIZER.render(asked["prompts"][at]).tolist()
         assert 1 <= len(response) <= 2 and output["loss_masks"][at] == [1] * len(response)
@@ -133,7 +151,7 @@ async def test_one_reply_has_prompt_response_mask_logprobs_versions_and_stop_rea
 async def test_several_turns_are_one_row_whose_tool_messages_are_not_trained(tmp_path):
     cfg, adder = config(tmp_path), Adder()
     asked, _ = given(cfg, {"adder": adder}, [1, 2])
-    output = await AtroposGenerator(here(adder=adder)).generate(asked)
+    output = plain(await AtroposGenerator(here(adder=adder)).generate(asked))
     validate_generator_output(8, output)
     for mask, logprobs, ids in zip(
         output["loss_masks"], output["rollout_logprobs"], output["response_ids"], strict=True
@@ -145,10 +163,10 @@ async def test_several_turns_are_one_row_whose_tool_messages_are_not_trained(tmp
 
 
 async def test_step_by_step_each_reply_is_a_row_and_skyrl_merges_them_to_the_whole(tmp_path):
-    cfg = config(tmp_path, **{"generator.step_wise_trajectories": "true"})
+    cfg = config(tmp_path, **{"generator.step_wise_trajectories": True})
     asked, _ = given(cfg, {"adder": Adder()}, [1, 2])
-    whole = await AtroposGenerator(here(adder=Adder()), seed=1).generate(asked)
-    output = await AtroposGenerator(here(adder=Adder()), seed=1, step_wise=True).generate(asked)
+    whole = plain(await AtroposGenerator(here(adder=Adder()), seed=1).generate(asked))
+    output = plain(await AtroposGenerator(here(adder=Adder()), seed=1, step_wise=True).generate(asked))
     assert len(output["response_ids"]) == 24 and output["is_last_step"] == [False, False, True] * 8
     validate_generator_output(8, output, step_wise=True)
     assert output["trajectory_ids"] == [one for one in asked["trajectory_ids"] for _ in range(3)]
@@ -158,12 +176,12 @@ async def test_step_by_step_each_reply_is_a_row_and_skyrl_merges_them_to_the_who
 
 
 async def test_step_wise_advantages_are_those_of_the_last_step_on_every_reply(tmp_path):
-    cfg = config(tmp_path, **{"generator.step_wise_trajectories": "true", "generator.n_samples_per_prompt": 4})
+    cfg = config(tmp_path, **{"generator.step_wise_trajectories": True, "generator.n_samples_per_prompt": 4})
     environments = {"adder": Adder()}
     source = here(adder=environments["adder"])
     trainer = trainer_of(cfg, source, environments, TableDispatch(cfg, None, 1.0))
     asked, _ = given(cfg, environments, [1, 2, 3, 4])
-    output = await AtroposGenerator(source, seed=11, step_wise=True).generate(asked)
+    output = plain(await AtroposGenerator(source, seed=11, step_wise=True).generate(asked))
     uids = [one.instance_id for one in output["trajectory_ids"]]
     last = np.array(output["rewards"])[np.array(output["is_last_step"])].reshape(4, 4)
     processed, uids = trainer.postprocess_generator_output(dict(output), uids)
@@ -191,7 +209,7 @@ async def test_an_episode_that_rewrote_its_history_wants_step_wise_rows(tmp_path
     asked, _ = given(cfg, {"rewriter": Rewriter()}, [0])
     with pytest.raises(DataError, match=r"2 token histories(.|\n)*step_wise_trajectories=true"):
         await AtroposGenerator(here(rewriter=Rewriter())).generate(asked)
-    output = await AtroposGenerator(here(rewriter=Rewriter()), step_wise=True).generate(asked)
+    output = plain(await AtroposGenerator(here(rewriter=Rewriter()), step_wise=True).generate(asked))
     validate_generator_output(4, output, step_wise=True)
     assert len(output["response_ids"]) == 8
 
@@ -221,7 +239,7 @@ class Counted(Sevens):
 async def test_a_play_that_fails_is_played_again_and_no_filler_row_takes_its_place(tmp_path):
     cfg = config(tmp_path)
     asked, _ = given(cfg, {"flaky": Flaky(0)}, [0, 1])
-    output = await AtroposGenerator(here(flaky=Flaky(5), attempts=3)).generate(asked)
+    output = plain(await AtroposGenerator(here(flaky=Flaky(5), attempts=3)).generate(asked))
     validate_generator_output(8, output)
     assert all(sum(mask) == len(mask) for mask in output["loss_masks"])
     assert output["rollout_metrics"]["atropos/requeued"] == 5
@@ -269,7 +287,7 @@ async def test_a_group_whose_reward_fails_is_played_again_under_other_seeds(tmp_
 
     cfg, environment = config(tmp_path), Seeds()
     asked, _ = given(cfg, {"seeds": environment}, [0])
-    output = await AtroposGenerator(judged(reward := Moody(2), attempts=3, seeds=environment)).generate(asked)
+    output = plain(await AtroposGenerator(judged(reward := Moody(2), attempts=3, seeds=environment)).generate(asked))
     validate_generator_output(4, output)
     assert output["rewards"] == [1.0] * 4 and output["rollout_metrics"]["atropos/requeued"] == 8
     assert reward.asked == 3 and len(set(environment.seen)) == len(environment.seen) == 12
@@ -408,7 +426,7 @@ async def test_our_own_loop_and_skyrls_path_see_the_same_tokens_masks_and_reward
     client.engine.weights["table"][:] = np.random.Generator(np.random.Philox(key=3)).normal(size=(100, 100))
     client.engine.weights["table"][:, TOKENIZER.encode("7")] += 4
     asked, _ = given(cfg, environments, [4, 1, 7])
-    output = await AtroposGenerator(here(client, one=environments["one"]), seed=9).generate(asked)
+    output = plain(await AtroposGenerator(here(client, one=environments["one"]), seed=9).generate(asked))
 
     draws = [block.draw(at, seed_of(9, "train", 1, block, 0)) for at, block in enumerate(blocks_of(asked))]
 
@@ -442,3 +460,15 @@ async def test_our_own_loop_and_skyrls_path_see_the_same_tokens_masks_and_reward
         assert output["rollout_logprobs"][at] == rollout.logprobs[prompt:].tolist()
         assert output["rewards"][at] == reward
     assert len(rollouts) == 12 and len(set(output["rewards"])) > 1
+
+
+async def test_plays_of_one_version_share_a_prefix_cache_and_those_of_another_do_not(tmp_path):
+    async def build(engine):
+        return parts_of(engine, sevens=Sevens())
+
+    client = TableClient()
+    source = Opened(build, client, TOKENIZER, deadline_s=20.0, attempts=1, salted=True)
+    for version in (3, 4):
+        await source.set_version(version)
+        await AtroposGenerator(source).generate(given(config(tmp_path), {"sevens": Sevens()}, [0, 1])[0])
+    assert [one["cache_salt"] for one in client.asked] == ["3"] * 8 + ["4"] * 8

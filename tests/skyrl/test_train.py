@@ -76,9 +76,9 @@ async def test_step_by_step_training_runs_and_moves_the_policy_the_right_way(tmp
     cfg = config(
         tmp_path,
         **{
-            "generator.step_wise_trajectories": "true", "trainer.max_training_steps": 6,
+            "generator.step_wise_trajectories": True, "trainer.max_training_steps": 6,
             "trainer.algorithm.loss_reduction": "token_mean",
-            "trainer.eval_interval": 2, "trainer.eval_before_train": "true",
+            "trainer.eval_interval": 2, "trainer.eval_before_train": True,
         },
     )  # fmt: skip
     client, environment = TableClient(), Adder()
@@ -140,7 +140,7 @@ async def test_two_epochs_evaluation_between_and_dynamic_sampling_see_fresh_play
         tmp_path,
         **{
             "trainer.epochs": 12, "trainer.max_training_steps": 6, "trainer.eval_interval": 1,
-            "trainer.eval_before_train": "true", "trainer.algorithm.dynamic_sampling.type": "filter",
+            "trainer.eval_before_train": True, "trainer.algorithm.dynamic_sampling.type": "filter",
             "trainer.algorithm.dynamic_sampling.max_sample_batches": 20,
         },
     )  # fmt: skip

@@ -24,8 +24,9 @@ from atropos_core.remote import RemoteEngine
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Sampling
 from tests.e2e.roles import scene as started
-from tests.skyrl.elsewhere import prepare
+from tests.skyrl.elsewhere import prepare, python_path
 from tests.skyrl.parts import Sevens, TableDispatch, config, trainer_of
+from tests.skyrl.test_fully_async import BEHIND, FULLY
 from tests.skyrl.test_generator import given
 from tests.skyrl.test_train import RATE, SEVENS, STEPS, Seen
 
@@ -35,7 +36,7 @@ TOKENIZER = ChatTokenizer(TOY_MODEL)
 @pytest.fixture
 def scene(tmp_path, monkeypatch):
     prepare(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path / "site"))
     with started(tmp_path) as made:
         yield made
     ray.shutdown()  # SkyRL starts one to remove old checkpoints
@@ -46,10 +47,11 @@ def engine_of(scene):
     return role.says(r"(http://[\w.:-]+)").rstrip(".")
 
 
-def source_of(scene, engines=(), *, n=8, deadline_s=60.0, attempts=3):
+def source_of(scene, engines=(), *, n=8, deadline_s=60.0, attempts=3, max_staleness=0):
     spec = SessionSpec(
         "skyrl", group_size=n, min_group=n, sampling=Sampling(2), batch_groups=1, tokenizer=TOKENIZER.fingerprint,
         vocabulary=TOKENIZER.vocabulary, model="toy", deadline_s=20.0,
+        max_staleness=max_staleness,
     )  # fmt: skip
     return ApiGroups(Api(scene.url), spec, engines, deadline_s=deadline_s, attempts=attempts)
 
@@ -82,10 +84,36 @@ async def test_the_exact_expected_reward_rises_over_thirty_steps_with_engine_and
     assert hub["committed"] == 4 * STEPS and hub["held_bytes"] == 0, hub
 
 
+async def test_a_fully_asynchronous_training_commits_what_a_checkpoint_holds_and_nothing_that_was_only_generated(
+    scene, tmp_path
+):
+    cfg = config(
+        tmp_path, **FULLY, **{"trainer.max_training_steps": 10, "trainer.epochs": 8, "trainer.ckpt_interval": 4}
+    )
+    url = engine_of(scene)
+    worker_of(scene)
+    dispatch = TableDispatch(cfg, None, 1.0, SEVENS)
+    source = source_of(scene, [url], max_staleness=BEHIND)
+    trainer = trainer_of(cfg, Aside(source), {"sevens": Sevens()}, dispatch, publisher=Publisher([RemoteEngine(url)]))
+    committed = []
+    save = dispatch.save_checkpoint
+
+    def saved(*args):
+        committed.append((trainer.global_step, status(scene)["hub"]["committed"]))
+        save(*args)
+
+    dispatch.save_checkpoint = saved
+    await trainer.train()
+    assert [step for step, _ in committed] == [4, 8, 11] and committed[0][1] == 0, committed
+    assert status(scene)["hub"]["committed"] == 4 * 10, "of more that were generated"
+    assert len(source._leased) > 0
+    ray.shutdown()  # SkyRL starts one to remove old checkpoints
+
+
 async def test_a_hub_that_fills_between_two_checkpoints_has_skyrl_save_one(tmp_path, monkeypatch):
     """The interval alone would save after an epoch of 16 steps; the hub holds the groups of five."""
     prepare(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path / "site"))
     with started(tmp_path, "--hub-sequences", "160") as scene:
         cfg = config(tmp_path, **{"trainer.max_training_steps": 12, "trainer.ckpt_interval": 1000})
         url = engine_of(scene)
@@ -109,15 +137,15 @@ async def test_a_hub_that_fills_between_two_checkpoints_has_skyrl_save_one(tmp_p
 async def test_a_training_step_longer_than_the_lease_does_not_lose_it(tmp_path, monkeypatch, wrapped):
     """SkyRL waits for its workers inside its event loop: nothing else there runs meanwhile."""
     prepare(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    with started(tmp_path, "--lease-s", "1") as scene:
-        cfg = config(tmp_path, **{"trainer.max_training_steps": 3, "trainer.epochs": 8})
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path / "site"))
+    with started(tmp_path, "--lease-s", "3") as scene:
+        cfg = config(tmp_path, **{"trainer.max_training_steps": 2, "trainer.epochs": 8})
         url = engine_of(scene)
         worker_of(scene)
 
         class Slow(TableDispatch):
             def optim_step(self, model):
-                time.sleep(3.0)
+                time.sleep(5.0)
                 return super().optim_step(model)
 
         source = wrapped(source_of(scene, [url]))
@@ -125,7 +153,7 @@ async def test_a_training_step_longer_than_the_lease_does_not_lose_it(tmp_path, 
         trainer = trainer_of(cfg, source, {"sevens": Sevens()}, Slow(cfg, None, 1.0), publisher=publisher)
         if wrapped is Aside:
             await trainer.train()
-            assert trainer.global_step == 3 and status(scene)["hub"]["committed"] == 4 * 3
+            assert trainer.global_step == 2 and status(scene)["hub"]["committed"] == 4 * 2
         else:
             with pytest.raises(LeaseLost):
                 await trainer.train()

@@ -20,8 +20,8 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.remote import RemoteEngine
 from atropos_core.tokenizer import ChatTokenizer
 from tests.e2e.roles import Role
-from tests.skyrl.elsewhere import prepare
-from tests.skyrl.parts import Sevens, TableClient, TableDispatch, config, trainer_of
+from tests.skyrl.elsewhere import prepare, python_path
+from tests.skyrl.parts import Sevens, TableClient, TableDispatch, config, plain, trainer_of
 from tests.skyrl.test_generator import given, here
 from tests.skyrl.test_train import RATE, SEVENS, STEPS, Seen
 
@@ -46,7 +46,7 @@ class Place:
 
     def worker(self, url):
         return self.start(
-            "worker", "skyrl-env", "./sevens.py", "--rings", str(self.rings), "--engine-url", url, "--model", "toy"
+            "worker", "skyrl-env", "./sevens.py", "--rings", "rings", "--engine-url", url, "--model", "toy"
         )
 
     def source(self, **options):
@@ -57,7 +57,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     prepare(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path / "site"))
     made = Place(tmp_path)
     yield made
     for role in made.roles:
@@ -135,11 +135,11 @@ async def test_the_rings_and_skyrls_own_engines_give_the_same_rows_of_the_same_s
     cfg, environments = config(tmp_path), {"sevens": Sevens()}
     url = place.engine()
     source = place.source()
-    place.worker(url).says("waiting for SkyRL at")
+    place.worker(url).says(f"waiting for SkyRL at {place.rings}")
     await source.open()
     asked, _ = given(cfg, environments, [4, 1, 7, 9])
-    far = await AtroposGenerator(source, seed=9).generate(asked)
-    near = await AtroposGenerator(here(TableClient(), sevens=Sevens()), seed=9).generate(asked)
+    far = plain(await AtroposGenerator(source, seed=9).generate(asked))
+    near = plain(await AtroposGenerator(here(TableClient(), sevens=Sevens()), seed=9).generate(asked))
     for name in (
         "prompt_token_ids",
         "response_ids",

@@ -97,16 +97,29 @@ def test_equal_rewards_and_a_group_of_one_get_exactly_zero(rewards):
 @pytest.mark.parametrize(
     ("rewards", "flat"),
     [
-        ([0.0, 1.40e-6], True),  # deviation 0.99e-6, under the absolute bound of 1e-6
+        ([0.0, 1.40e-6], True),  # deviation 0.99e-6: a millionth of 1 is the bound where all are smaller
         ([0.0, 1.43e-6], False),  # deviation 1.01e-6
-        ([1000.0, 1000.125], True),  # deviation 0.088, under the relative bound of 1e-4 * 1000
-        ([1000.0, 1000.1875], False),  # deviation 0.133
-        ([-1000.0, -1000.125], True),  # the bound goes by size, not by sign
+        ([1000.0, 1000.0013], True),  # deviation 0.0009, and the bound is a millionth of 1000
+        ([1000.0, 1000.0016], False),  # deviation 0.0011
+        ([-1000.0, -1000.0013], True),  # the bound goes by size, not by sign
         ([0.0, 1.0], False),
     ],
 )
 def test_flat_begins_at_the_stated_bounds(rewards, flat):
     assert is_flat(floats(*rewards)) is flat
+
+
+def test_a_difference_far_above_rounding_is_no_noise_though_all_rewards_are_large():
+    made = group_advantages(floats(100, 100, 100, 100.01))
+    assert made.tolist() == pytest.approx([-0.5, -0.5, -0.5, 1.5], abs=1e-3)
+    assert group_advantages(floats(100, 100, 100, 100.01), "others")[3] == pytest.approx(0.01, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0, 1e4, 1e8])
+def test_rewards_that_differ_by_what_float32_rounds_are_flat_at_every_size(size):
+    rewards = np.float32(size) + np.spacing(np.float32(size)) * np.arange(5, dtype=np.float32)
+    assert len(set(rewards.tolist())) == 5
+    assert is_flat(rewards)
 
 
 def test_noise_in_the_last_digit_is_not_blown_up_to_full_advantages():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -42,6 +43,31 @@ async def test_a_server_that_is_too_busy_to_read_a_call_is_asked_again():
         assert await api.about() == {"protocol": 1}
         await api.close()
     assert answers == []
+
+
+async def test_a_server_that_is_stopped_is_named_and_a_long_call_to_it_is_given_up(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel takes connections, and nobody reads them
+        api = Api(f"http://127.0.0.1:{stopped.getsockname()[1]}", say_s=0.3, silent_s=1.0)
+        began = time.monotonic()
+        with pytest.raises(ApiError, match="has answered nothing for 1 s, POST /v1/engine/load_weights least of all"):
+            await api.call("POST", "/v1/engine/load_weights", {}, wait_s=1800)
+        assert time.monotonic() - began < 30
+        assert "has given no answer to POST /v1/engine/load_weights for" in capfd.readouterr().err
+        await api.close()
+
+
+async def test_a_server_that_works_at_a_long_call_is_not_called_silent(capfd):
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(2.0 if head.startswith(b"POST") else 0)
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as slow:
+        api = Api(f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}", say_s=0.3, silent_s=1.0)
+        await api.call("POST", "/v1/engine/load_weights", {}, wait_s=1800)
+        await api.close()
+    assert capfd.readouterr().err == ""
 
 
 async def test_what_a_proxy_finds_too_large_is_an_error_of_that_name():

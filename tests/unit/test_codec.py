@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,19 @@ from atropos_core.codec import MAX_IMPLIED_BYTES, PREFIX_BYTES, decode, encode, 
 from atropos_core.errors import DataError
 from atropos_core.interfaces import ModelInfo
 from atropos_core.testing.samples import make_groups
-from atropos_core.types import Column, Completion, Ragged, Sampling, Task, TopK
+from atropos_core.types import (
+    Column,
+    Completion,
+    Draw,
+    Episode,
+    Failed,
+    Ragged,
+    Rollout,
+    Sampling,
+    ScoredGroup,
+    Task,
+    TopK,
+)
 
 arrays = hnp.arrays(
     st.sampled_from([np.bool_, np.int8, np.int32, np.int64, np.uint16, np.float16, np.float32, np.float64, ">i4"]),
@@ -247,3 +260,69 @@ def test_bytes_of_another_program_are_named() -> None:
 def test_a_frame_says_its_own_length() -> None:
     frame = encode_bytes({"a": np.arange(5)})
     assert frame_size(frame) == len(frame) - PREFIX_BYTES
+
+
+def _mixed_group() -> ScoredGroup:
+    """Rollouts that differ in whatever they can differ in."""
+
+    def rollout(length: int, version: Any, **more: Any) -> Rollout:
+        random = np.random.default_rng(length)
+        chosen = random.random(length) < 0.5
+        values = np.where(chosen, -random.random(length), 0).astype(np.float32)
+        tokens, versions = random.integers(0, 99, length).astype(np.int32), np.asarray(version, np.int32)
+        return Rollout(
+            tokens, chosen, more.pop("trained", chosen), values, np.broadcast_to(versions, length), 1.0, **more
+        )
+
+    taught = TopK(np.array([0, 1, 1, 3]), np.array([3, 4, 5], np.int32), np.full(3, -1, np.float32))
+    first = (rollout(3, 7, teacher=taught), replace(rollout(70, np.arange(70)), logprobs=None))
+    second = (rollout(90, -1, trained=np.zeros(90, bool), truncated=True), rollout(80, 2, sft=True))
+    second = (second[0], replace(second[1], temperature=1))
+    third = (rollout(4, 3, advantages=np.ones(4, np.float32), ref_logprobs=-np.ones(4, np.float32)),)
+    messages = ({"role": "user", "content": "hé"},)
+    episodes = (
+        Episode(first, 0.5, True, {"exact": 1.0}, {"turns": 2}, messages, "length"),
+        Episode(second, -0.0),
+        Episode(third, 2),
+    )
+    rewards = np.arange(3, dtype=np.float32)
+    return ScoredGroup(
+        Draw(3, "words", "test", 1, -5), Task("t", messages, "14", {"a": np.arange(9)}), episodes, rewards,
+        {"exact": rewards}, (Failed("why", "play", "trace"),), -rewards, {"env_id": 3},
+    )  # fmt: skip
+
+
+def test_rollouts_that_differ_in_everything_come_back_as_they_were() -> None:
+    group = _mixed_group()
+    assert same(decode(encode_bytes(group)), group)
+    assert same(decode(encode_bytes({"list": [group, group]})), {"list": [group, group]})
+
+
+def test_a_group_of_short_rollouts_is_little_more_than_its_arrays() -> None:
+    groups = make_groups()
+    for group in groups:
+        arrays = sum(rollout.size_bytes for episode in group.episodes for rollout in episode.rollouts)
+        assert len(encode_bytes(group)) < arrays + 1000
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_columns_with_anything_in_any_place_are_refused_or_are_a_group(data: st.DataObject) -> None:
+    frame = encode_bytes(_mixed_group())
+    _, length, size = struct.unpack_from("<4sIQ", frame)
+    header = json.loads(frame[PREFIX_BYTES : PREFIX_BYTES + length])
+    fields_of = header["~g"]
+    wrong = st.sampled_from(
+        [None, True, -1, 1 << 40, 1.5, "", "~a", [], {}, [[1]], [1, -1], {"~r": "Rollout", "~f": []}]
+    )
+    place = data.draw(st.integers(0, len(fields_of) - 1))
+    if isinstance(fields_of[place], list) and fields_of[place] and data.draw(st.booleans()):
+        fields_of[place][data.draw(st.integers(0, len(fields_of[place]) - 1))] = data.draw(wrong)
+    else:
+        fields_of[place] = data.draw(wrong)
+    raw = json.dumps(header).encode()
+    torn = struct.pack("<4sIQ", b"ATR1", len(raw), size) + raw + frame[PREFIX_BYTES + length :]
+    try:
+        decode(torn)
+    except DataError:
+        pass

@@ -1,4 +1,4 @@
-"""docs/hooks.md says what the hook specifications say, the README's example runs, and so could every command on a page."""
+"""docs/hooks.md says what the hook specifications say, and every command on a page has the options that it is given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import typer
 
 from atropos_core import hooks
 from atropos_core.cli import make_app
-from tests.conftest import REPOSITORY, metrics_of
+from tests.conftest import REPOSITORY
+from tests.pages.blocks import PAGES
 
 
 def test_the_page_of_hooks_has_every_hook_with_its_docstring():
@@ -20,24 +21,6 @@ def test_the_page_of_hooks_has_every_hook_with_its_docstring():
     assert set(re.findall(r"^### `(\w+)", page, re.M)) == set(named)
     for name, hook in named.items():
         assert inspect.getdoc(hook) in page, name
-
-
-def test_the_readme_example_is_an_environment_that_trains(atropos, tmp_path):
-    readme = (REPOSITORY / "README.md").read_text()
-    [source] = re.findall(r"```python\n(.*?class \w+\(Environment\).*?)```", readme, re.S)
-    assert len(source.splitlines()) <= 30
-    (tmp_path / "sums.py").write_text(source)
-    few = ("--steps", "3", "--set", "evaluation.problems=16")
-    ended = atropos("run", "--model", "toy", "--env", "./sums.py", *few, "--dir", "run")
-    assert ended.code == 0, ended.err
-    assert "Traceback" not in ended.err
-    before, *steps = metrics_of(tmp_path / "run")
-    assert [before["step"], *(one["step"] for one in steps)] == [0, 1, 2, 3]
-    assert any(one["reward/std"] > 0 and one["groups/trained"] > 0 for one in steps), "it tells replies apart"
-    assert all(one["rollouts/failed"] == 0 for one in steps)
-
-
-PAGES = [path for pattern in ("*.md", "docs/*.md", "plugins/*/README.md") for path in sorted(REPOSITORY.glob(pattern))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))

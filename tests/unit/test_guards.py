@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atropos_core.errors import Interrupted, ProcessDied
-from atropos_core.guards import interruptible, signals, watched
+from atropos_core.guards import TWICE_S, interruptible, signals, watched
 from atropos_core.hosting import Child
 
 SLEEP = {"kind": "function", "name": "time:sleep"}
@@ -106,14 +106,16 @@ async def test_work_that_is_watched_is_cancelled_with_its_watcher():
 # -- signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_the_first_signal_asks_and_the_second_ends(number, capfd):
     stop = asyncio.Event()
 
     async def run() -> None:
         with signals(stop):
-            os.kill(os.getpid(), number)
-            await asyncio.wait_for(stop.wait(), 5)
+            for _ in range(2):  # to the process, and to its group: one
+                os.kill(os.getpid(), number)
+                await asyncio.wait_for(stop.wait(), 5)
+            await asyncio.sleep(TWICE_S + 0.1)
             os.kill(os.getpid(), number)
             await asyncio.sleep(5)
 

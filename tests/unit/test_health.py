@@ -25,7 +25,9 @@ HEALTHY = {
     "reward/std": 0.4, "reward/mean": 0.5, "rollouts/count": 64.0, "reward/max_abs": 1.0, "rollouts/failed_reward": 0.0,
     "rollouts/failed_play": 0.0, "rollouts/failed": 0.0, "groups/partial": 0.0, "groups/stale": 0.0, "groups/trained": 8.0,
     "groups/flat": 0.0, "groups/dropped": 0.0, "advantage/max_abs": 2.0, "entropy/sampled": 1.0, "tokens/mean": 100.0,
-    "rollouts/cut_off": 0.1, "grad_norm": 0.5, "alignment/max_abs_logprob_diff": 1e-6, "time/step_s": 2.0, "time/disk_s": 0.01,
+    "rollouts/cut_off": 0.1, "grad_norm": 0.5, "alignment/max_abs_logprob_diff": 1e-6,
+    "alignment/surprise_z": 1.0, "alignment/surprise_nats": 0.01, "alignment/unchecked_share": 0.1, "alignment/unexplained_nats": 2.0,
+    "time/step_s": 2.0, "time/disk_s": 0.01,
     "tokens/s": 1000.0, "time/waiting_s": 1.0, "rescore/difference": 0.0, "rescore/shift": 0.0,
 }  # fmt: skip
 SICK: dict[str, dict[str, float]] = {
@@ -44,6 +46,9 @@ SICK: dict[str, dict[str, float]] = {
     "frozen_weights": {"policy/probe_shift_nats": 0.1},
     "not_finite": {"loss": math.nan},
     "logprob_drift": {"alignment/max_abs_logprob_diff": 0.01},
+    "sampling": {"alignment/surprise_z": -7.0, "alignment/surprise_nats": -0.2},
+    "unchecked": {"alignment/unchecked_share": 0.6},
+    "claimed_logprobs": {"alignment/unexplained_nats": 12.0},
     "slow_disk": {"time/disk_s": 2.0},
     "throughput": {"time/step_s": 9.0, "tokens/s": 200.0},
     "silence": {"time/waiting_s": 130.0},

@@ -25,12 +25,14 @@ from atropos_core.errors import (
     DataError,
     DeadlineExceeded,
     ProcessDied,
+    ProcessSilent,
     RemoteError,
     TrainingDiverged,
     UnknownComponent,
 )
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.hosting import Child, HostedEngine, HostedReward, HostedTrainer, LocalEndpoint, PeerEndpoint
+from atropos_core.liveness import Patience
 from atropos_core.rollouts import WeightedReward
 from atropos_core.types import Sampling, Task, tokens
 from tests.unit.parts import ASSISTANT, USER, episode, group, install_plugin
@@ -74,6 +76,14 @@ async def misbehave(options):
     if options.how == "hang":
         note(options, "hanging")
         time.sleep(600)
+    if options.how == "hang later":
+        if os.path.exists(options.note):
+            time.sleep(600)
+        note(options, "once")
+    if options.how == "slow later":
+        slow = os.path.exists(options.note)
+        note(options, "once")
+        time.sleep(1.0 if slow else 0.3)
 
 
 class RiggedEngine(Engine):
@@ -571,3 +581,93 @@ async def test_an_agent_without_descriptors_gets_its_arguments_alone(start, wher
     endpoint: Any = PeerEndpoint((await start()).peer) if where == "there" else LocalEndpoint(object())
     await endpoint.load_agent("rigged:Agent")
     assert await endpoint.ask("none", 1, "two") == ([1, "two"], [])
+
+
+# -- processes that are there and say nothing
+
+SHORT = Patience(say_s=0.4, least_s=1.2, times=2.0)
+
+
+async def sampled(child: Child) -> None:
+    await sample(HostedEngine(child), 60)
+
+
+async def needed(start: Start, how: str) -> Child:
+    child: Child = await start("engine", how)
+    child.watch(SHORT, needed=True)
+    return child
+
+
+@pytest.mark.parametrize("how", ["", "hang later"])
+async def test_a_process_that_is_stopped_or_hangs_is_named_and_given_up_at_the_bound(how, start, capfd):
+    child = await needed(start, how)
+    await sampled(child)
+    if not how:
+        child.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(
+        ProcessSilent, match=rf"engine \(pid {child.process.pid}\) gave no answer to sample\(\) for"
+    ) as raised:
+        await sampled(child)
+    assert 1.2 <= time.monotonic() - began < 10
+    said = capfd.readouterr().err
+    assert f"engine (pid {child.process.pid}) has given no answer to sample() for" in said
+    for text in (said, str(raised.value)):
+        assert (
+            f"is stopped; to let it go on: kill -CONT {child.process.pid}" if not how else "uses no CPU time"
+        ) in text
+    assert "watch.least_s" in said and "watch.times" in str(raised.value)
+    for _ in range(500):
+        if child.process.poll() is not None:
+            break
+        await asyncio.sleep(0.01)
+    assert child.process.returncode == -signal.SIGKILL, "it is ended"
+
+
+async def test_a_process_that_goes_on_in_time_is_kept_and_that_is_said(start, capfd):
+    child = await needed(start, "")
+    await sampled(child)
+    child.process.send_signal(signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(0.7, child.process.send_signal, signal.SIGCONT)
+    await sampled(child)
+    await asyncio.sleep(0.3)
+    assert "answers again" in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("how", ["hang", "slow later"])
+async def test_no_process_is_given_up_before_its_usual_call_is_known_or_while_it_is_told_to_be_silent(how, start):
+    child = await needed(start, how)
+    child.watch(Patience(say_s=0.2, least_s=0.4, times=2.0), needed=True)
+    if how == "hang":  # a first call: its own deadline
+        with pytest.raises(DeadlineExceeded, match="no answer within 1 s"):
+            await child.peer.call("sample", tokens([USER]), 1, Sampling(), [0], 60.0, deadline_s=1.0)
+        return
+    await sampled(child)
+    child.paused = True
+    await sampled(child)
+    child.paused = False
+    assert not child.peer.lost.is_set()
+
+
+async def test_deadlines_that_pass_one_after_another_add_up_to_silence(start):
+    child = await needed(start, "")
+    await sampled(child)
+    child.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(ProcessSilent):
+        while True:
+            try:
+                await child.peer.call("sample", tokens([USER]), 1, Sampling(), [0], 0.3, deadline_s=0.3)
+            except DeadlineExceeded as error:
+                assert "is stopped" in str(error)
+
+
+async def test_a_stopped_process_beneath_the_one_that_was_called_is_named(start, tmp_path, capfd):
+    child = await needed(start, "parent")
+    helper = int((tmp_path / "note").read_text())
+    os.kill(helper, signal.SIGSTOP)
+    child.process.send_signal(signal.SIGSTOP)  # its caller waits for it
+    call = asyncio.create_task(sampled(child))
+    await asyncio.sleep(1.0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert f"(pid {helper})" in capfd.readouterr().err

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atropos_core.errors import Interrupted, Misaligned, NoProgress
+from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion
 from atropos_core.interfaces import Transform
 from atropos_core.metrics import staleness
 from atropos_core.types import UNKNOWN_VERSION, Completion, ScoredGroup
 from tests.unit import virtual_time
 from tests.unit.parts import group
-from tests.unit.schedules import Disk, Life, Weather, check
+from tests.unit.schedules import Disk, Life, Numbers, Weather, check
 
 
 def weather(seed: int = 0, **settings: Any) -> Weather:
@@ -169,6 +169,48 @@ def test_a_stop_in_the_middle_of_a_step_saves_the_state_before_it(tmp_path):
 
     whole, resumed = virtual_time.run(main(stops=False)), virtual_time.run(main(stops=True))
     assert sorted(resumed.seen.draws) == sorted(whole.seen.draws)
+
+
+def test_a_group_of_versions_that_never_were_is_refused_and_another_is_played_in_its_place(tmp_path, capsys):
+    """An environment that writes versions of its own, in the run's own process."""
+
+    class Claims(Numbers):
+        async def play(self, task: Any, policy: Any, *, seed: int) -> Any:
+            episode = await super().play(task, policy, seed=seed)
+            if task.id == "train-3":
+                episode.rollouts[0].policy_version[1:] = 2**31 - 1
+            return episode
+
+    async def main() -> Life:
+        of = weather(steps=8)
+        one = life(of, tmp_path)
+        one.source._player.environments["numbers"] = Claims(of)
+        await one.run(None)
+        return one
+
+    one = virtual_time.run(main())
+    steps = one.record.steps[1:]
+    refused = sum(step.get("groups/no_such_version", 0) for step in steps)
+    assert refused >= 1
+    assert all(step["groups/trained"] + step["groups/flat"] + step["groups/dropped"] == 2 for step in steps)
+    assert [outcome for _, index, outcome in one.curriculum.settled if index == 3] == ["dropped"] * int(refused)
+    assert "claim to be sampled from policy version 2147483647" in " ".join(capsys.readouterr().err.split())
+
+
+def test_groups_that_all_claim_versions_that_never_were_end_the_run_by_name(tmp_path):
+    class Claims(Numbers):
+        async def play(self, task: Any, policy: Any, *, seed: int) -> Any:
+            episode = await super().play(task, policy, seed=seed)
+            episode.rollouts[0].policy_version[1:] += task.id.startswith("train")
+            return episode
+
+    async def main() -> None:
+        one = life(weather(), tmp_path)
+        one.source._player.environments["numbers"] = Claims(weather())
+        await one.run(None)
+
+    with pytest.raises(NoSuchVersion, match="version 1, and the newest that there can be is 0"):
+        virtual_time.run(main())
 
 
 def test_staleness_counts_trained_tokens_of_known_versions():

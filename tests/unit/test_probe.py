@@ -17,7 +17,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyTrainer
 from atropos_core.probe import PROBE_TOKENS, Probe
 from atropos_core.registry import RunContext
-from atropos_core.types import Batch, Rollout
+from atropos_core.types import UNKNOWN_VERSION, Batch, Rollout
 from tests.unit.parts import episode, group, rollout
 
 
@@ -74,6 +74,22 @@ async def test_a_saved_probe_measures_the_same_to_the_last_bit(trainer):
     trainer.weights["table"][12, 13] += 0.1
     assert await back.shift(trainer) == await probe.shift(trainer) > 0
     assert back.state() == probe.state()
+
+
+async def test_movement_between_versions_is_known_for_as_long_as_they_are_kept(trainer):
+    probe = await Probe.of(batch(rollout(2, 3)), trainer)  # at version 0
+    table = trainer.weights["table"]
+    for version in (1, 2, 3):
+        table[12, 13] += 1.0
+        await probe.shift(trainer, version, keep=2)
+    probe = Probe.from_state(json.loads(json.dumps(probe.state())))
+    size = len(table)
+    at = {n: n - math.log(size - 1 + math.exp(n)) for n in range(4)}
+    assert probe.moved(3, 3) == 0.0
+    assert probe.moved(2, 3) == pytest.approx(at[3] - at[2], abs=1e-5)
+    assert probe.moved(1, 3) == pytest.approx(at[3] - at[1], abs=1e-5)
+    assert probe.moved(0, 3) is None and probe.moved(3, 4) is None, "not kept"
+    assert probe.moved(UNKNOWN_VERSION, 3) == pytest.approx(at[3] - at[0], abs=1e-5), "from the start at the most"
 
 
 @pytest.mark.parametrize("damaged", [12, 32], ids=["first sequence", "second sequence"])

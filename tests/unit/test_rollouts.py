@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,13 @@ import pytest
 from atropos_core.errors import DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
 from atropos_core.interfaces import Engine, Environment
 from atropos_core.policy import within
-from atropos_core.rollouts import Player, WeightedReward
+from atropos_core.rollouts import Player, WeightedReward, sound
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Failed, Sampling, ScoredGroup, Task
 from tests.unit.parts import TOKENIZER, SayingEngine, SilentEngine, Words, draw, episode
+from tests.wrong_groups import EPISODES, VALUES
+from tests.wrong_groups import VOCABULARY as WRONG_VOCABULARY
+from tests.wrong_groups import group as right_group
 
 DEADLINE_S = 0.3
 
@@ -150,15 +154,15 @@ async def test_a_play_that_says_itself_that_it_failed_is_kept_as_it_is():
     [
         (None, "DataError: play() must return an Episode, not NoneType"),
         (1.0, "DataError: play() must return an Episode, not float"),
-        (episode(float("nan")), "DataError: the environment's score is nan, which is not a finite number"),
-        (episode(float("-inf")), "DataError: the environment's score is -inf, which is not a finite number"),
+        (episode(float("nan")), "DataError: episode.score is nan: must be a number from -1e+09 to 1e+09"),
+        (episode(float("-inf")), "DataError: episode.score is -inf: must be a number from -1e+09 to 1e+09"),
         (
             replace(episode(1.0), parts={"form": float("nan")}),
-            "DataError: the environment's part 'form' is nan, which is not a finite number",
+            "DataError: episode.parts['form'] is nan: must be a number from -1e+09 to 1e+09",
         ),
         (
             replace(episode(1.0), metrics={"turns": np.float32("inf")}),
-            "DataError: the environment's metric 'turns' is inf, which is not a finite number",
+            "DataError: episode.metrics['turns'] is inf: must be a number from -1e+30 to 1e+30",
         ),
     ],
 )
@@ -363,8 +367,11 @@ def _raises(episodes: Sequence[Episode]) -> Any:
         (lambda episodes: [1.0], "DataError: reward 'other' gave shape (1,) for 2 episodes"),
         (lambda episodes: 1.0, "DataError: reward 'other' gave shape () for 2 episodes"),
         (lambda episodes: [1.0, float("nan")], "DataError: reward 'other' gave [1.0, nan] for task 'train-3'"),
-        (lambda episodes: [1.0, 1e300], "DataError: reward 'other' gave [1.0, inf] for task 'train-3'"),
-        (lambda episodes: ["good", "bad"], "DataError: reward 'other' raised ValueError"),
+        (lambda episodes: [1.0, 1e300], "DataError: reward 'other' gave [1.0, 1e+300] for task 'train-3'"),
+        (lambda episodes: ["0.5", "1"], "DataError: reward 'other' gave ['0.5', '1'] for task 'train-3': not all numbers"),
+        (lambda episodes: [10**400, 0], "DataError: reward 'other' gave"),
+        (lambda episodes: [1.0, 3e38], "DataError: reward 'other' gave [1.0, 3e+38] for task 'train-3': not all finite and at most 1e+09"),
+        (lambda episodes: ["good", "bad"], "DataError: reward 'other' gave ['good', 'bad'] for task 'train-3': not all numbers"),
         (lambda episodes: asyncio.sleep(9), "DeadlineExceeded: reward 'other' gave no answer within 0.3 s"),
     ],
 )  # fmt: skip
@@ -375,6 +382,33 @@ async def test_a_reward_that_breaks_its_promise_fails_the_group_by_name(answer, 
     assert len(group.failed) == 2
     assert group.failed[0].cause.startswith(wanted)
     assert group.failed[0].where == "reward"
+
+
+async def test_rewards_whose_weighted_sum_is_too_large_fail_the_group_by_name():
+    weighted = WeightedReward("other", reward(lambda episodes: [1e9, 0.0]).reward, 8.0, 0.3)
+    group = await play(player(Playing(lambda member: episode(1.0)), weighted), 2)
+    assert [one.cause for one in group.failed] == [
+        "DataError: the rewards of task 'train-3' times their weights make [8000000000.0, 0.0]"
+    ] * 2
+
+
+@pytest.mark.parametrize("wrong", [*VALUES, *EPISODES])
+async def test_an_episode_that_must_not_be_trained_fails_alone_and_by_name(wrong: str):
+    """The same table as at a server's routes."""
+    change, named = (VALUES | EPISODES)[wrong]
+    first, second = change(right_group()).episodes
+    made = Player(
+        {"words": Playing(lambda member: second if member else first)}, [score()], SayingEngine(), TOKENIZER,
+        deadline_s=10, deterministic=False, vocabulary=WRONG_VOCABULARY,
+    )  # fmt: skip
+    group = await made.play(draw(3), made.places(draw(3), 2), 2, Sampling())
+    if wrong == "greedy tokens that are trained":  # an evaluation may be: the run's producer looks as well
+        assert group.failed == ()
+        group = sound(group)
+        assert group.episodes == ()
+    else:
+        assert len(group.episodes) == 1
+    assert re.search(named, group.failed[0].cause), group.failed[0].cause
 
 
 async def test_plays_that_failed_are_still_named_when_a_reward_fails_as_well():

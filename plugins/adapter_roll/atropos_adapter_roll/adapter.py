@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import platform
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from atropos_adapter_roll import known
 from atropos_adapter_roll.config import AdapterOptions
 from atropos_adapter_roll.recipe import MANAGERS, whole
 from atropos_adapter_roll.trial import TRIAL, Stock, right_replies
@@ -56,7 +60,7 @@ class RollAdapter(Adapter):
         return found
 
     def doctor(self) -> Sequence[Finding]:
-        return [check_python(), *(check_package(name) for name in TESTED), check_roll(), check_gpus(), self._trial()]
+        return [check_python(), *(check_package(name) for name in TESTED), *check_roll(), check_gpus(), self._trial()]
 
     def _trial(self) -> Finding:
         """One episode through gem's real classes."""
@@ -114,34 +118,48 @@ def check_package(name: str) -> Finding:
     return Finding(name, None, found, f"Tested with {' and '.join(tested)}; others may work.")
 
 
-def check_roll() -> Finding:
-    """Whether an episode goes through ROLL's env managers, with our additions."""
+def check_roll() -> list[Finding]:
+    """Whether an episode goes through ROLL's env managers, with our additions, and what of ROLL is otherwise than known."""
     if _version("roll") is not None:
         detail = f"the installed distribution `roll` {_version('roll')} is a web framework, not alibaba/ROLL"
-        return Finding("ROLL", False, detail, "pip uninstall roll, and put a checkout of alibaba/ROLL on PYTHONPATH.")
+        return [Finding("ROLL", False, detail, "pip uninstall roll, and put a checkout of alibaba/ROLL on PYTHONPATH.")]
     try:
         from atropos_adapter_roll import managers
-
-        for name in managers.BASES:
-            getattr(managers, name)
-    except FitError as error:
-        return Finding("ROLL", None, Exception.__str__(error), error.remedy or "")
     except ImportError as error:
-        return Finding("ROLL", False, f"its env managers do not import: {error}", "Install ROLL's requirements.")
-    from atropos_adapter_roll.through_roll import play_through
+        return [Finding("ROLL", False, f"its env managers do not import: {error}", "Install ROLL's requirements.")]
+    if importlib.util.find_spec("roll") is None:
+        detail = "there is no module 'roll'"
+        return [Finding("ROLL", None, detail, "Put a checkout of alibaba/ROLL on PYTHONPATH.")]
+    with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):  # ROLL logs into ./output
+        played = [_play_through(name) for name in managers.BASES]
+        differs = known.differences()
+    said = f"as known of {known.KNOWN_AS_OF}" if not differs else "; ".join(differs)
+    remedy = f"Known is ROLL {known.KNOWN_AS_OF}: others may work; look at what is named here." if differs else ""
+    return [*played, Finding("ROLL's interfaces", None if differs else True, said, remedy)]
 
-    played = []
-    for name in managers.BASES:
-        try:
+
+def _play_through(name: str) -> Finding:
+    """Never raises: what does is ROLL's code, of whatever version."""
+    from atropos_adapter_roll import managers
+    from atropos_adapter_roll.through_roll import a_ray, play_through
+
+    subject, tested = f"ROLL's {name}", f"docs/roll.md says which versions were tested; known is {known.KNOWN_AS_OF}."
+    try:
+        getattr(managers, name)
+    except FitError as error:
+        return Finding(subject, None, f"this ROLL has none: {Exception.__str__(error)}", tested)
+    except Exception as error:  # noqa: BLE001 - the boundary to ROLL's code
+        return Finding(
+            subject, False, f"does not import: {type(error).__name__}: {error}", "Install ROLL's requirements."
+        )
+    try:
+        with a_ray():
             steps, score = play_through(name)
-        except Exception as error:  # noqa: BLE001 - the boundary to ROLL's code, of whatever version
-            detail = f"{name} played no episode: {type(error).__name__}: {error}"
-            return Finding("ROLL", False, detail, "docs/roll.md says which versions were tested.")
-        played.append((score == 1.0, f"{name}: {steps} replies, score {score:g}"))
+    except Exception as error:  # noqa: BLE001 - the boundary to ROLL's code
+        return Finding(subject, False, f"played no episode: {type(error).__name__}: {error}", tested)
     where = next(iter(getattr(importlib.import_module("roll"), "__path__", ["?"])), "?")
-    fine = all(right for right, _ in played)
-    remedy = "" if fine else "The right replies must earn 1: docs/roll.md says which versions were tested."
-    return Finding("ROLL", fine, f"{'; '.join(said for _, said in played)}; from {where}", remedy)
+    remedy = "" if score == 1.0 else f"The right replies must earn 1: {tested}"
+    return Finding(subject, score == 1.0, f"{steps} replies, score {score:g}; from {where}", remedy)
 
 
 def check_gpus() -> Finding:

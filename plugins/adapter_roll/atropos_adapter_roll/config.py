@@ -13,6 +13,11 @@ from atropos_core.component import explain
 from atropos_core.errors import ConfigError
 from atropos_core.registry import Options
 
+# Of Qwen, Phi, Llama, Gemma, Mistral, DeepSeek, GLM, gpt-oss and Command.
+KNOWN_ENDS = (
+    "<|im_end|>", "<|endoftext|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end_of_text|>", "<end_of_turn>", "<eos>",
+    "</s>", "<｜end▁of▁sentence｜>", "<|user|>", "<|observation|>", "<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>",
+)  # fmt: skip
 HUNG_TIMEOUT_S = 3600.0  # ROLL's default, after which it calls an episode hung
 
 
@@ -89,8 +94,10 @@ class EnvOptions(Options):
         description="what agent_system_template says; a first system message must say the same, and is not repeated",
     )
     max_steps: int | None = Field(None, ge=1, description="replies after which an unfinished episode is cut off")
-    end_of_turn: tuple[str, ...] = Field(
-        ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>"), description="taken off the end of every reply"
+    end_of_turn: tuple[str, ...] | None = Field(
+        None,
+        description="texts taken off the end of a reply, beside the special tokens of ROLL's tokenizer; unset, in gem alone, where "
+        "there is no tokenizer: those that end a turn of widely used models",
     )
     seed: int | None = Field(None, ge=0, description="for reset() without a seed; gem.make_vec gives one to each")
     open_deadline_s: float = Field(600.0, gt=0, lt=HUNG_TIMEOUT_S)

@@ -15,7 +15,7 @@ from typing import Any
 
 import gem
 
-from atropos_adapter_roll.config import read_env_options
+from atropos_adapter_roll.config import KNOWN_ENDS, read_env_options
 from atropos_adapter_roll.observation import Observation, show
 from atropos_adapter_roll.play import Asked, Event, Play
 from atropos_adapter_roll.reward import parts_of, warn_where_wrong_may_win
@@ -70,6 +70,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._record: Record | None = None
         self._resets = 0
+        self._read = ("", "")
         self._group_size = 1  # beyond 1: the replies of a group's members are scored together, elsewhere
         self._hold()
 
@@ -111,7 +112,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
             return self._ended()
         if not isinstance(action, str):
             return self._fail(Failed(_not_a_reply(action)))
-        text = self._bare(action)
+        text = self._without_end(action)
         record.replies.append(text)
         if self._group_size > 1:
             self._stop()
@@ -144,6 +145,10 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         """From the next reset on, leave the score to the group filter, where the environment scores its groups itself."""
         if size > 1 and plays_groups(self._hold()):
             self._group_size = size
+
+    def read_as(self, action: str, text: str) -> None:
+        """Where the next `step` brings this action, the reply is this text: what those know who have the tokens."""
+        self._read = (action, text)
 
     def record(self) -> dict[str, Any]:
         """The episode so far, as JSON."""
@@ -224,11 +229,15 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
     def _said(self, text: str) -> Observation:
         return [{"role": "user", "content": text}] if self.options.observation == "messages" else text
 
-    def _bare(self, action: str) -> str:
-        """Without the texts of the tokens that end a turn, which ROLL decodes with the rest."""
-        while ending := next((end for end in self.options.end_of_turn if end and action.rstrip().endswith(end)), None):
-            action = action.rstrip().removesuffix(ending)
-        return action
+    def _without_end(self, action: str) -> str:
+        """The reply without what ends it: as those read it who have its tokens, else by the known ends."""
+        read = self._read[1] if self._read[0] == action else None
+        ends = self.options.end_of_turn
+        ends = (KNOWN_ENDS if read is None else ()) if ends is None else ends
+        text = action if read is None else read
+        while ending := next((end for end in ends if end and text.rstrip().endswith(end)), None):
+            text = text.rstrip().removesuffix(ending)
+        return text
 
     def _stop(self) -> None:
         play, self._play = self._play, None

@@ -10,9 +10,12 @@ They are ROLL's own classes. What is added: each rollout says what became of its
 from __future__ import annotations
 
 import importlib
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 from atropos_adapter_roll import env as env  # registers
+from atropos_adapter_roll.replies import reader_of
 from atropos_core.errors import ConfigError, FitError
 
 FILTER = "atropos_adapter_roll.group.GroupFilter"
@@ -21,6 +24,8 @@ BASES = {
     "TrajEnvManager": (_PACKAGE + "traj_env_manager", "delta"),
     "AgentNativeStepEnvManager": (_PACKAGE + "agent_native_env_manager", "messages"),
 }
+BY_STEP = ("step_reinforce", "gigpo")  # estimators of ROLL that know which rows are replies of one episode
+log = logging.getLogger(__name__)
 
 
 def adapted(base: type, observation: str) -> type:
@@ -41,23 +46,86 @@ def adapted(base: type, observation: str) -> type:
                     "of 0, and groups that their environment scores as a whole would have no score.",
                     remedy=f"Set group_filter_cls: {FILTER} in train_env_manager and val_env_manager.",
                 )
+            _check_estimator(base.__name__, observation, self.pipeline_config, self.env_config)
             self.env.score_in_group(self.worker_config.group_size)
+            self._reader = reader_of(self.tokenizer)
+
+        def step(self, llm_output: Any) -> Any:
+            """ROLL decodes a reply with its special tokens; the environment reads it without."""
+            responses = responses_of(llm_output)
+            if responses is None:  # the prompt left no room for a reply
+                return super().step(SimpleNamespace(batch=None))
+            decoded = self.tokenizer.batch_decode(responses, skip_special_tokens=False)[0]
+            self.env.read_as(decoded, self._reader.text(responses[0].tolist()))
+            return super().step(llm_output)
 
         def formulate_rollouts(self, rollout_cache: Any) -> Any:
+            too_long = self._stand_in_for_no_reply(rollout_cache.history)
             rollout = super().formulate_rollouts(rollout_cache)
             record = self.env.record()
-            if not record["ended"]:  # ROLL stops an episode by itself where max_steps or sequence_length is reached
+            if too_long or not record["ended"]:  # ROLL stops an episode by itself at max_steps and at sequence_length
                 record["failed"] = (
-                    "the trainer ended the episode before its environment did (max_steps, sequence_length)"
+                    too_long or "the trainer ended the episode before its environment did (max_steps, sequence_length)"
                 )
                 rollout.meta_info.setdefault("metrics", {})[f"env/{self.rollout_cache.tag}/failed"] = 1.0
             rollout.meta_info["atropos"] = {**record, "tag": self.rollout_cache.tag}
             rollout.meta_info["drop_flag"] = bool(record["failed"])
             return rollout
 
+        def _stand_in_for_no_reply(self, history: list[dict[str, Any]]) -> str:
+            """Why there is no reply, where the first prompt left no room for one; ROLL, which makes rollouts of replies, is then
+            given one of a single token, for a rollout that is marked as failed."""
+            if not history or any("response_ids" in one for one in history):
+                return ""
+            first, length = history[0], self.pipeline_config.sequence_length
+            tokens = len(first["prompt_ids"])
+            first["prompt_ids"] = list(first["prompt_ids"])[: length - 1]
+            first["response_ids"] = [self.tokenizer.eos_token_id]
+            first.setdefault("reward", 0.0)
+            if len(history) == 1:
+                history.append({"observation": "", "actions_left": 0, "messages": None})  # ROLL leaves the last one out
+            if tokens < length:
+                return "the trainer gave no reply to the first prompt"
+            return (
+                f"the first prompt has {tokens} tokens and leaves no room for a reply in sequence_length {length}: raise it, or "
+                "leave out tasks that are so long"
+            )
+
     Adapted.__name__ = Adapted.__qualname__ = base.__name__
     Adapted.__module__ = __name__
     return Adapted
+
+
+def responses_of(llm_output: Any) -> Any:
+    """Of a DataProto, or None. ROLL tells by `batch is None`, which has not been so since its batch became a proxy (v0.3)."""
+    try:
+        return llm_output.batch["responses"]
+    except (KeyError, TypeError):
+        return None
+
+
+def _check_estimator(manager: str, observation: str, pipeline: Any, environment: Any) -> None:
+    """Raises ConfigError where `adv_estimator` cannot be computed of this manager's rows, or gives them wrong credit."""
+    estimator = getattr(pipeline, "adv_estimator", None)
+    gamma = float(getattr(pipeline, "step_reward_gamma", 1.0))
+    if observation == "delta" and estimator in BY_STEP:
+        raise ConfigError(
+            f"adv_estimator: {estimator} wants a row of each reply, and {manager} makes one row of an episode.",
+            remedy="Set adv_estimator: grpo, or use atropos_adapter_roll.managers.AgentNativeStepEnvManager.",
+        )
+    if observation == "messages" and estimator is not None and (estimator not in BY_STEP or gamma <= 0):
+        named = estimator if estimator not in BY_STEP else f"{estimator} with step_reward_gamma: {gamma:g}"
+        raise ConfigError(
+            f"adv_estimator: {named} gives each reply its own row's score, and an episode's score stands on its last reply "
+            f"alone: with {manager} the earlier replies of a right episode would be trained as wrong.",
+            remedy="Set adv_estimator: step_reinforce and step_reward_gamma: 1.0.",
+        )
+    if observation == "messages" and gamma < 1:
+        log.warning(
+            "step_reward_gamma is %g: of %s replies the first is credited with %.3g of what its episode earned, and where "
+            "that is below its group's mean, a right episode's first reply is trained as wrong; 1.0 credits all alike.",
+            gamma, environment["max_steps"], gamma ** (environment["max_steps"] - 1),
+        )  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -15,11 +15,17 @@ from atropos_core.errors import ConfigError
 
 VALIDATION_GROUPS = 64  # environments that play the held-out split at once
 HEADER = """# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.
-# ROLL does in its own way what [trainer], [bridge], [engine], [curriculum], [transform.*], [sink.*], [health], [hub], [api],
-# deterministic, oversubscribe and restarts say: but for the learning rate, nothing of them is carried over. Of [training] are
+# ROLL does in its own way what [trainer], [bridge], [engine], [curriculum], [transform.*], [sink.*], [health], [watch],
+# [hub], [api], deterministic, oversubscribe and restarts say: but for the learning rate, nothing of them is carried over. Of [training] are
 # steps, groups_per_step, group_size and max_staleness; of [evaluation], problems and every; of [checkpoint], every.
 """
 MANAGERS = {"trajectory": ("TrajEnvManager", "delta"), "native": ("AgentNativeStepEnvManager", "messages")}
+# A native manager's rows are replies, and the score of an episode stands on the last of them: `step_reinforce` gives each reply
+# what the episode earns from there on, where `grpo` would set the earlier replies of a right episode below the mean.
+ESTIMATORS: Mapping[str, Mapping[str, Any]] = {  # by the observation that a manager shows
+    "delta": {"adv_estimator": "grpo"},
+    "messages": {"adv_estimator": "step_reinforce", "step_reward_gamma": 1.0},
+}
 
 
 def recipe(run: RunConfig, options: AdapterOptions, model: str) -> dict[str, Any]:
@@ -43,6 +49,7 @@ def recipe(run: RunConfig, options: AdapterOptions, model: str) -> dict[str, Any
         "rollout_batch_size": batch,
         "val_batch_size": problems // groups * groups or groups,
         "sequence_length": length,
+        **ESTIMATORS[MANAGERS[options.manager][1]],
         "atropos": {
             "learning_rate": run.trainer.options.get("learning_rate", 1e-6),
             "gradient_accumulation_steps": max(batch // options.gpus, 1),

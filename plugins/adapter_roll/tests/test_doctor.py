@@ -1,6 +1,7 @@
 """What the doctor says where little is installed."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -27,3 +28,29 @@ def test_without_gem_the_doctor_names_what_is_missing_and_how_to_get_it():
     assert "pip install gem-llm==0.1.0" in remedy
     assert found["ROLL"][0] is False
     assert "gem" in found["ROLL"][1]
+
+
+OTHER = {  # a ROLL whose interfaces are not the known ones
+    "roll/pipeline/agentic/utils.py": "def compute_discounted_returns(batch, gamma, adv_estimator): ...\n"
+    "def compute_response_level_rewards(batch, pipeline_config, running): ...\n",
+    "roll/pipeline/agentic/agentic_config.py": "from dataclasses import dataclass\n@dataclass\nclass RewardNormalizationConfig:\n"
+    "    grouping: str = 'batch'\n    method: str = 'identity'\n",
+    "roll/pipeline/agentic/agentic_pipeline.py": "import no_such_module\n",
+}
+
+
+def test_a_roll_that_is_not_as_known_is_told_by_its_signatures_and_fields(tmp_path):
+    for name, text in OTHER.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script = "import json; from atropos_adapter_roll.known import differences; print(json.dumps(differences()))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert "no import of agentic_pipeline (ModuleNotFoundError: No module named 'no_such_module')" in found
+    assert "utils.compute_discounted_returns takes the same in another order" in found
+    assert "utils.compute_response_level_rewards takes running as well" in found
+    assert "there is no agentic_config.AgenticConfig" in found
+    [fields] = [one for one in found if "RewardNormalizationConfig" in one]
+    assert "does not know norm_mean_type, norm_std_type" in fields

@@ -13,14 +13,15 @@ from typing import Any
 
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_core.config import RunConfig, dump, to_toml
+from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Finding
 from atropos_core.registry import RunContext, cuda_devices
 
 TESTED = {"skyrl": "0.3.0", "skyrl-gym": "0.4.0", "ray": "2.56.0"}
 _SCRIPT = """#!/usr/bin/env bash
 # Trains in SkyRL on the environments of run.toml, beside this file. Further arguments go over these.
-# SkyRL does in its own way what [trainer], [bridge], [engine], [curriculum], [transform.*], [teacher.*], [sink.*], [health]
-# say: but for the learning rate, nothing of them is carried over.
+# SkyRL does in its own way what [trainer], [bridge], [engine], [curriculum], [teacher.*], [sink.*], [health] say: but for the
+# learning rate, nothing of them is carried over. Of [transform.*], group_advantage is.
 set -euo pipefail
 cd "$(dirname "$0")"
 exec python -m skyrl.train.entrypoints.main_base \\
@@ -62,7 +63,7 @@ class SkyRLAdapter:
         told = "SkyRL's workers need one each" if not devices else "visible to this process"
         findings.append(Finding("GPUs", None if not devices else True, f"{devices}: {told}"))
         if not any(finding.ok is False for finding in findings):
-            findings += [_tried("import", _import), _tried("ray starts", _ray)]
+            findings += [_tried("import", _import), *_unknown(), _tried("ray starts", _ray)]
             findings.append(_tried("one episode", lambda: _episode(self._context.model)))
         return findings
 
@@ -84,7 +85,7 @@ def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, An
         "trainer.epochs": steps,
         "trainer.train_batch_size": training.groups_per_step,
         "trainer.policy_mini_batch_size": training.groups_per_step,
-        "trainer.algorithm.advantage_estimator": "grpo",
+        **_advantages(run),
         "trainer.algorithm.use_kl_loss": False,
         "trainer.placement.colocate_all": not elsewhere,
         "trainer.placement.policy_num_gpus_per_node": 1,
@@ -120,6 +121,33 @@ def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, An
     return made
 
 
+def _advantages(run: RunConfig) -> dict[str, Any]:
+    """SkyRL's estimator for the run file's transforms. Raises ConfigError for those that it has none for."""
+    baseline, divided = "none", True
+    for name, one in run.transform.items():
+        if one.use == "group_advantage":
+            baseline, divided = one.options.get("baseline", "group"), one.options.get("divide_by_std") is not False
+        elif one.use != "drop_flat":  # with a flat group's advantages, which are 0 there as well, nothing is lost
+            raise ConfigError(
+                f"[transform.{name}] changes advantages, and SkyRL would train without it.",
+                remedy=f"Remove [transform.{name}], or do in a reward or in the environment what it does.",
+            )
+    if baseline == "none":
+        raise ConfigError(
+            "advantages that are the rewards themselves, against no baseline: SkyRL has no estimator for them.",
+            remedy="[transform.group_advantage] with baseline group or others, or Rollout.advantages of the environment "
+            "with [transform.group_advantage] here and trainer.algorithm.advantage_estimator=atropos after skyrl.sh.",
+        )
+    if run.training.group_size == 1:
+        raise ConfigError(
+            "training.group_size=1: against its own mean a reward is 0 here, and SkyRL's grpo would train on the reward itself.",
+            remedy="training.group_size=2 or more.",
+        )
+    if baseline == "others":
+        return {"trainer.algorithm.advantage_estimator": "rloo"}
+    return {"trainer.algorithm.advantage_estimator": "grpo", "trainer.algorithm.grpo_norm_by_std": divided}
+
+
 def _shown(value: Any) -> str:
     return json.dumps(value) if isinstance(value, list | bool) else str(value)
 
@@ -141,13 +169,25 @@ def _tried(subject: str, what: Callable[[], str]) -> Finding:
 
 def _import() -> str:
     from skyrl.train.entrypoints.main_base import BasePPOExp
-    from skyrl.train.generators.base import GeneratorOutput
 
+    from atropos_adapter_skyrl.signatures import form
+
+    return f"{BasePPOExp.__module__} loads; {form()}"
+
+
+def _unknown() -> Sequence[Finding]:
+    """A note for each thing of this SkyRL that the adapter does not know."""
     from atropos_adapter_skyrl.rows import output_of
+    from atropos_adapter_skyrl.signatures import unknown
 
-    ours = set(output_of([], [], [], step_wise=True, own_advantages=False))
-    missing = set(GeneratorOutput.__annotations__) - ours
-    return f"{BasePPOExp.__module__} loads" + (f"; fields that stay empty: {sorted(missing)}" if missing else "")
+    try:
+        found = unknown(output_of([], [], [], step_wise=True, own_advantages=False))
+    except Exception:  # noqa: BLE001 - the plugin boundary: what does not load is told by the check before this one
+        return []
+    return [
+        Finding("not known", None, one, "This SkyRL is newer than this adapter: watch a short training.")
+        for one in found
+    ]
 
 
 def _ray() -> str:

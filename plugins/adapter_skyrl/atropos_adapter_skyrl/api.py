@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,9 @@ from atropos_adapter_skyrl.engine import refuse_more, sampling_of
 from atropos_adapter_skyrl.rows import rows_of
 from atropos_adapter_skyrl.source import Arrived, Asked, Source, all_or_none, failed
 from atropos_core.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
-from atropos_core.errors import ConfigError, DataError
+from atropos_core.errors import ConfigError, DataError, NoSuchVersion
 from atropos_core.seeds import derive
+from atropos_core.timeline import refuse_versions_that_never_were
 from atropos_core.types import Draw, Failed, ScoredGroup
 
 POLL_S = 10.0
@@ -36,8 +37,9 @@ class ApiGroups(Source):
         self._session: TrainerSession | None = None
         self._waiting: dict[int, tuple[Draw, asyncio.Future[_Answer]]] = {}
         self._receiving: asyncio.Task[None] | None = None
+        self._newest = 0  # version that engines can have sampled from
         self._heard = 0.0  # when anything last came
-        self._leased: list[int] = []  # hub ids that the present step trains on
+        self._leased: dict[int, int] = {}  # draws that were fetched for training, and the hub's ids of their groups
         self._unsaved: list[int] = []  # trained, and in no checkpoint
         self._commits: list[asyncio.Task[int]] = []
 
@@ -48,7 +50,12 @@ class ApiGroups(Source):
 
     async def set_version(self, version: int) -> None:
         await super().set_version(version)
+        self._newest = max(self._newest, version)
         await self._here.set_version(version)
+
+    async def announce(self, version: int) -> None:
+        self._newest = max(self._newest, version)
+        await self._here.announce(version)
 
     async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
         refuse_more(params)
@@ -85,8 +92,14 @@ class ApiGroups(Source):
             number, group = answer
             if group.draw != draw or len(group.episodes) != asked.n:
                 raise DataError(f"for {draw} came a group of {len(group.episodes)} for {group.draw}")
+            try:
+                refuse_versions_that_never_were(group, self._newest)
+            except NoSuchVersion as error:
+                await self._here.drop([number], OTHER_TIMELINE)
+                cause = Failed(Exception.__str__(error), "its policy versions")
+                continue
             if asked.training:
-                self._leased.append(number)
+                self._leased[asked.draw.id] = number
             else:
                 await self._here.commit([number])
             return Arrived(rows_of(group, step_wise=step_wise), loop.time() - began, attempt)
@@ -134,9 +147,10 @@ class ApiGroups(Source):
         future.set_result(answer)
         return True
 
-    def step_ended(self, saved: bool) -> bool:
-        self._here.trained(self._leased)
-        self._unsaved, self._leased = self._unsaved + self._leased, []
+    def step_ended(self, saved: bool, draws: Collection[int] | None = None) -> bool:
+        ended = [self._leased.pop(draw) for draw in (list(self._leased) if draws is None else draws)]
+        self._here.trained(ended)
+        self._unsaved += ended
         if saved and self._unsaved:
             self._commits.append(asyncio.create_task(self._here.commit(self._unsaved)))
             self._unsaved = []

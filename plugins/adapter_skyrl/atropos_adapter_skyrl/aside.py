@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from atropos_adapter_skyrl.source import Arrived, Asked, Source
@@ -35,9 +35,12 @@ class Aside(Source):
         await super().set_version(version)
         await self._there(self.inner.set_version(version))
 
-    def step_ended(self, saved: bool) -> bool:
+    async def announce(self, version: int) -> None:
+        await self._there(self.inner.announce(version))
+
+    def step_ended(self, saved: bool, draws: Collection[int] | None = None) -> bool:
         async def ended() -> bool:
-            return self.inner.step_ended(saved)
+            return self.inner.step_ended(saved, draws)
 
         return asyncio.run_coroutine_threadsafe(ended(), self._loop).result(STEP_DEADLINE_S)
 

@@ -110,5 +110,5 @@ async def _connect(rings: Path, count: int, wait_s: float) -> Hands:
                 raise
         if not said:
             said = True
-            console.say(f"waiting for SkyRL at {rings} ({wait_s:g} s at most)")
+            console.say(f"waiting for SkyRL at {rings.resolve()} ({wait_s:g} s at most)")
         await asyncio.sleep(1.0)

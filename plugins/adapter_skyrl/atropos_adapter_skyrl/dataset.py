@@ -18,10 +18,14 @@ KEY = "atropos"  # in a row's extras
 class TaskDataset:
     """One split of several environments, one after another, `limit` tasks of each at most. Rows are what SkyRL's collate
     function makes of its own. A row that is given again has another uid: SkyRL 0.3.0 stops where one comes twice in a batch,
-    as dynamic sampling may collect it over the end of an epoch."""
+    as dynamic sampling may collect it over the end of an epoch. With `lasting` it has the same, also in the next process:
+    SkyRL's fully asynchronous trainer saves the uids that an epoch has trained, and leaves them out when it resumes."""
 
-    def __init__(self, environments: Mapping[str, Environment], split: Split, limit: int | None = None) -> None:
+    def __init__(
+        self, environments: Mapping[str, Environment], split: Split, limit: int | None = None, *, lasting: bool = False
+    ) -> None:
         self._split: Split = split
+        self._lasting = lasting
         self._given = itertools.count()
         self._environments = environments
         self._sizes = {
@@ -40,7 +44,8 @@ class TaskDataset:
             if index < size:
                 messages = [dict(message) for message in self._environments[name].tasks(self._split)[index].messages]
                 extras = {KEY: {"environment": name, "split": self._split, "index": index}, "data_source": name}
-                return {"prompt": messages, "env_class": name, "env_extras": extras, "uid": f"{at}-{next(self._given)}"}
+                uid = f"{name}-{index}" if self._lasting else f"{at}-{next(self._given)}"
+                return {"prompt": messages, "env_class": name, "env_extras": extras, "uid": uid}
             index -= size
         raise IndexError(at)
 

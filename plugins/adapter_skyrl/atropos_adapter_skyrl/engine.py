@@ -52,10 +52,12 @@ class SkyRLEngine(Engine):
     _numbers = itertools.count()
 
     def __init__(
-        self, client: Any, params: Mapping[str, Any], version: Callable[[], int], model: str | None = None
-    ) -> None:
+        self, client: Any, params: Mapping[str, Any], version: Callable[[], int], model: str | None = None,
+        salt: str | None = None,
+    ) -> None:  # fmt: skip
         self._client = client  # an InferenceEngineInterface of SkyRL
         self._model = model  # the name that the client knows the policy by, which with LoRA is the adapter's
+        self._salt = salt  # of the engine's prefix cache: what older weights computed is not for these plays
         self._sessions: list[str] = []
         self._params = dict(params)
         self._version = version
@@ -87,6 +89,8 @@ class SkyRLEngine(Engine):
         params |= {"top_k": sampling.top_k or -1, "logprobs": self._params.get("logprobs") or 1, "seed": seed}
         version = self._version()  # weights that arrive meanwhile are newer: never said to be fresher than it is
         asked = {"prompt_token_ids": [prompt], "sampling_params": params, "session_ids": [session]}
+        if self._salt is not None:
+            asked["cache_salt"] = self._salt
         told = await self._client.generate(asked, model=self._model)
         ids, finish = told["response_ids"][0], told["stop_reasons"][0]
         logprobs = (told.get("response_logprobs") or [None])[0]

@@ -20,14 +20,14 @@ from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.utils import initialize_ray
 
-from atropos_adapter_skyrl import advantages
+from atropos_adapter_skyrl import advantages, without_effect
 from atropos_adapter_skyrl.aside import Aside
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.dataset import TaskDataset
 from atropos_adapter_skyrl.engine import sampling_of
 from atropos_adapter_skyrl.generator import AtroposGenerator
 from atropos_adapter_skyrl.source import Here, Source, close_all, open_all
-from atropos_adapter_skyrl.trainer import AtroposTrainer
+from atropos_adapter_skyrl.trainer import AroundSource, AtroposTrainer
 from atropos_adapter_skyrl.weights import Publisher
 from atropos_core.assemble import EvaluationParts, build_for_evaluation, make_plan
 from atropos_core.component import explain
@@ -69,8 +69,17 @@ def check(cfg: Any, options: SkyRLOptions) -> None:
             elsewhere and cfg.trainer.policy.model.lora.rank > 0,
         "environments of ours have no images: generator.vision_language_generator=false":
             cfg.generator.vision_language_generator,
+        "a checkpoint that is still being written holds no group yet, and none may be committed: "
+        "trainer.policy.megatron_config.async_dist_ckpt_save=false":
+            options.source == "api" and getattr(cfg.trainer.policy.megatron_config, "async_dist_ckpt_save", False),
     }  # fmt: skip
-    if found := [cause for cause, holds in refused.items() if holds]:
+    found = [cause for cause, holds in refused.items() if holds]
+    found += without_effect.changed(cfg, SkyRLTrainConfig.from_cli_overrides([]), elsewhere)
+    if cfg.trainer.fully_async.enabled:
+        from atropos_adapter_skyrl import fully_async
+
+        found += fully_async.refused(cfg, options.max_staleness if elsewhere else None)
+    if found:
         raise ConfigError("\n".join(found))
 
 
@@ -104,7 +113,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
             raise
 
     def get_train_dataset(self) -> TaskDataset:
-        made = TaskDataset(self.environments, "train", self.options.tasks)
+        made = TaskDataset(self.environments, "train", self.options.tasks, lasting=self.cfg.trainer.fully_async.enabled)
         if len(made) < self.cfg.trainer.train_batch_size:
             raise ConfigError(
                 f"{len(made)} tasks are fewer than trainer.train_batch_size={self.cfg.trainer.train_batch_size}."
@@ -139,6 +148,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
             return Here(
                 self._parts, client, self.own_tokenizer,
                 deadline_s=options.deadline_s, attempts=options.attempts, model=name,
+                salted=self.cfg.generator.use_cache_salt,
             )  # fmt: skip
         from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 
@@ -162,7 +172,11 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
     async def _parts(self, engine: Engine) -> EvaluationParts:
         return await build_for_evaluation(self.plan, Path(self._directory.name), engine)
 
-    def get_trainer(self, *args: Any, **kwargs: Any) -> AtroposTrainer:
+    def get_trainer(self, *args: Any, **kwargs: Any) -> AroundSource:
+        if self.cfg.trainer.fully_async.enabled:
+            from atropos_adapter_skyrl.fully_async import FullyAsyncAtroposTrainer
+
+            return FullyAsyncAtroposTrainer(*args, publisher=self._publisher(), **kwargs)
         return AtroposTrainer(*args, publisher=self._publisher(), **kwargs)
 
     def _publisher(self) -> Publisher | None:

@@ -52,7 +52,12 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
             [one.seconds for one in arrived for _ in one.trajectories],
             step_wise=self._step_wise,
             own_advantages=self._own_advantages and phase == "train",
+            arrays=phase == "train"
+            and not self._step_wise,  # evaluations may be written as JSON, and steps are joined as lists
         )
+        output["draw_ids"] = [
+            one.draw.id for one, group in zip(asked, arrived, strict=True) for rows in group.trajectories for _ in rows
+        ]
         output["rollout_metrics"]["atropos/requeued"] = float(sum(one.requeued for one in arrived))
         return output
 

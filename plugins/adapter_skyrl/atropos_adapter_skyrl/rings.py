@@ -11,9 +11,10 @@ from typing import Any
 
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
-from atropos_adapter_skyrl.packed import Place, packed, unpacked
+from atropos_adapter_skyrl.packed import Place, packs, rows_in, unpacked
 from atropos_adapter_skyrl.rows import Row, rows_of
 from atropos_adapter_skyrl.source import Arrived, Asked, Source, all_or_none, failed
+from atropos_core import console
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, ProcessDied
 from atropos_core.exchange import Exchange, WorkFailed
 from atropos_core.hands import Hands, Job
@@ -23,7 +24,7 @@ from atropos_core.types import Draw, Sampling
 
 
 class RingGroups(Source):
-    """Each group is asked of one worker; its rows come in any order beside those of others, and are matched by their id."""
+    """Each group is asked of one worker; its rows come beside those of others, and are matched by their id."""
 
     def __init__(self, options: SkyRLOptions) -> None:
         assert options.rings is not None, "the options' validator wants it"
@@ -32,6 +33,7 @@ class RingGroups(Source):
 
     async def open(self) -> None:
         await self.exchange.open()
+        console.say(f"takes workers at {self._options.rings}: atropos skyrl-env ... --rings {self._options.rings}")
 
     async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
         refuse_more(params)
@@ -45,12 +47,12 @@ class RingGroups(Source):
             said = {"draw": [draw.id, draw.environment, draw.split, draw.index, seed], "n": asked.n}
             payload = json.dumps(said | {"sampling": vars(sampling), "step_wise": step_wise}).encode()
             try:
-                rows = await self.exchange.ask(payload, deadline_s=self._options.deadline_s, read=unpacked)
+                found = await self.exchange.ask(payload, deadline_s=self._options.deadline_s, read=unpacked)
             except (WorkFailed, DeadlineExceeded) as error:
                 cause = Exception.__str__(error)
                 continue
-            trajectories = in_order(rows, asked.n)
-            stale, oldest = min(place.oldest for _, place in rows), self.version - self._options.max_staleness
+            trajectories = in_order(rows_in(found), asked.n)
+            stale, oldest = min(pack.oldest for pack in found), self.version - self._options.max_staleness
             if stale < oldest:
                 cause = f"its tokens were sampled from version {stale}, and {oldest} is the oldest that may be trained"
                 continue
@@ -117,8 +119,7 @@ async def _play(hands: Hands, player: Player, job: Job, attempts: int) -> bool:
     except (ConfigError, DataError) as error:
         await hands.give_up(job, Exception.__str__(error))
         return False
-    for member, rows in enumerate(trajectories):
-        for step, row in enumerate(rows):
-            await hands.put(job, [packed(row, member, step)])
+    for data in packs(trajectories):
+        await hands.put(job, [data])
     await hands.finish(job)
     return True

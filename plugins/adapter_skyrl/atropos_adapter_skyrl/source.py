@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,8 +63,12 @@ class Source(ABC):
         """The engines sample from these weights from now on."""
         self.version = version
 
-    def step_ended(self, saved: bool) -> bool:
-        """A training step has ended, and with `saved` a checkpoint holds it. Whether a checkpoint is wanted now."""
+    async def announce(self, version: int) -> None:
+        """The engines are about to sample from these weights."""
+
+    def step_ended(self, saved: bool, draws: Collection[int] | None = None) -> bool:
+        """A training step has ended, and with `saved` a checkpoint holds it and all before. `draws`: ids of the groups that
+        it took; None where that is all that was fetched for training. Whether a checkpoint is wanted now."""
         return False
 
     async def close(self) -> None:
@@ -97,7 +101,7 @@ class Here(Source):
 
     def __init__(
         self, build: Callable[[Engine], Awaitable[EvaluationParts]], client: Any, tokenizer: ChatTokenizer, *,
-        deadline_s: float, attempts: int, model: str | None = None,
+        deadline_s: float, attempts: int, model: str | None = None, salted: bool = False,
     ) -> None:  # fmt: skip
         self._build = build
         self._parts: EvaluationParts | None = None
@@ -106,9 +110,10 @@ class Here(Source):
         self._deadline_s = deadline_s
         self._attempts = attempts
         self._model = model
+        self._salted = salted
 
     async def open(self) -> None:
-        self._parts = await self._build(SkyRLEngine(self._client, {}, lambda: self.version, self._model))
+        self._parts = await self._build(self._engine({}))
         await open_all(self._parts.environments)
 
     async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
@@ -117,7 +122,7 @@ class Here(Source):
 
         async def play(one: Asked) -> Arrived:
             began, failures = time.monotonic(), 0
-            engine = SkyRLEngine(self._client, params, lambda: self.version, self._model)
+            engine = self._engine(params)
             player = Player(
                 environments, rewards, engine, self._tokenizer, deadline_s=self._deadline_s, deterministic=False
             )
@@ -136,6 +141,11 @@ class Here(Source):
             raise failed(one, group.failed[-1], self._attempts)
 
         return await all_or_none([play(one) for one in asked])
+
+    def _engine(self, params: Mapping[str, Any]) -> SkyRLEngine:
+        return SkyRLEngine(
+            self._client, params, lambda: self.version, self._model, f"{self.version}" if self._salted else None
+        )
 
     async def close(self) -> None:
         """What does not close is told: the training is what it was without it."""

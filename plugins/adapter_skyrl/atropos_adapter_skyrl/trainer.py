@@ -11,26 +11,38 @@ from atropos_adapter_skyrl.source import Source, opened
 from atropos_adapter_skyrl.weights import Dispatch, Publisher
 
 
-class AtroposTrainer(RayPPOTrainer):  # type: ignore[misc] # SkyRL has no types
-    """With a `publisher`, weights go out through it, and SkyRL needs no inference client."""
+class AroundSource:
+    """What both of SkyRL's trainers get. With a `publisher`, weights go out through it, and SkyRL needs no inference client."""
+
+    cfg: Any
+    generator: Any
 
     def __init__(self, *args: Any, publisher: Publisher | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._publisher = publisher
-        self.add_callback(Steps(self.generator.source, self.cfg.trainer.ckpt_interval > 0))
+        self.source: Source = self.generator.source
 
     def init_weight_sync_state(self) -> None:
         if self._publisher is None:
-            super().init_weight_sync_state()
-        self.dispatch: Any = Dispatch(self.dispatch, self, self.generator.source, self._publisher)
+            super().init_weight_sync_state()  # type: ignore[misc] # SkyRL's
+        self.dispatch: Any = Dispatch(self.dispatch, self, self.source, self._publisher)
 
     async def train(self) -> None:
         try:
-            async with opened(self.generator.source):
-                await super().train()
+            async with opened(self.source):
+                await super().train()  # type: ignore[misc] # SkyRL's
         finally:
             if self._publisher is not None:
                 await self._publisher.close()
+
+    async def weights_went_out(self) -> None:
+        """The engines sample from the weights of the present step."""
+
+
+class AtroposTrainer(AroundSource, RayPPOTrainer):  # type: ignore[misc] # SkyRL has no types
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_callback(Steps(self.source, self.cfg.trainer.ckpt_interval > 0))
 
 
 class Steps(TrainingCallback):  # type: ignore[misc]

@@ -18,6 +18,7 @@ from skyrl.utils.tok import get_tokenizer
 from atropos_adapter_skyrl.dataset import TaskDataset
 from atropos_adapter_skyrl.engine import sampling_of
 from atropos_adapter_skyrl.generator import AtroposGenerator
+from atropos_adapter_skyrl.signatures import batch_tensors
 from atropos_adapter_skyrl.source import Here, opened
 from atropos_core.assemble import EvaluationParts
 from atropos_core.builtin.config import ToyEngineOptions
@@ -32,14 +33,14 @@ from atropos_core.types import Message, Split, Task
 N = 4
 
 
-class Short(Environment):
-    """The shorter the reply, the better."""
+class Letters(Environment):
+    """The more letters a reply has, the better."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        return [Task(split, ({"role": "user", "content": "Say something short."},))]
+        return [Task(split, ({"role": "user", "content": "Say something."},))]
 
     async def score(self, task: Task, reply: Message) -> float:
-        return -len(reply["content"]) / 100
+        return float(sum(letter.isalpha() for letter in reply["content"]))
 
 
 class ToyClient:
@@ -65,7 +66,7 @@ class ToyClient:
 async def play(model: Path) -> str:
     """Raises whatever does not work."""
     cfg = SkyRLTrainConfig.from_cli_overrides({"generator.sampling_params.max_generate_length": 8})
-    environments = {"short": Short()}
+    environments = {"letters": Letters()}
 
     async def build(engine: Engine) -> EvaluationParts:
         own = WeightedReward("environment", EnvironmentReward(), 1.0, 60.0)
@@ -80,9 +81,10 @@ async def play(model: Path) -> str:
     columns = [output[name] for name in ("prompt_token_ids", "response_ids")]
     rewards = [[0.0] * (len(row) - 1) + [reward] for row, reward in zip(columns[1], output["rewards"], strict=True)]
     tokenizer = get_tokenizer(str(model), padding_side="left")
-    sequences, _, mask, scored, *_ = convert_prompts_responses_to_batch_tensors(
-        tokenizer, *columns, rewards, output["loss_masks"], output["rollout_logprobs"]
-    )
+    sequences, _, mask, scored, *_ = batch_tensors(
+        convert_prompts_responses_to_batch_tensors, tokenizer, *columns, rewards, output["loss_masks"],
+        output["rollout_logprobs"],
+    )  # fmt: skip
     repopulate_all_registries()
     advantages, _ = compute_advantages_and_returns(scored, mask, np.array(uids), "grpo", cfg.trainer.algorithm)
     spread = float(advantages.abs().max())

@@ -63,11 +63,13 @@ class Dispatch:
 
     async def save_weights_for_sampler(self, model_id: str | None = None) -> None:
         version: int = self._trainer.global_step  # training steps that these weights have seen
+        await self._source.announce(version)
         if self._publisher is None:
             await self._dispatch.save_weights_for_sampler()
         else:
             await self._publisher.publish(version, self._save)
         await self._source.set_version(version)
+        await self._trainer.weights_went_out()
 
     def _save(self, directory: str) -> None:
         self._dispatch.save_hf_model("policy", directory, self._trainer.tokenizer)

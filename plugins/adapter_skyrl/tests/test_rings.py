@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_adapter_skyrl.packed import NEWEST, Place, packed, unpacked
+from atropos_adapter_skyrl.packed import NEWEST, PACK_BYTES, Place, packed, packs, unpacked
 from atropos_adapter_skyrl.rings import RingGroups, in_order, work
 from atropos_adapter_skyrl.source import Asked, RolloutsFailed
 from atropos_core.builtin.config import ToyEngineOptions
@@ -30,18 +29,32 @@ from tests.ring_rows import PARAMS, N, equal, producers, row_of, run
 
 def test_every_field_of_a_row_comes_back_bit_by_bit_and_nothing_is_copied():
     for seed in range(400):
-        row = replace(row_of(seed, seed % 5), last=bool(seed % 2))
-        data = packed(row, seed % 5, seed % 3)
-        back, place = unpacked(data)
-        assert equal(row, back) and place[:2] == (seed % 5, seed % 3)
-        counted = row.versions[row.trained]
-        assert place.oldest == (counted.min() if len(counted) else NEWEST)
-        assert not back.response.flags.owndata and not back.response.flags.writeable
+        sent = [
+            (row_of(seed + at, at)._replace(last=bool(seed % 2)), Place(at, seed % 3)) for at in range(1 + seed % 5)
+        ]
+        found = unpacked(packed(sent))
+        for (row, place), (back, there) in zip(sent, found.rows, strict=True):
+            assert equal(row, back) and place == there
+            assert not back.response.flags.owndata and not back.response.flags.writeable
+        counted = np.concatenate([row.versions[row.trained] for row, _ in sent])
+        assert found.oldest == (counted.min() if len(counted) else NEWEST)
+
+
+def test_a_group_that_is_larger_than_a_slot_goes_in_several_messages():
+    trajectories = [[row_of(3000 + at, step, 4000) for step in range(24)] for at in range(16)]
+    messages = list(packs(trajectories))
+    assert len(messages) > 2 and max(map(len, messages)) < 1.01 * PACK_BYTES
+    found = [unpacked(one) for one in messages]
+    back = [(member, step, row) for pack in found for row, (member, step) in pack.rows]
+    assert [(member, step) for member, step, _ in back] == [
+        (member, step) for member in range(16) for step in range(24)
+    ]
+    assert all(equal(trajectories[member][step], row) for member, step, row in back)
 
 
 def test_odd_floats_stay_as_they_are():
-    row = replace(row_of(1, 0), logprobs=np.full(len(row_of(1, 0).response), -0.0, np.float32), reward=-0.0)
-    back, _ = unpacked(packed(row, 0, 0))
+    row = row_of(1, 0)._replace(logprobs=np.full(len(row_of(1, 0).response), -0.0, np.float32), reward=-0.0)
+    [(back, _)] = unpacked(packed([(row, Place(0, 0))])).rows
     assert np.signbit(back.logprobs).all() and np.signbit(back.reward)
 
 
@@ -49,20 +62,20 @@ def test_odd_floats_stay_as_they_are():
     "damage", [lambda data: data[:-1], lambda data: b"XXXX" + data[4:], lambda data: b"", lambda data: data + b"0"]
 )
 def test_what_is_no_row_is_refused(damage):
-    data = packed(row_of(3, 1), 0, 0)
-    with pytest.raises(DataError, match="no row"):
+    data = packed([(row_of(3, 1), Place(0, 0))])
+    with pytest.raises(DataError, match="no rows"):
         unpacked(damage(data))
 
 
 def test_rows_that_come_in_any_order_are_put_in_order_and_a_missing_or_double_one_is_an_error():
-    first, last = replace(row_of(1, 0), last=False), row_of(2, 0)
-    rows = [(last, Place(1, 1, 0)), (first, Place(0, 0, 0)), (first, Place(1, 0, 0)), (last, Place(0, 1, 0))]
+    first, last = row_of(1, 0)._replace(last=False), row_of(2, 0)
+    rows = [(last, Place(1, 1)), (first, Place(0, 0)), (first, Place(1, 0)), (last, Place(0, 1))]
     assert in_order(rows, 2) == [[first, last], [first, last]]
     for wrong, cause in (
         (rows[:3], "in part"),
         ([*rows, rows[0]], "out of place"),
         (rows[1:], "in part"),
-        ([(last, Place(2, 0, 0))], "out of place"),
+        ([(last, Place(2, 0))], "out of place"),
     ):
         with pytest.raises(DataError, match=cause):
             in_order(wrong, 2)

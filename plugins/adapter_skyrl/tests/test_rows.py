@@ -54,7 +54,7 @@ def test_a_rollout_is_cut_at_the_first_sampled_token_and_nothing_is_lost():
     assert made["response_ids"] == [[12, 13, 14, 15, 16], [11]]
     assert made["loss_masks"] == [[1, 1, 0, 1, 0], [1]]
     assert made["rollout_logprobs"][0] == [np.float32(-0.12), np.float32(-0.13), 0.0, np.float32(-0.15), 0.0]
-    assert made["policy_versions"] == [[4, 4, 0, 4, 0], [4]]
+    assert [one.tolist() for one in made["policy_versions"]] == [[4, 4, 0, 4, 0], [4]]
     assert made["rewards"] == [0.5, 1.0] and made["stop_reasons"] == ["length", "stop"]
     assert made["trajectory_ids"] == ["id0", "id1"] and made["trajectory_generation_times"] == [1.0, 2.0]
     assert made["env_metrics"] == [{"turns": 2.0}, {}]

@@ -28,6 +28,8 @@ class Prior(Options):
             raise ValueError("a prior is read from a field of the tasks' data or from a file: give one of the two")
         if self.read != "all" and self.read < 1:
             raise ValueError('read is "all" or a number of tasks of at least 1')
+        self.refuse_idle(self.file is None, "with file, which is read wholly", "read", "read_ahead")
+        self.refuse_idle(self.read != "all", 'with read = "all", which leaves nothing to read ahead', "read_ahead")
         return self
 
 
@@ -45,6 +47,9 @@ class CurriculumOptions(Options):
     def _range_rises(self) -> CurriculumOptions:
         if not self.reward_range[0] < self.reward_range[1]:
             raise ValueError(f"reward_range must rise from failure to success, and {list(self.reward_range)} does not")
+        self.refuse_idle(
+            self.success != "correct", 'with success = "correct", which does not look at rewards', "reward_range"
+        )
         return self
 
 
@@ -60,10 +65,20 @@ class CompetenceOptions(CurriculumOptions):
 
 
 class LearningProgressOptions(CurriculumOptions):
-    slow: float = Field(0.5, gt=0, le=1)  # rate of the slow average of a task's success; the fast one is its estimate
+    slow: float = Field(
+        0.5, gt=0, le=1
+    )  # without a prior: rate of the slow average of a task's success; the fast one is its estimate
     power: float = Field(2.0, gt=0)  # of the progress
     floor: float = Field(0.04, gt=0)  # progress that every task is taken to have
     explore: Share = 0.2
+
+    @model_validator(mode="after")
+    def _a_prior_makes_it_one_of_bins(self) -> LearningProgressOptions:
+        where = "with a prior, by whose bins progress is told"
+        self.refuse_idle(self.prior is None, where, "slow", "memory", "prior_weight")
+        if self.prior is not None:
+            self.prior.refuse_idle(False, "on learning_progress: which bins are harder is nothing to it", "meaning")
+        return self
 
 
 class PrioritizedOptions(CurriculumOptions):

@@ -30,6 +30,7 @@ class ServerSource:
         assert options.url is not None, "this source is for those with a url"
         self._url = options.url.rstrip("/")
         self._model = options.served_model or ""
+        self._answers_as = ""  # the model that its first answer named
         self._key_variable = options.key_variable
         self._client: httpx.AsyncClient | None = None
         self._limit = asyncio.Semaphore(AT_ONCE)
@@ -57,6 +58,13 @@ class ServerSource:
         }  # fmt: skip
         async with self._limit:
             answer = await self._ask("POST", "/completions", body)
+        self._answers_as = self._answers_as or str(answer.get("model", ""))
+        if (said := str(answer.get("model", ""))) != self._answers_as:
+            raise DataError(
+                f"the teacher at {self._url} answers as {said!r}, and answered as {self._answers_as!r} before: another model is "
+                "there now.",
+                remedy="Put the former one back, and go on from the last checkpoint: atropos resume.",
+            )
         choices = answer.get("choices") or [{}]
         entries = choices[0].get("prompt_logprobs")
         if entries is None:

@@ -218,6 +218,7 @@ class Served:
         self.model = AutoModelForCausalLM.from_pretrained(TEACHER, dtype=torch.float32)
         self.troubles = []  # statuses of the next answers
         self.keys = []
+        self.name = "big"
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -230,7 +231,7 @@ class Served:
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self.answer({"choices": [{"text": "", "prompt_logprobs": outer.scored(body)}]})
+                self.answer({"model": outer.name, "choices": [{"text": "", "prompt_logprobs": outer.scored(body)}]})
 
             def answer(self, said):
                 status = outer.troubles.pop(0) if outer.troubles else 200
@@ -276,6 +277,16 @@ async def test_a_server_tells_what_an_engine_does(served, tmp_path, kind):
         np.testing.assert_array_equal(a.offsets, b.offsets)
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+
+
+async def test_a_server_that_answers_as_another_model_than_before_is_named(served, monkeypatch):
+    source = server.ServerSource(TeacherOptions(url=served.url, tokenizer="tiny-teacher"))
+    await source.open()
+    await source.score([rollout(5).tokens], 1, 1.0)
+    monkeypatch.setattr(served, "name", "small")
+    with pytest.raises(DataError, match="answers as 'small', and answered as 'big' before: another model is there now"):
+        await source.score([rollout(5).tokens], 1, 1.0)
+    await source.close()
 
 
 async def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(served, tmp_path, monkeypatch):

@@ -13,14 +13,17 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 
 from atropos_core.errors import ConfigError, FitError
+from atropos_core.model_files import OWN_CODE_REMEDY, needs_own_code
 
 
 def load_model(directory: Path, dtype: str, device: str) -> Any:
     """The model in eval mode; where `directory` holds a peft adapter, its base model with the adapter. Raises FitError
     for what the decode loop does not do, ConfigError for a bad directory."""
     try:
-        config = AutoConfig.from_pretrained(_base(directory), local_files_only=True)
+        config = AutoConfig.from_pretrained(_base(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
+        if own := needs_own_code(_base(directory)):
+            raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
         raise ConfigError(f"engine 'hf' cannot read a model from {directory}: {error}") from error
     refuse_unsupported(config)
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -31,8 +34,12 @@ def load_model(directory: Path, dtype: str, device: str) -> Any:
     logging.disable_progress_bar()
     chosen = "float32" if dtype == "auto" and device == "cpu" else dtype
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=chosen, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=chosen, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
+        if own := needs_own_code(_base(directory)):
+            raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
         raise ConfigError(f"engine 'hf' cannot load the model in {directory}: {error}") from error
     return model.to(device).eval().requires_grad_(False)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +67,10 @@ def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: s
         "PYTHONUNBUFFERED": "1",
     }
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # else it would go with `scratch`, and each start compile again
-        made |= {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"))}
+        cache = Path(
+            os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        )  # not in /tmp, where others may plant one
+        made |= {"TORCHINDUCTOR_CACHE_DIR": str(cache / "atropos" / "torchinductor")}
     if context.devices[0] == "cpu":
         # Bound threads stay on their cores whoever else wants them; on a CPU that trainer and engine share, the
         # kernel places them better.

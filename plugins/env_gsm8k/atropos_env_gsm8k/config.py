@@ -29,4 +29,9 @@ class Gsm8kOptions(Options):
     def _path_belongs_to_path(self) -> Gsm8kOptions:
         if (self.path is not None) != (self.source == "path"):
             raise ValueError('path and source = "path" go together')
+        where = f'with source = "{self.source}"'
+        self.refuse_idle(self.source == "hub", f'{where}: it is for source = "hub"', "dataset", "revision")
+        self.refuse_idle(
+            self.source == "generated", f'{where}: it is for source = "generated"', "problems", "held_out", "seed"
+        )
         return self

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from atropos_core import console
-from atropos_core.advantages import ABSOLUTE_EPS, RELATIVE_EPS, is_flat
+from atropos_core.advantages import is_flat, is_noise
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Transform
 from atropos_core.types import Floats, Metrics, ScoredGroup
@@ -95,7 +95,7 @@ def normalised(rewards: Floats, moments: Moments, options: ZScoreOptions) -> tup
     mean, std = moments.mean, moments.std
     clipped = 0
     away = values - mean
-    if std <= max(ABSOLUTE_EPS, RELATIVE_EPS * abs(mean)):
+    if is_noise(std, abs(mean)):
         std = 1.0
     elif options.clip is not None:
         bound = options.clip * std

@@ -122,7 +122,7 @@ async def test_rewards_without_variance_end_at_zero_and_noise_is_not_amplified()
 
 async def test_a_flat_group_stays_flat_where_others_give_the_variance():
     transform = ZScore(ZScoreOptions(warm_up=2, clip=None))
-    noisy, spread = of(0, [1.0, 1.0, 1.0, 1.0000001]), of(1, [0.99998, 1.00003, 1.0, 1.00001])
+    noisy, spread = of(0, [1.0, 1.0, 1.0, 1.0000001]), of(1, [0.9999998, 1.0000003, 1.0, 1.0000001])
     made = await GroupAdvantage(GroupAdvantageOptions())(await transform([noisy, of(2, [0, 5]), spread]))
     assert made[0].advantages.tolist() == [0] * 4
     assert made[2].advantages.tolist() == [0] * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from atropos_core.advantages import ABSOLUTE_EPS, RELATIVE_EPS
+from atropos_core.advantages import is_noise
 from atropos_core.types import Bools, Floats
 
 
@@ -28,6 +28,6 @@ def whitened(advantages: Floats, trained: Bools) -> Floats:
     if len(values) < 2:
         return made
     deviation = values.std(ddof=1)
-    if deviation > max(ABSOLUTE_EPS, RELATIVE_EPS * np.abs(values).max()):
+    if not is_noise(float(deviation), float(np.abs(values).max())):
         made[trained] = (values - values.mean()) / deviation
     return made

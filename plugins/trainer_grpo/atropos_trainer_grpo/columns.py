@@ -23,7 +23,6 @@ class Columns:
     scored: Bools  # [N] its logprob is computed: trained or sampled
     from_rollout: Bools  # [N] the ratio's denominator is the engine's logprob; elsewhere the trainer's own
     known: Bools  # [N] the engine's logprob is that of the whole distribution
-    fresh: Bools  # [N] and it was sampled from the very weights that this batch updates
     temperature: Floats  # [S]
 
 
@@ -70,7 +69,6 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
         scored=trained | sampled,
         from_rollout=known if options.old_logprobs == "rollout" else np.zeros_like(known),
         known=known,
-        fresh=known & (batch.policy_version == batch.version - 1),
         temperature=np.where(batch.temperature > 0, batch.temperature, 1.0).astype(np.float32),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,7 +21,18 @@ Average = Literal["sequence", "token", "constant", "sum"]
 Correction = Literal["tis", "mis", "icepop", "sequence_tis", "sequence_mis", "geometric_mis"]
 Estimator = Literal["k1", "k2", "k3"]
 Source = Literal["rollout", "recompute"]
+CLIPS = {"grpo": 3, "dr_grpo": 3, "dapo": 3, "gspo": 3, "cispo": 2, "reinforce": 0}  # of clip_low, clip_high, dual_clip
+BOUNDS: dict[Correction, tuple[float, float]] = {  # of rho: low, high
+    "tis": (0.0, 2.0),
+    "mis": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "sequence_tis": (0.0, 2.0),
+    "sequence_mis": (0.0, 2.0),
+    "geometric_mis": (0.999, 1.001),
+}
 Moments = Literal["adamw", "adamw_8bit", "adamw_4bit", "adamw_fp8"]
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 LORA_RATE = (
     10.0  # times the rate of full training: "LoRA Without Regret", Thinking Machines Lab 2025, for SL and RL alike
@@ -32,7 +43,7 @@ class LoraOptions(Options):
     """`[trainer.lora]`: what is trained beside a base model that stays as it is."""
 
     rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0, description="the adapter's output is scaled by alpha / rank")
+    alpha: float = Field(32.0, gt=0, allow_inf_nan=False, description="the adapter's output is scaled by alpha / rank")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="of the adapter's input, in the training forward pass alone: README.md, LoRA"
     )
@@ -42,7 +53,7 @@ class LoraOptions(Options):
     )
     layers: tuple[int, ...] | None = Field(None, description="indices of the layers that are adapted; unset: all")
     learning_rate: float | None = Field(
-        None, ge=0, description="of the adapter; unset: ten times trainer.learning_rate"
+        None, ge=0, allow_inf_nan=False, description="of the adapter; unset: ten times trainer.learning_rate"
     )
 
     @field_validator("targets", "layers")
@@ -117,8 +128,31 @@ class CorrectionOptions(Options):
     """`[trainer.correction]`: weights for tokens that another policy sampled; needs old_logprobs = "recompute"."""
 
     kind: Correction = Field("tis", description="README.md, Corrections")
-    low: float | None = Field(None, ge=0, description="ratios below are left out; unset: as the kind has it")
-    high: float | None = Field(None, gt=0, description="ratios above are cut or left out; unset: as the kind has it")
+    low: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="ratios below are left out, but by the kinds of tis; unset: as the kind has it",
+    )
+    high: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="ratios above are cut or left out; unset: as the kind has it"
+    )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        low, high = BOUNDS[self.kind]
+        return low if self.low is None else self.low, high if self.high is None else self.high
+
+    @model_validator(mode="after")
+    def _bounds_leave_something(self) -> CorrectionOptions:
+        truncates = self.kind in ("tis", "sequence_tis")
+        self.refuse_idle(
+            not truncates, f'with kind = "{self.kind}", which only cuts from above (mis, icepop leave out)', "low"
+        )
+        low, high = self.bounds
+        if low >= high:
+            raise ValueError(f"low = {low:g} is not below high = {high:g}: every token would be left out")
+        return self
 
 
 class GrpoOptions(Options):
@@ -136,10 +170,14 @@ class GrpoOptions(Options):
     clip_high: float | None = Field(
         None,
         ge=0,
+        allow_inf_nan=False,
         description="ratios above 1 + clip_high are clipped; unset: clip_low, where the loss has both alike, or its own",
     )
     dual_clip: float | None = Field(
-        None, gt=1, description="the ratio's bound where the advantage is negative (verl: 3); unset: none"
+        None,
+        gt=1,
+        allow_inf_nan=False,
+        description="the ratio's bound where the advantage is negative (verl: 3); unset: none",
     )
     loss_length: int | None = Field(
         None, gt=0, description="with average = constant, as dr_grpo has it: what a sequence's sum is divided by"
@@ -178,11 +216,15 @@ class GrpoOptions(Options):
     optimizer: Moments = Field(
         "adamw", description="AdamW, with moments in fp32, or in fewer bits by torchao: README.md, Optimisers"
     )
-    learning_rate: float = Field(1e-6, ge=0)
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0, description="of parameters with two or more axes: not of norms and biases")
-    max_grad_norm: float = Field(1.0, gt=0, description="the gradient is scaled down to this global norm")
+    learning_rate: float = Field(1e-6, ge=0, allow_inf_nan=False)
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="of parameters with two or more axes: not of norms and biases"
+    )
+    max_grad_norm: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="the gradient is scaled down to this global norm"
+    )
     warmup_steps: int = Field(0, ge=0, description="optimiser steps over which the learning rate rises linearly")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="of the learning rate after warm-up, over all optimiser steps of the run"
@@ -221,5 +263,33 @@ class GrpoOptions(Options):
         if self.correction is not None and self.old_logprobs != "recompute":
             raise ValueError(
                 "correction weighs the trainer's own logprobs against the engine's: set old_logprobs = \"recompute\""
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _every_option_has_an_effect(self) -> GrpoOptions:
+        clips = ("clip_low", "clip_high", "dual_clip")
+        for name in clips[CLIPS.get(self.loss, 3) :]:
+            self.refuse_idle(False, f'with loss = "{self.loss}", which has no such bound', name)
+        once = self.epochs * self.minibatches == 1 and not (self.lora is not None and self.lora.dropout)
+        self.refuse_idle(
+            not (once and self.old_logprobs == "recompute"),
+            'with old_logprobs = "recompute" and one update a batch, where the ratio is 1 (epochs and minibatches make more)',
+            *clips,
+        )
+        self.refuse_idle(
+            self.old_logprobs == "rollout", 'with old_logprobs = "recompute", which recomputes all', "missing_logprobs"
+        )
+        self.refuse_idle(
+            self.schedule != "constant", 'with schedule = "constant", which ends nowhere', "schedule_floor"
+        )
+        alone = self.distillation is not None and self.distillation.alone
+        where = "with distillation.alone = true, which leaves the rewards' advantages out"
+        self.refuse_idle(not alone, where, "whiten_advantages")
+        if alone and self.kl is not None and self.kl.place == "reward":
+            raise ValueError(f'kl.place = "reward" has no effect {where}: use place = "loss"')
+        if alone and self.distillation is not None and self.distillation.kind == "forward":
+            self.refuse_idle(
+                False, "with distillation.alone = true, where there is no policy loss", *clips, "correction"
             )
         return self

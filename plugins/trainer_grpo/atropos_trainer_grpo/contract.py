@@ -14,10 +14,10 @@ from torch import Tensor
 
 from atropos_core.interfaces import Finding
 from atropos_core.testing.report import Report, of_error
-from atropos_trainer_grpo.losses import Loss, Rows, Surrogate, token_weights
+from atropos_trainer_grpo.losses import Clip, Loss, Rows, Surrogate, token_weights
 
 CHECKS = (
-    "computes", "shapes", "finite", "inputs unchanged", "gradient", "split", "order", "neighbours", "zero advantages",
+    "computes", "shapes", "finite", "far apart", "inputs unchanged", "gradient", "split", "order", "neighbours", "zero advantages",
     "reinforces",
 )  # fmt: skip
 VALUE, GRADIENT = 1e-6, 1e-5  # the largest differences that are rounding
@@ -52,16 +52,24 @@ class Case:
         )
         return rows, torch.tensor(self.weights[at])
 
-    def ask(self, chosen: Sequence[int] | None = None) -> tuple[float, np.ndarray]:
+    def ask(self, chosen: Sequence[int] | None = None, clip: Clip | None = None) -> tuple[float, np.ndarray]:
         """Value, and gradient [R] where the tokens stand in this case (0 where they were not chosen)."""
         rows, weights = self.rows(chosen)
-        total = (self.loss(rows, self.loss.clip).values * weights).sum()
+        total = (self.loss(rows, clip or self.loss.clip).values * weights).sum()
         total.backward()
         gradient = np.zeros(len(self.logprobs))
         at = np.concatenate([self.parts[i] for i in (range(len(self.parts)) if chosen is None else chosen)])
         assert rows.logprobs.grad is not None
         gradient[at] = rows.logprobs.grad.numpy()
         return float(total.detach()), gradient
+
+
+def heeds(loss: Loss, bound: str) -> bool:
+    """Whether a bound of the clip ("low", "high", "dual") changes anything of the loss."""
+    tight, wide = {"low": (0.0, 0.9), "high": (0.0, 5.0), "dual": (1.01, 100.0)}[bound]
+    case = Case(loss, 0)
+    (one, gradient), (other, slopes) = (case.ask(clip=loss.clip._replace(**{bound: at})) for at in (tight, wide))
+    return one != other or bool((gradient != slopes).any())
 
 
 def findings(loss: Loss, *, skip: Sequence[str] = ()) -> list[Finding]:
@@ -90,6 +98,8 @@ def findings(loss: Loss, *, skip: Sequence[str] = ()) -> list[Finding]:
     cases = [Case(loss, seed) for seed in range(CASES)]
     for name, problem, good, remedy in (
         ("finite", _not_finite, "values and gradients are numbers", "Look for a division by 0, and for exp of a large number."),
+        ("far apart", _overflows, "numbers also where new and old logprobs are 200 nats apart, in float32",
+         "Take rows.ratio(), which is bounded, in place of (rows.logprobs - rows.old).exp()."),
         ("gradient", _wrong_slope, f"finite differences agree to {GRADIENT:g}",
          "If it is meant, because a factor is detached: @register(holds_fixed=True)."),
         ("split", _split, f"micro-batches add up to {VALUE:g}, {GRADIENT:g} in the gradient",
@@ -151,6 +161,18 @@ def _wrong_slope(case: Case) -> str:
         slopes[t] = (above - below) / (2 * STEP)
     apart = np.abs(slopes - gradient).max()
     return "" if apart <= GRADIENT else f"the gradient is off the value's slope by {apart:.2g}"
+
+
+def _overflows(case: Case) -> str:
+    rows, weights = case.rows()
+    apart = torch.tensor([0.0, 200.0, -200.0, 89.0, -89.0, 30.0])[torch.arange(len(rows.old)) % 6]
+    new = (rows.old.float() + apart).requires_grad_()
+    far = Rows(new, rows.old.float(), rows.advantages.float(), rows.sequence)
+    given = case.loss(far, case.loss.clip)
+    (given.values * weights.float()).sum().backward()
+    assert new.grad is not None
+    wrong = ~(given.values.detach().isfinite() & new.grad.isfinite() & given.ratio.isfinite())
+    return "" if not wrong.any() else f"it is no number at a log-ratio of {apart[wrong][0]:g}"
 
 
 def _split(case: Case) -> str:

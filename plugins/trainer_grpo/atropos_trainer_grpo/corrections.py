@@ -8,23 +8,15 @@ logprobs are then of another, renormalised distribution, the mean of rho is the 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from atropos_trainer_grpo.losses import Rows
+from atropos_trainer_grpo.losses import Rows, bounded_exp
 
-Correction = Literal["tis", "mis", "icepop", "sequence_tis", "sequence_mis", "geometric_mis"]
-
-BOUNDS: dict[Correction, tuple[float, float]] = {
-    "tis": (0.0, 2.0),
-    "mis": (0.0, 2.0),
-    "icepop": (0.5, 5.0),
-    "sequence_tis": (0.0, 2.0),
-    "sequence_mis": (0.0, 2.0),
-    "geometric_mis": (0.999, 1.001),
-}
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import Correction
 
 
 class Weights(NamedTuple):
@@ -50,7 +42,7 @@ def importance_weights(
         log_ratio = rows.sum_by_sequence(log_ratio)
     elif kind == "geometric_mis":
         log_ratio = rows.sum_by_sequence(log_ratio) / rows.sum_by_sequence(known.to(log_ratio.dtype)).clamp(min=1.0)
-    ratio = log_ratio.exp()
+    ratio = bounded_exp(log_ratio)
     if kind in ("tis", "sequence_tis"):
         return Weights(ratio.clamp(max=high), ratio > high)
     outside = (ratio < low) | (ratio > high)

@@ -16,21 +16,23 @@ from torch import Tensor
 from atropos_core.errors import DataError
 from atropos_core.types import Batch, Bools, Floats, offsets_of
 
-LEAST = 2.0**-23  # of probability outside the teacher's tokens: what fp32 can tell from none
+LEAST = (
+    2.0**-22
+)  # of a teacher's probability outside its tokens: less is the rounding of float32 logprobs that add up to 1
 
 
-def forward_kl(student: Tensor, teacher: Tensor, present: Tensor) -> Tensor:
-    """[R] KL(teacher || student) over the teacher's K tokens and one bucket for all others, with the gradient of `student`:
-    sum_k p_k (log p_k - log q_k) + p_rest (log p_rest - log q_rest). All [R, K]; logprobs over the whole vocabulary, not
-    renormalised over K, which would be zero for a student that puts 1 % of its mass there. Never below 0 but for rounding."""
+def forward_kl(student: Tensor, outside: Tensor, teacher: Tensor, present: Tensor) -> Tensor:
+    """[R] KL(teacher || student) over the teacher's K tokens and one bucket for all others, with the gradient of `student` [R, K]
+    and of `outside` [R]: sum_k p_k (log p_k - log q_k) + p_rest (log p_rest - log q_rest). Logprobs over the whole vocabulary,
+    not renormalised over K, which would be zero for a student that puts 1 % of its mass there; `outside` is log q_rest itself,
+    since 1 - sum_k q_k has no digits left where the student is sure of the teacher's tokens. Never below 0 but for rounding."""
     teacher = teacher.detach()
     p = torch.where(present, teacher.exp(), 0.0)
-    q = torch.where(present, student, -torch.inf)
-    rest_p = (1 - p.sum(dim=1)).clamp_min(0.0)
-    inside = torch.logsumexp(q, dim=1).clamp_max(-LEAST)
-    rest_q = torch.where(inside > -0.6931, (-torch.expm1(inside)).log(), torch.log1p(-inside.exp()))
+    rest_p = (1 - p.double().sum(dim=1)).to(p.dtype)
+    asked = (rest_p > LEAST) & outside.isfinite()  # where the teacher names the whole vocabulary, nothing is outside
+    rest_p = torch.where(asked, rest_p, 0.0)
     among = torch.where(present, p * (teacher - student), 0.0).sum(dim=1)
-    return among + torch.xlogy(rest_p, rest_p) - rest_p * rest_q
+    return among + torch.xlogy(rest_p, rest_p) - rest_p * torch.where(asked, outside, 0.0)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Taught:
 
     def rows(self, places: NDArray[np.int64], most: int = 0) -> tuple[NDArray[np.int64], Floats, Bools]:
         """Ids and logprobs of the teacher's tokens at these places [R, K], and which of them there are. K is `most`, or as
-        many as any place has."""
+        many as any place has; ids of those that are not there repeat the place's first, so that all are the teacher's own."""
         counts = self.counts[places]
         most = most or max(int(counts.max(initial=0)), 1)
         present = np.arange(most) < counts[:, None]
@@ -70,6 +72,7 @@ class Taught:
         begin = offsets_of(counts)[:-1]
         at = np.repeat(self.offsets[places] - begin, counts) + np.arange(counts.sum())
         ids[present], logprobs[present] = self.token_ids[at], self.logprobs[at]
+        ids = np.where(present, ids, ids[:, :1])
         return ids, logprobs, present
 
     def of_own(self, tokens: NDArray[np.int32]) -> tuple[Floats, Bools]:

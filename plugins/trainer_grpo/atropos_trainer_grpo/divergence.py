@@ -13,14 +13,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from atropos_trainer_grpo.losses import FURTHEST
+
 Estimator = Literal["k1", "k2", "k3"]
 
 
 def divergence(estimator: Estimator, logprobs: Tensor, reference: Tensor) -> Tensor:
-    """[R], with the gradient of `logprobs`: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d."""
+    """[R], with the gradient of `logprobs`: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. The
+    exponential goes no further than e^60, and pushes as hard beyond as there (`losses.bounded_exp`)."""
     difference = logprobs - reference
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return difference.square() / 2
-    return torch.expm1(-difference) + difference
+    held = difference.detach()
+    growth = torch.expm1((-held).clamp(max=FURTHEST))
+    # The slope is -expm1(-d): autograd's own, 1 - exp(-d), has no digits left where d is small.
+    return growth + held - growth * (difference - held)

@@ -41,12 +41,6 @@ class Group:
             distributed.all_reduce(values)
         return values
 
-    def most(self, values: Tensor) -> Tensor:
-        """The maximum over all ranks, in place."""
-        if self.size > 1:
-            distributed.all_reduce(values, op=distributed.ReduceOp.MAX)
-        return values
-
     def sum_array(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Of an array that each rank has filled where its own sequences are, and left at zero elsewhere."""
         return self.sum(torch.from_numpy(values)).numpy()
@@ -58,6 +52,11 @@ ALONE = Group()
 def full(tensor: Tensor) -> Tensor:
     """The whole of a tensor that is divided over ranks; collective. Any other as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def part(parameter: Tensor, whole: Tensor) -> Tensor:

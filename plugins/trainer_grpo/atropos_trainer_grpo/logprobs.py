@@ -21,6 +21,9 @@ class Scored(NamedTuple):
     logprobs: Tensor
     entropy: Tensor  # of the whole distribution, in nats
     others: Tensor | None = None  # [R, K] of the further tokens that were asked for
+    outside: Tensor | None = (
+        None  # [R] log of the probability of all but those: from the logits, not as what is missing to 1
+    )
 
 
 def token_logprobs(
@@ -29,12 +32,15 @@ def token_logprobs(
     targets: Tensor,  # i64[R]
     temperature: Tensor,  # f32[R]
     chunk: int,
-    others: Tensor | None = None,  # i64[R, K] further tokens at each position
+    others: Tensor | None = None,  # i64[R, K] further tokens at each position; one may be named twice
 ) -> Scored:
-    """log softmax(head(hidden) / temperature)[targets], in fp32 (fp64 for a float64 model), and the same for `others`."""
+    """log softmax(head(hidden) / temperature)[targets], in fp32 (fp64 for a float64 model), and the same for `others` and for
+    what is outside them (-inf where nothing is)."""
     if not len(targets):
         empty = hidden.sum(dim=1)  # keeps the graph: backward() on a loss of nothing gives zeros
-        return Scored(empty, empty.detach(), None if others is None else others.to(empty.dtype))
+        if others is None:
+            return Scored(empty, empty.detach())
+        return Scored(empty, empty.detach(), others.to(empty.dtype), empty.detach())
     return Scored(*_score(hidden, head.weight, head.bias, targets, temperature, chunk, others))
 
 
@@ -43,10 +49,11 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, chunk: int,
         others: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         chunk = rows_at_once(chunk, len(weight), hidden.device.type)
         made: list[tuple[Tensor, Tensor]] = []
         further: list[Tensor] = []
+        beyond: list[Tensor] = []
         kept: Tensor | None = None
         for begin in range(0, len(targets), chunk):
             part = slice(begin, begin + chunk)
@@ -55,6 +62,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs = logs.gather(1, targets[part, None])[:, 0]
             if others is not None:
                 further.append(logs.gather(1, others[part]))
+                beyond.append(logs.scatter(1, others[part], -torch.inf).logsumexp(dim=1))
             probabilities = torch.exp(logs, out=logits)
             entropy = -torch.linalg.vecdot(probabilities, logs.clamp_min_(-1e4))  # 0 * -inf where masked
             made.append((logprobs, entropy))
@@ -64,11 +72,11 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.chunk = chunk
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept, entropy, others)
         ctx.set_materialize_grads(False)  # most losses ask nothing of the entropy
-        return logprobs, entropy, torch.cat(further) if further else None
+        return logprobs, entropy, torch.cat(further) if further else None, torch.cat(beyond) if beyond else None
 
     @staticmethod
     def backward(
-        ctx: Any, grad: Tensor | None, of_entropy: Tensor | None, of_others: Tensor | None
+        ctx: Any, grad: Tensor | None, of_entropy: Tensor | None, of_others: Tensor | None, of_outside: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, temperature, kept, entropy, others = ctx.saved_tensors
         into_hidden = torch.empty_like(hidden)
@@ -80,7 +88,12 @@ class _TokenLogprobs(torch.autograd.Function):
         into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for begin in range(0, len(targets), ctx.chunk):
             part = slice(begin, begin + ctx.chunk)
-            p = torch.softmax(_logits(hidden[part], weight, bias, temperature[part]), dim=-1) if kept is None else kept
+            p, rest = kept, None
+            if p is None or of_outside is not None:
+                logits = _logits(hidden[part], weight, bias, temperature[part])
+                if of_outside is not None:  # d log outside / d logits = softmax over the others' others - p
+                    rest = logits.scatter(1, others[part], -torch.inf).softmax(dim=-1).nan_to_num_(0.0)
+                p = torch.softmax(logits, dim=-1) if p is None else p
             by = temperature[part].to(p.dtype)
             extra: Tensor | None = None
             if of_entropy is not None:  # d H / d logits = -p (log p + H)
@@ -91,11 +104,16 @@ class _TokenLogprobs(torch.autograd.Function):
                 into.append((targets[part, None], (grad[part] / by)[:, None]))
             if of_others is not None:
                 into.append((others[part], of_others[part] / by[:, None]))
-            if into:  # d log p[token] / d logits = 1[token] - p
-                back = -torch.cat([scale for _, scale in into], dim=1).sum(dim=1, keepdim=True)
+            scales = [scale for _, scale in into]
+            if of_outside is not None:
+                scales.append((of_outside[part] / by)[:, None])
+            if scales:  # d log p[token] / d logits = 1[token] - p
+                back = -torch.cat(scales, dim=1).sum(dim=1, keepdim=True)
                 logits = p * back if kept is not None else p.mul_(back)  # what is kept may be asked for again
                 for token, scale in into:
                     logits.scatter_add_(1, token, scale)
+                if rest is not None:
+                    logits.addcmul_(rest, scales[-1])
             else:
                 logits = torch.zeros_like(p)
             if extra is not None:
@@ -106,11 +124,13 @@ class _TokenLogprobs(torch.autograd.Function):
                 into_weight.addmm_(logits.t(), hidden[part])
             if into_bias is not None:
                 into_bias += logits.sum(dim=0)
-            del p, logits, extra
+            del p, logits, extra, rest
         return into_hidden, into_weight if present is None else None, into_bias, None, None, None, None
 
 
-_score: Callable[..., tuple[Tensor, Tensor, Tensor | None]] = _TokenLogprobs.apply  # torch leaves apply untyped
+_score: Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = (
+    _TokenLogprobs.apply
+)  # torch leaves apply untyped
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:

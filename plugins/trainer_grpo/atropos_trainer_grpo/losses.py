@@ -12,8 +12,11 @@ these hold:
 
     @register(average="token")
     def mine(rows: Rows, clip: Clip) -> Surrogate:
-        ratio = (rows.logprobs - rows.old).exp()
+        ratio = rows.ratio()
         return Surrogate(-ratio * rows.advantages, ratio.detach())
+
+No log-ratio goes into `exp` as it is: a sender may claim any logprob, and one infinite ratio would make the gradient of the
+whole batch NaN, also where the clip leaves it out (0 x inf). `bounded_exp` is what goes in its place.
 """
 
 from __future__ import annotations
@@ -34,6 +37,15 @@ if TYPE_CHECKING:
 
 Average = Literal["sequence", "token", "constant", "sum"]
 
+FURTHEST = 60.0  # nats: e^60 = 1.1e26 leaves float32 twelve decades for advantages and for the network's own factors
+
+
+def bounded_exp(logs: Tensor) -> Tensor:
+    """exp(logs), and e^60 for all beyond 60, with itself as its gradient everywhere: what is beyond still pushes the way
+    that it should, as hard as at the bound."""
+    held = logs.detach()
+    return (held.clamp(max=FURTHEST) + (logs - held)).exp()
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -43,6 +55,10 @@ class Rows:
     old: Tensor  # of the policy that the ratio is taken against
     advantages: Tensor
     sequence: Tensor  # i64[R] which sequence, counted from 0 with no gap
+
+    def ratio(self) -> Tensor:
+        """[R]: exp(logprobs - old), with gradient, and finite: see `bounded_exp`."""
+        return bounded_exp(self.logprobs - self.old)
 
     def mean_by_sequence(self, values: Tensor) -> Tensor:
         """[R]: the mean of `values` [R] over the trained tokens of each token's sequence."""
@@ -130,7 +146,7 @@ def token_weights(
 def clipped_by_token(rows: Rows, clip: Clip) -> Surrogate:
     """-min(r A, clip(r, 1 - low, 1 + high) A) with r = exp(logprobs - old), for either sign of A (PPO, arXiv 1707.06347,
     eq. 7). With `dual` c, -max(min(...), c A) where A < 0 (Ye et al., arXiv 1912.09729, eq. 5)."""
-    return _clipped((rows.logprobs - rows.old).exp(), rows.advantages, clip)
+    return _clipped(rows.ratio(), rows.advantages, clip)
 
 
 def clipped_by_sequence(rows: Rows, clip: Clip) -> Surrogate:
@@ -138,12 +154,12 @@ def clipped_by_sequence(rows: Rows, clip: Clip) -> Surrogate:
     eq. 5). Each token carries its part of the gradient of s, the paper's GSPO-token (eq. 13), which is GSPO where all
     tokens of a sequence have one advantage."""
     log_ratio = rows.mean_by_sequence((rows.logprobs - rows.old).detach())
-    return _clipped((log_ratio + rows.logprobs - rows.logprobs.detach()).exp(), rows.advantages, clip)
+    return _clipped(bounded_exp(log_ratio + (rows.logprobs - rows.logprobs.detach())), rows.advantages, clip)
 
 
 def weighed_by_ratio(rows: Rows, clip: Clip) -> Surrogate:
     """-sg(clip(r, 1 - low, 1 + high)) A logprobs: no token loses its gradient (CISPO, arXiv 2506.13585, eq. 4)."""
-    ratio = (rows.logprobs.detach() - rows.old).exp()
+    ratio = rows.ratio().detach()
     bounded = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
     return Surrogate(-bounded * rows.advantages * rows.logprobs, ratio)
 
@@ -151,20 +167,19 @@ def weighed_by_ratio(rows: Rows, clip: Clip) -> Surrogate:
 def policy_gradient(rows: Rows, clip: Clip) -> Surrogate:
     """-A logprobs, the policy gradient itself (Williams 1992), with no ratio: several updates on one batch, or stale
     tokens, are as if they were fresh. With the advantages of RLOO (arXiv 2402.14740) it is RLOO."""
-    return Surrogate(-rows.advantages * rows.logprobs, (rows.logprobs.detach() - rows.old).exp())
+    return Surrogate(-rows.advantages * rows.logprobs, rows.ratio().detach())
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip: Clip) -> Surrogate:
-    free = ratio * advantages
-    bound = ratio.detach().clamp(1.0 - clip.low, 1.0 + clip.high) * advantages
+    """-ratio A where the ratio may still move that way; where it may not, -A times the bound that it has passed."""
+    seen, good, bad = ratio.detach(), advantages > 0, advantages < 0
+    above, below = good & (seen > 1.0 + clip.high), bad & (seen < 1.0 - clip.low)
+    bound = torch.where(above, 1.0 + clip.high, 1.0 - clip.low)
+    stopped = above | below
     if clip.dual is not None:
-        bound = torch.where(
-            advantages < 0, torch.maximum(torch.minimum(bound, free.detach()), clip.dual * advantages), bound
-        )
-        stopped = torch.where(advantages < 0, bound != free.detach(), bound < free.detach())
-    else:
-        stopped = bound < free.detach()
-    return Surrogate(-torch.where(stopped, bound, free), ratio.detach(), stopped)
+        beyond = bad & (seen > clip.dual)
+        bound, stopped = torch.where(beyond, clip.dual, bound), stopped | beyond
+    return Surrogate(-torch.where(stopped, bound, ratio) * advantages, seen, stopped)
 
 
 LOSSES = {

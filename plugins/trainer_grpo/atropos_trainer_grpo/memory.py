@@ -132,7 +132,10 @@ def _largest_moment(
     gradients = (
         max(before, head) if element == FP32 else before + head
     )  # in fp32 the head adds to the one that is there
-    chunks = 2 * logit_rows(options, model, rows, device) * model.vocabulary * FP32
+    rest = (
+        options.distillation is not None and options.distillation.kind == "forward"
+    )  # logits without the teacher's tokens
+    chunks = (4 if rest else 2) * logit_rows(options, model, rows, device) * model.vocabulary * FP32
     inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations are still there
     moments = [
         (kept, gradients, chunks),

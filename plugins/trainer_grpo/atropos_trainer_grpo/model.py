@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
+from atropos_core.model_files import OWN_CODE_REMEDY, needs_own_code
 from atropos_trainer_grpo import attention
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
 from atropos_trainer_grpo.packing import Packing, pack
@@ -33,7 +34,12 @@ def open_model(
         )
     attention.register()
     logging.disable_progress_bar()
-    config = AutoConfig.from_pretrained(directory)
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except ValueError as error:
+        if own := needs_own_code(directory):
+            raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
+        raise
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if hasattr(config, name):
             setattr(config, name, 0.0)  # a policy gradient of a policy that is not the one that sampled
@@ -43,7 +49,7 @@ def open_model(
     model: Any  # transformers' own classes are typed in part
     if with_weights:
         model = AutoModelForCausalLM.from_pretrained(
-            directory, config=config, dtype=wanted, attn_implementation=attention.NAME
+            directory, config=config, dtype=wanted, attn_implementation=attention.NAME, trust_remote_code=False
         )
         model = model.to(at or device)
     else:

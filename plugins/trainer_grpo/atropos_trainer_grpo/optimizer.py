@@ -6,6 +6,7 @@ parameters an fp32 master of each is what Adam updates and what gradients add up
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from atropos_core.errors import CheckpointError
+from atropos_trainer_grpo.group import full, local
 from atropos_trainer_grpo.rates import Group, factor, groups_of
 
 if TYPE_CHECKING:
@@ -83,6 +85,23 @@ class Optimizer:
         if not gradients:
             return torch.zeros(())
         return torch.nn.utils.get_total_norm(gradients)
+
+    @torch.no_grad()
+    def scale_down(self) -> tuple[float, Tensor]:
+        """For a gradient whose entries are finite and whose squares are not: give it the norm that `step` allows. Gives the
+        norm that it had, and the one that it has; where an entry is not finite, nothing is changed and neither are these."""
+        gradients = [tensor.grad for tensor in self._gradient_holders() if tensor.grad is not None]
+        largest = float(full(torch.nn.utils.get_total_norm(gradients, math.inf)))
+        if not math.isfinite(largest):
+            return largest, torch.tensor(largest)
+        torch._foreach_div_(gradients, largest)
+        norm, allowed = float(full(self.gradient_norm())), self._options.max_grad_norm
+        torch._foreach_mul_(gradients, allowed / norm)
+        return largest * norm, torch.tensor(allowed)
+
+    def not_finite(self) -> Tensor:
+        """How many entries of this rank's parameters are no finite numbers."""
+        return torch.stack([(~torch.isfinite(local(tensor.detach()))).sum() for tensor in self.parameters]).sum()
 
     @torch.no_grad()
     def step(self, norm: Tensor) -> None:

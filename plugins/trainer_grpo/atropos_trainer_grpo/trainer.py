@@ -231,7 +231,26 @@ class GrpoTrainer(Trainer):
             raise ConfigError(f"trainer.loss = {name!r} is a loss for another trainer: {made!r}.")
         if (self._options.average or made.average) == "constant" and self._options.loss_length is None:
             raise ConfigError(f"trainer.loss = {name!r} averages over a constant length: set trainer.loss_length.")
+        if name not in LOSSES:
+            self._refuse_idle(made)
         return made
+
+    def _refuse_idle(self, loss: Loss) -> None:
+        """For a stranger's loss: options that the built-in ones' names would have had refused (config.py)."""
+        from atropos_trainer_grpo.contract import heeds
+
+        options = self._options
+        idle = [
+            f"clip_{bound}" if bound != "dual" else "dual_clip"
+            for bound, given in (("low", options.clip_low), ("high", options.clip_high), ("dual", options.dual_clip))
+            if given is not None and not heeds(loss, bound)
+        ]
+        if options.loss_length is not None and (options.average or loss.average) != "constant":
+            idle.append("loss_length")
+        if idle:
+            raise ConfigError(
+                f"trainer.{idle[0]} has no effect with trainer.loss = {options.loss!r}, which does not look at it: remove it."
+            )
 
     def _adapt(self, model: PreTrainedModel, options: LoraOptions) -> None:
         from atropos_trainer_grpo import lora  # peft, which only LoRA needs

@@ -16,12 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atropos_core.errors import DataError, TrainingDiverged
+from atropos_core.alignment import compare
+from atropos_core.errors import DataError
 from atropos_core.types import Batch, Bools, Floats, Metrics
 from atropos_trainer_grpo.advantages import whitened, with_divergence
 from atropos_trainer_grpo.columns import columns_of, token_places
-from atropos_trainer_grpo.corrections import BOUNDS, importance_weights
+from atropos_trainer_grpo.corrections import importance_weights
 from atropos_trainer_grpo.distillation import Taught, forward_kl
+from atropos_trainer_grpo.diverged import Evidence
 from atropos_trainer_grpo.divergence import divergence
 from atropos_trainer_grpo.group import ALONE, Group, full
 from atropos_trainer_grpo.logprobs import Scored
@@ -31,12 +33,13 @@ from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
 
 if TYPE_CHECKING:
-    from atropos_trainer_grpo.config import Correction, CorrectionOptions, DistillationOptions, GrpoOptions
+    from atropos_trainer_grpo.config import DistillationOptions, GrpoOptions
 
 Indices = NDArray[np.int64]
 
-SUMS = ("ratio", "clipped", "correction", "corrected", "reference", "entropy", "k3", "difference", "distill", "mass")
-COUNTS = ("trained", "known", "fresh", "taught")
+SUMS = ("ratio", "clipped", "correction", "corrected", "reference", "entropy", "k3", "distill", "mass")
+COUNTS = ("trained", "known", "taught")
+SAMPLE = 1 / 16  # of the tokens: those that are scored once more, where the update alone would score them too late
 
 
 class Update:
@@ -81,7 +84,12 @@ class Update:
             self._learns = self._columns.trained & (self._taught.counts > 0)
         self._norm = torch.zeros(())
         self._sums: dict[str, Tensor] = {}
-        self._most = torch.zeros(())  # of the alignment's differences
+        self._compared = np.zeros(len(batch.tokens), np.bool_)  # [N] some rank has the trainer's logprob
+        self._exact = np.zeros(len(batch.tokens), np.bool_)  # [N] and is that of the weights before the first step
+        self._recomputed = np.zeros(len(batch.tokens), np.float32)  # [N] of those that all ranks have
+        self._scored: list[
+            tuple[Indices, Tensor]
+        ] = []  # places [R], logprobs and entropies [2, R], on this rank's device
         self._seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
         self._losses: list[float] = []
         self._norms: list[float] = []
@@ -100,12 +108,12 @@ class Update:
 
     def backward(self, chosen: Indices) -> None:
         """Leave the gradient of the minibatch's loss in the parameters. Raises TrainingDiverged, with no gradient left,
-        where the loss or the gradient is not finite."""
+        where the loss or an entry of the gradient is not finite."""
         first = not self._losses
         if first:
             self._prepare()
-        if first and self._dropouts:
-            self._align_without_dropout(chosen)
+        if first and (self._dropouts or len(chosen) < self._batch.sequences):
+            self._compare_ahead(chosen)
         self._optimizer.clear()
         batch, columns, options = self._batch, self._columns, self._options
         at = token_places(batch.offsets, chosen)
@@ -129,8 +137,8 @@ class Update:
                     if len(part):
                         scored, places = self._score(part, taught=active)
                         loss = self._total(scored, places, weights, learning)
-                        if first and not self._dropouts:
-                            self._align(scored, places)
+                        if not self._dropouts:
+                            self._note(places, scored)
                     else:
                         loss = score_nothing(self._model, self._device)
                     between = time.perf_counter()
@@ -139,17 +147,40 @@ class Update:
                         loss.backward()
                         losses.append(loss.detach())
                         self._seconds["backward"] += time.perf_counter() - between
+        if not self._dropouts:
+            self._mark(chosen, exact=first)
         self._norm = full(self._optimizer.gradient_norm())
         summed = self._group.sum(torch.stack([*losses, torch.zeros_like(self._norm)]).sum())
         total, norm = torch.stack([summed, self._norm]).tolist()
+        if math.isfinite(total) and not math.isfinite(norm):
+            norm, self._norm = self._optimizer.scale_down()
         if not (math.isfinite(total) and math.isfinite(norm)):
             self._optimizer.clear()
-            raise TrainingDiverged(
-                f"batch {batch.version}, optimiser step {len(self._losses) + 1}: loss {total}, gradient norm {norm}.",
-                remedy="Resume from the last checkpoint with a lower trainer.learning_rate; look at ratio/mean before this step.",
-            )
+            where = f"batch {batch.version}, optimiser step {len(self._losses) + 1}: loss {total:g}, gradient norm {norm:g}."
+            raise self._evidence(chosen).error(where)
         self._losses.append(total)
         self._norms.append(norm)
+
+    def _evidence(self, chosen: Indices) -> Evidence:
+        """Of a minibatch whose loss or gradient is not finite; every rank comes here, or none does."""
+        trained = self._columns.trained & np.isin(self._owner, chosen)
+        broken = self._group.sum(self._optimizer.not_finite())
+        new = self._old if int(broken) else self._computed(trained, np.zeros_like(self._old))
+        inputs = {
+            "an advantage of": (
+                self._advantages, 1e6, "Bound the rewards, or what makes advantages of them ([transform.NAME])."
+            ),
+            "a log-ratio to the old policy of": (
+                np.where(self._has_old, new - self._old, 0.0).astype(np.float32), 30.0,
+                'Set trainer.dual_clip = 3, or trainer.old_logprobs = "recompute", which takes no sender\'s word.',
+            ),
+        }  # fmt: skip
+        if self._reference_logprobs is not None:
+            inputs["a log-ratio to the reference of"] = (
+                new - self._reference_logprobs, 30.0, "Look at the reference logprobs that came (ref_logprobs), or set "
+                'trainer.kl.estimator = "k2".',
+            )  # fmt: skip
+        return Evidence(trained, self._owner, int(broken), new, inputs)
 
     def write(self) -> None:
         """The optimiser step: parameters change here and nowhere else."""
@@ -159,7 +190,7 @@ class Update:
         self._seconds["optimizer"] += time.perf_counter() - began
 
     def metrics(self) -> Metrics:
-        """Means over all optimiser steps; `alignment/*` over the first one's forward pass, before anything changed."""
+        """Means over all optimiser steps; `alignment/*` (`atropos_core.alignment`) by the first forward pass over each token."""
         sums, seen = self._over_all_ranks()
         counts = {name: max(count, 1) for name, count in seen.items()}
         taught = {"distill/positions": seen["taught"] / counts["trained"]} if self._taught is not None else {}
@@ -183,9 +214,7 @@ class Update:
                 if "correction" in sums
                 else {}
             ),
-            "alignment/max_abs_logprob_diff": float(self._group.most(self._most.double().cpu())),
-            "alignment/mean_abs_logprob_diff": sums["difference"] / counts["fresh"],
-            "alignment/fresh_tokens": float(seen["fresh"]),
+            **self._comparison(),
             "tokens": float(self._columns.trained.sum()),
             **{f"time/{name}_s": seconds for name, seconds in self._seconds.items()},
         }
@@ -303,8 +332,7 @@ class Update:
         if surrogate.clipped is not None:
             sums["clipped"] = surrogate.clipped.sum()
         if options.correction is not None:
-            kind, low, high = bounds_of(options.correction)
-            correction = importance_weights(kind, rows, rollout, known, low, high)
+            correction = importance_weights(options.correction.kind, rows, rollout, known, *options.correction.bounds)
             values = values * correction.values
             sums |= {"correction": correction.values.sum(), "corrected": correction.touched.sum()}
         if self._reference_logprobs is not None and options.kl is not None:
@@ -316,8 +344,8 @@ class Update:
         if options.entropy_coefficient:
             values = values - options.entropy_coefficient * entropy
         with torch.no_grad():
-            drift = torch.where(known, new - rollout, 0.0)  # k3 of KL(rollout || policy): exp(d) - 1 - d
-            self._add(sums | {"entropy": entropy.sum(), "k3": (drift.expm1() - drift).sum()})
+            drift = divergence("k3", torch.where(known, rollout, new), new)  # of KL(rollout || policy)
+            self._add(sums | {"entropy": entropy.sum(), "k3": drift.sum()})
         self._counts["trained"] += len(places)
         self._counts["known"] += int(columns.known[places].sum())
         return (values * self._tensor(weights[places])).sum() + distilled
@@ -331,32 +359,60 @@ class Update:
             if len(rows):
                 self._add({"distill": -self._tensor(self._behind[places]).sum()})
             return scored.logprobs.new_zeros(())
-        if scored.others is None:
+        if scored.others is None or scored.outside is None:
             return scored.logprobs.new_zeros(())
         _, logprobs, present = taught.rows(places[rows], scored.others.shape[1])
         teacher, there = self._tensor(logprobs), self._tensor(present)
-        apart = forward_kl(scored.others[self._tensor(rows)], teacher, there)
+        at = self._tensor(rows)
+        apart = forward_kl(scored.others[at], scored.outside[at], teacher, there)
         self._add({"distill": apart.sum(), "mass": torch.where(there, teacher.exp(), 0.0).sum()})
         return options.weight * (apart * self._tensor(learning[places[rows]])).sum()
 
-    @torch.no_grad()
-    def _align(self, scored: Scored, places: Indices) -> None:
-        """Compare with what the engine said of fresh tokens."""
-        fresh = self._columns.fresh[places]
-        difference = (scored.logprobs - self._tensor(self._batch.logprobs[places])).abs() * self._tensor(fresh)
-        if len(places):
-            self._most = torch.maximum(self._most.to(difference), difference.max())
-        self._add({"difference": difference.sum()})
-        self._counts["fresh"] += int(fresh.sum())
+    def _note(self, places: Indices, scored: Scored) -> None:
+        """Keep the first logprobs that there are of these tokens, to be compared with what their senders say."""
+        new = self._columns.known[places] & ~self._compared[places]
+        both = torch.stack([scored.logprobs, scored.entropy]).detach()
+        if new.all():
+            self._scored.append((places, both))
+        elif new.any():
+            self._scored.append((places[new], both[:, self._tensor(np.flatnonzero(new))]))
+
+    def _mark(self, sequences: Indices, *, exact: bool) -> None:
+        """These have been scored, on whatever rank."""
+        at = token_places(self._batch.offsets, sequences)
+        new = at[self._columns.known[at] & ~self._compared[at]]
+        self._compared[new] = True
+        self._exact[new] = exact
 
     @torch.no_grad()
-    def _align_without_dropout(self, chosen: Indices) -> None:
-        """By a pass of its own: the policy that was sampled has no dropout."""
-        for part in self._passes(chosen):
+    def _compare_ahead(self, chosen: Indices) -> None:
+        """By passes of its own, before any step: the first minibatch where dropout would make another network of it, and a
+        sample of what comes after it, whose own forward passes are of weights that have moved."""
+        batch, options = self._batch, self._options
+        unknown = np.logical_or.reduceat(self._columns.known & ~self._compared, batch.offsets[:-1])
+        later = np.setdiff1d(np.flatnonzero(unknown), chosen)
+        drawn = np.random.default_rng([self._seed, batch.version, options.epochs]).permutation(later)
+        before = np.cumsum(batch.lengths[drawn]) - batch.lengths[drawn]
+        looked = drawn[before < SAMPLE * len(batch.tokens)]
+        if self._dropouts:
+            looked = np.concatenate([chosen[unknown[chosen]], looked])
+        for part in self._passes(np.sort(looked)):
             if len(part):
-                self._align(*self._score(part))
+                scored, places = self._score(part)
+                self._note(places, scored)
             else:
                 score_nothing(self._model, self._device)
+        self._mark(looked, exact=True)
+
+    def _comparison(self) -> Metrics:
+        """Collective."""
+        own = np.zeros((3, len(self._recomputed)), np.float32)  # logprob, entropy, and whether there is one
+        for places, both in self._scored:
+            own[:2, places] = both.float().cpu().numpy()
+            own[2, places] = 1
+        logprobs, entropy, there = self._group.sum_array(own)
+        entropy = np.where(there > 0, entropy, np.float32(np.nan))
+        return compare(self._batch, logprobs + self._recomputed, self._compared, self._exact, entropy)
 
     def _add(self, sums: Mapping[str, Tensor]) -> None:
         for name, value in sums.items():
@@ -364,8 +420,13 @@ class Update:
 
     def _recompute_old(self) -> None:
         """What the ratio is taken against, where it is not the engine's logprobs."""
-        self._old = self._computed(self._columns.trained & ~self._columns.from_rollout, self._batch.logprobs)
+        wanting = self._columns.trained & ~self._columns.from_rollout
+        self._old = self._computed(wanting, self._batch.logprobs)
         self._has_old = self._columns.trained
+        shared = wanting & self._columns.known & ~self._compared
+        self._recomputed = np.where(shared, self._old, self._recomputed)
+        self._compared |= shared
+        self._exact |= shared
 
     def _compute_reference(self) -> None:
         given = self._batch.columns.get("ref_logprobs")
@@ -420,12 +481,3 @@ def clip_of(options: GrpoOptions, loss: Loss) -> Clip:
     low = loss.clip.low if options.clip_low is None else options.clip_low
     own = low if loss.clip.low == loss.clip.high else loss.clip.high
     return Clip(low, own if options.clip_high is None else options.clip_high, options.dual_clip)
-
-
-def bounds_of(options: CorrectionOptions) -> tuple[Correction, float, float]:
-    low, high = BOUNDS[options.kind]
-    return (
-        options.kind,
-        low if options.low is None else options.low,
-        high if options.high is None else options.high,
-    )

@@ -42,6 +42,11 @@ def test_whitened_advantages_have_mean_0_and_bessels_deviation_1(seed, size):
     assert made.dtype == np.float32
 
 
-@pytest.mark.parametrize("values", [[1.0], [0.5, 0.5, 0.5], [1000.0, 1000.05], [1e-7, 2e-7]])
+@pytest.mark.parametrize("values", [[1.0], [0.5, 0.5, 0.5], [1000.0, 1000.001], [1e-7, 2e-7]])
 def test_what_is_equal_up_to_noise_becomes_0_and_not_noise(values):
     assert not whitened(np.array(values, np.float32), np.ones(len(values), np.bool_)).any()
+
+
+def test_what_is_apart_by_more_than_rounding_counts_however_large_all_are():
+    made = whitened(np.array([1000.0, 1000.05], np.float32), np.ones(2, np.bool_))
+    assert made.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.corrections import BOUNDS, importance_weights
+from atropos_trainer_grpo.config import BOUNDS, GrpoOptions
+from atropos_trainer_grpo.corrections import importance_weights
 from atropos_trainer_grpo.losses import Rows
 
 

@@ -1,6 +1,7 @@
 """A teacher's columns as a loss: against float64, against whole distributions, and in a student that learns."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -27,11 +28,15 @@ def dense(student, teacher, k):
     p, q = teacher.double().softmax(-1), student.double().softmax(-1)
     ids = p.topk(k).indices
     inside_p, inside_q = p.gather(-1, ids), q.gather(-1, ids)
-    rest_p, rest_q = 1 - inside_p.sum(-1), 1 - inside_q.sum(-1)
+    rest_p, rest_q = (whole.scatter(-1, ids, 0.0).sum(-1) for whole in (p, q))
     return (inside_p * (inside_p / inside_q).log()).sum(-1) + torch.xlogy(rest_p, rest_p / rest_q), ids
 
 
 # -- the formula
+
+
+def outside_of(logs, ids):
+    return logs.scatter(-1, ids, -torch.inf).logsumexp(-1)
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])
@@ -40,8 +45,11 @@ def test_forward_kl_and_its_gradient_are_those_of_the_whole_distributions(k):
     student, teacher = (2 * torch.randn(50, 11, dtype=torch.float64) for _ in range(2))
     student.requires_grad_()
     expected, ids = dense(student, teacher, k)
-    logs = student.log_softmax(-1).gather(-1, ids)
-    found = forward_kl(logs, teacher.log_softmax(-1).gather(-1, ids), torch.ones_like(ids, dtype=torch.bool))
+    logs = student.log_softmax(-1)
+    found = forward_kl(
+        logs.gather(-1, ids), outside_of(logs, ids), teacher.log_softmax(-1).gather(-1, ids),
+        torch.ones_like(ids, dtype=torch.bool),
+    )  # fmt: skip
     torch.testing.assert_close(found, expected)
     (wanted,) = torch.autograd.grad(expected.sum(), student, retain_graph=True)
     (got,) = torch.autograd.grad(found.sum(), student)
@@ -53,14 +61,17 @@ def test_over_all_tokens_it_is_the_divergence_itself():
     student, teacher = torch.randn(20, 7).log_softmax(-1), torch.randn(20, 7).log_softmax(-1)
     whole = torch.nn.functional.kl_div(student, teacher, log_target=True, reduction="none").sum(-1)
     torch.testing.assert_close(
-        forward_kl(student, teacher, torch.ones(20, 7, dtype=torch.bool)), whole, atol=1e-5, rtol=0
+        forward_kl(student, torch.full((20,), -torch.inf), teacher, torch.ones(20, 7, dtype=torch.bool)),
+        whole,
+        atol=1e-5,
+        rtol=0,
     )
 
 
 def test_a_student_with_one_percent_of_its_mass_there_is_far_away_though_it_agrees_on_the_proportions():
     teacher = torch.tensor([[0.6, 0.3, 0.09]]).log()
     student = torch.tensor([[0.6, 0.3, 0.09]]).mul(0.01 / 0.99).log()
-    apart = forward_kl(student, teacher, torch.ones(1, 3, dtype=torch.bool))
+    apart = forward_kl(student, torch.tensor([0.99 + 0.0001]).log(), teacher, torch.ones(1, 3, dtype=torch.bool))
     assert float(apart) == pytest.approx(0.99 * np.log(99) + 0.01 * np.log(0.01 / 0.99), rel=1e-4)
     renormalised = torch.nn.functional.kl_div(student.log_softmax(-1), teacher.log_softmax(-1), log_target=True)
     assert abs(float(renormalised)) < 1e-6, "which is what renormalising over k would have said"
@@ -69,25 +80,45 @@ def test_a_student_with_one_percent_of_its_mass_there_is_far_away_though_it_agre
 def test_entries_that_are_not_there_change_nothing_and_have_no_gradient():
     torch.manual_seed(2)
     student, teacher = torch.randn(9, 6).log_softmax(-1)[:, :3], torch.randn(9, 6).log_softmax(-1)[:, :3]
+    rest = torch.full((9,), -1.0)
     padded = torch.cat([student, torch.full((9, 2), -3.0)], 1).requires_grad_()
     there = torch.tensor([True] * 3 + [False] * 2).expand(9, 5)
-    found = forward_kl(padded, torch.cat([teacher, torch.zeros(9, 2)], 1), there)
-    torch.testing.assert_close(found, forward_kl(student, teacher, torch.ones(9, 3, dtype=torch.bool)))
+    found = forward_kl(padded, rest, torch.cat([teacher, torch.zeros(9, 2)], 1), there)
+    torch.testing.assert_close(found, forward_kl(student, rest, teacher, torch.ones(9, 3, dtype=torch.bool)))
     (gradient,) = torch.autograd.grad(found.sum(), padded)
     assert not gradient[:, 3:].any() and gradient[:, :3].any() and gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("certain", [1e-9, 1e-4, 0.5])
-def test_it_is_finite_where_either_leaves_nothing_to_the_rest(certain):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("least", [1e-2, 1e-5, 1e-7, 1e-9, 1e-20, 1e-37, 1e-43])
+def test_the_whole_gradient_reaches_what_the_policy_has_all_but_ruled_out(least, dtype):
+    """A vocabulary of six tokens, of which the teacher names two and leaves 0.3 to the rest; the policy leaves it `least`. By
+    the formula the rest's logits are pulled by q_rest - p_rest in all, each by its share of the rest."""
+    shares = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    q = torch.cat([torch.tensor([0.6, 0.4], dtype=torch.float64) * (1 - least), shares * least])
+    weight = q.log().to(dtype)[:, None].requires_grad_()  # a head whose logits these are
+    head = torch.nn.Linear(1, 6, bias=False, dtype=dtype)
+    del head.weight
+    head.weight = weight
+    ids, teacher = torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.2]], dtype=dtype).log()
+    scored = token_logprobs(torch.ones(1, 1, dtype=dtype), head, ids[:, 0], torch.ones(1), 8, ids)
+    found = forward_kl(scored.others, scored.outside, teacher, torch.ones(1, 2, dtype=torch.bool))
+    found.sum().backward()
+    expected = torch.cat([q[:2] - torch.tensor([0.5, 0.2]), (least - 0.3) * shares])
+    torch.testing.assert_close(weight.grad[:, 0].double(), expected, atol=1e-6, rtol=1e-5)
+    divergence = 0.5 * np.log(0.5 / 0.6) + 0.2 * np.log(0.2 / 0.4) - 0.7 * np.log1p(-least) + 0.3 * np.log(0.3 / least)
+    assert found.item() == pytest.approx(divergence, rel=1e-5)
+
+
+def test_it_is_finite_where_either_leaves_nothing_to_the_rest():
     one = torch.ones(1, 1, dtype=torch.bool)
-    sure = torch.tensor([[1.0 - certain]]).log()
-    for other in (torch.tensor([[p]]).log() for p in (0.999999, 1.0, 0.3)):
-        for student, teacher in ((sure, other), (other, sure)):
-            student = student.clone().requires_grad_()
-            found = forward_kl(student, teacher, one)
-            assert found.isfinite().all() and float(found) >= -1e-6
-            (gradient,) = torch.autograd.grad(found.sum(), student)
-            assert gradient.isfinite().all()
+    nothing, little = (torch.tensor([0.0]), torch.tensor([-torch.inf])), (torch.tensor([-1e-9]), torch.tensor([-20.7]))
+    for (inside, outside), named in product((nothing, little), (1.0, 0.999999, 0.3)):
+        student = inside[None].clone().requires_grad_()
+        found = forward_kl(student, outside, torch.tensor([[named]]).log(), one)
+        assert found.isfinite().all()
+        (gradient,) = torch.autograd.grad(found.sum(), student)
+        assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("chunk", [100, 13, 4])
@@ -107,9 +138,10 @@ def test_logprobs_of_further_tokens_pass_gradcheck(chunk):
         head.weight = weight
         return tuple(token_logprobs(hidden, head, targets, temperature, chunk, others))
 
-    assert torch.autograd.gradcheck(compute, (hidden, weight)), "of logprobs, entropies and further logprobs"
+    assert torch.autograd.gradcheck(compute, (hidden, weight)), "of logprobs, entropies, further logprobs and the rest"
     logs = (hidden @ weight.T / temperature.double()[:, None]).log_softmax(-1)
     torch.testing.assert_close(compute(hidden, weight)[2], logs.gather(1, others))
+    torch.testing.assert_close(compute(hidden, weight)[3], outside_of(logs, others))
 
 
 # -- a batch with a teacher

@@ -59,7 +59,7 @@ async def test_errors_keep_their_class_across_the_process_boundary(make_batch, m
     async with hosted(model_of(), tmp_path / "child") as trainer:
         await trainer.open()
         with pytest.raises(TrainingDiverged):
-            await trainer.step(replace(batch, logprobs=np.where(batch.sampled, -1e3, 0).astype(np.float32)), gate)
+            await trainer.step(replace(batch, advantages=np.where(batch.trained, 3e38, 0).astype(np.float32)), gate)
         with pytest.raises(ConfigError, match="top_p"):
             await trainer.step(replace(batch, truncated=np.ones(12, np.bool_)), gate)
         assert gate.entered == 0

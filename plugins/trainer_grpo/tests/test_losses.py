@@ -251,57 +251,63 @@ def test_dr_grpo_asks_for_its_length_and_the_others_refuse_it():
 
 @register()
 def sound(rows, clip):
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(-ratio * rows.advantages, ratio.detach())
 
 
 @register()
 def whole_batch(rows, clip):
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(-ratio * (rows.advantages - rows.advantages.mean()), ratio.detach())
 
 
 @register()
 def wrong_sign(rows, clip):
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(ratio * rows.advantages, ratio.detach())
 
 
 @register()
 def half_detached(rows, clip):
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(-ratio.detach() * ratio * rows.advantages, ratio.detach())
 
 
 @register()
 def already_summed(rows, clip):
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(-(ratio * rows.advantages).sum(), ratio.detach())
 
 
 @register()
 def with_gradient(rows, clip):
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(-ratio * rows.advantages, ratio)
 
 
 @register()
 def writes(rows, clip):
     rows.advantages.mul_(2.0)
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(-ratio * rows.advantages, ratio.detach())
 
 
 @register()
 def neighbour(rows, clip):
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(-ratio * rows.advantages - 0.1 * rows.logprobs.roll(1) * ratio, ratio.detach())
 
 
 @register()
 def not_finite(rows, clip):
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(-ratio * rows.advantages / 0.0, ratio.detach())
+
+
+@register()
+def unbounded(rows, clip):
+    ratio = (rows.logprobs - rows.old).exp()
+    return Surrogate(-ratio.clamp(max=1.2) * rows.advantages, ratio.detach().clamp(max=9.0))
 
 
 @register()
@@ -311,7 +317,7 @@ def raises(rows, clip):
 
 @register()
 def always_pulls(rows, clip):
-    ratio = (rows.logprobs - rows.old).exp()
+    ratio = rows.ratio()
     return Surrogate(-ratio * rows.advantages + 0.1 * rows.logprobs, ratio.detach())
 
 
@@ -320,7 +326,7 @@ def always_pulls(rows, clip):
     [
         (whole_batch, "split"), (wrong_sign, "reinforces"), (half_detached, "gradient"), (already_summed, "shapes"),
         (with_gradient, "shapes"), (writes, "inputs unchanged"), (neighbour, "order"), (not_finite, "finite"),
-        (raises, "computes"), (always_pulls, "zero advantages"),
+        (raises, "computes"), (unbounded, "far apart"), (always_pulls, "zero advantages"),
     ],
 )  # fmt: skip
 def test_each_fault_of_a_strangers_loss_is_found_by_its_name(loss, broken):
@@ -349,7 +355,7 @@ def test_a_strangers_sound_loss_passes_and_may_be_named_by_its_file(tmp_path, mo
     assert all(finding.ok for finding in sound.findings())
     (tmp_path / "mine.py").write_text(
         "from atropos_trainer_grpo.losses import Surrogate, register\n\n@register(average='sum')\ndef mine(rows, clip):\n"
-        "    ratio = (rows.logprobs - rows.old).exp()\n    return Surrogate(-ratio * rows.advantages, ratio.detach())\n\n"
+        "    ratio = rows.ratio()\n    return Surrogate(-ratio * rows.advantages, ratio.detach())\n\n"
         "@register()\ndef wrong(rows, clip):\n    return Surrogate(rows.logprobs * rows.advantages, rows.old)\n"
     )
     monkeypatch.chdir(tmp_path)

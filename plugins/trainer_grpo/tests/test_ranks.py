@@ -231,7 +231,7 @@ async def test_what_all_ranks_refuse_alike_is_raised_once_and_they_go_on(make_ba
         with pytest.raises(ConfigError, match="top_p"):
             await trainer.step(replace(batch, truncated=np.ones(12, np.bool_)), gate)
         with pytest.raises(TrainingDiverged):
-            await trainer.step(replace(batch, logprobs=np.where(batch.sampled, -1e3, 0).astype(np.float32)), gate)
+            await trainer.step(replace(batch, advantages=np.where(batch.trained, 3e38, 0).astype(np.float32)), gate)
         assert gate.entered == 0
         await trainer.step(batch, gate)
         ranks = children_of(trainer.child.process.pid)

@@ -109,8 +109,8 @@ async def test_a_non_finite_loss_diverges_before_writing_is_entered(open_trainer
     trainer = await open_trainer()
     before = snapshot(trainer)
     batch = make_batch()
-    with pytest.raises(TrainingDiverged, match="lower trainer.learning_rate"):
-        await trainer.step(replace(batch, logprobs=np.where(batch.sampled, -1e3, 0).astype(np.float32)), gate)
+    with pytest.raises(TrainingDiverged, match="Bound the rewards"):
+        await trainer.step(replace(batch, advantages=np.where(batch.trained, 3e38, 0).astype(np.float32)), gate)
     assert gate.entered == 0
     assert unchanged(trainer, before)
     assert (await trainer.step(batch, gate))["grad_norm"] < 100  # nothing of it is left in the gradients

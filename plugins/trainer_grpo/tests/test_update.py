@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from atropos_core.alignment import EVIDENCE_NATS, MOVED, moved_column
 from atropos_core.errors import AtroposError, ConfigError, DataError
 from atropos_core.types import Column
 from atropos_trainer_grpo.config import GrpoOptions
@@ -170,6 +171,66 @@ async def test_alignment_sees_a_single_wrong_logprob_and_only_fresh_tokens(open_
     assert metrics["alignment/mean_abs_logprob_diff"] == pytest.approx(0.25 / (len(places) - 1), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"old_logprobs": "recompute"},
+        {"epochs": 2},
+        {"minibatches": 3},
+        {"old_logprobs": "recompute", "minibatches": 3, "epochs": 2},
+        {"tokens_per_microbatch": 30, "minibatches": 2},
+    ],
+    ids=str,
+)
+async def test_every_token_that_claims_a_logprob_is_compared_by_passes_that_are_made_anyway(
+    open_trainer, make_batch, gate, options
+):
+    trainer = await open_trainer(**options)
+    batch = await on_policy(trainer, make_batch())
+    silent = np.arange(batch.sequences) == 4
+    batch = replace(batch, has_logprobs=~silent, logprobs=np.where(np.repeat(silent, batch.lengths), 0, batch.logprobs))
+    metrics = await trainer.step(batch, gate)
+    left = (batch.sampled & np.repeat(silent, batch.lengths)).sum() / batch.sampled.sum()
+    assert metrics["alignment/unchecked_share"] == pytest.approx(left)
+    assert metrics["alignment/without_logprobs"] == 1
+    assert metrics["alignment/max_abs_logprob_diff"] < 1e-5
+    assert metrics.get("alignment/impossible_nats", 0.0) < EVIDENCE_NATS / 10
+
+
+@pytest.mark.parametrize("claimed", [-30.0, -0.01], ids=["too low", "too high"])
+@pytest.mark.parametrize("version", [0, -1, 1], ids=["an older version", "an unknown one", "the newest"])
+@pytest.mark.parametrize("options", [{}, {"old_logprobs": "recompute", "minibatches": 2}], ids=str)
+async def test_made_up_tokens_and_logprobs_are_found_whatever_version_they_claim(
+    open_trainer, make_batch, gate, options, version, claimed
+):
+    trainer = await open_trainer(**options)
+    batch = await on_policy(trainer, make_batch(version=2))
+    forged_one = int(np.add.reduceat(batch.sampled.astype(int), batch.offsets[:-1]).argmax())
+    rows = np.repeat(np.arange(batch.sequences) == forged_one, batch.lengths) & batch.sampled
+    forged = replace(
+        batch,
+        logprobs=np.where(rows, np.float32(claimed), batch.logprobs),
+        policy_version=np.where(rows, version, 1).astype(np.int32),
+        columns={MOVED: moved_column([0.01] * batch.sequences)},
+    )
+    metrics = await trainer.step(forged, gate)
+    if version == 1:
+        assert metrics["alignment/max_abs_logprob_diff"] > 1 and metrics["alignment/worst_fresh"] == forged_one
+    else:
+        assert metrics["alignment/impossible_nats"] > EVIDENCE_NATS and metrics["alignment/worst_stale"] == forged_one
+
+
+async def test_of_later_minibatches_a_sample_is_compared_before_any_step(open_trainer, make_batch, gate):
+    trainer = await open_trainer(minibatches=3, learning_rate=0.05)
+    batch = await on_policy(trainer, make_batch(groups=6))
+    metrics = await trainer.step(batch, gate)
+    first = batch.sampled.sum() / 3
+    assert first < metrics["alignment/fresh_tokens"] < batch.sampled.sum() / 2, "those of the first and a sixteenth"
+    assert metrics["alignment/max_abs_logprob_diff"] < 1e-5
+    assert metrics["alignment/stale_mean_abs_logprob_diff"] > 1e-4, "the others are of weights that moved"
+
+
 async def test_entropy_is_that_of_the_policy(open_trainer, make_batch, gate):
     trainer = await open_trainer()
     batch = make_batch()
@@ -315,7 +376,7 @@ async def test_a_correction_is_refused_where_sampling_was_truncated(open_trainer
 async def test_a_loss_of_ones_own_is_named_by_its_file(open_trainer, make_batch, gate, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from atropos_trainer_grpo.losses import Surrogate, register\n\n@register(average='sequence')\n"
-        "def mine(rows, clip):\n    ratio = (rows.logprobs - rows.old).exp()\n"
+        "def mine(rows, clip):\n    ratio = rows.ratio()\n"
         "    return Surrogate(-ratio * rows.advantages, ratio.detach())\n\nwrong = 1\n"
     )
     mine = await open_trainer(loss=f"{tmp_path}/mine.py:mine")

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atropos_core.errors import ConfigError
 from atropos_trajectory_api.answers import answer, header, plain_error
+from atropos_trajectory_api.connection import SCOPE_KEY, Connection
 
 LEAST_CHARACTERS = 16
 OPEN = "/health"
@@ -72,7 +73,8 @@ def _names_this_machine(host: str) -> bool:
 
 
 class Access:
-    """ASGI middleware. `token` None: anyone who speaks to this machine by a loopback name, no page of a browser."""
+    """ASGI middleware. `token` None: any process of this user (and root's) that speaks to this machine by a loopback name,
+    no page of a browser."""
 
     def __init__(self, app: ASGIApp, *, token: bytes | None, cors: Collection[str] = ()) -> None:
         self._token = token
@@ -121,6 +123,14 @@ class Access:
                            if header(scope, b"authorization") else "this server wants a token.",
                            "remedy": "Give `--token-file FILE`, or send `Authorization: Bearer TOKEN`; old clients: http://any:TOKEN@host:port."}},
                 [(b"www-authenticate", b'Bearer realm="atropos"')],
+            )  # fmt: skip
+            return False
+        connection: Connection | None = scope.get(SCOPE_KEY)
+        if connection is not None and not connection.may_call:
+            connection.gate.count("user")
+            await plain_error(
+                scope, send, 403, "AccessRefused", "another user of this machine runs this server, which has no token.",
+                "Its user may start it with --token-file, and give you the token.", [(b"connection", b"close")],
             )  # fmt: skip
             return False
         host = (header(scope, b"host") or b"localhost").decode("latin-1")

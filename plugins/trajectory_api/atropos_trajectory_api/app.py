@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import traceback
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from atropos_core import __version__, console
 from atropos_core.errors import AtroposError
 from atropos_trajectory_api.access import Access
+from atropos_trajectory_api.answers import send_whole
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.limits import Limits
 from atropos_trajectory_api.native import native_routes
@@ -43,6 +45,7 @@ class App:
         web = FastAPI(title="Atropos trajectory API", version=__version__, lifespan=self._living)
         web.include_router(observing_routes(service, lambda: self._stopping or service.unready))
         web.openapi = lambda: _document(web)  # type: ignore[method-assign]
+        self._page: bytes | None = None  # of /openapi.json: made once, since anyone may ask a thousand times
         self._web, self._native = web, native_routes(service)
         limits = Limits(
             self._routed,
@@ -51,6 +54,7 @@ class App:
             request_s=options.request_s,
             hold_s=options.hold_s,
         )
+        self._limits = limits
         self.budget = limits.budget  # of all groups that come in, by whatever way
         app = Access(limits, token=token, cors=options.cors)
         self._app = Timing(app, service.observed)
@@ -69,6 +73,11 @@ class App:
             await self.door(scope, receive, send)
         elif scope["type"] == "http" and (scope["path"] == "/v1" or scope["path"].startswith("/v1/")):
             await self._native(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] == "/openapi.json" and scope["method"] == "GET":
+            scope["atropos.route"] = scope["path"]
+            if self._page is None:
+                self._page = json.dumps(_document(self._web)).encode()
+            await send_whole(send, 200, self._page, [(b"content-type", b"application/json")])
         else:
             await self._web(scope, receive, send)
 
@@ -89,6 +98,7 @@ class App:
             try:
                 await self._service.tick()
                 await self.door.tick()
+                self._limits.give_back_what_grew()
             except AtroposError as error:
                 console.warn(str(error))  # a full disk, for one: it may be over in a second
             except Exception:  # noqa: BLE001 - a fault of ours: leases and silent workers must run out all the same

@@ -33,7 +33,10 @@ def serve(
     silent_s: Annotated[float, typer.Option(help="A worker that is silent for so long is dropped.")] = 60.0,
     body_mb: Annotated[float, typer.Option(help="Of one request, decompressed.")] = 64.0,
     in_flight_mb: Annotated[
-        float, typer.Option(help="Of bodies that are being read or wait for room, and of ring groups that wait.")
+        float,
+        typer.Option(
+            help="Of bodies that are being read (JSON counts eight times) or wait for room, and of ring groups that wait."
+        ),
     ] = 256.0,
     request_s: Annotated[float, typer.Option(help="In which a request must have arrived.")] = 60.0,
     connections: Annotated[int, typer.Option(help="At one time.")] = 512,
@@ -41,7 +44,7 @@ def serve(
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
 ) -> None:
-    """Stand between environments and a trainer: take scored groups, hand out batches, lose nothing.
+    """Stand between environments and a trainer: take scored groups, keep them on disk, hand out batches.
 
     Speaks atroposlib's HTTP protocol, so existing environments and trainers need no change, and its own under /v1.
 

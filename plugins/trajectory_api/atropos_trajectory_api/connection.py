@@ -1,26 +1,34 @@
-"""A connection of the server: uvicorn's, which also gives up on heads that never end and on answers that nobody reads,
-knows what has arrived, and where there are too many says when to come back."""
+"""A connection of a server: uvicorn's, behind a bound on everything that a client can send before a request is known.
+
+uvicorn's parser is fed whole heads, each within bounds, and one request at a time: what follows waits as bytes, is not
+read on when it is much, and gets its turn when the answer before it is written and others have had theirs. So no head
+costs more than its bytes, and no number of requests on one connection holds up another. A connection also gives up on
+heads that never end and on answers that nobody reads, and knows what has arrived.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import resource
 import struct
 import termios
-import time
+from http import HTTPStatus
 from typing import Any, cast
 
+import httptools
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from atropos_core import console
 from atropos_trajectory_api.answers import plain_error
+from atropos_trajectory_api.gate import HEAD_BYTES, HEAD_LINES, URL_BYTES, WAITING_BYTES, Gate, Peer
 
 SCOPE_KEY = "atropos.connection"
-SAY_AGAIN_S = 60.0
 LEAST_READ = 1 << 16  # bytes of a waiting answer in `head_s`; who reads less is not at it
-OTHER_DESCRIPTORS = 128  # journal, libraries, rings
+CHUNKED_BYTES = 1 << 12  # of a chunked body that are looked at before others have a turn
+CHUNK_COST = 16  # bytes around its content that a chunked body may have for each of the content
+LINGER_S, LINGER_BYTES = 1.0, 1 << 24  # what is still read from who was refused, so that no reset takes the answer away
+_END = b"\r\n\r\n"
 
 
 class OneWrite:
@@ -51,6 +59,10 @@ class OneWrite:
         self._flush()
         self._transport.close()
 
+    def write_eof(self) -> None:
+        self._flush()
+        self._transport.write_eof()
+
     def _flush(self) -> None:
         if (held := self._taken()) and not self._transport.is_closing():
             self._transport.write(held)
@@ -63,24 +75,58 @@ class OneWrite:
         return held
 
 
+class Flow(FlowControl):
+    """uvicorn's, but nothing is read while more than enough waits to be looked at."""
+
+    enough = False
+
+    def resume_reading(self) -> None:
+        if not self.enough:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection; `scope["atropos.connection"]`."""
 
-    head_s = 60.0
-    most: int | None = None  # beyond so many they are told to come back
-    most_open: int | None = None  # beyond so many they are closed unheard
-    _said_at = -SAY_AGAIN_S
+    gate: Gate
+    peer: Peer = ""
+    may_call = True  # its user may, where there is no token
+    is_surplus = False
+    _flow: Flow
+    _rest: bytes | bytearray = b""  # not looked at yet
+    _searched = 0  # so far there is no end of a head in it
+    _left = 0  # bytes of the body that is arriving, where its length is known
+    _chunked = False
+    _around = 0  # bytes of a chunked body that are not content, less CHUNK_COST for each that is
+    _in_head = True
+    _refused = False
+    _discarded = 0
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _had_all = False  # when the connection ended, the client's machine had acknowledged all that was written
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, OneWrite(transport, self.loop)))
-        if self.most_open is not None and len(self.connections) > self.most_open:
+        self.flow = self._flow = Flow(transport)
+        self.peer, self.may_call = self.gate.peer(self.client, self.server)
+        if not self.gate.enter(self):
+            self.gate.count("full")
             self.transport.abort()
-            self._say_too_many()
             return
         self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._discarded += len(data)
+            if self._discarded > LINGER_BYTES:
+                self.transport.abort()
+            return
+        self._unset_keepalive_if_required()
+        if self._rest:
+            self._wait_as(bytearray(self._rest) if isinstance(self._rest, bytes) else self._rest, data)
+        else:
+            self._wait_as(data)
+        self._look_at_rest()
 
     def eof_received(self) -> None:
         """The client has closed its end. It has read all that it acknowledged, or it would have reset the connection."""
@@ -101,9 +147,196 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._had_all = self._had_all and exc is None
+        self.gate.leave(self)
+        self._wait_as(b"")
         self._head_is_there()
         self._is_read()
         super().connection_lost(exc)
+
+    def make_way(self) -> None:
+        """For another connection: this one waits for its client."""
+        if self._in_head:
+            self.transport.close()
+        else:
+            self._refuse(503, None, "others wait for a connection, and this request took long to arrive")
+
+    # -- what arrives
+
+    def _wait_as(self, rest: bytes | bytearray, more: bytes = b"") -> None:
+        """`rest` is what is still to be looked at."""
+        before = len(self._rest)
+        if more:
+            assert isinstance(rest, bytearray)
+            rest += more
+        self._rest = rest
+        self.gate.waiting_bytes += len(rest) - before
+
+    def _look_at_rest(self) -> None:
+        """As far as it may be looked at now."""
+        while self._rest and not self.is_gone and not self._refused:
+            if not self._in_head:
+                if self._chunked and self._body_part(CHUNKED_BYTES):
+                    self._flow.enough = True
+                    self.flow.pause_reading()
+                    self.loop.call_soon(self._go_on)
+                    return
+                if not self._chunked:
+                    self._body_part(self._left)
+            elif self._is_served:
+                if len(self._rest) > HEAD_BYTES:
+                    self._flow.enough = True
+                    self.flow.pause_reading()
+                    if self.gate.waiting_bytes > WAITING_BYTES:
+                        self.gate.count("pipelined")
+                        self.transport.abort()
+                return
+            elif not self._head():
+                return
+
+    def _go_on(self) -> None:
+        if self.is_gone or self._refused:
+            return
+        self._flow.enough = False
+        self._look_at_rest()
+        if not self._flow.enough and not (self._is_served and len(self.cycle.body) > HIGH_WATER_LIMIT):
+            self.flow.resume_reading()
+
+    def _head(self) -> bool:
+        """Feed the next head to the parser; whether it is there, and within bounds."""
+        rest = self._rest
+        if rest[0] in b"\r\n":  # of no meaning before a request
+            self._wait_as(rest.lstrip(b"\r\n"))
+            if not self._rest and self._late is None:
+                self._await_head()
+            return bool(self._rest)
+        if not self._searched:
+            self.gate.await_head(self)
+        at = rest.find(_END, max(self._searched - 3, 0), HEAD_BYTES)
+        self._searched = len(rest)
+        first = rest.find(b"\r\n", 0, URL_BYTES)
+        if first < 0 and len(rest) >= URL_BYTES:
+            self._refuse(414, "url", f"the address has more than {URL_BYTES} bytes")
+        elif at < 0 and len(rest) >= HEAD_BYTES:
+            self._refuse(431, "head_bytes", f"the head of the request has more than {HEAD_BYTES} bytes")
+        elif first >= 0 and not rest.endswith((b" HTTP/1.1", b" HTTP/1.0"), 0, first):
+            self._refuse(400, "malformed", "this is no request of HTTP/1.1")
+        elif at >= 0 and rest.count(b"\n", 0, at) > HEAD_LINES:
+            self._refuse(431, "head_lines", f"the head of the request has more than {HEAD_LINES} lines")
+        elif at >= 0:
+            self._searched, self._left, self._chunked, self._around = 0, 0, False, 0
+            self._fed(at + len(_END))
+            return True
+        elif self._late is None:
+            self._await_head()
+        return False
+
+    def _body_part(self, most: int) -> bool:
+        """Feed some of a body; whether that was all that may be fed now, and more is there."""
+        size = min(len(self._rest), most)
+        self._left -= size
+        self._around = max(self._around + size, size - HEAD_BYTES) if self._chunked else 0
+        self._fed(size)
+        if self._around > HEAD_BYTES and not self._refused:
+            self._refuse(431, "chunks", "the chunked body has more around its content than is read")
+        return self._chunked and bool(self._rest) and not self._in_head
+
+    def _fed(self, size: int) -> None:
+        """Give the parser so many bytes of what waits."""
+        rest = self._rest
+        whole = size == len(rest)
+        part = rest if whole else memoryview(rest)[:size]
+        try:
+            self.parser.feed_data(part)
+        except httptools.HttpParserUpgrade:  # to something that is not spoken here: it gets its answer, and that is all
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError:
+            if not self._refused:
+                self._refuse(400, "malformed", "this is no request of HTTP/1.1")
+            return
+        if isinstance(part, memoryview):
+            part.release()
+        self._wait_as(b"" if whole else rest[size:])
+
+    @property
+    def _is_served(self) -> bool:
+        """A request of this connection is still to be answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, status: int, cause: str | None, why: str) -> None:
+        """Nothing more of this client is looked at; it is told why, unless an answer has begun. `cause`: for the gate."""
+        if cause is not None:
+            self.gate.count(cause)
+        self._refused = True
+        may_linger = self.gate.linger(self)
+        self._head_is_there()
+        self._wait_as(b"")
+        begun = self._is_served and self.cycle.response_started
+        if self._is_served:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if begun:
+            self.transport.abort()
+            return
+        text = f"{why}.\n".encode()
+        retry = b"retry-after: 5\r\n" if status == 503 else b""
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n%sconnection: close\r\n\r\n%s"
+            % (status, HTTPStatus(status).phrase.encode(), len(text), retry, text)
+        )
+        if not may_linger:
+            self.transport.close()
+            return
+        self._flow.enough = False
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._late = self.loop.call_later(LINGER_S, self.transport.close)
+
+    # -- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, Any], self.scope)[SCOPE_KEY] = self
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: nobody here reads any, and it is no header of the request
+        name = name.lower()
+        if name == b"content-length":
+            self._left = int(value)
+        elif name == b"transfer-encoding":
+            self._chunked = True
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_is_there()
+        self._in_head = False
+        self.gate.await_body(self)
+        if self.is_surplus and self.gate.is_full:
+            self.app = _busy
+            self.gate.count("full")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._around -= (CHUNK_COST + 1) * len(body) if self._chunked else 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self.gate.serve(self)
+        super().on_message_complete()
+        if not self._is_served:
+            self.gate.rest(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_head:
+            self.gate.rest(self)
+        if self._rest and not self.is_gone:
+            self._unset_keepalive_if_required()
+            self.loop.call_soon(self._go_on)
+
+    # -- what leaves
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -112,18 +345,6 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._is_read()
         super().resume_writing()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        cast(dict[str, Any], self.scope)[SCOPE_KEY] = self
-        self._await_head()
-
-    def on_headers_complete(self) -> None:
-        self._head_is_there()
-        if self.most is not None and len(self.connections) > self.most:
-            self.app = _busy
-            self._say_too_many()
-        super().on_headers_complete()
 
     @property
     def is_gone(self) -> bool:
@@ -163,21 +384,16 @@ class Connection(HttpToolsProtocol):
         (held,) = struct.unpack("i", fcntl.ioctl(handle.fileno(), termios.TIOCOUTQ, b"\0" * 4))
         return int(held)
 
-    @classmethod
-    def _say_too_many(cls) -> None:
-        if time.monotonic() - Connection._said_at > SAY_AGAIN_S:
-            Connection._said_at = time.monotonic()
-            console.warn(f"more than {cls.most} connections (--connections): some are turned away.")
-
     def _await_reading(self) -> None:
         self._is_read()
-        self._unread = self.loop.call_later(self.head_s, self._look, self.transport.get_write_buffer_size())
+        self._unread = self.loop.call_later(self.gate.head_s, self._look, self.transport.get_write_buffer_size())
 
     def _look(self, before: int) -> None:
         """Large answers are written in one go: what counts is that some of it leaves."""
         if before - self.transport.get_write_buffer_size() >= LEAST_READ:
             self._await_reading()
         else:
+            self.gate.count("unread")
             self.transport.abort()
 
     def _is_read(self) -> None:
@@ -187,7 +403,11 @@ class Connection(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._head_is_there()
-        self._late = self.loop.call_later(self.head_s, self.transport.close)
+        self._late = self.loop.call_later(self.gate.head_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self.gate.count("head_time")
+        self.transport.close()
 
     def _head_is_there(self) -> None:
         if self._late is not None:
@@ -202,15 +422,6 @@ async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
     )  # fmt: skip
 
 
-def connections(head_s: float, most: int | None = None) -> type[Connection]:
-    """The class of connections that give up after so long on a head that does not end and on an answer that is not read.
-    Where there are more than `most`, they are answered with 503 and closed; of those that have not said a word there may
-    be as many again, as far as this process may open them."""
-    most_open = None
-    if most is not None:
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most_open = 2 * most
-        if descriptors != resource.RLIM_INFINITY:
-            most_open = max(min(most_open, descriptors - OTHER_DESCRIPTORS), 1)
-        most = min(most, most_open)
-    return type("Connection", (Connection,), {"head_s": head_s, "most": most, "most_open": most_open})
+def connections(gate: Gate) -> type[Connection]:
+    """The class of the connections of one server."""
+    return type("Connection", (Connection,), {"gate": gate})

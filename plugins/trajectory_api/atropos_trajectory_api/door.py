@@ -14,16 +14,20 @@ from starlette.types import ASGIApp
 from atropos_core.errors import ConfigError, DeadlineExceeded
 from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_trajectory_api.access import Access, is_loopback, read_token
+from atropos_trajectory_api.endpoint import HttpServer, http_config
 from atropos_trajectory_api.engine_door import EngineDoor, engine_app
+from atropos_trajectory_api.gate import Gate
 from atropos_trajectory_api.limits import Limits
 
 START_S = 10.0
+KEEP_ALIVE_S = 3600
+CONNECTIONS = 512
 GRACE_S = 2  # for the answers that are under way at the end
 BODY_BYTES = 16_000_000  # of one call of a worker: prompts, or sequences to be scored
 REQUEST_S = 60.0  # in which a call must have arrived
 
 
-class _Server(uvicorn.Server):
+class _Server(HttpServer):
     """Signals belong to the process around it."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -78,14 +82,8 @@ async def open_door(
         bounded = Limits(
             app, body_bytes=BODY_BYTES, in_flight_bytes=8 * BODY_BYTES, request_s=REQUEST_S, hold_s=REQUEST_S
         )
-    config = uvicorn.Config(
-        Access(bounded, token=token),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=GRACE_S,
-        timeout_keep_alive=3600,
-    )
+    gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None)
+    config = http_config(Access(bounded, token=token), gate, lifespan=False, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
     server = _Server(config)
     serving = asyncio.create_task(server.serve([bound]))
     door = Door(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}", app, server, serving)

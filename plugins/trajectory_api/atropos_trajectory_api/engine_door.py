@@ -7,16 +7,20 @@ all: a worker can neither stop the trainer's engine nor change what it samples f
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from starlette.types import Receive, Scope, Send
 
-from atropos_core.errors import AccessRefused, AtroposError, DataError, FitError, LeaseLost
+from atropos_core.errors import AccessRefused, AtroposError, DataError, EngineReplaced, FitError, LeaseLost
+from atropos_core.group_schema import check_temperature
 from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_core.policy import within
 from atropos_core.scratch import owned_prefix
@@ -48,6 +52,7 @@ class EngineDoor:
     def __init__(self, engine: Engine, takes: Transport | None, info: ModelInfo | None) -> None:
         self._engine = engine
         self._info = info
+        self._instance = secrets.token_hex(8)
         self._opening = asyncio.Lock()
         self._uploads: Path | None = None
         self._loading: set[Path] = set()
@@ -78,6 +83,7 @@ class EngineDoor:
 
     def _held(self, call: Handler) -> Handler:
         async def checked(asked: Asked) -> Any:
+            self._refuse_for_another(asked)
             self._take_over(asked.get("holder", str))
             return await call(asked)
 
@@ -110,9 +116,20 @@ class EngineDoor:
         async with self._opening:
             if self._info is None:
                 self._info = await self._engine.open()
-        return self._info
+        return replace(self._info, instance=self._instance)
+
+    def _refuse_for_another(self, asked: Asked) -> None:
+        """Raises EngineReplaced for a call to an engine that was here before this one."""
+        if asked.get("instance", str, self._instance) != self._instance:
+            raise EngineReplaced(
+                "the engine at this address is another process than the one that the run opened: its model, stop tokens and "
+                "adapters may be others, and it has none of the run's weights.",
+                remedy="Look at who started it. `atropos resume` opens it anew, compares its model and sends it the run's weights; "
+                "with `restarts = N` a run does so by itself.",
+            )
 
     async def _sample(self, asked: Asked) -> list[Completion]:
+        self._refuse_for_another(asked)
         prompt, n, seeds = _tokens(asked.get("prompt", np.ndarray)), asked.count("n", least=1), asked.get("seeds", list)
         deadline_s = _seconds(asked, "deadline_s")
         if len(seeds) != n or not all(type(seed) is int for seed in seeds):
@@ -121,9 +138,10 @@ class EngineDoor:
         return await within(self._engine.sample(prompt, n, sampling, seeds, deadline_s), deadline_s, "sample()")
 
     async def _logprobs(self, asked: Asked) -> Any:
+        self._refuse_for_another(asked)
         sequences: Sequence[Any] = asked.get("sequences", list)
-        temperature = float(asked.get("temperature", (int, float), 1.0))
-        return await self._engine.logprobs([_tokens(sequence) for sequence in sequences], temperature)
+        check_temperature("'temperature'", temperature := asked.get("temperature", (int, float), 1.0))
+        return await self._engine.logprobs([_tokens(sequence) for sequence in sequences], float(temperature))
 
     async def _pause(self, asked: Asked) -> None:
         await self._engine.pause()
@@ -219,7 +237,4 @@ def _tokens(values: Any) -> Tokens:
 
 
 def _seconds(asked: Asked, key: str) -> float:
-    seconds = float(asked.get(key, (int, float)))
-    if not 0 < seconds < float("inf"):
-        raise DataError(f"{key!r} cannot be {seconds}")
-    return min(seconds, SAMPLE_S)
+    return min(asked.number(key, above=0, most=sys.float_info.max), SAMPLE_S)

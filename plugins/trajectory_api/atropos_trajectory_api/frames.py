@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, overload
 
 from starlette.types import Receive, Scope, Send
 
@@ -26,9 +27,10 @@ from atropos_core.errors import (
     LeaseLost,
     TokenizerMismatch,
 )
+from atropos_core.group_schema import brief, check_sampling
 from atropos_core.types import Sampling
 from atropos_trajectory_api.answers import header
-from atropos_trajectory_api.checking import check_sampling, read_frame
+from atropos_trajectory_api.checking import read_frame
 
 Handler = Callable[["Asked"], Coroutine[Any, Any, Any]]
 MAX_WAIT_S = 60.0
@@ -69,14 +71,33 @@ class Asked:
     def count(self, key: str, default: Any = ..., *, least: int = 0) -> int:
         value = int(self.get(key, int, default))
         if not least <= value < 1 << 31:
-            raise DataError(f"{key!r} cannot be {value}")
+            raise DataError(f"{key!r} cannot be {brief(value)}: it is a whole number from {least} to {(1 << 31) - 1}")
         return value
 
+    @overload
+    def number(
+        self, key: str, default: float = ..., *, least: float = ..., above: float = ..., most: float
+    ) -> float: ...
+
+    @overload
+    def number(
+        self, key: str, default: None, *, least: float = ..., above: float = ..., most: float
+    ) -> float | None: ...
+
+    def number(
+        self, key: str, default: Any = ..., *, least: float = -math.inf, above: float = -math.inf, most: float
+    ) -> float | None:
+        """Of any number of digits in the body, compared before it is made a float; None where that is the default."""
+        value = self.get(key, (int, float), default)
+        if value is None:
+            return None
+        if not (least <= value <= most and above < value):
+            bounds = f"from {least:g}" if math.isfinite(least) else f"above {above:g} and"
+            raise DataError(f"{key!r} cannot be {brief(value)}: it is a number {bounds} up to {most:g}")
+        return float(value)
+
     def wait_s(self) -> float:
-        wait_s = float(self.get("wait_s", (int, float), 0.0))
-        if not 0 <= wait_s <= 1e6:
-            raise DataError(f"'wait_s' cannot be {wait_s}")
-        return min(wait_s, MAX_WAIT_S)
+        return min(self.number("wait_s", 0.0, least=0, most=1e6), MAX_WAIT_S)
 
     def sampling(self) -> Sampling:
         given: Sampling = self.get("sampling", Sampling, Sampling())

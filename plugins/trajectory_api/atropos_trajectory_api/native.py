@@ -9,8 +9,9 @@ from typing import Any
 from atropos_core import __version__
 from atropos_core.client import UnknownThere
 from atropos_core.errors import DataError, HubFull
+from atropos_core.group_schema import check_draw, check_group
+from atropos_core.timeline import refuse_versions_that_never_were
 from atropos_core.types import Sampling, ScoredGroup
-from atropos_trajectory_api.checking import check_draw, check_group
 from atropos_trajectory_api.frames import LONG_BYTES, Asked, Native
 from atropos_trajectory_api.old_group import as_frame
 from atropos_trajectory_api.service import Service, Trainer
@@ -45,7 +46,9 @@ def native_routes(service: Service) -> Native:
             ("GET", "engines"): doors.engines,
             ("GET", "status"): doors.status,
         },
-        waits=lambda value: isinstance(value, dict) and bool(value.get("wait_s")),
+        waits=lambda value: (
+            isinstance(value, dict) and type(value.get("wait_s")) in (int, float) and value["wait_s"] > 0
+        ),
     )
 
 
@@ -94,6 +97,7 @@ class Doors:
         worker = self._worker(asked)
         group = asked.get("group", ScoredGroup)
         check_group(group, self._service.vocabulary, episodes=False)
+        refuse_versions_that_never_were(group, self._service.newest_version)
         self._service.failed(worker, group)
         return {}
 
@@ -102,23 +106,23 @@ class Doors:
         entries = [Asked("", entry, asked.scope) for entry in asked.get("groups", (list, tuple))]
         frames = [entry.get("frame", bytes) for entry in entries]
         if sum(map(len, frames)) >= LONG_BYTES or len(frames) > MANY:
-            groups = await asyncio.to_thread(lambda: [self._service.read(frame) for frame in frames])
+            read = await asyncio.to_thread(lambda: [self._service.read(frame) for frame in frames])
         else:
-            groups = [self._service.read(frame) for frame in frames]
+            read = [self._service.read(frame) for frame in frames]
         puts = [
-            (frame, group, entry.get("key", str, ""), entry.get("worker", str, ""))
-            for frame, group, entry in zip(frames, groups, entries, strict=True)
+            (frame, checked, entry.get("key", str, ""), entry.get("worker", str, ""))
+            for frame, checked, entry in zip(frames, read, entries, strict=True)
         ]
         if puts and (sender := self._service.workers.find(puts[0][3])) is not None:
             asked.scope["atropos.worker"] = sender.name
         until = asyncio.get_running_loop().time() + asked.wait_s()
         ids: list[int | None] = []
-        for place, (frame, group, key, worker) in enumerate(puts):
+        for place, (frame, checked, key, worker) in enumerate(puts):
             if place % MANY == MANY - 1:
                 await asyncio.sleep(0)  # others have a turn
             left = max(until - asyncio.get_running_loop().time(), 0.0)
             try:
-                ids.append(await self._service.put_group(frame, group, key=key, worker=worker, deadline_s=left))
+                ids.append(await self._service.put_group(frame, checked, key=key, worker=worker, deadline_s=left))
             except HubFull as error:
                 if not ids:
                     raise
@@ -142,6 +146,7 @@ class Doors:
         committed = numbers(asked.get("committed", (list, tuple), ()))
         service = self._service
         version, hub_id = asked.count("version", 0), asked.get("hub_id", (str, type(None)), None)
+        newest = service.newest_version
         number = service.open_session(trainer, committed, version, hub_id=hub_id)
         await service.written()
         return {
@@ -153,6 +158,7 @@ class Doors:
             "played_draws": service.draws.played,
             "hub_id": service.hub_id,
             "next_id": service.next_id,
+            "newest_version": newest,
         }
 
     async def end(self, asked: Asked) -> dict[str, Any]:
@@ -213,7 +219,9 @@ class Doors:
         return self._boot() | {"new": self._service.draws.offer(draws, self._service.workers.playing())}
 
     async def set_version(self, asked: Asked) -> dict[str, Any]:
-        self._service.set_version(asked.session(), asked.count("version"))
+        version = asked.count("version")
+        self._service.set_version(asked.session(), version, asked.count("newest", version, least=version))
+        await self._service.written()
         return self._boot()
 
     # -- what there is
@@ -258,10 +266,7 @@ def _policy(service: Service) -> dict[str, Any] | None:
 
 def _deadline_s(asked: Asked) -> float | None:
     """Of one play, where the trainer gives any."""
-    given = asked.get("deadline_s", (int, float, type(None)), None)
-    if given is not None and not 0 < given <= 1e9:
-        raise DataError(f"'deadline_s' cannot be {given}")
-    return None if given is None else float(given)
+    return asked.number("deadline_s", None, above=0, most=1e9)
 
 
 def _ids(asked: Asked, name: str = "ids", *otherwise: Any) -> list[int]:

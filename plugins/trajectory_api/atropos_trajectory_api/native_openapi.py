@@ -33,7 +33,7 @@ NATIVE: tuple[tuple[str, str, str, str | None, str], ...] = (
     ("post", "/v1/sessions", "A trainer opens its session, and ends the one before",
      "holder, tokenizer, vocabulary, model, committed, group_size, min_group, sampling, batch_groups, max_staleness, "
      "max_token_len, version, deadline_s, hub_id",
-     "session, boot, lease_s, environments, waiting_draws, played_draws, hub_id, next_id"),
+     "session, boot, lease_s, environments, waiting_draws, played_draws, hub_id, next_id, newest_version"),
     ("delete", "/v1/sessions/{session}", "It ends", None, ""),
     ("post", "/v1/sessions/{session}/lease", "The next groups, or news of draws that bring none; waits for either",
      "groups, version, wait_s, trained, holding, seen, boot",
@@ -43,7 +43,8 @@ NATIVE: tuple[tuple[str, str, str, str | None, str], ...] = (
     ("post", "/v1/sessions/{session}/drop", "Groups that will never be trained", "ids, cause", "dropped, boot"),
     ("post", "/v1/sessions/{session}/renew", "It lives, and has these groups in its memory", "trained", "boot"),
     ("post", "/v1/sessions/{session}/draws", "Draws that workers may play", "draws", "new, boot"),
-    ("post", "/v1/sessions/{session}/version", "What the engines sample from now", "version", "boot"),
+    ("post", "/v1/sessions/{session}/version", "What the engines sample from, and what at most before another word",
+     "version, newest", "boot"),
     ("get", "/v1/environments", "What the workers play", None, "by name"),
     ("post", "/v1/engines", "Where workers can sample", "session, url", ""),
     ("get", "/v1/engines", "Where workers can sample", None, "engines"),

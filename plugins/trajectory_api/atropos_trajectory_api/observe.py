@@ -167,20 +167,24 @@ class Observed:
         self.workers = Bounded(workers, Sender, clock)
         self.environments = Bounded(environments, Sender, clock)
         self.drops = Bounded(causes, Count, clock)
+        self.refusals = Bounded(causes, Count, clock)
         self.staleness = [0] * (len(STALENESS_BOUNDS) + 1)
         self.staleness_sum = 0
 
-    def request(self, route: str, worker: str, seconds: float, status: int, bytes_in: int, bytes_out: int) -> None:
-        """One answered call. `route` is the pattern, not the path; `worker` is "" where nobody said who called."""
+    def request(
+        self, route: str, worker: str, seconds: float, status: int, bytes_in: int, bytes_out: int, *, calls: int = 1
+    ) -> None:
+        """One answered call, or several that came and were answered together. `route` is the pattern, not the path;
+        `worker` is "" where nobody said who called."""
         seconds = max(seconds, 0.0)
         counted = self.routes.of(route)
-        counted.latency.add(seconds)
-        counted.rate.add(1)
-        counted.statuses[status] = counted.statuses.get(status, 0) + 1
+        counted.latency.add(seconds, calls)
+        counted.rate.add(calls)
+        counted.statuses[status] = counted.statuses.get(status, 0) + calls
         counted.bytes_in += bytes_in
         counted.bytes_out += bytes_out
         if worker:
-            self.workers.of(worker).latency.add(seconds)
+            self.workers.of(worker).latency.add(seconds, calls)
 
     def group(self, worker: str, environment: str, sequences: int, size_bytes: int) -> None:
         """One group that the hub took; `worker` may be "" here too."""
@@ -199,6 +203,10 @@ class Observed:
         """Groups that were acknowledged, or offered, and will not be trained; `cause` is a word, not a sentence."""
         self.drops.of(cause).n += n
 
+    def refused(self, cause: str) -> None:
+        """A connection was turned away; `cause` is a word, not a sentence."""
+        self.refusals.of(cause).n += 1
+
     def snapshot(self) -> dict[str, Any]:
         """Plain values for /v1/status: per route, worker and environment, and what the whole server takes in."""
         environments = self.environments.items()
@@ -212,6 +220,7 @@ class Observed:
             "workers": {name: one.snapshot() for name, one in self.workers.items()},
             "environments": {name: one.snapshot() for name, one in environments},
             "dropped": {name: one.n for name, one in self.drops.items()},
+            "refused_connections": {name: one.n for name, one in self.refusals.items()},
             "staleness": {
                 **{str(bound): n for bound, n in zip(STALENESS_BOUNDS, self.staleness, strict=False)},
                 "more": self.staleness[-1],

@@ -6,10 +6,8 @@ now, and if not why. `/metrics` is for Prometheus.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from fastapi import APIRouter, Response
@@ -20,6 +18,7 @@ from atropos_core.held import HubStatus
 from atropos_core.latency import QUANTILES, Latency
 from atropos_trajectory_api.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.exposition import CONTENT_TYPE, Exposition
+from atropos_trajectory_api.limits import resident_bytes
 from atropos_trajectory_api.observe import OTHER, STALENESS_BOUNDS, Observed
 
 ABORTED = 499  # the client went away before the answer was whole
@@ -132,6 +131,11 @@ def render_prometheus(service: Watched) -> str:
         "Groups that were taken, or offered, and will not be trained.",
         [({"cause": cause}, count.n) for cause, count in observed.drops.items()],
     )
+    page.counter(
+        "atropos_refused_connections_total",
+        "Connections that were turned away, by cause.",
+        [({"cause": cause}, count.n) for cause, count in observed.refusals.items()],
+    )
     page.histogram(
         "atropos_staleness_versions",
         "Policy versions between a group's oldest token and the step that leased it.",
@@ -192,7 +196,3 @@ def _hub(page: Exposition, hub: HubStatus) -> None:
 
 def _quantiles(latency: Latency) -> dict[float, float | None]:
     return {share: latency.quantile(share) for share in QUANTILES}
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

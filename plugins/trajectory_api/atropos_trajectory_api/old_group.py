@@ -17,6 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, framed
+from atropos_core.errors import DataError
+from atropos_core.group_schema import (
+    LARGEST_REWARD,
+    TokenColumns,
+    check_greedy,
+    check_group,
+    check_number,
+    check_token_columns,
+)
 from atropos_core.types import (
     UNKNOWN_VERSION,
     Bools,
@@ -36,6 +45,7 @@ from atropos_trajectory_api.wire_json import dumps
 from atropos_trajectory_api.wire_lists import index_of
 
 VERBATIM = ("generation_params", "overrides", "group_overrides", "images")
+_NAMES = {"logprobs": "inference_logprobs", "teacher": "distill_logprobs"}  # the schema's -> the protocol's
 _MARK = "old_group"
 _BEGIN = f'{{"{_MARK}":'.encode()  # of the header of such a frame
 
@@ -63,6 +73,29 @@ class OldGroup:
     def place(self, at: int) -> str:
         """Of token `at` of all, as the index that the client knows it by."""
         return index_of(offsets_of(self.lengths), at)
+
+    def check(self, vocabulary: int = 0) -> None:
+        """Raises DataError for values that must not be trained (`atropos_core.group_schema`), under the protocol's names
+        for them. A `vocabulary` of 0 is not known."""
+        if not all(-LARGEST_REWARD <= score <= LARGEST_REWARD for score in self.scores):
+            for number, score in enumerate(self.scores):
+                check_number(f"scores[{number}]", score)
+        check_token_columns(self._columns(), vocabulary, lambda name, at: _NAMES.get(name, name) + self.place(at))
+        told = Told(self.rest, len(self.lengths))
+        for number, temperature in enumerate(told.temperatures) if 0 in told.temperatures else ():
+            if temperature == 0 and not told.zeroed[number]:
+                at = offsets_of(self.lengths)
+                own = self._columns(slice(int(at[number]), int(at[number + 1])))
+                check_greedy(f"sequence {number}: its", own, sft=told.sft[number])
+
+    def _columns(self, part: slice = slice(None)) -> TokenColumns:
+        """Of a part, without the teacher."""
+        whole = part == slice(None)
+        own = {name: values[part] for name, values in self.columns.items()}
+        return TokenColumns(
+            self.tokens[part], self.sampled[part], self.sampled[part], own.get("inference_logprobs"), own.get("ref_logprobs"),
+            own.get("advantages"), TopK(*self.teacher) if whole and self.teacher is not None else None,
+        )  # fmt: skip
 
     def frame(self) -> bytes:
         """What `held` reads again."""
@@ -178,6 +211,18 @@ def held(payload: bytes) -> OldGroup | ScoredGroup:
         return value
     fields = value[_MARK]
     return OldGroup(**fields | {"rest": json.loads(fields["rest"])})
+
+
+def check_stored(payload: bytes, vocabulary: int) -> None:
+    """Raises DataError for what a server of another version let in, and no trainer can take."""
+    try:
+        value = held(payload)
+        if isinstance(value, OldGroup):
+            value.check(vocabulary)
+        else:
+            check_group(value, vocabulary)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise DataError(f"it cannot be read: {error}") from error
 
 
 def as_frame(payload: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from atropos_core.errors import DataError, HubClosed, HubFull, StoreFull
 from atropos_core.hub import Label
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.connection import SCOPE_KEY
-from atropos_trajectory_api.limits import GoneAway
+from atropos_trajectory_api.limits import SHARE_KEY, GoneAway
 from atropos_trajectory_api.old_group import OldGroup
 from atropos_trajectory_api.old_pieces import OVERHEAD_BYTES, Piece, Pieces, joined
 from atropos_trajectory_api.old_retries import Retries, digest
@@ -32,6 +33,7 @@ from atropos_trajectory_api.wire import parse, read
 ANONYMOUS = "anonymous"
 MOST_GROUPS = 1024  # in one body: each is held parsed and as bytes before the first is stored
 ASIDE_BYTES, LIST_ASIDE_BYTES = 1 << 19, 1 << 16  # reading a body of this size on the event loop holds everyone up
+READ_S = 30.0  # that a large body may wait until it is read
 MANY = 16  # groups that are stored before others have a turn
 PIECES_PART = 4  # pieces take up to this part of the hub's size
 SAY_AGAIN_S = 60.0
@@ -54,6 +56,7 @@ class Intake:
         self._hold_s = options.hold_s
         self._most_sequences = options.hub_sequences or math.inf
         self._vocabulary = vocabulary
+        self._reading = asyncio.Lock()
         self.stopping = asyncio.Event()
         self.latest: bytes | None = None  # the frame that was queued last
         kept = Path(options.directory) / "pieces" if options.journal else None
@@ -78,9 +81,11 @@ class Intake:
         """Store every group of a body, or none that is malformed; the answers in their order. Raises DataError for one
         that cannot be, HubFull where there is no room in time, GoneAway for a client that did not wait."""
         if len(body) >= (LIST_ASIDE_BYTES if many else ASIDE_BYTES):
-            groups = await asyncio.to_thread(self._read_all, body, many)
+            groups = await self._read_aside(body, many)
         else:
             groups = self._read_all(body, many)
+        if share := scope.get(SHARE_KEY):
+            share.read()
         for first in groups[:1]:
             scope["atropos.worker"] = first.environment.name if first.environment else ANONYMOUS
         body_digest = digest(*[one.frame for one in groups])
@@ -112,6 +117,28 @@ class Intake:
     def _version(self) -> int | None:
         """The policy version that old groups are taken to be of, at best: no old client says it."""
         return self._service.version if self._service.trainer is not None else None
+
+    async def _read_aside(self, body: bytes, many: bool) -> list[Read]:
+        """One body at a time: what reading costs in memory is that of one."""
+        try:
+            async with asyncio.timeout(min(READ_S, self._hold_s)):
+                await self._reading.acquire()
+        except TimeoutError:
+            raise HubFull(
+                f"large bodies are read one at a time, and this one has waited for {min(READ_S, self._hold_s):g} s.",
+                remedy="Send it again later, or send smaller ones: they are read as they come.",
+            ) from None
+        gc.disable()  # it would look at all that is being read, again and again, and hold everyone up meanwhile
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read_all, body, many))
+        reading.add_done_callback(self._has_read)  # it goes on if this call is cancelled
+        try:
+            return await asyncio.shield(reading)
+        finally:
+            del reading  # its error has this frame, which would have it: a circle, with the body in it
+
+    def _has_read(self, reading: asyncio.Future[Any]) -> None:
+        gc.enable()
+        self._reading.release()
 
     def _read_all(self, body: bytes, many: bool) -> list[Read]:
         """Raises DataError. Touches nothing that changes: it may run beside the event loop."""
@@ -149,6 +176,8 @@ class Intake:
 
     def _refuse_other_vocabulary(self, group: OldGroup) -> None:
         known = self._service.vocabulary or self._vocabulary
+        if known and group.teacher is not None:
+            group.check(known)
         if known and (highest := int(group.tokens.max())) >= known:
             raise DataError(
                 f"tokens{group.place(int(group.tokens.argmax()))} of environment {group.environment} has the id {highest}, "

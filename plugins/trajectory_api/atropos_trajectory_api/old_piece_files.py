@@ -18,6 +18,7 @@ from zlib import crc32
 from atropos_core import console
 from atropos_core.durable import sync
 from atropos_core.errors import StoreFull
+from atropos_core.private import make_private
 
 _NAME = re.compile(r"(-?\d+)-(\d+)\.(piece|whole)")
 
@@ -36,7 +37,7 @@ class PieceFiles:
     """A directory of them."""
 
     def __init__(self, directory: Path, *, durable: bool) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         self._directory = directory
         self._durable = durable
 

@@ -188,6 +188,8 @@ class Pieces:
                 continue
             try:
                 group = held(one.body)
+                if isinstance(group, OldGroup):
+                    group.check()
             except DataError as error:
                 console.warn(f"piece {one.number} of environment {one.environment} is passed over: {error}")
                 continue

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atropos_core.errors import DataError
+from atropos_core.group_schema import brief, check_temperature
 from atropos_trajectory_api.wire_lists import types_of
 
 
@@ -40,10 +41,14 @@ class Told:
 def _temperature(where: str, said: Mapping[str, Any], default: float) -> float:
     if said.get("temperature") is None:
         return default
+    given = said["temperature"]
     try:
-        value = float(said["temperature"])
+        value = float(given)  # text too, as the trainers of atroposlib read it
     except (TypeError, ValueError, OverflowError):
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise DataError(f"{where}['temperature']: {said['temperature']!r} is not a finite number of at least 0")
+        value = math.inf
+    try:
+        check_temperature("", value)
+    except DataError as error:
+        what = Exception.__str__(error).partition(": ")[2]
+        raise DataError(f"{where}['temperature'] is {brief(given)}: {what}") from None
     return value

@@ -36,12 +36,12 @@ def add(app: typer.Typer) -> None:
 def train(
     file: FileArgument = None,
     api: Annotated[
-        str | None, typer.Option("--api", help="The server. [default: url of the run file's section api]")
+        str | None, typer.Option("--api", help="The server. \\[default: url of the run file's section api]")
     ] = None,
     token_file: TokenOption = None,
     engine_door: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT where workers reach this run's engines. [default: this machine, any free port]"),
+        typer.Option(help="HOST:PORT where workers reach this run's engines. \\[default: this machine, any free port]"),
     ] = None,
     env: EnvOption = None,
     model: ModelOption = None,
@@ -53,7 +53,7 @@ def train(
     seed: SeedOption = None,
     changes: SetOption = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="The run's own directory, new or empty. [default: runs/train-TIME]")
+        Path | None, typer.Option("--dir", help="The run's own directory, new or empty. \\[default: runs/train-TIME]")
     ] = None,
 ) -> None:
     """Train on groups that workers of a trajectory API play: `atropos run` without its environments.
@@ -106,7 +106,7 @@ def env(
         Path | None, typer.Option("--file", help="A run file: options of the environment, rewards.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="The policy's model, for its tokenizer. [default: what the trainer named]")
+        str | None, typer.Option(help="The policy's model, for its tokenizer. \\[default: what the trainer named]")
     ] = None,
     reward: RewardOption = None,
     weight: Annotated[float, typer.Option(min=1e-6, help="Its part of the batches beside other environments'.")] = 1.0,
@@ -166,7 +166,7 @@ def engine(
     engine: EngineOption = None,
     bridge: Annotated[
         str | None,
-        typer.Option(help="The run's: checkpoint, or lora with the run's [trainer]. [default: checkpoint]"),
+        typer.Option(help="The run's: checkpoint, or lora with the run's \\[trainer]. \\[default: checkpoint]"),
     ] = None,
     trainer: TrainerOption = None,
     changes: SetOption = None,

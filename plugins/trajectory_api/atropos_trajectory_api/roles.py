@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import tempfile
 import time
@@ -23,15 +22,15 @@ from atropos_core.api_worker import AWAY_S
 from atropos_core.assemble import EvaluationParts, Plan, build_for_evaluation
 from atropos_core.client import Api, Assignment, Worker, WorkerSpec
 from atropos_core.errors import AccessRefused, ApiError, AtroposError, DataError, DeadlineExceeded, HubFull
-from atropos_core.guards import blocked_loop_alarm
+from atropos_core.group_schema import MOST_CHARACTERS
+from atropos_core.guards import blocked_loop_alarm, own_process, requests_to_end
 from atropos_core.policy import within
 from atropos_core.remote import RemoteEngine
-from atropos_core.rollouts import Player, failed_by, task_count
+from atropos_core.rollouts import Player, check_named_tasks, failed_by, task_count
 from atropos_core.run import ENVIRONMENT_DEADLINE_S
 from atropos_core.scratch import owned_prefix, sweep
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Draw, ScoredGroup, Task
-from atropos_trajectory_api.checking import MOST_CHARACTERS
 from atropos_trajectory_api.named_engines import NamedEngines
 
 ROOM_S = 600.0  # of waiting for room in the hub before that is said
@@ -75,7 +74,7 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
     """Play until `stop`; what is being played then is finished, the rest goes to other workers. Returns how many groups
     were sent."""
     sweep("env")
-    with blocked_loop_alarm(), tempfile.TemporaryDirectory(prefix=owned_prefix("env")) as directory:
+    with blocked_loop_alarm(), own_process(), tempfile.TemporaryDirectory(prefix=owned_prefix("env")) as directory:
         (Path(directory) / "logs").mkdir()
         worker: Worker | None = None
 
@@ -92,6 +91,7 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
             [environment] = parts.environments.values()
             await within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {options.environment!r}: open()")
             tasks = task_count(options.environment, environment, "train")
+            check_named_tasks(options.environment, environment, "train")
             worker = await Worker.register(
                 api,
                 WorkerSpec(
@@ -252,8 +252,8 @@ def _refused(group: ScoredGroup, error: AtroposError) -> ScoredGroup:
 
 @contextlib.contextmanager
 def draining_signals(stop: asyncio.Event) -> Iterator[None]:
-    """The first SIGTERM or Ctrl-C drains; the second ends it at once."""
-    loop, current = asyncio.get_running_loop(), asyncio.current_task()
+    """The first SIGTERM, SIGHUP or Ctrl-C drains; the second ends it at once."""
+    current = asyncio.current_task()
     assert current is not None, "called from a coroutine"
 
     def asked() -> None:
@@ -261,11 +261,5 @@ def draining_signals(stop: asyncio.Event) -> Iterator[None]:
             current.cancel()
         stop.set()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, asked)
-    try:
+    with requests_to_end(asked):
         yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -12,7 +12,9 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, HubClosed
@@ -25,6 +27,7 @@ from atropos_trajectory_api.service import Service
 ROUTE = "ring"  # in metrics, where HTTP has a path
 HOLD_S = 20.0  # that a group may wait for room before its worker is told
 WAITING = 8  # groups of one ring that may wait for room outside its slots
+TURN_GROUPS, TURN_BYTES = 16, 1 << 20  # of one ring, before others have a turn: about a millisecond
 
 
 @contextlib.asynccontextmanager
@@ -59,46 +62,142 @@ class Door:
     """Puts what comes over rings into the hub."""
 
     def __init__(self, service: Service, budget: Budget, hold_s: float) -> None:
-        self._service = service
-        self._budget = budget
-        self._hold_s = hold_s
+        self.service = service
+        self.budget = budget
+        self.hold_s = hold_s
 
     async def handle(self, ring: RingConsumer) -> None:
         """One producer, until it ends; what it had sent by then is still taken."""
-        room = asyncio.Semaphore(WAITING)
-        puts: set[asyncio.Task[None]] = set()
+        intake = Intake(self, ring)
         try:
-            async for leases in ring.arrivals():
-                for lease in leases:
-                    await room.acquire()
-                    put = asyncio.create_task(self._put(ring, lease))
-                    puts.add(put)
-                    put.add_done_callback(puts.discard)
-                    put.add_done_callback(lambda _: room.release())
-                    await asyncio.sleep(0)  # it goes as far as it can, in the order of arrival; then others have a turn
-            await asyncio.gather(*puts, return_exceptions=True)
+            await ring.watch(intake.take)
+            await intake.finish()
         except DataError as error:
             console.warn(f"the ring of {ring.name!r} (pid {ring.pid}) is closed: {Exception.__str__(error)}")
         finally:
-            for put in puts:
-                put.cancel()
+            intake.cancel()
 
-    async def _put(self, ring: RingConsumer, lease: Lease) -> None:
-        started, size, worker = time.monotonic(), lease.payload.nbytes, lease.meta.decode(errors="replace")
-        share = self._budget.share()
-        status = 200
-        try:
-            await self._budget.take(share, size, self._hold_s)  # until then it stays in its slot
-            left = self._hold_s - (time.monotonic() - started)
-            number = await self._service.put(lease.copy(), key=lease.key, worker=worker, deadline_s=max(left, 0.001))
+
+class Intake:
+    """The groups of one ring, in the order of arrival. One for which there is room is in the hub within the turn of the
+    loop that its doorbell woke, and has its answer at the end of that turn; tasks are for those that must wait."""
+
+    def __init__(self, door: Door, ring: RingConsumer) -> None:
+        self._door = door
+        self._service = door.service
+        self._ring = ring
+        self._arrived: deque[Lease] = deque()
+        self._waiting: set[asyncio.Task[None]] = set()  # each is one group that waits for room
+        self._syncing: set[asyncio.Task[None]] = set()  # each is some that are in the hub and not yet on the disk
+        self._turn_due = False
+        self._idle = asyncio.Event()
+
+    def take(self, leases: list[Lease]) -> None:
+        self._arrived.extend(leases)
+        if not self._turn_due:
+            self._work()
+
+    async def finish(self) -> None:
+        """Once nothing waits any more."""
+        while self._arrived or self._waiting or self._syncing:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def cancel(self) -> None:
+        self._arrived.clear()
+        for task in (*self._waiting, *self._syncing):
+            task.cancel()
+
+    def _work(self) -> None:
+        """As many as one turn has time for; others have theirs before the next."""
+        self._turn_due = False
+        started, size, stored = time.monotonic(), 0, list[tuple[Lease, int]]()
+        while self._arrived and len(self._waiting) < WAITING:
+            if len(stored) >= TURN_GROUPS or size >= TURN_BYTES:
+                self._turn_due = True
+                asyncio.get_running_loop().call_soon(self._work)
+                break
+            lease = self._arrived.popleft()
+            nbytes = lease.payload.nbytes
+            size += nbytes
+            if self._waiting or not self._door.budget.has_room(nbytes):
+                self._put_later(lease)
+                continue
+            try:
+                number = self._service.put_at_once(lease.copy(), key=lease.key, worker=_sender(lease))
+            except HubClosed:
+                self._ring.close()  # the server ends: the worker sends it again, to the next one
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, the worker must hear of it, and the others go on
+                self._refuse(lease, error, started, nbytes)
+                continue
+            if number is None:
+                self._put_later(lease)
+            else:
+                stored.append((lease, number))
+        if not self._service.durable_at_once and stored:
+            self._spawn(self._syncing, self._release_on_disk(stored, started, size))
+        else:
+            self._release(stored, started, size)
+        self._ring.send_answers()
+
+    def _release(self, stored: list[tuple[Lease, int]], started: float, size: int) -> None:
+        for lease, number in stored:
             lease.release(number)
+        if stored:
+            passed = time.monotonic() - started
+            self._service.observed.request(ROUTE, self._ring.name, passed, 200, size, 0, calls=len(stored))
+
+    async def _release_on_disk(self, stored: list[tuple[Lease, int]], started: float, size: int) -> None:
+        try:
+            await self._service.written()
+        except AtroposError as error:
+            for lease, _ in stored:
+                self._refuse(lease, error, started, 0)
+            return
+        self._release(stored, started, size)
+
+    def _put_later(self, lease: Lease) -> None:
+        self._spawn(self._waiting, self._put(lease))
+
+    def _spawn(self, among: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        among.add(task)
+        task.add_done_callback(lambda task: self._ended(task, among))
+
+    def _ended(self, task: asyncio.Task[None], among: set[asyncio.Task[None]]) -> None:
+        among.discard(task)
+        self._idle.set()
+        if self._arrived and not self._turn_due and not task.cancelled():
+            self._work()
+
+    async def _put(self, lease: Lease) -> None:
+        """Waits until there is room, in its slot as long as bodies in flight have none for it."""
+        started, size = time.monotonic(), lease.payload.nbytes
+        share = self._door.budget.share()
+        try:
+            await self._door.budget.take(share, size, self._door.hold_s)
+            left = max(self._door.hold_s - (time.monotonic() - started), 0.001)
+            number = await self._service.put(lease.copy(), key=lease.key, worker=_sender(lease), deadline_s=left)
+            self._release([(lease, number)], started, size)
         except HubClosed:
-            ring.close()  # the server ends: the worker sends it again, to the next one
-        except Exception as error:
-            status = 503 if isinstance(error, AtroposError) else 500
-            lease.refuse(error)
-            if not isinstance(error, AtroposError):
-                raise  # a fault of ours: the worker has its name, the log its traceback
+            self._ring.close()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._refuse(lease, error, started, size)
         finally:
             share.end()
-            self._service.observed.request(ROUTE, ring.name, time.monotonic() - started, status, size, 0)
+
+    def _refuse(self, lease: Lease, error: Exception, started: float, size: int) -> None:
+        known = isinstance(error, AtroposError)
+        lease.refuse(error)
+        self._service.observed.request(
+            ROUTE, self._ring.name, time.monotonic() - started, 503 if known else 500, size, 0
+        )
+        if not known:  # a fault of ours: the worker has its name, the log its traceback
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"a group of the ring of {self._ring.name!r} was not taken", "exception": error}
+            )
+
+
+def _sender(lease: Lease) -> str:
+    return lease.meta.decode(errors="replace")

@@ -11,19 +11,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atropos_core import console
-from atropos_core.client import NOT_WANTED, OTHER_TIMELINE
+from atropos_core.client import DAMAGED, NOT_WANTED, OTHER_TIMELINE
 from atropos_core.errors import AtroposError, DataError, LeaseLost, StoreFull
 from atropos_core.hub import Entry, Hub, Label, Limits, Session, Want
 from atropos_core.types import Draw, Sampling, ScoredGroup
-from atropos_trajectory_api.checking import read_group
+from atropos_trajectory_api.checking import Checked, check_frame
 from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.draws import Draws, Rules
 from atropos_trajectory_api.leasing import Answer, Leasing, Outbox
 from atropos_trajectory_api.observe import Observed
+from atropos_trajectory_api.old_group import check_stored
 from atropos_trajectory_api.old_state import OldState
 from atropos_trajectory_api.workers import Policy, Workers, WorkerState
 
-TRAINERS_CAUSES = (OTHER_TIMELINE,)
+TRAINERS_CAUSES = (OTHER_TIMELINE, DAMAGED)
 _NEVER_STALE = 1 << 30
 
 
@@ -53,6 +54,7 @@ class Service:
         self.policy: Policy | None = None
         self.trainer: Trainer | None = None
         self.version = 0
+        self.newest_version: int | None = None  # that engines can have sampled from; None: no trainer has ever said
         self.engines: list[str] = []
         self.same_host: dict[str, str] | None = None  # path and nonce, once somebody listens there
         self.workers = Workers(clock, options.silent_s)
@@ -90,7 +92,10 @@ class Service:
             return cls(options)
         from atropos_core.store import JournalStore
 
-        return cls(options, JournalStore(options.directory / "journal", sync=options.sync))
+        store = JournalStore(options.directory / "journal", sync=options.sync)
+        service = cls(options, store)
+        store.check = lambda payload: check_stored(payload, service.vocabulary)
+        return service
 
     async def tick(self) -> None:
         """End the session of a silent trainer; let go of silent workers, whose draws go to others."""
@@ -130,7 +135,8 @@ class Service:
             }
         self._store.save_meta(
             {"trainer": trainer, "number": self._number, "version": self.version, "old": self.old.state(),
-             "holder": self._holder, "first_id": self._first_id, "hub_id": self.hub_id}
+             "holder": self._holder, "first_id": self._first_id, "hub_id": self.hub_id,
+             "newest_version": self.newest_version}
         )  # fmt: skip
 
     @property
@@ -145,9 +151,14 @@ class Service:
         """How many token ids there are; 0: not known yet."""
         return self.policy.vocabulary if self.policy else 0
 
-    def read(self, frame: bytes) -> ScoredGroup:
-        """The group of a frame from outside. Raises DataError."""
-        return read_group(frame, self.vocabulary)
+    @property
+    def durable_at_once(self) -> bool:
+        """What the hub has taken is as durable as was asked: nothing waits for the disk."""
+        return self._store is None or self.options.sync != "always"
+
+    def read(self, frame: bytes) -> Checked:
+        """What a frame from outside holds. Raises DataError."""
+        return check_frame(frame, self.vocabulary, self.newest_version)
 
     async def put(
         self, frame: bytes, label: Label | None = None, *, key: str | None = None, worker: str = "", deadline_s: float
@@ -161,18 +172,27 @@ class Service:
         self.observed.group(worker, label.environment, label.sequences, label.size_bytes)
         return number
 
+    def put_at_once(self, frame: bytes, *, key: str, worker: str) -> int | None:
+        """As `put` of a frame from outside, where that need not wait for room; None where it must. Where it is not
+        `durable_at_once`, `written` says when it is."""
+        checked = self.read(frame)
+        draw, label = checked
+        if self._is_unwanted(draw, key or None, worker):
+            return NOT_WANTED
+        number = self.hub.try_put(frame, label, key=key or None)
+        if number is not None:
+            self._arrived(number, draw, label, self._arriving)
+            self._count(worker, draw, label)
+        return number
+
     async def put_group(
-        self, frame: bytes, group: ScoredGroup, *, key: str | None, worker: str, deadline_s: float
+        self, frame: bytes, checked: Checked, *, key: str | None, worker: str, deadline_s: float
     ) -> int:
-        """As `put`, for a frame that was checked already: `group` is what it holds. `worker` is an id."""
-        draw, label = group.draw, Label.of(group, len(frame))
-        sender = self.workers.find(worker)
+        """As `put`, for a frame that was checked already: `checked` is what it holds. `worker` is an id."""
+        draw, label = checked
         arriving, key = self._arriving, key or None
-        if not (key and self.hub.knows(key)):
-            another = draw.id in arriving and (key is None or arriving[draw.id] != key)
-            if another or self.draws.refusal(draw, worker) is not None:
-                self.observed.dropped("not_wanted")
-                return NOT_WANTED
+        if self._is_unwanted(draw, key, worker):
+            return NOT_WANTED
         if draw.id >= 0:
             arriving[draw.id] = key
         try:
@@ -186,10 +206,24 @@ class Service:
         finally:
             arriving.pop(draw.id, None)
         self._arrived(number, draw, label, arriving)
+        self._count(worker, draw, label)
+        return number
+
+    def _is_unwanted(self, draw: Draw, key: str | None, worker: str) -> bool:
+        """Another group of this draw is there or on its way, or nobody asked for it."""
+        if draw.id < 0 or (key and self.hub.knows(key)):
+            return False
+        another = draw.id in self._arriving and (key is None or self._arriving[draw.id] != key)
+        if another or self.draws.refusal(draw, worker) is not None:
+            self.observed.dropped("not_wanted")
+            return True
+        return False
+
+    def _count(self, worker: str, draw: Draw, label: Label) -> None:
+        sender = self.workers.find(worker)
         if sender is not None:
             sender.playing.discard(draw.id)
         self.observed.group(sender.name if sender else "", label.environment, label.sequences, label.size_bytes)
-        return number
 
     def _arrived(self, number: int, draw: Draw, label: Label, arriving: Mapping[int, str | None]) -> None:
         if draw.id < 0:
@@ -263,6 +297,7 @@ class Service:
         self._draw_of = self._drawn()
         self.trainer, self._holder, self._first_id = trainer, trainer.holder, first
         self.policy, self.version = trainer.policy, version
+        self._raise_newest(version)
         self.hub.max_staleness = trainer.max_staleness
         self.engines.clear()
         self._outbox.clear()
@@ -304,6 +339,11 @@ class Service:
         since nor in `holding` was in an answer that never arrived; news up to `seen` did arrive."""
         session = self.session(number)
         session.trained(trained)
+        if self._raise_newest(
+            version + 1
+        ):  # what is leased trains the next one, which engines may have before we are told
+            self._save_unless_full()
+            await self.written()
         self._outbox.arrived(seen)
         until = asyncio.get_running_loop().time() + wait_s
         while True:
@@ -338,7 +378,10 @@ class Service:
             raise DataError(
                 f"a trainer drops no group for {cause!r}.", remedy=f"Known causes: {', '.join(TRAINERS_CAUSES)}."
             )
-        session, self._told_by_trainer = self.session(number), frozenset(ids)
+        session = self.session(number)
+        self._told_by_trainer = frozenset(
+            ids if cause == OTHER_TIMELINE else ()
+        )  # it may not know a damaged one's draw
         try:
             return session.drop(ids, cause)
         finally:
@@ -349,11 +392,14 @@ class Service:
         if self._store is not None:
             await self._store.written()
 
-    def set_version(self, number: int, version: int) -> None:
-        """The engines sample from this version now."""
+    def set_version(self, number: int, version: int, newest: int | None = None) -> None:
+        """The engines sample from this version now, and may have versions up to `newest` before another word."""
         self.session(number).renew()
         self.version = version
-        self.old.advance(version)
+        raised, before = self._raise_newest(version if newest is None else newest), self.old.step
+        self.old.advance(version)  # which saves where it changes
+        if raised and version == before:
+            self._save_unless_full()
 
     def add_engine(self, number: int, url: str) -> None:
         self.session(number).renew()
@@ -369,15 +415,25 @@ class Service:
         self.session(number).close()
         self._trainer_gone()
 
+    def _raise_newest(self, version: int) -> bool:
+        """It never falls: workers may still send what they sampled before a run was resumed from an earlier checkpoint."""
+        raised = self.newest_version is None or version > self.newest_version
+        if raised:
+            self.newest_version = version
+        return raised
+
     def _trainer_gone(self) -> None:
         """Its policy stays known, so that what old environments send meanwhile is checked."""
         self.trainer, self._number = None, -1
         self.engines.clear()
         self.draws.begin(None, self.draws.present, anew=False)
+        self._save_unless_full()
+
+    def _save_unless_full(self) -> None:
         try:
             self.save()
         except StoreFull as error:
-            console.warn(f"a restarted server will not know that the trainer has gone: {Exception.__str__(error)}")
+            console.warn(f"a restarted server will not know what the trainer has said last: {Exception.__str__(error)}")
 
     # -- what is known
 
@@ -432,6 +488,7 @@ class Service:
         self.old.load(meta["old"], now)
         self._holder, self._first_id, self.version = meta["holder"], meta["first_id"], meta["version"]
         self.hub_id = meta.get("hub_id", self.hub_id)
+        self.newest_version = meta.get("newest_version")
         self.draws.begin(None, [draw for number, draw in self._draw_of.items() if number >= self._first_id], anew=False)
         if (kept := meta["trainer"]) is None:
             return

@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,24 @@ from typing import Any
 import uvicorn
 
 from atropos_core import console
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, RunDirectoryError
+from atropos_core.private import make_private, private_files
 from atropos_trajectory_api.access import is_loopback, read_token
 from atropos_trajectory_api.app import App
 from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.connection import connections
+from atropos_trajectory_api.endpoint import HttpServer, http_config
+from atropos_trajectory_api.gate import Gate
 from atropos_trajectory_api.service import Service
 
 DRAIN_S = 10.0
+SWITCH_S = 0.001  # that the loop waits for a thread that reads a large body; 0.005 otherwise, several times in one call
 KEEP_ALIVE_S = (
     75  # longer than clients keep a connection of theirs that idles: the one who sends must not find it closed
 )
 RUNNING = "running"  # a file in the directory while a server has it: what is found there was killed
 
 
-class Server(uvicorn.Server):
+class Server(HttpServer):
     """uvicorn's, which ends with 0 on the first signal and holds nobody up."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
@@ -67,9 +71,21 @@ def serve(options: ServeOptions) -> None:
     vocabulary = ids_of(options.model) if options.model else 0
     listening = bind(options.host, options.port)
     try:
-        asyncio.Runner(loop_factory=_loop_factory()).run(_serve(options, listening, token, vocabulary))
+        sys.setswitchinterval(SWITCH_S)
+        with private_files():
+            asyncio.Runner(loop_factory=_loop_factory()).run(_serve(options, listening, token, vocabulary))
     finally:
         listening.close()
+
+
+def _close_to_others(directory: Path) -> None:
+    """Groups hold prompts and replies. Raises RunDirectoryError."""
+    try:
+        make_private(directory)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the server's directory {directory} cannot be used: {error.strerror}.", remedy="Choose another with --dir."
+        ) from error
 
 
 def refuse_what_is_no_certificate(cert: Path, key: Path) -> None:
@@ -120,6 +136,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 async def _serve(options: ServeOptions, listening: socket.socket, token: bytes | None, vocabulary: int) -> None:
     mark = Path(options.directory) / RUNNING if options.journal else None
+    if options.journal or options.same_host:
+        _close_to_others(options.directory)
     # before the journal is opened, which writes to it
     killed_at = _killed_at(options.directory) if mark is not None and mark.exists() else None
     service = Service.open(options)
@@ -127,20 +145,11 @@ async def _serve(options: ServeOptions, listening: socket.socket, token: bytes |
         if mark is not None:
             mark.touch()
         app = App(service, options, token=token, vocabulary=vocabulary, killed_at=killed_at)
-        config = uvicorn.Config(
-            app,
-            http=connections(options.request_s, options.connections),
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,  # addresses and queries are nobody's business
-            server_header=False,
-            proxy_headers=False,  # nor whoever a proxy says they are
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(DRAIN_S),
-            ssl_certfile=options.tls_cert,
-            ssl_keyfile=options.tls_key,
-        )
+        gate = Gate(options.request_s, options.connections, check_users=token is None, refused=service.observed.refused)
+        config = http_config(
+            app, gate, lifespan=True, grace_s=int(DRAIN_S), keep_alive_s=KEEP_ALIVE_S,
+            tls_cert=options.tls_cert, tls_key=options.tls_key,
+        )  # fmt: skip
         async with contextlib.AsyncExitStack() as stack:
             await _same_host(service, options, app, stack)
             _say(options, service, listening.getsockname()[1], token is not None)

@@ -10,18 +10,17 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, FailFast, Field, ValidationError, field_validator
 
 from atropos_core.errors import DataError
 from atropos_core.types import Bools, Floats, ScoredGroup, Tokens, offsets_of
 from atropos_core.wire import KEYS, MASKED, to_wire
 from atropos_trajectory_api.old_group import VERBATIM, OldGroup
-from atropos_trajectory_api.old_told import Told
-from atropos_trajectory_api.wire_json import dumps, parse
+from atropos_trajectory_api.wire_json import dumps, parse, without_arrays
 from atropos_trajectory_api.wire_lists import (
     NOT_OF_ITS_TYPE,
     by_token,
@@ -38,35 +37,46 @@ from atropos_trajectory_api.wire_lists import (
 
 __all__ = ["KEYS", "ScoredData", "dumps", "from_wire", "parse", "read", "to_wire"]
 
+_T = TypeVar("_T")
 MAX_DEPTH = 64  # of lists and objects in what the old protocol leaves to its clients
 
 _COLUMNS = ("advantages", "ref_logprobs", "inference_logprobs")
-_LARGEST = float(np.finfo(np.float32).max)
+
+
+class _First(FailFast):
+    """Of a list: its first wrong entry is named, and no further one looked at. A union wants it hashable."""
+
+    __hash__ = object.__hash__
+
+
+_FIRST = _First()
+Row = Annotated[list[_T], _FIRST]
+Rows = Annotated[list[Row[_T]], _FIRST]
 
 
 class ScoredData(BaseModel):
     """One group as the old protocol has it: a list for each sequence, with an entry for each token."""
 
-    tokens: list[list[int]] = Field(description="Prompt and completion ids of each sequence.")
-    masks: list[list[int]] = Field(description="For each token: -100 where the loss does not count it, else its id.")
-    scores: list[float] = Field(description="One for each sequence.")
-    advantages: list[list[float]] | None = Field(None, description="For each token, over those that scores would give.")
-    ref_logprobs: list[list[float]] | None = Field(None, description="For each token, of a reference model.")
-    messages: list[list[dict[str, Any]]] | None = Field(None, description="Each with `role` and `content`.")
+    tokens: Rows[int] = Field(description="Prompt and completion ids of each sequence.")
+    masks: Rows[int] = Field(description="For each token: -100 where the loss does not count it, else its id.")
+    scores: Row[float] = Field(description="One for each sequence.")
+    advantages: Rows[float] | None = Field(None, description="For each token, over those that scores would give.")
+    ref_logprobs: Rows[float] | None = Field(None, description="For each token, of a reference model.")
+    messages: Rows[dict[str, Any]] | None = Field(None, description="Each with `role` and `content`.")
     generation_params: dict[str, Any] | None = Field(None, description="`temperature` is read.")
-    inference_logprobs: list[list[float]] | None = Field(None, description="For each token; 1.0 where it is masked.")
-    overrides: list[dict[str, Any]] | None = Field(
+    inference_logprobs: Rows[float] | None = Field(None, description="For each token; 1.0 where it is masked.")
+    overrides: Row[dict[str, Any]] | None = Field(
         None, description="For each sequence: `set_advantage_to_zero`, `temperature`, `sft`."
     )
     group_overrides: dict[str, Any] | None = Field(None, description="`temperature` and `sft` are read.")
     images: Any | None = None
     env_id: int | None = Field(None, description="As /register-env gave it.")
-    distill_token_ids: list[list[list[int]]] | None = Field(None, description="A teacher's likeliest at each token.")
-    distill_logprobs: list[list[list[float]]] | None = Field(None, description="Theirs, in the same shape.")
+    distill_token_ids: Rows[Row[int]] | None = Field(None, description="A teacher's likeliest at each token.")
+    distill_logprobs: Rows[Row[float]] | None = Field(None, description="Theirs, in the same shape.")
 
     @field_validator("messages", mode="after")
     @classmethod
-    def _messages_say_who_and_what(cls, value: list[list[dict[str, Any]]] | None) -> list[list[dict[str, Any]]] | None:
+    def _messages_say_who_and_what(cls, value: Rows[dict[str, Any]] | None) -> list[list[dict[str, Any]]] | None:
         if any("role" not in one or "content" not in one for one in chain.from_iterable(value or ())):
             raise ValueError("a message must have 'role' and 'content'")
         return value
@@ -87,7 +97,7 @@ def read(data: Any, environment: str) -> OldGroup:
     except NOT_OF_ITS_TYPE:  # a value that is not of its type: perhaps it can be made so
         pass
     try:
-        coerced = ScoredData.model_validate(data).__dict__
+        coerced = ScoredData.model_validate(without_arrays(data)).__dict__
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise DataError(f"{path_of(first['loc'])}: {first['msg']}") from None
@@ -116,15 +126,10 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
     if not (sampled | (masks == MASKED)).all():
         rest["masks"] = [list(map(int, row)) for row in data["masks"]]
     scores = list(map(float, _as_numbers(counted("scores", data["scores"], len(lengths)))))
-    if not all(abs(score) <= _LARGEST for score in scores):
-        rewards = floats([scores])
-        refuse("scores", None, ~np.isfinite(rewards), rewards, "is not a finite number of 32 bits")
     columns: dict[str, Floats] = {}
     for name in _COLUMNS:
         if given := data.get(name):
-            columns[name] = values = floats(by_token(name, given, lengths))
-            if not (finite := np.isfinite(values)).all():
-                refuse(name, offsets_of(lengths), ~finite, values, "is not a finite number of 32 bits")
+            columns[name] = floats(by_token(name, given, lengths))
         elif given is not None:  # an empty list says nothing, and is given back as it came
             rest[name] = lists(given)
     teacher = _teacher(data, rest, lengths)
@@ -133,8 +138,9 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
         if (said := data.get(key)) is not None:
             _bounded(key, said)
             rest[key] = said
-    Told(rest, len(lengths))
-    return OldGroup(environment, lengths, tokens, sampled, scores, columns, teacher, rest)
+    group = OldGroup(environment, lengths, tokens, sampled, scores, columns, teacher, rest)
+    group.check()
+    return group
 
 
 def _as_numbers(scores: list[Any]) -> list[Any]:

@@ -1,8 +1,15 @@
-"""JSON as the old protocol has it: numbers within 64 bits coming in, arrays and numbers of any size going out."""
+"""JSON as the old protocol has it: numbers within 64 bits coming in, arrays and numbers of any size going out.
+
+A number takes two bytes or more on the wire and 40 as a Python object, and a parser holds Python's lock until it is done. So in a
+long body each list of numbers is read by itself and kept as an array, and what is left may hold only so many values.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import secrets
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +20,13 @@ from atropos_core.wire import KEYS
 
 MOST_IN_LIST = 300_000  # lists and objects in a body: an empty one of three characters takes 64 bytes once it is read
 MOST_IN_GROUP = 1_000_000  # two for each token, where a teacher's likeliest tokens come along
+MOST_VALUES = 2_000_000  # outside long lists of numbers: 80 MB
+MOST_OTHERS = 250_000  # in long lists of numbers that are no rows: scores, what a client says of its sampling
 LONG_BYTES = 1 << 18  # what is shorter cannot hold many
+APART_BYTES = 1 << 19  # from here on, lists of numbers are read apart
+ROWS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")  # a list of numbers for each sequence
+_STRING_OR_NUMBERS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[[0-9eE+\-., \t\r\n]{256,}+\]', re.DOTALL)
+_APART = secrets.token_hex(8)  # no client can know what stands for a list that was read apart
 _COLUMNS = frozenset(KEYS) - {"messages", "generation_params", "overrides", "group_overrides", "images", "env_id"}
 
 
@@ -27,7 +40,7 @@ def parse(body: bytes) -> dict[str, Any] | list[Any]:
                 remedy="Send fewer groups at once.",
             )
     try:
-        value = orjson.loads(body)
+        value = orjson.loads(body) if len(body) < APART_BYTES else _read_in_parts(body)
         if _holds_a_large_float(value):  # or else an integer that orjson made a float of
             json.loads(body, parse_int=_integer)
     except (ValueError, RecursionError) as error:
@@ -35,6 +48,84 @@ def parse(body: bytes) -> dict[str, Any] | list[Any]:
     if not isinstance(value, (dict, list)):
         raise DataError(f"the body must be a JSON object or list, not {type(value).__name__}")
     return value
+
+
+def _read_in_parts(body: bytes) -> Any:
+    """The same value, but rows of `ROWS` whose numbers are all integers of 32 bits, or all no integers, are arrays."""
+    apart: list[Any] = []
+
+    def set_apart(found: re.Match[bytes]) -> bytes:
+        text = found[0]
+        if text[:1] == b'"':
+            return text
+        numbers = orjson.loads(text)
+        kinds = set(map(type, numbers))
+        if kinds == {int}:
+            try:
+                apart.append(np.array(numbers, np.int32))
+            except OverflowError:
+                return text
+        elif kinds == {float}:
+            apart.append(np.array(numbers, np.float64))
+        else:
+            return text
+        return f'"{_APART}{len(apart) - 1}"'.encode()
+
+    rest = _STRING_OR_NUMBERS.sub(set_apart, body)
+    if (values := rest.count(b",")) > MOST_VALUES:
+        raise DataError(
+            f"the body holds some {values} values outside lists of whole numbers or of fractions, and up to {MOST_VALUES} are read.",
+            remedy="Send fewer groups at once.",
+        )
+    value = orjson.loads(rest)
+    for group in value if isinstance(value, list) else [value]:
+        if isinstance(group, dict):
+            for name in ROWS:
+                if isinstance(rows := group.get(name), list):
+                    group[name] = [_taken(row, apart) if isinstance(row, str) else row for row in rows]
+    if (others := sum(len(numbers) for numbers in apart if numbers is not None)) > MOST_OTHERS:
+        raise DataError(f"the body has {others} numbers outside {', '.join(ROWS)}, and up to {MOST_OTHERS} are read.")
+    return _with_lists(value, apart)
+
+
+def _taken(text: str, apart: list[Any]) -> Any:
+    """What stands for it, once: nothing does so twice."""
+    if not text.startswith(_APART):
+        return text
+    place = int(text[len(_APART) :])
+    taken, apart[place] = apart[place], None
+    return taken
+
+
+def _with_lists(value: Any, apart: list[Any]) -> Any:
+    """What was read apart and is no row, as lists."""
+    if type(value) is dict:
+        return {key: _with_lists(entry, apart) for key, entry in value.items()}
+    if type(value) is list:
+        return [_with_lists(entry, apart) for entry in value] if set(map(type, value)) & {list, dict, str} else value
+    if type(value) is str and value.startswith(_APART):
+        return _taken(value, apart).tolist()
+    return value
+
+
+def without_arrays(group: Any) -> Any:
+    """A group whose rows are lists again. Raises DataError where they would be too many."""
+    if not isinstance(group, dict) or not any(type(row) is np.ndarray for row in _rows(group)):
+        return group
+    if sum(map(len, _rows(group))) > MOST_VALUES:
+        raise DataError(
+            "a group this long must have its numbers as they are meant: integers in tokens and masks, fractions elsewhere."
+        )
+    return group | {
+        name: [row.tolist() if type(row) is np.ndarray else row for row in group[name]]
+        for name in ROWS
+        if isinstance(group.get(name), list)
+    }
+
+
+def _rows(group: dict[str, Any]) -> list[Any]:
+    columns = [group[name] for name in ROWS if isinstance(group.get(name), list)]
+    return [row for row in chain.from_iterable(columns) if isinstance(row, (list, np.ndarray))]
 
 
 def dumps(value: Any) -> bytes:

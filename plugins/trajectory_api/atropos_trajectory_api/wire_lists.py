@@ -27,8 +27,22 @@ def floats(rows: Sequence[Sequence[Any]]) -> Floats:
     return _packed("f", rows, np.dtype(np.float32))
 
 
-def _packed(code: str, rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _packed(code: str, rows: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if any(type(row) is np.ndarray for row in rows):
+        return np.concatenate([_cast(row, dtype) for row in rows])
     return np.frombuffer(b"".join([_packer(len(row), code)(*row) for row in rows]), dtype)
+
+
+def _cast(row: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if type(row) is not np.ndarray:
+        return np.frombuffer(_packer(len(row), dtype.char)(*row), dtype)
+    if row.dtype.kind == "f" and dtype.kind == "i":
+        raise TypeError
+    with np.errstate(over="ignore"):
+        cast: np.ndarray[Any, Any] = row.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(cast).all():
+        raise OverflowError
+    return cast
 
 
 @lru_cache(4096)
@@ -41,7 +55,7 @@ def types_of(rows: Any) -> set[type]:
 
 
 def lists(rows: Any) -> list[list[Any]]:
-    if type(rows) is not list or types_of(rows) - {list}:
+    if type(rows) is not list or types_of(rows) - {list, np.ndarray}:
         raise TypeError
     return rows
 

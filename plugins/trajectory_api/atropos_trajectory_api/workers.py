@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atropos_core.errors import DataError, TokenizerMismatch
+from atropos_core.group_schema import MOST_CHARACTERS, brief
 
-MOST_CHARACTERS = 500  # of a name
+_INT63 = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -69,19 +70,16 @@ class Workers:
             name=_given(wanted, "name", str),
             environment=_given(wanted, "environment", str),
             tasks=_given(wanted, "tasks", int, 0),
-            weight=float(_given(wanted, "weight", (int, float), 1.0)),
-            minimum=float(_given(wanted, "minimum", (int, float), 0.0)),
+            weight=_share(wanted, "weight", 1.0, 1e9),
+            minimum=_share(wanted, "minimum", 0.0, 1.0),
             group_size=_given(wanted, "group_size", int, 0),
             tokenizer=_given(wanted, "tokenizer", str, ""),
             vocabulary=_given(wanted, "vocabulary", int, 0),
             seen=self._clock(),
             playing=numbers(wanted.get("playing", ())),
         )
-        if not (0 < worker.weight < 1e9 and 0 <= worker.minimum <= 1):
-            raise DataError(
-                f"worker {worker.name!r}: weight {worker.weight:g} and minimum {worker.minimum:g} cannot be",
-                remedy="A weight is above 0, a minimum is a share of the batch from 0 to 1.",
-            )
+        if not worker.weight:
+            raise DataError(f"worker {worker.name!r}: a weight of 0 cannot be", remedy="A weight is above 0.")
         self._workers[worker.id] = worker
         return worker
 
@@ -122,17 +120,28 @@ class Workers:
 
 def numbers(given: Any) -> set[int]:
     """A list of ids from outside. Raises DataError."""
-    if not isinstance(given, (list, tuple)) or any(type(number) is not int for number in given):
-        raise DataError("a list of ids must hold whole numbers, and nothing else")
+    if not isinstance(given, (list, tuple)) or not all(type(one) is int and -_INT63 <= one < _INT63 for one in given):
+        raise DataError("a list of ids must hold whole numbers of 64 bits, and nothing else")
     return set(given)
+
+
+def _share(wanted: Mapping[str, Any], key: str, default: float, most: float) -> float:
+    """Compared before it is made a float: a whole number in a body may have any number of digits."""
+    value = _given(wanted, key, (int, float), default)
+    if not 0 <= value <= most:
+        raise DataError(
+            f"{key!r} is {brief(value)}, which it cannot be",
+            remedy="A weight is above 0 and at most 1e9, a minimum is a share of the batch from 0 to 1.",
+        )
+    return float(value)
 
 
 def _given(wanted: Mapping[str, Any], key: str, kind: Any, default: Any = None) -> Any:
     value = wanted.get(key, default)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise DataError(f"{key!r} is {value!r:.80}, which it cannot be")
+        raise DataError(f"{key!r} is {brief(value)}, which it cannot be")
     if kind is int and not 0 <= value < 1 << 62:
-        raise DataError(f"{key!r} is {value}, which it cannot be")
+        raise DataError(f"{key!r} is {brief(value)}, which it cannot be")
     if kind is str and len(value) > MOST_CHARACTERS:
         raise DataError(f"{key!r} has {len(value)} characters, more than {MOST_CHARACTERS}")
     return value

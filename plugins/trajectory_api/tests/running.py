@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
 from atropos_trajectory_api.app import App
 from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.connection import connections
+from atropos_trajectory_api.endpoint import HttpServer, http_config
+from atropos_trajectory_api.gate import Gate
 from atropos_trajectory_api.service import Service
 from atropos_trajectory_api.serving import bind
 
@@ -59,12 +59,13 @@ class Running:
     async def _serve(self) -> None:
         self.service = Service.open(self.options)
         self.app = App(self.service, self.options, **self._more)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self.app, http=connections(self.options.request_s), ws="none", log_level="error", lifespan="on",
-                timeout_graceful_shutdown=5,
-            )
-        )  # fmt: skip
+        gate = Gate(
+            self.options.request_s,
+            self.options.connections,
+            check_users=self._more.get("token") is None,
+            refused=self.service.observed.refused,
+        )
+        self._server = HttpServer(http_config(self.app, gate, lifespan=True, grace_s=5, keep_alive_s=5))
         self._ready.set()
         await self._server.serve(sockets=[self._socket])
         await self.service.close()

@@ -131,11 +131,13 @@ async def test_failures_without_end_end_the_run_with_their_cause(server, tmp_pat
 
 async def test_what_grew_stale_is_settled_counted_and_replaced(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path, staleness=1) as here:
+        await here.source.publish(1)
         here.source.want(2)
         leasing = asyncio.create_task(here.lease(1, version=1))
         await play(one, 2, version=1)
         await leasing
         await here.train()
+        await here.source.publish(3)
         leasing = asyncio.create_task(here.lease(1, version=3))
         [third] = await play(one, 1, version=3)
         assert await leasing == [third.id]
@@ -290,6 +292,7 @@ async def test_what_was_sampled_after_the_checkpoint_that_a_run_resumes_from_is_
 
 async def test_a_token_of_a_version_that_nobody_had_yet_is_played_again(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
+        await here.source.publish(4)
         here.source.want(1)
         leasing = asyncio.create_task(here.lease(1, version=3))
         await play(one, 1, version=4)
@@ -306,6 +309,19 @@ async def test_what_nobody_drew_is_trained_and_its_version_is_unknown_where_that
         async with run(server, tmp_path) as here:
             await here.lease(2, version=3)
             assert versions(here) == {3, UNKNOWN_VERSION}
+
+
+async def test_a_version_that_this_session_heard_of_only_as_lost_is_unknown(server, tmp_path):
+    async with worker(server) as one:
+        async with run(server, tmp_path) as before:
+            await before.source.publish(9)
+            await one.put(played(Draw(-1, "old", "train", -1, 1), version=9), deadline_s=10)
+            await before.lease(1, version=9)
+        async with run(server, tmp_path) as here:  # nothing was saved: version 0 again, and nine are lost
+            for version in (7, 2, 8):
+                await one.put(played(Draw(-1, "old", "train", -1, version), version=version), deadline_s=10)
+            await here.lease(3, version=2)
+            assert versions(here) == {UNKNOWN_VERSION, 2}
 
 
 async def test_a_run_that_resumes_before_its_workers_waits_for_them(server, tmp_path):

@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import DataError
-from atropos_core.types import Rollout, ScoredGroup, TopK
-from atropos_trajectory_api.checking import read_group
+from atropos_core.group_schema import check_group
+from atropos_core.held import Label
+from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup, TopK
+from atropos_trajectory_api.checking import check_frame, read_group
+from atropos_trajectory_api.quick_look import surely_right
 from plugins.trajectory_api.tests.played import VOCABULARY, drawn, played
+from tests.wrong_groups import NATIVE, VALUES, on_episode, on_rollout, unchecked
+from tests.wrong_groups import group as wrong_group
 
 GOOD = played(drawn(3))
 
@@ -76,6 +81,21 @@ BAD = {
 def test_what_cannot_be_trained_is_refused(wrong: Any):
     with pytest.raises(DataError):
         read_group(encode_bytes(wrong), VOCABULARY)
+    with pytest.raises(DataError):
+        check_frame(encode_bytes(wrong), VOCABULARY)
+
+
+def test_what_the_hub_must_know_of_a_frame_is_what_its_group_says():
+    frame = encode_bytes(GOOD)
+    assert check_frame(frame, VOCABULARY) == (GOOD.draw, Label.of(GOOD, len(frame)))
+
+
+def taken(check: Any, frame: bytes) -> bool:
+    try:
+        check(frame, VOCABULARY)
+    except DataError:
+        return False
+    return True
 
 
 def test_text_of_any_script_is_taken_as_it_is():
@@ -103,11 +123,34 @@ PREFIX = struct.Struct("<4sIQ")
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(FRAME) - 1), st.binary(min_size=1, max_size=8))
 def test_flipped_bytes_are_refused_or_still_a_group(at: int, put: bytes):
-    torn = FRAME[:at] + put + FRAME[at + len(put) :]
-    try:
-        read_group(torn[: len(FRAME)], VOCABULARY)
-    except DataError:
-        pass
+    torn = (FRAME[:at] + put + FRAME[at + len(put) :])[: len(FRAME)]
+    assert taken(check_frame, torn) == taken(read_group, torn)
+
+
+def rich() -> ScoredGroup:
+    """With whatever else an honest group has."""
+    said = ({"role": "user", "content": "hé", "of": [1, {"a": None}]},)
+    first, second, *rest = GOOD.episodes
+    [of_first], [of_second] = first.rollouts, second.rollouts
+    further = replace(of_first, tokens=of_first.tokens[::-1], policy_version=np.full(T, UNKNOWN_VERSION, np.int32))
+    masked = replace(of_second, trained=np.zeros(T, bool), policy_version=np.full(T, 2, np.int32))
+    episodes = (
+        replace(first, rollouts=(of_first, further), messages=said, metrics={"turns": 2}, parts={"exact": 1.0}, correct=True),
+        replace(second, rollouts=(masked,)),
+        *rest,
+    )  # fmt: skip
+    task = replace(GOOD.task, messages=said, answer="14", data={"level": [1, 2.5]})
+    return replace(GOOD, task=task, episodes=episodes, parts={"exact": GOOD.rewards})
+
+
+FRAMES = (FRAME, encode_bytes(rich()))
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=["plain", "rich"])
+def test_an_honest_group_needs_a_quick_look_and_no_more(frame: bytes):
+    assert surely_right(frame, VOCABULARY, 7) == check_frame(frame, VOCABULARY, 7)
+    group = read_group(frame, VOCABULARY)
+    assert surely_right(frame, VOCABULARY, 7) == (group.draw, Label.of(group, len(frame)))
 
 
 WORDS = st.sampled_from([None, True, -1, 0, 1.5, 1 << 70, "", "~a", [], {}, [[1]], {"~r": "Rollout", "~f": []}])
@@ -116,8 +159,9 @@ WORDS = st.sampled_from([None, True, -1, 0, 1.5, 1 << 70, "", "~a", [], {}, [[1]
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_header_with_anything_in_any_place_is_refused_or_still_a_group(data: st.DataObject):
-    _, length, size = PREFIX.unpack_from(FRAME)
-    header = json.loads(FRAME[PREFIX.size : PREFIX.size + length])
+    good = data.draw(st.sampled_from(FRAMES))
+    _, length, size = PREFIX.unpack_from(good)
+    header = json.loads(good[PREFIX.size : PREFIX.size + length])
     place = header
     while isinstance(place, (dict, list)) and place:
         key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
@@ -126,7 +170,18 @@ def test_a_header_with_anything_in_any_place_is_refused_or_still_a_group(data: s
             break
         place = place[key]
     raw = json.dumps(header).encode()
-    try:
-        read_group(PREFIX.pack(b"ATR1", len(raw), size) + raw + FRAME[PREFIX.size + length :], VOCABULARY)
-    except DataError:
-        pass
+    frame = PREFIX.pack(b"ATR1", len(raw), size) + raw + good[PREFIX.size + length :]
+    assert taken(check_frame, frame) == taken(read_group, frame), "a quick look lets in what the whole check does not"
+
+
+@pytest.mark.parametrize("wrong", [*VALUES, *NATIVE, "a temperature of nan", "a score of nan"])
+@pytest.mark.parametrize("turned", [False, True], ids=["first", "last"])
+def test_the_quick_look_lets_nothing_in_that_the_schema_refuses(wrong: str, turned: bool) -> None:
+    nan = {"a temperature of nan": on_rollout(temperature=np.nan), "a score of nan": on_episode(score=np.nan)}
+    made = (nan.get(wrong) or (VALUES | NATIVE)[wrong][0])(wrong_group())
+    if turned:
+        made = unchecked(made, episodes=made.episodes[::-1])
+    with pytest.raises(DataError):
+        check_group(made, VOCABULARY)
+    assert surely_right(encode_bytes(made), VOCABULARY, None) is None
+    assert surely_right(encode_bytes(wrong_group()), VOCABULARY, None) is not None

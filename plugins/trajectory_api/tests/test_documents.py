@@ -48,6 +48,7 @@ def test_the_table_of_metrics_has_every_family():
     service.observed.request("/batch", "worker", 0.1, 200, 1, 1)
     service.observed.group("worker", "words", 4, 100)
     service.observed.dropped("stale")
+    service.observed.refused("url")
     families = set(re.findall(r"^# TYPE (\w+)", render_prometheus(service), re.M))
     assert set(re.findall(r"`(atropos_\w+)`", PAGE)) == families
 

@@ -8,10 +8,14 @@ import time
 import zlib
 from pathlib import Path
 
+import numpy as np
+import orjson
 import pytest
 
-from atropos_core.errors import HubFull
+from atropos_core.errors import DataError, HubFull
 from atropos_trajectory_api.limits import FREE, Budget
+from atropos_trajectory_api.wire import read
+from atropos_trajectory_api.wire_json import MOST_VALUES, _read_in_parts, parse
 from plugins.trajectory_api.tests.running import group, running
 
 GZIP = {"content-encoding": "gzip"}
@@ -76,11 +80,11 @@ def test_heads_and_bodies_that_never_end_are_given_up(tmp_path: Path) -> None:
 async def test_who_finds_the_budget_used_up_waits_and_one_alone_may_go_beyond_it() -> None:
     budget = Budget(100)
     first, second, third = budget.share(), budget.share(), budget.share()
-    await first.take(FREE + 80, 1)
-    waiting = [asyncio.ensure_future(one.take(FREE + 50, 5)) for one in (second, third)]
+    await first.take(FREE + 80, 1, 1)
+    waiting = [asyncio.ensure_future(one.take(FREE + 50, 1, 5)) for one in (second, third)]
     await asyncio.sleep(0.01)
     assert [task.done() for task in waiting] == [True, False], "the first that must wait goes on, the next does not"
-    await second.take(1000, 1)
+    await second.take(1000, 1, 1)
     assert budget.held == 80 + 50 + 1000
     second.end()
     await asyncio.wait_for(waiting[1], 1)
@@ -92,15 +96,15 @@ async def test_who_finds_the_budget_used_up_waits_and_one_alone_may_go_beyond_it
 async def test_a_wait_for_the_budget_has_a_deadline_and_leaves_nothing() -> None:
     budget = Budget(100)
     first, beyond, late = budget.share(), budget.share(), budget.share()
-    await first.take(FREE + 100, 1)
-    await beyond.take(FREE + 100, 1)
+    await first.take(FREE + 100, 1, 1)
+    await beyond.take(FREE + 100, 1, 1)
     with pytest.raises(HubFull, match="in-flight-mb"):
-        await late.take(FREE + 10, 0.02)
+        await late.take(FREE + 10, 1, 0.02)
     small = budget.share()
-    await small.take(FREE, 0.01)  # what is free waits for nobody
+    await small.take(FREE, 1, 0.01)  # what is free waits for nobody
     for one in (first, beyond, late, small):
         one.end()
-    await late.take(100, 0.01)
+    await late.take(100, 1, 0.01)
 
 
 def test_answers_that_nobody_reads_hold_up_nobody_else(tmp_path: Path) -> None:
@@ -111,3 +115,34 @@ def test_answers_that_nobody_reads_hold_up_nobody_else(tmp_path: Path) -> None:
         assert server.client.get("/status").status_code == 200
         for one in idle:
             one.close()
+
+
+def test_a_long_body_is_read_to_the_same_group_as_a_short_one() -> None:
+    """Long lists of numbers are read apart; what looks like one in a text is none."""
+    sent = group(3, length=500)
+    numbers = "[" + "1,2," * 200 + "3]"
+    sent["messages"] = [[{"role": "user", "content": numbers + '"\\' + numbers}]] * 3
+    sent["inference_logprobs"] = [[-1.25] * 500, [-1] * 500, [*[-0.5] * 499, -1]]
+    sent["generation_params"] = {"seeds": list(range(1000)), "mixed": [1, 2.5] * 200, "tag": 0}
+    body = json.dumps(sent).encode()
+    apart = _read_in_parts(body)
+    assert type(apart["tokens"][0]) is np.ndarray and type(apart["inference_logprobs"][2]) is list
+    assert apart["messages"] == sent["messages"] and apart["generation_params"] == sent["generation_params"]
+    assert read(apart, "one").frame() == read(orjson.loads(body), "one").frame()
+    coerced = sent | {"tokens": [list(map(float, row)) for row in sent["tokens"]]}
+    text = json.dumps(coerced).encode()
+    assert read(_read_in_parts(text), "one").frame() == read(orjson.loads(text), "one").frame()
+    assert _read_in_parts(numbers.encode()) == orjson.loads(numbers)
+    for name, wrong in (("tokens", 2**31), ("tokens", -1), ("tokens", 1.5), ("inference_logprobs", 1e300)):
+        broken = sent | {name: [[wrong] * 500, *sent[name][1:]]}
+        text = json.dumps(broken).encode()
+        for value in (_read_in_parts(text), orjson.loads(text)):
+            with pytest.raises(DataError, match=name):
+                read(value, "one")
+
+
+@pytest.mark.parametrize("field", ["tokens", "generation_params", ""])
+def test_more_numbers_than_are_read_as_they_come_are_refused(field: str) -> None:
+    numbers = [1.5] * (MOST_VALUES + 1)
+    with pytest.raises(DataError, match="4000002|2000001|integers"):
+        read(parse(json.dumps({**group(2), field: [numbers, numbers]} if field else [numbers]).encode()), "one")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,10 @@ from plugins.trajectory_api.tests.played import drawn, played
 
 @asynccontextmanager
 async def door(
-    folder: Path, budget: Budget | None = None, *, hold_s: float = 20.0, **options: float
+    folder: Path, budget: Budget | None = None, *, hold_s: float = 20.0, **options: Any
 ) -> AsyncIterator[tuple[Service, RingProducer]]:
     """A service in this process, and a ring into it."""
-    settings = ServeOptions(directory=folder / "api", journal=False, **options)  # type: ignore[arg-type]
+    settings = ServeOptions(**({"directory": folder / "api", "journal": False} | options))
     service = Service.open(settings)
     async with same_host.listening(service, settings, budget or Budget(1 << 30), hold_s=hold_s):
         assert service.same_host is not None
@@ -48,6 +49,32 @@ async def test_a_frame_is_put_once_for_its_key_and_answered_with_its_id(tmp_path
         assert entries is not None
         assert [entry.id for entry in entries] == [ack.value for ack in acks]
         assert [entry.payload for entry in entries] == [encode_bytes(group) for group in groups]
+
+
+async def test_groups_for_which_there_is_room_cost_no_task_each(tmp_path):
+    made: list[str] = []
+
+    def noting(loop: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
+        made.append(coroutine.__qualname__)
+        return asyncio.Task(coroutine, loop=loop, **more)
+
+    async with door(tmp_path) as (service, ring):
+        asyncio.get_running_loop().set_task_factory(noting)
+        await asyncio.gather(*(ring.put(encode(played(drawn(-1 - n))), key=str(n)) for n in range(40)))
+        asyncio.get_running_loop().set_task_factory(None)
+        assert service.hub.status().groups == 40
+    assert [name for name in made if name != "RingProducer.put"] == []
+
+
+async def test_what_must_be_on_the_disk_first_is_answered_then_and_is_there_after_a_restart(tmp_path):
+    groups = [played(drawn(-1 - n)) for n in range(20)]
+    async with door(tmp_path, journal=True, sync="always") as (_, ring):
+        acks = await asyncio.gather(*(ring.put(encode(group), key=str(n)) for n, group in enumerate(groups)))
+        with pytest.raises(DataError):
+            await ring.put([b"no frame"], key="x")
+    async with door(tmp_path, journal=True, sync="always") as (service, ring):
+        assert [number for number, _ in service.hub.labels()] == sorted(ack.value for ack in acks)
+        assert (await ring.put(encode(groups[7]), key="7")).value == acks[7].value
 
 
 async def test_what_is_no_group_is_refused_by_name_and_the_ring_goes_on(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
+from atropos_core.group_schema import LARGEST_REWARD, LOGPROB_ROUNDING, LOWEST_LOGPROB
 from atropos_core.types import UNKNOWN_VERSION, ScoredGroup
 from atropos_trajectory_api import wire
 from atropos_trajectory_api.old_group import as_frame, as_wire, held
@@ -237,7 +239,8 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def unusable(body: Upstream) -> bool:
-    """What we refuse although the old server took it: lengths that disagree, numbers that do not fit."""
+    """What we refuse although the old server took it: lengths that disagree, numbers that do not fit, logprobs of trained
+    tokens that are none."""
     lengths = [len(row) for row in body.tokens]
     columns = [body.advantages, body.ref_logprobs, body.inference_logprobs]
     teacher = (body.distill_token_ids, body.distill_logprobs)
@@ -261,7 +264,17 @@ def unusable(body: Upstream) -> bool:
         )  # type: ignore[union-attr]
         or len(body.overrides or ()) > len(lengths)
         or any((one or {}).get("temperature") == "hot" for one in temperatures)
+        or any(not LOWEST_LOGPROB <= logprob <= LOGPROB_ROUNDING for logprob in trained_logprobs(body))
+        or any(abs(n) > LARGEST_REWARD for row in [body.scores, *(body.advantages or ())] for n in row)
     )
+
+
+def trained_logprobs(body: Upstream) -> Iterator[float]:
+    for column in (body.ref_logprobs, body.inference_logprobs, body.distill_logprobs):
+        for tokens, masks, row in zip(body.tokens, body.masks, column or (), strict=False):
+            for token, mask, found in zip(tokens, masks, row, strict=True):
+                if token == mask:
+                    yield from found if isinstance(found, list) else [found]
 
 
 @given(bodies())
@@ -326,10 +339,10 @@ def test_the_models_fields_and_defaults_are_the_old_ones():
         (group(masks=[[-100, 6, 7]]), "masks: there are 1, for 2 sequences"),
         (group(masks=[[-100, 6, 7], [-100]]), r"masks\[1\]: 1 entries, for 2 tokens"),
         (group(scores=[1.0]), "scores: there are 1, for 2"),
-        (group(scores=[1.0, math.nan]), r"scores\[1\]: nan is not a finite"),
-        (group(scores=[1.0, 1e39]), r"scores\[1\]: inf is not a finite number of 32 bits"),
-        (group(inference_logprobs=[[1.0, -1.0, -1.0], [1.0, -math.inf]]), r"inference_logprobs\[1\]\[1\]: -inf"),
-        (group(advantages=[[0, 0, -4e38], [0, 2**40]], env_id=2**70), r"advantages\[0\]\[2\]: -inf is not a finite number of 32 bits"),
+        (group(scores=[1.0, math.nan]), r"scores\[1\] is nan: must be a number from"),
+        (group(scores=[1.0, 1e39]), r"scores\[1\] is 1e\+39: must be a number from -1e\+09 to 1e\+09"),
+        (group(inference_logprobs=[[1.0, -1.0, -1.0], [1.0, -math.inf]]), r"inference_logprobs\[1\]\[1\] is -inf: a logprob is"),
+        (group(advantages=[[0, 0, -4e38], [0, 2**40]], env_id=2**70), r"advantages\[0\]\[2\] is -inf: must be a number"),
         (group(inference_logprobs=[[1.0, -1.0], [1.0, -1.0]]), r"inference_logprobs\[0\]: 2 entries, for 3"),
         (group(advantages=[1, 2]), r"advantages\[0\]: Input should be a valid list"),
         (group(distill_token_ids=[[[], [], []], [[], []]]), "distill_logprobs is missing"),
@@ -340,8 +353,8 @@ def test_the_models_fields_and_defaults_are_the_old_ones():
         (group(messages=[[{"role": "user"}], []]), "messages: .*'role' and 'content'"),
         (group(messages=[[7], []]), r"messages\[0\]\[0\]"),
         (group(overrides=[{}, {}, {}]), "overrides: there are 3, for 2"),
-        (group(overrides=[{"temperature": "hot"}]), r"overrides\[0\]\['temperature'\]: 'hot'"),
-        (group(generation_params={"temperature": -1}), r"generation_params\['temperature'\]: -1"),
+        (group(overrides=[{"temperature": "hot"}]), r"overrides\[0\]\['temperature'\] is 'hot': must be 0"),
+        (group(generation_params={"temperature": -1}), r"generation_params\['temperature'\] is -1: must be 0"),
         (group(env_id="x"), "env_id: "),
         ({"tokens": [[1]]}, "masks: Field required"),
         (7, "the group: Input should be"),
@@ -402,7 +415,7 @@ def test_numbers_of_any_size_can_be_answered():
 def test_a_group_of_eight_thousand_tokens_is_held_in_less_than_a_tenth_of_a_megabyte():
     random = np.random.default_rng(0)
     tokens = random.integers(0, 150_000, (8, 1024)).tolist()
-    logprobs = [[1.0] * 200 + row for row in random.normal(-1, 1, (8, 824)).tolist()]
+    logprobs = [[1.0] * 200 + row for row in (-random.exponential(1, (8, 824))).tolist()]
     sent = {
         "tokens": tokens, "masks": [[-100] * 200 + row[200:] for row in tokens], "scores": [0.0] * 8,
         "inference_logprobs": logprobs, "env_id": 0,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains in SkyRL on the environments of run.toml, beside this file. Further arguments go over these.
-# SkyRL does in its own way what [trainer], [bridge], [engine], [curriculum], [transform.*], [teacher.*], [sink.*], [health]
-# say: but for the learning rate, nothing of them is carried over.
+# SkyRL does in its own way what [trainer], [bridge], [engine], [curriculum], [teacher.*], [sink.*], [health] say: but for the
+# learning rate, nothing of them is carried over. Of [transform.*], group_advantage is.
 set -euo pipefail
 cd "$(dirname "$0")"
 exec python -m skyrl.train.entrypoints.main_base \
@@ -14,6 +14,7 @@ exec python -m skyrl.train.entrypoints.main_base \
   trainer.train_batch_size=64 \
   trainer.policy_mini_batch_size=64 \
   trainer.algorithm.advantage_estimator=grpo \
+  trainer.algorithm.grpo_norm_by_std=true \
   trainer.algorithm.use_kl_loss=false \
   trainer.placement.colocate_all=true \
   trainer.placement.policy_num_gpus_per_node=1 \

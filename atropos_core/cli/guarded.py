@@ -1,0 +1,93 @@
+"""The process that waits for a command's own, so that nothing in there can end it in silence.
+
+Code in C may call `exit(0)`, and a kernel that is out of memory kills without a word. Whoever called the command learns
+of it from here: by a line, and by a code that is not 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+STARTED = ("run", "resume", "train")  # the commands whose end says that a summary was written
+_PR_SET_PDEATHSIG = 1
+_MOMENT_S = 0.3
+_TO_ALL = {signal.SIGINT}  # from a terminal: it goes to both processes at once
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """The exit code that `work` returns in a process of its own, which ends with this one. The two share a terminal and
+    a process group; requests to end that reach this one alone are passed on."""
+    if not hasattr(signal, "sigwaitinfo"):
+        return work()
+    passed_on = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+    passed_on -= {number for number in passed_on if signal.getsignal(number) is signal.SIG_IGN}
+    reading, writing = os.pipe()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
+    guard = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _end_with(guard)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        code = work()
+        os.write(writing, bytes([code & 0xFF]))
+        return code
+    os.close(writing)
+    os.set_blocking(reading, False)  # what a component forked may have the other end as well
+    while True:
+        info = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            try:
+                handed_in = os.read(reading, 1)
+            except BlockingIOError:
+                handed_in = b""
+            return _exit_code(os.waitstatus_to_exitcode(status), handed_in)
+        if info.si_signo == signal.SIGCHLD:
+            _say_if_stopped(pid)
+            continue
+        from_terminal = info.si_code > 0
+        if not (from_terminal and info.si_signo in _TO_ALL):
+            os.kill(pid, info.si_signo)
+
+
+def _exit_code(code: int, handed_in: bytes) -> int:
+    """What this process ends with. An ordinary end hands its code in; a traceback is on the screen already."""
+    if code == 1 or (handed_in and code >= 0):
+        return code or handed_in[0] if handed_in else code
+    how = (
+        f"was killed by {signal.Signals(-code).name}" if code < 0 else f"was ended with exit code {code} by code in it"
+    )
+    memory = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
+    sys.stderr.write(
+        f"ProcessDied the process of this command {how}{memory}, before it was done.\n"
+        "What to do: `atropos doctor RUN` on the run directory says what is saved, `atropos resume RUN` goes on from there.\n"
+    )
+    sys.stderr.flush()
+    return 128 - code if code < 0 else 1
+
+
+def _say_if_stopped(pid: int) -> None:
+    """After a moment: Ctrl-Z stops this process too, and whoever lets both go on has known."""
+    time.sleep(_MOMENT_S)
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return
+    if state in "Tt":
+        sys.stderr.write(f"warning the process of this command is stopped; to let it go on: kill -CONT {pid}\n")
+        sys.stderr.flush()
+
+
+def _end_with(guard: int) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:  # it died before the line above
+            os._exit(1)

@@ -1,0 +1,223 @@
+"""A scored group as columns: one array for all of its rollouts, one list for all of its episodes.
+
+So it is written, sent and checked: what would be forty arrays of a few hundred entries each is five. A `ScoredGroup` is made
+of it for whoever trains on it, with views of these arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.errors import DataError
+from atropos_core.types import (
+    Bools,
+    Draw,
+    Episode,
+    Failed,
+    Floats,
+    Message,
+    Rollout,
+    ScoredGroup,
+    Task,
+    Tokens,
+    TopK,
+    Versions,
+)
+
+Details = tuple[
+    Mapping[str, float], Mapping[str, float], tuple[Message, ...]
+]  # parts, metrics and messages of an episode
+OPTIONAL = ("logprobs", "advantages", "ref_logprobs")
+_DTYPES = {
+    "tokens": np.dtype(np.int32), "sampled": np.dtype(np.bool_), "trained": np.dtype(np.bool_),
+    "policy_version": np.dtype(np.int32), **dict.fromkeys(OPTIONAL, np.dtype(np.float32)),
+}  # fmt: skip
+
+
+_ARRAYS = attrgetter(*_DTYPES)
+
+
+@dataclass(slots=True)
+class GroupColumns:
+    """G episodes of S rollouts of N tokens, all of them together. Raises DataError where these do not fit one another."""
+
+    draw: Draw
+    task: Task
+    rollouts: list[int]  # [G] how many each episode has
+    lengths: list[int]  # [S]
+    tokens: Tokens  # [N]
+    sampled: Bools  # [N]
+    trained: Bools  # [N] the same array as `sampled` where they are alike
+    policy_version: Versions  # [N]
+    logprobs: Floats | None  # [N] 0 where the rollout has none
+    advantages: Floats | None  # [N] the same
+    ref_logprobs: Floats | None  # [N] the same
+    lacking: Mapping[str, list[bool]]  # [S] for each of these three that some rollouts have and others have not
+    temperature: list[float]  # [S]
+    truncated: list[bool]  # [S]
+    sft: list[bool]  # [S]
+    teachers: list[TopK | None] | None  # [S]
+    scores: list[float]  # [G]
+    correct: list[bool | None]  # [G]
+    finish: list[str]  # [G]
+    details: list[Details] | None  # [G] None: there are none
+    rewards: Floats  # [G]
+    parts: Mapping[str, Floats]  # [G] each
+    failed: tuple[Failed, ...]
+    group_advantages: Floats | None  # [G]
+    wire: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        rollouts, lengths = self.rollouts, self.lengths
+        if (
+            {*map(type, rollouts), *map(type, lengths)} - {int}
+            or min(lengths, default=0) < 0
+            or min(rollouts, default=0) < 0
+        ):
+            raise DataError("a group whose rollouts and tokens are not counted is refused")
+        if sum(rollouts) != len(lengths):
+            raise DataError(f"episodes of {sum(rollouts)} rollouts together, but there are {len(lengths)}")
+
+    def refuse_other_types(self) -> None:
+        """Raises DataError for columns that came from elsewhere and are not what they must be."""
+        if self.teachers is not None and {*map(type, self.teachers)} - {TopK, type(None)}:
+            raise DataError("a group has a teacher that is none")
+        if self.details is not None and any(type(one) is not tuple or len(one) != 3 for one in self.details):
+            raise DataError("an episode has parts, metrics and messages, or nothing")
+        if type(self.rewards) is not np.ndarray:
+            raise DataError("a group has no rewards")
+        shape = (sum(self.lengths),)
+        for name, dtype, column in zip(_DTYPES, _DTYPES.values(), _ARRAYS(self), strict=True):
+            if column is None and name in OPTIONAL:
+                continue
+            if type(column) is not np.ndarray or column.dtype != dtype or column.shape != shape:
+                raise DataError(
+                    f"rollout column {name!r} must be {dtype}[{shape[0]}], not {getattr(column, 'dtype', type(column))} "
+                    f"of shape {getattr(column, 'shape', None)}"
+                )
+
+    @classmethod
+    def of(cls, group: ScoredGroup) -> GroupColumns | None:
+        """None where a column is not of its type, so that it is no group; or where rollouts share one array of tokens, which
+        as records is written once."""
+        episodes = group.episodes
+        if type(group.draw) is not Draw or type(episodes) is not tuple or not episodes:
+            return None
+        if not all(type(one) is Episode for one in episodes):
+            return None
+        rollouts = [rollout for episode in episodes for rollout in episode.rollouts]
+        if not rollouts or not all(type(one) is Rollout for one in rollouts):
+            return None
+        if len({id(one.tokens) for one in rollouts}) < len(rollouts):
+            return None
+        found: dict[str, Any] = {}
+        lacking: dict[str, list[bool]] = {}
+        for name, dtype in _DTYPES.items():
+            if name == "trained" and all(one.trained is one.sampled for one in rollouts):
+                found[name] = found["sampled"]
+                continue
+            columns = [getattr(one, name) for one in rollouts]
+            if name in OPTIONAL:
+                absent = [column is None for column in columns]
+                if all(absent):
+                    found[name] = None
+                    continue
+                if any(absent):
+                    lacking[name] = absent
+                    columns = [
+                        np.zeros(len(one.tokens), dtype) if column is None else column
+                        for one, column in zip(rollouts, columns, strict=True)
+                    ]
+            for column in columns:
+                if type(column) is not np.ndarray or column.dtype != dtype or column.ndim != 1:
+                    return None
+            found[name] = np.concatenate(columns)
+        has_teacher = any(one.teacher is not None for one in rollouts)
+        has_details = any(one.parts or one.metrics or one.messages for one in episodes)
+        return cls(
+            draw=group.draw,
+            task=group.task,
+            rollouts=[len(one.rollouts) for one in episodes],
+            lengths=[len(one.tokens) for one in rollouts],
+            lacking=lacking,
+            temperature=[one.temperature for one in rollouts],
+            truncated=[one.truncated for one in rollouts],
+            sft=[one.sft for one in rollouts],
+            teachers=[one.teacher for one in rollouts] if has_teacher else None,
+            scores=[one.score for one in episodes],
+            correct=[one.correct for one in episodes],
+            finish=[one.finish for one in episodes],
+            details=[(one.parts, one.metrics, one.messages) for one in episodes] if has_details else None,
+            rewards=group.rewards,
+            parts=group.parts,
+            failed=group.failed,
+            group_advantages=group.advantages,
+            wire=group.wire,
+            **found,
+        )
+
+    def group(self) -> ScoredGroup:
+        """The same as records, whose arrays are views of these."""
+        bounds = list(pairwise(accumulate(self.lengths, initial=0)))
+        alike, nothing = self.trained is self.sampled, [None] * len(bounds)
+
+        def cut(name: str) -> Sequence[Floats | None]:
+            column: Floats | None = getattr(self, name)
+            if column is None:
+                return nothing
+            rows = [column[start:end] for start, end in bounds]
+            if (absent := self.lacking.get(name)) is None:
+                return rows
+            return [None if lacks else row for row, lacks in zip(rows, absent, strict=True)]
+
+        optional = zip(*map(cut, OPTIONAL), strict=True)
+        teachers = self.teachers or nothing
+        rollouts = []
+        for number, ((start, end), (logprobs, advantages, reference)) in enumerate(zip(bounds, optional, strict=True)):
+            sampled = self.sampled[start:end]
+            rollouts.append(
+                Rollout(
+                    self.tokens[start:end],
+                    sampled,
+                    sampled if alike else self.trained[start:end],
+                    logprobs,
+                    self.policy_version[start:end],
+                    self.temperature[number],
+                    self.truncated[number],
+                    advantages,
+                    reference,
+                    teachers[number],
+                    self.sft[number],
+                )
+            )
+        episodes = []
+        for number, (start, end) in enumerate(pairwise(accumulate(self.rollouts, initial=0))):
+            parts, metrics, messages = self.details[number] if self.details is not None else ({}, {}, ())
+            score, correct, finish = self.scores[number], self.correct[number], self.finish[number]
+            episodes.append(Episode(tuple(rollouts[start:end]), score, correct, parts, metrics, messages, finish))
+        return ScoredGroup(
+            self.draw,
+            self.task,
+            tuple(episodes),
+            self.rewards,
+            self.parts,
+            self.failed,
+            self.group_advantages,
+            self.wire,
+        )
+
+
+def by_rollout(values: NDArray[Any], lengths: list[int]) -> NDArray[Any] | None:
+    """[S] where each rollout has one value at all of its tokens, None where it has not."""
+    starts = np.fromiter(accumulate(lengths[:-1], initial=0), np.int64, len(lengths))
+    if not lengths or min(lengths) == 0:
+        return None
+    heads = values[starts]
+    return heads if bool((np.repeat(heads, lengths) == values).all()) else None

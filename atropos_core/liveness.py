@@ -1,0 +1,131 @@
+"""Whether another process still works at what it was called for: how long it has been silent, and what it does.
+
+A call may rightly take a minute or an hour, so how long is too long is learned from the calls before it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """With a process that owes an answer."""
+
+    say_s: float = 20.0  # of silence, before a line names process and call; half of it where the process is stopped
+    least_s: float = 120.0  # of silence, before it is given up
+    times: float = 10.0  # and so many times its usual call
+
+
+class Owed:
+    """The calls that one process has not answered yet, by number. Times are of the event loop's clock. What was given up
+    at its own deadline is owed on: the next call takes over its silence."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, tuple[str, float, float | None]] = {}  # kind, since, deadline_s
+        self._usual: dict[str, float] = {}  # the longest of each kind: an evaluation's calls beside those of a step
+        self._silent_s = 0.0  # before `_since`
+        self._since: float | None = None  # when something was owed and nothing had been heard
+        self.last = ""  # the kind of the call that is, or was, owed longest
+
+    def begin(self, number: int, kind: str, now: float, deadline_s: float | None) -> None:
+        if self._since is None:
+            self._since, self.last = now, kind
+        self._pending[number] = (kind, now, deadline_s)
+
+    def answered(self, number: int, now: float) -> None:
+        if (entry := self._pending.pop(number, None)) is not None:
+            self._usual[entry[0]] = max(now - entry[1], self._usual.get(entry[0], 0.0))
+
+    def given_up(self, number: int, now: float, *, late: bool) -> None:
+        """`late`: at its deadline, and not because nobody wants the answer any more."""
+        if self._pending.pop(number, None) is None or self._pending or self._since is None:
+            return
+        self._silent_s = self._silent_s + now - self._since if late else 0.0
+        self._since = None
+
+    def heard(self, now: float) -> None:
+        """Whatever it was that came: the process works."""
+        self._silent_s, self._since = 0.0, None
+        if self._pending:
+            self._since = now
+            self.last = min(self._pending.values(), key=lambda entry: entry[1])[0]
+
+    def silent_s(self, now: float) -> float:
+        return 0.0 if self._since is None else self._silent_s + now - self._since
+
+    def usual_s(self) -> float | None:
+        """The longest call so far of the pending kinds; None where one of them was never answered."""
+        kinds = {entry[0] for entry in self._pending.values()}
+        if not kinds <= self._usual.keys():
+            return None
+        return max((self._usual[kind] for kind in kinds), default=None)
+
+    def bound_s(self, patience: Patience) -> float | None:
+        """Of silence. Where nothing is known of a call, there is its own deadline."""
+        usual = self.usual_s()
+        return None if usual is None else max(patience.least_s, patience.times * usual)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A process and all beneath it, at one moment."""
+
+    stopped: tuple[tuple[int, str], ...]  # number and name of each that a signal or a debugger has stopped
+    cpu_s: float
+
+    def says(self, before: Seen | None, seconds: float) -> str:
+        if self.stopped:
+            named = ", ".join(f"{name} (pid {pid})" for pid, name in self.stopped)
+            return f"{named} is stopped; to let it go on: kill -CONT {' '.join(str(pid) for pid, _ in self.stopped)}"
+        if before is None or seconds <= 0:
+            return "it runs"
+        share = (self.cpu_s - before.cpu_s) / seconds
+        return f"it computes (CPU at {share:.0%})" if share > 0.05 else "it uses no CPU time: it waits, or hangs"
+
+
+def look_at(pid: int) -> Seen | None:
+    """None where this kernel tells nothing of processes, or it has ended."""
+    found = _table()
+    if pid not in found:
+        return None
+    children: dict[int, list[int]] = {}
+    for number, (parent, *_) in found.items():
+        children.setdefault(parent, []).append(number)
+    stopped, cpu_s, left = [], 0.0, [pid]
+    while left:
+        number = left.pop()
+        _, state, name, spent_s = found[number]
+        cpu_s += spent_s
+        if state in "Tt":
+            stopped.append((number, _role(number) or name))
+        left += children.get(number, [])
+    return Seen(tuple(sorted(stopped)), cpu_s)
+
+
+def _role(pid: int) -> str:
+    """What a process of ours is for, which is the last of its arguments; empty for others."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return ""
+    hosted = any(argument.startswith("atropos_") for argument in arguments[1:3])  # python -m MODULE DESCRIPTOR ROLE
+    return arguments[-1] if hosted and len(arguments) == 5 else ""
+
+
+def _table() -> dict[int, tuple[int, str, str, float]]:
+    """Parent, state, name and seconds of CPU time of every process."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, rest = path.read_text(errors="replace").rpartition(")")
+        except OSError:  # it has just ended
+            continue
+        number, _, name = head.partition(" (")
+        fields = rest.split()
+        found[int(number)] = int(fields[1]), fields[0], name, (int(fields[11]) + int(fields[12])) / _TICKS
+    return found

@@ -1,0 +1,34 @@
+"""Replies by ROLL's own tokenizer: which of its tokens are no part of what is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atropos_core.replies import SENTINEL, ReplyReader, end_of_turn
+
+
+def reader_of(tokenizer: Any) -> ReplyReader:
+    """`tokenizer`: of transformers. Special are the tokens that it calls so, added tokens that are marked so, and the one that its
+    chat template puts after a reply."""
+    added = {int(number): token for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+    special = {int(number): str(tokenizer.decode([number])) for number in tokenizer.all_special_ids}
+    special |= {number: str(token.content) for number, token in added.items() if token.special}
+    turn = _end_of_turn(tokenizer, [str(token.content) for token in added.values()])
+    special |= {number: turn for number, token in added.items() if turn and str(token.content) == turn}
+    ends = {
+        int(number): special[int(number)]
+        for number in (tokenizer.eos_token_id, tokenizer.pad_token_id)
+        if number in special
+    }
+    return ReplyReader(special, ends, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)))
+
+
+def _end_of_turn(tokenizer: Any, added: list[str]) -> str:
+    from jinja2 import TemplateError
+
+    said = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
+    try:
+        rendered = tokenizer.apply_chat_template(said, tokenize=False)
+    except (ValueError, TemplateError):
+        return ""  # no template, or none for this: ROLL says so where it renders a prompt
+    return end_of_turn(str(rendered), added)

@@ -1,0 +1,120 @@
+"""SkyRL's fully asynchronous trainer around a source of ours: generation goes on while a step is trained.
+
+It knows no callbacks, so the source is told here: of each step, with the ids of the groups that SkyRL took out of its
+buffer, and of each checkpoint. What else was generated is not in a checkpoint, and is not committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from skyrl.backends.skyrl_train.utils import ppo_utils
+from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
+
+from atropos_adapter_skyrl.trainer import AroundSource
+
+
+class Raising:
+    """A generator whose error ends the training with its cause. SkyRL's generation workers end the process (`os._exit`) at
+    an exception: nothing would be closed, and whoever started it would see no cause."""
+
+    def __init__(self, generator: Any, failed: asyncio.Future[None]) -> None:
+        self._generator = generator
+        self._failed = failed
+
+    async def generate(self, input_batch: Any) -> Any:
+        try:
+            return await self._generator.generate(input_batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised by train()
+            if not self._failed.done():
+                self._failed.set_exception(error)
+            await asyncio.Event().wait()  # until train() is cancelled
+
+
+class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: ignore[misc] # SkyRL has no types
+    """With a `publisher`, weights go out through it, and SkyRL needs no inference client."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._taken: set[int] = set()  # draws whose groups SkyRL took out of its buffer, and the source was not told of
+        self._wants_checkpoint = False
+
+    async def train(self) -> None:
+        """Raises what a generate() raised, at once."""
+        inner = self.generator
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.generator = Raising(inner, failed)
+        training = asyncio.create_task(super().train())
+        try:
+            await asyncio.wait({training, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not training.done():
+                training.cancel()
+                await asyncio.gather(training, return_exceptions=True)
+                failed.result()
+            await training
+        finally:
+            training.cancel()
+            failed.cancel()
+            self.generator = inner
+
+    async def _collect_generation_mini_batch(self, *args: Any, **kwargs: Any) -> Any:
+        kept, dropped, exhausted = await super()._collect_generation_mini_batch(*args, **kwargs)
+        for group in (*kept, *dropped):
+            self._taken.update(group.generator_output["draw_ids"])
+        return kept, dropped, exhausted
+
+    async def _run_training(self, training_input: Any) -> Any:
+        status = await super()._run_training(training_input)
+        taken, self._taken = self._taken, set()
+        self._wants_checkpoint = self.source.step_ended(self.cfg.trainer.ckpt_interval <= 0, taken)
+        return status
+
+    async def weights_went_out(self) -> None:
+        """Save now where the source cannot wait for the interval: SkyRL knows by now that these groups are trained."""
+        if self._wants_checkpoint:
+            self._wants_checkpoint = False
+            await asyncio.to_thread(self.save_checkpoints)
+
+    def save_checkpoints(self) -> Any:
+        saved = super().save_checkpoints()
+        taken, self._taken = self._taken, set()
+        self.source.step_ended(True, taken)
+        return saved
+
+
+def refused(cfg: Any, max_staleness: int | None) -> Iterator[str]:
+    """What SkyRL's fully asynchronous trainer cannot do, of which it says so only after engines have started.
+    `max_staleness`: atropos.max_staleness, where a source of ours enforces it."""
+    trainer, config = cfg.trainer, cfg.trainer.fully_async
+    mini, workers, steps = (
+        trainer.policy_mini_batch_size,
+        config.num_parallel_generation_workers,
+        config.max_staleness_steps,
+    )
+    if trainer.placement.colocate_all:
+        yield "training goes on beside generation, on GPUs of its own: trainer.placement.colocate_all=false"
+    if trainer.train_batch_size != mini:
+        yield f"a step is one mini batch: trainer.train_batch_size={mini}, as trainer.policy_mini_batch_size"
+    if not mini <= workers <= mini * (steps + 1):
+        yield (
+            f"trainer.fully_async.num_parallel_generation_workers={workers} is not from {mini} "
+            f"(trainer.policy_mini_batch_size) to {mini * (steps + 1)} (that times max_staleness_steps + 1)"
+        )
+    if trainer.algorithm.dynamic_sampling.type is not None:
+        yield "dynamic sampling is sample_full_batch there: trainer.algorithm.dynamic_sampling.type=null"
+    if config.sample_full_batch and not trainer.algorithm.zero_variance_filter:
+        yield "trainer.fully_async.sample_full_batch=true needs trainer.algorithm.zero_variance_filter=true"
+    loss = trainer.algorithm.policy_loss_type
+    anchored = loss == "cispo" and getattr(trainer.algorithm.cispo, "cispo_anchor", "old") == "rollout"
+    if loss in ppo_utils.LOSSES_WITH_OLD_LOGPROBS and not anchored:
+        yield (
+            f"trainer.algorithm.policy_loss_type={loss} compares with weights that are gone by then: "
+            "trainer.algorithm.policy_loss_type=rollout_is"
+        )
+    if max_staleness is not None and max_staleness < steps:
+        yield (
+            f"atropos.max_staleness={max_staleness} would refuse what trainer.fully_async.max_staleness_steps={steps} "
+            f"allows: atropos.max_staleness={steps}"
+        )

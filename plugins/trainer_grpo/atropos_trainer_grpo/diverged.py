@@ -1,0 +1,60 @@
+"""Why a loss or a gradient is not a finite number: looked for once it has happened, so that what is advised is the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.errors import TrainingDiverged
+from atropos_core.types import Bools, Floats
+
+RESUME = "resume from the last checkpoint with a lower trainer.learning_rate"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of the minibatch that failed, in the batch's own token order [N]."""
+
+    trained: Bools
+    owner: NDArray[np.int64]  # the sequence of each token
+    broken_weights: int  # parameters that are not finite
+    logprobs: Floats  # the policy's own, where trained
+    inputs: dict[str, tuple[Floats, float, str]]  # name -> values, what is within reason, what to do about more
+
+    def error(self, where: str) -> TrainingDiverged:
+        why, remedy = self._cause()
+        return TrainingDiverged(f"{where} {why}", remedy=remedy)
+
+    def _cause(self) -> tuple[str, str]:
+        if self.broken_weights:
+            return (
+                f"{self.broken_weights} of the weights are not finite numbers: an update before this one broke them.",
+                f"{RESUME[0].upper()}{RESUME[1:]}.",
+            )
+        if (silent := self.trained & ~np.isfinite(self.logprobs)).any():
+            return (
+                f"The weights are finite, and the model gives no finite logprob for {silent.sum()} of {self.trained.sum()} "
+                f"trained tokens, of sequence {self.owner[silent][0]} first: what it computes overflows.",
+                f"Where steps before this one went well, {RESUME}; where the first step fails, the model itself is broken, or needs "
+                "another trainer.dtype.",
+            )
+        far = []
+        for name, (values, reason, remedy) in self.inputs.items():
+            sizes = np.where(self.trained, np.abs(values), 0.0)
+            if not sizes.max(initial=0.0) <= reason:
+                at = int(np.nanargmax(np.where(np.isfinite(sizes), sizes, np.inf)))
+                far.append((f"{name} {values[at]:.6g} (sequence {self.owner[at]})", remedy))
+        if far:
+            return (
+                f"The weights are finite and so are the model's logprobs; what the loss was given is too large for it: "
+                f"{', '.join(what for what, _ in far)}.",
+                " ".join(remedy for _, remedy in far),
+            )
+        return (
+            "The weights, the model's logprobs and all that the loss was given are within reason: it is the backward pass "
+            "through the model that overflows.",
+            "Nothing here says that the learning rate is too high. Look at the model's own activations, and try a wider trainer.dtype; "
+            f"where steps before this one went well, their updates may have taken the weights there: then {RESUME}.",
+        )

@@ -1,0 +1,56 @@
+"""Which user of this machine is at the other end of a TCP connection from this machine: the kernel says (sock_diag(7))."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import Any
+
+_SOCK_DIAG_BY_FAMILY = 20
+_NETLINK_SOCK_DIAG = 4
+_REQUEST = struct.Struct("=IHHII BBBBI")  # nlmsghdr, then family, protocol, extensions, padding, states
+_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # any interface, no cookie
+_ANSWER = struct.Struct("=IHHII 4x 48x 4x 4x 4x II")  # nlmsghdr, inet_diag_msg up to uid and inode
+ROOT = 0
+
+
+class Peers:
+    """`owner` costs some 10 microseconds, whatever the number of sockets on the machine."""
+
+    def __init__(self) -> None:
+        """Raises OSError where this system does not tell."""
+        self._netlink = socket.socket(
+            getattr(socket, "AF_NETLINK", -1), socket.SOCK_RAW | getattr(socket, "SOCK_CLOEXEC", 0), _NETLINK_SOCK_DIAG
+        )
+        self._netlink.settimeout(1.0)
+        self._asked = 0
+
+    def owner(self, theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> int | None:
+        """The user whose socket is `theirs`, as addresses of `getsockname`; None where nobody holds it any more: of a
+        socket that has been closed the kernel says root."""
+        family = socket.AF_INET6 if ":" in theirs[0] else socket.AF_INET
+        there, here = (socket.inet_pton(family, end[0].partition("%")[0]).ljust(16, b"\0") for end in (theirs, ours))
+        ask = struct.pack("!HH", theirs[1], ours[1]) + there + here + _COOKIE
+        size = _REQUEST.size + len(ask)
+        self._asked = (self._asked + 1) % (1 << 32)
+        head = _REQUEST.pack(
+            size, _SOCK_DIAG_BY_FAMILY, 1, self._asked, 0, family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF
+        )
+        try:
+            self._netlink.send(head + ask)
+            said = self._netlink.recv(4096)
+        except OSError:
+            return None
+        if len(said) < _ANSWER.size:
+            return None
+        _, kind, _, asked, _, uid, inode = _ANSWER.unpack_from(said)
+        return int(uid) if kind == _SOCK_DIAG_BY_FAMILY and asked == self._asked and inode else None
+
+    def close(self) -> None:
+        self._netlink.close()
+
+
+def may_call(uid: int | None) -> bool:
+    """Whether a process of this user may call a server that wants no token: its own user's, or root's, who may all."""
+    return uid is not None and uid in (os.geteuid(), ROOT)

@@ -1,0 +1,533 @@
+"""Every option of every component that is installed, and of the run file, has an effect or is refused.
+
+An option that is new has no entry, and fails `test_there_is_an_entry_for_every_option`. An entry is one of three:
+`CHANGED`, where the option is changed here and what comes out must differ; `SEEN_IN`, the test that has its effect, which must be
+there and name the option; `READ`, for deadlines, addresses and names that only a server or a broken machine would show: some
+code beside the options must read it, which is the least that can be asked. The trainer's are in its own tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from atropos_core.config import RunConfig
+from atropos_core.health.checks import checks
+from atropos_core.health.options import HealthSection
+from atropos_core.interfaces import TaskSource
+from atropos_core.plugins import load_plugins
+from atropos_core.registry import RunContext
+from atropos_core.testing.samples import make_group, make_groups
+from atropos_core.types import Task
+from tests.unit.test_health import SICK, healthy
+
+ROOT = Path(__file__).parents[2]
+CURRICULA = ("easy_first", "competence", "learning_progress", "prioritized", "window")
+
+
+# -- what there is
+
+
+def models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from models(part)
+
+
+def leaves(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in model.model_fields.items():
+        inner = list(models(field.annotation))
+        if not inner:
+            yield f"{prefix}.{name}", model
+        for one in inner:
+            yield from leaves(one, f"{prefix}.{name}")
+
+
+@cache
+def every_option() -> dict[str, type[BaseModel]]:
+    """ "kind name.option" -> the model that has it."""
+    found = dict(leaves(RunConfig, "run"))
+    for offer in load_plugins().registry.offers():
+        if (offer.kind, offer.provider.name) != ("trainer", "grpo") and offer.distribution.startswith("atropos"):
+            found |= dict(leaves(offer.provider.config, f"{offer.kind} {offer.provider.name}"))
+    return found
+
+
+# -- changed here
+
+PRIOR = {"prior": {"field": "hard"}}
+BY_REWARD = {"success": "reward"}
+ADAPTIVE = {
+    "prior.field": (PRIOR, {"prior": {"field": "other"}}),
+    "prior.meaning": ({"prior": {"field": "rate"}}, {"prior": {"field": "rate", "meaning": "success"}}),
+    "prior.bins": (PRIOR, {"prior": {"field": "hard", "bins": 2}}),
+    "prior.read": (PRIOR, {"prior": {"field": "hard", "read": 20}}),
+    "prior.read_ahead": (
+        {"prior": {"field": "hard", "read": 20}},
+        {"prior": {"field": "hard", "read": 20, "read_ahead": 0}},
+    ),
+    "success": ({}, BY_REWARD),
+    "reward_range": (BY_REWARD, {**BY_REWARD, "reward_range": (-3.0, 2.0)}),
+    "memory": ({}, {"memory": 0.9}),
+    "prior_weight": (PRIOR, {**PRIOR, "prior_weight": 30.0}),
+    "explore": ({}, {"explore": 0.9}),
+}
+REFUSED = {"curriculum learning_progress.prior.meaning": {"prior": {"field": "rate", "meaning": "success"}}}
+CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{f"curriculum {name}.{option}": change for name in CURRICULA for option, change in ADAPTIVE.items()},
+    "curriculum easy_first.solved": ({}, {"solved": 0.2}),
+    "curriculum easy_first.sharpness": (PRIOR, {**PRIOR, "sharpness": 0.1}),
+    "curriculum competence.draws": (PRIOR, {**PRIOR, "draws": 10}),
+    "curriculum competence.start": (PRIOR, {**PRIOR, "start": 0.9}),
+    "curriculum competence.solved": (PRIOR, {**PRIOR, "solved": 0.1}),
+    "curriculum learning_progress.prior_weight": ({}, {"prior_weight": 30.0}),
+    "curriculum learning_progress.slow": ({}, {"slow": 0.01}),
+    "curriculum learning_progress.power": ({}, {"power": 0.1}),
+    "curriculum learning_progress.floor": ({}, {"floor": 3.0}),
+    "curriculum prioritized.power": ({}, {"power": 0.1}),
+    "curriculum prioritized.floor": ({}, {"floor": 0.9}),
+    "curriculum window.low": (PRIOR, {**PRIOR, "low": 0.6}),
+    "curriculum window.high": (PRIOR, {**PRIOR, "high": 0.4}),
+    "transform group_advantage.baseline": ({}, {"baseline": "none"}),
+    "transform group_advantage.divide_by_std": ({}, {"divide_by_std": False}),
+    "transform length_penalty.form": ({}, {"form": "token", "cost": 0.1}),
+    "transform length_penalty.weight": ({}, {"weight": 3.0}),
+    "transform length_penalty.cost": ({"form": "token", "cost": 0.1}, {"form": "token", "cost": 0.2}),
+    "transform length_penalty.free_tokens": ({"form": "token", "cost": 0.1}, {"form": "token", "cost": 0.1, "free_tokens": 9}),
+    "transform length_penalty.correct_above": ({}, {"correct_above": 100.0}),
+    "transform equal_group.free_tokens": ({"free_tokens": 1, "limit_tokens": 50}, {"free_tokens": 9, "limit_tokens": 50}),
+    "transform equal_group.limit_tokens": ({"free_tokens": 1, "limit_tokens": 50}, {"free_tokens": 1, "limit_tokens": 90}),
+    "transform equal_group.weight": (
+        {"free_tokens": 1, "limit_tokens": 50}, {"free_tokens": 1, "limit_tokens": 50, "weight": 3.0}
+    ),
+    "transform equal_group.correct_above": (
+        {"free_tokens": 1, "limit_tokens": 50}, {"free_tokens": 1, "limit_tokens": 50, "correct_above": 100.0}
+    ),
+    "transform zscore.scope": ({"warm_up": 2}, {"warm_up": 2, "scope": "global"}),
+    "transform zscore.center": ({"warm_up": 2}, {"warm_up": 2, "center": False}),
+    "transform zscore.scale": ({"warm_up": 2}, {"warm_up": 2, "scale": False}),
+    "transform zscore.half_life": ({"warm_up": 2}, {"warm_up": 2, "half_life": 3.0}),
+    "transform zscore.warm_up": ({"warm_up": 2}, {"warm_up": 20}),
+    "transform zscore.clip": ({"warm_up": 2}, {"warm_up": 2, "clip": 0.1}),
+    "environment gsm8k.problems": ({}, {"problems": 9}),
+    "environment gsm8k.held_out": ({}, {"held_out": 9}),
+    "environment gsm8k.seed": ({}, {"seed": 1}),
+    "environment gsm8k.instruction": ({}, {"instruction": "Answer."}),
+    "engine vllm.enforce_eager": ({}, {"enforce_eager": False}),
+    "engine vllm.max_model_len": ({}, {"max_model_len": 99}),
+    "engine vllm.max_num_seqs": ({}, {"max_num_seqs": 9}),
+    "engine vllm.kv_cache_gb": ({}, {"kv_cache_gb": 2.0}),
+    "engine vllm.prefix_caching": ({}, {"prefix_caching": False}),
+    "engine vllm.extra_args": ({}, {"extra_args": ["--block-size", "32"]}),
+}  # fmt: skip
+
+
+def drawn(name: str, options: Any, provider: Any) -> object:
+    """Twenty steps of eight draws, of tasks that are harder the higher their number."""
+    data = [
+        Task(str(at), (), data={"hard": at, "other": (at * 7) % 60, "rate": at / 60, "environment": "a"})
+        for at in range(60)
+    ]
+    one = provider.build(options, RunContext(Path("/"), Path("/"), seed=3))
+    one.open({"a": TaskSource(60, 1.0, data)})
+    random, seen = np.random.default_rng(0), []
+    for _ in range(20):
+        for draw in one.draw(8):
+            seen.append((draw.index, draw.seed))
+            right = int(random.binomial(8, 1 - draw.index / 60))
+            group = make_group(draw.id, [1.0] * right + [0.0] * (8 - right))
+            if right % 2:  # some groups whose rewards are not what the environment calls correct
+                group = replace(group, rewards=group.rewards * np.float32(0.5))
+            one.settle(draw, "trained" if 0 < right < 8 else "flat", replace(group, draw=draw))
+    return seen
+
+
+async def transformed(name: str, options: Any, provider: Any) -> object:
+    context = RunContext(Path("/"), Path("/"), told={"advantages": {"baseline": "none", "divided": False}})
+    one, found = provider.build(options, context), []
+    for step in range(3):
+        alike = make_group(90 + step, [1.0] * 4)
+        apart = replace(
+            make_group(95 + step, [4.0, 1.0, 9.0]), draw=replace(alike.draw, id=99 + step, environment="another")
+        )
+        for group in await one([*make_groups(step * 8), alike, apart]):
+            found.append((group.rewards.tolist(), None if group.advantages is None else group.advantages.tolist()))
+    return found
+
+
+async def posed(name: str, options: Any, provider: Any) -> object:
+    one = provider.build(options, RunContext(Path("/"), Path("/")))
+    await one.open()
+    return [(len(one.tasks(split)), repr(one.tasks(split)[3])) for split in ("train", "test")]
+
+
+def commanded(name: str, options: Any, provider: Any) -> object:
+    from atropos_engine_vllm.command import flags
+
+    return flags(options, RunContext(ROOT, ROOT), "float32")
+
+
+OBSERVED = {"curriculum": drawn, "transform": transformed, "environment": posed, "engine": commanded}
+
+
+for option in REFUSED:
+    del CHANGED[option]
+
+CACHE: dict[str, object] = {}
+
+
+@pytest.mark.parametrize("option", list(CHANGED))
+async def test_changing_an_option_changes_what_comes_out(option):
+    kind, name = option.partition(".")[0].split()
+    provider = load_plugins().registry.find(kind, name).provider
+    found = []
+    for values in CHANGED[option]:
+        key = f"{kind} {name} {values}"
+        if key not in CACHE:
+            made = OBSERVED[kind](name, provider.config.model_validate(values), provider)
+            CACHE[key] = made if isinstance(made, list) else await made
+        found.append(CACHE[key])
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("option", list(REFUSED))
+def test_an_option_that_a_component_has_no_use_for_is_refused(option):
+    kind, name = option.partition(".")[0].split()
+    with pytest.raises(ValidationError, match=f"{option.rpartition('.')[2]} has no effect"):
+        load_plugins().registry.find(kind, name).provider.config.model_validate(REFUSED[option])
+
+
+IDLE = [  # that are refused beside others; the trainer's own are in its tests
+    ("environment gsm8k", {"source": "hub", "problems": 9}), ("environment gsm8k", {"dataset": "mine/own"}),
+    ("curriculum window", {"success": "correct", "reward_range": (0.0, 2.0)}),
+    ("curriculum window", {"prior": {"file": "x.npy", "read": 9}}),
+    ("curriculum window", {"prior": {"field": "x", "read": "all", "read_ahead": 9}}),
+    ("curriculum learning_progress", {"prior": {"field": "x"}, "slow": 0.1}),
+    ("curriculum learning_progress", {"prior": {"field": "x"}, "memory": 0.1}),
+    ("curriculum learning_progress", {"prior": {"field": "x"}, "prior_weight": 3.0}),
+    *(("reward ensemble", {"members": {"exact": {}, "numeric": {}, "format": {}}, **idle}) for idle in (
+        {"threshold": 0.9}, {"trim": 0.3}, {"categories": 9}, {"downweight": 0.5}, {"combine": "first_of", "horizon": 9})),
+    ("reward ensemble", {"members": {"exact": {}, "numeric": {}}, "tolerance": 1.2}),
+    ("reward judge", {"url": "http://h/v1", "model": "m", "retries": 0, "backoff_s": 3.0}),
+    ("run", {"sampling": {"temperature": 0.0, "top_p": 0.5}}), ("run", {"sampling": {"temperature": 0.0, "top_k": 5}}),
+    ("run", {"evaluation": {"top_p": 0.5}}), ("run", {"evaluation": {"top_k": 5}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("component", "options"), IDLE, ids=str)
+def test_an_option_that_does_nothing_beside_another_is_refused(component, options):
+    config = RunConfig if component == "run" else load_plugins().registry.find(*component.split()).provider.config
+    with pytest.raises(ValidationError, match="has no effect"):
+        config.model_validate(options)
+
+
+BOUNDS = {  # of a check of health: what is tried in place of the default
+    "steps": (5,), "share": (0.001, 0.99), "ratio": (1.01, 1e6), "tolerance": (1e6,), "floor_nats": (0.0, 1e6), "fall": (0.0, 0.99),
+    "cut_off": (0.01, 1.0), "floor_s": (0.0, 1e6), "after_s": (1.0, 1e6), "nats": (0.001, 1e6), "action": ("off",), "z": (0.1, 1e6),
+}  # fmt: skip
+FURTHER = {
+    "length": {"rollouts/cut_off": 0.3},
+    "entropy": {"entropy/sampled": 0.002},
+    "stale_share": {"groups/stale": 3.0},
+}
+HEALTH = [option for option in every_option() if re.fullmatch(r"run\.health\.\w+\.\w+", option)]
+
+
+def looked_at(section: HealthSection, name: str, numbers: dict[str, float]) -> list[str]:
+    looks = [check for check in checks(section) if check.name == name]
+    after = [healthy(step) for step in range(1, 7)] + [healthy(0) | numbers] * 4
+    return [repr(check.look(step, seen)) for check in looks for step, seen in enumerate(after, 1)]
+
+
+@pytest.mark.parametrize("option", HEALTH)
+def test_a_threshold_of_health_decides_when_a_check_falls_ill(option):
+    _, _, name, threshold = option.split(".")
+    tried = []
+    for value in BOUNDS[threshold]:
+        changed = HealthSection.model_validate({name: {threshold: value}})
+        for numbers in (SICK[name], FURTHER.get(name, SICK[name])):
+            tried.append(looked_at(changed, name, numbers) != looked_at(HealthSection(), name, numbers))
+    assert any(tried)
+
+
+# -- seen elsewhere: the file, its test, and the options
+
+SEEN_IN = """
+plugins/adapter_roll/tests/test_recipe.py::test_a_run_file_becomes_rolls_keys
+  adapter roll: sequence_length split reward.format.markers
+plugins/adapter_roll/tests/test_recipe.py::test_the_weight_of_the_environments_own_score_is_carried_over
+  adapter roll: reward.environment
+plugins/adapter_roll/tests/test_advantages.py::test_every_reply_of_an_episode_gets_what_the_episode_deserves
+  adapter roll: manager max_turns
+plugins/adapter_roll/tests/test_reward.py::test_without_right_first_a_bonus_may_win_and_a_warning_says_so
+  adapter roll: reward.right_first
+tests/roll/test_adapter.py::test_the_doctor_plays_the_environment_that_it_is_given_and_says_what_fails
+  adapter roll: trial_environment
+plugins/adapter_skyrl/tests/test_rings.py::test_without_a_worker_a_group_is_late_and_raised
+  adapter skyrl: rings deadline_s attempts
+plugins/adapter_skyrl/tests/test_rings.py::test_a_group_of_weights_that_are_too_old_is_asked_for_again_and_raised_in_the_end
+  adapter skyrl: max_staleness
+plugins/adapter_skyrl/tests/test_rings.py::test_a_stash_that_is_too_small_is_an_error_with_what_to_do
+  adapter skyrl: stash_mb
+plugins/adapter_skyrl/tests/test_rows.py::test_a_source_without_its_address_is_refused
+  adapter skyrl: url
+plugins/adapter_skyrl/tests/test_rows.py::test_the_data_set_is_the_tasks_of_all_environments_and_a_row_says_which_it_is
+  adapter skyrl: tasks
+plugins/bridge_checkpoint/tests/test_bridge.py::test_with_every_the_versions_that_it_divides_are_published_and_the_first_of_a_connection
+  bridge checkpoint: every keep
+plugins/bridge_ipc/tests/test_copying.py::test_the_option_decides_what_the_bridge_carries
+  bridge ipc: copies
+plugins/bridge_lora/tests/test_bridge.py::test_stale_adapters_go_at_connect_and_older_ones_once_there_are_more_than_keep
+  bridge lora: keep
+plugins/curriculum/tests/test_curriculum.py::test_a_prior_file_gives_the_same_bins_as_the_field
+  curriculum *: prior.file
+plugins/engine_hf/tests/test_memory.py::test_options_bound_what_is_told
+  engine hf: max_batch kv_cache_gb
+plugins/engine_hf/tests/test_memory.py::test_sixteen_bits_take_half
+  engine hf: dtype
+plugins/engine_hf/tests/test_sampling.py::test_more_rows_than_slots_all_get_their_turn
+  engine hf: prefill_tokens
+plugins/engine_vllm/tests/test_options.py::test_auto_is_the_checkpoints_own_precision_but_float32_on_a_cpu
+  engine vllm: dtype
+plugins/engine_vllm/tests/test_options.py::test_options_that_cannot_be_are_refused
+  engine vllm: url
+plugins/engine_vllm/tests/test_options.py::test_a_server_on_gpus_has_them_alone
+  engine vllm: memory_share
+plugins/engine_vllm/tests/test_options.py::test_what_trainer_and_bridge_tell_reaches_the_server
+  engine vllm: max_loras
+plugins/env_gsm8k/tests/test_grading.py::test_the_hub_source_loads_a_data_set_with_the_datasets_library
+  environment gsm8k: dataset source
+plugins/env_gsm8k/tests/test_grading.py::test_a_folder_that_is_missing_names_the_other_sources
+  environment gsm8k: path
+plugins/reward_ensemble/tests/test_ensemble.py::test_each_way_to_combine
+  reward ensemble: combine trim members.weight
+plugins/reward_ensemble/tests/test_ensemble.py::test_a_member_that_fails_is_a_missing_rating_and_no_zero
+  reward ensemble: members.use members.deadline_s
+plugins/reward_ensemble/tests/test_ensemble.py::test_a_veto
+  reward ensemble: members.veto
+plugins/reward_ensemble/tests/test_ensemble.py::test_too_few_ratings_fail_the_group_with_names_and_causes
+  reward ensemble: least
+plugins/reward_ensemble/tests/test_alpha.py::test_the_published_example
+  reward ensemble: metric
+plugins/reward_ensemble/tests/test_alpha.py::test_more_categories_than_asked_for_end_the_overall_alpha_and_not_the_rolling_one
+  reward ensemble: categories window
+plugins/reward_ensemble/tests/test_ensemble.py::test_a_group_that_the_members_do_not_agree_on_is_gated
+  reward ensemble: gate_alpha
+plugins/reward_ensemble/tests/test_ensemble.py::test_one_that_is_weighted_down_counts_less
+  reward ensemble: on_departure downweight
+plugins/reward_ensemble/tests/test_departure.py::test_a_second_one_is_found_among_the_others
+  reward ensemble: tolerance false_alarm horizon
+tests/unit/test_rewards.py::test_exact_can_mind_white_space_and_ignore_case
+  reward exact: strip ignore_case
+tests/unit/test_rewards.py::test_format_is_the_share_of_patterns_found
+  reward format: patterns
+tests/unit/test_rewards.py::test_length_falls_from_nothing_to_minus_one_between_its_bounds
+  reward length: free_tokens limit_tokens
+tests/unit/test_rewards.py::test_numeric_tolerance_is_relative_above_one_and_absolute_below
+  reward numeric: tolerance
+plugins/reward_ensemble/tests/test_judge.py::test_the_model_is_shown_the_question_and_the_reply_and_nothing_is_filled_in_twice
+  reward judge: model prompt system temperature max_tokens high
+plugins/reward_ensemble/tests/test_judge.py::test_scores_are_scaled_and_the_last_one_counts
+  reward judge: score low
+plugins/reward_ensemble/tests/test_judge.py::test_a_refusal_is_not_tried_again_and_never_shows_the_key
+  reward judge: key_env
+plugins/reward_ensemble/tests/test_judge.py::test_a_slow_server_and_one_that_is_gone
+  reward judge: timeout_s
+plugins/reward_ensemble/tests/test_judge.py::test_what_is_not_there_in_time_is_missing_and_the_rest_is_kept
+  reward judge: give_up_s
+plugins/reward_ensemble/tests/test_judge.py::test_a_try_that_fails_is_made_again
+  reward judge: retries
+plugins/reward_ensemble/tests/test_judge.py::test_waits_double
+  reward judge: backoff_s
+plugins/reward_ensemble/tests/test_judge.py::test_no_more_requests_at_once_than_asked_for
+  reward judge: concurrency
+plugins/reward_ensemble/tests/test_judge.py::test_the_cache_forgets_what_was_used_longest_ago
+  reward judge: cache
+plugins/reward_ensemble/tests/test_judge.py::test_a_spent_budget_is_a_missing_rating_that_says_so_also_after_a_resume
+  reward judge: max_requests max_total_tokens
+plugins/sink_csv/tests/test_csv.py::test_the_file_is_in_the_run_directory
+  sink csv: file
+plugins/sink_tensorboard/tests/test_tensorboard.py::test_an_absolute_directory_is_taken
+  sink tensorboard: directory
+plugins/sink_tensorboard/tests/test_tensorboard.py::test_what_is_flushed_is_seen_while_the_run_goes_on
+  sink tensorboard: flush_s
+plugins/sink_wandb/tests/test_wandb.py::test_disabled_writes_nothing
+  sink wandb: mode
+plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_asked_for
+  sink wandb: project group tags config
+plugins/sink_wandb/tests/test_wandb.py::test_a_server_that_does_not_answer_is_an_error_within_the_deadline_and_the_key_is_said_nowhere
+  sink wandb: start_deadline_s
+plugins/distillation/tests/test_teacher.py::test_options_that_contradict_each_other_say_which
+  teacher distillation: model url served_model tokenizer
+plugins/distillation/tests/test_teacher.py::test_every_token_that_the_loss_counts_gets_the_teachers_distribution_of_that_very_token
+  teacher distillation: top_k
+plugins/distillation/tests/test_teacher.py::test_what_a_rollout_brought_stays_and_other_environments_are_left_alone
+  teacher distillation: environments
+tests/unit/test_checkpoint.py::test_the_last_few_stay
+  run: checkpoint.keep
+tests/unit/test_hub.py::test_a_hub_too_small_for_a_step_says_so_instead_of_waiting
+  run: hub.size_mb
+tests/unit/test_evaluation.py::test_each_problem_is_played_with_seeds_of_its_own_and_the_evaluations_own_sampling
+  run: evaluation.samples evaluation.temperature evaluation.top_p evaluation.max_tokens
+tests/unit/test_evaluation.py::test_pass_at_k_is_the_mean_over_problems_by_every_grader_and_failures_are_wrong
+  run: evaluation.pass_at
+"""
+
+
+def seen() -> dict[str, str]:
+    found = {}
+    for test, component, options in re.findall(r"(\S+)\n  ([\w *]+): (.+)\n", SEEN_IN):
+        names = [f"curriculum {one}" for one in CURRICULA] if component == "curriculum *" else [component]
+        found |= {f"{name}.{option}": test for name in names for option in options.split()}
+    return found
+
+
+@pytest.mark.parametrize("test", sorted(set(seen().values())))
+def test_the_test_that_an_entry_names_is_there_and_uses_its_options(test):
+    file, _, name = test.partition("::")
+    [found] = [one for one in ast.walk(ast.parse((ROOT / file).read_text())) if getattr(one, "name", None) == name]
+    words = set(re.findall(r"\w+", ast.unparse(found)))
+    missing = [option for option, by in seen().items() if by == test and option.rpartition(".")[2] not in words]
+    assert not missing
+
+
+# -- only read
+
+READ = set(
+    """
+adapter roll.gpus
+adapter roll.reward.format.weight
+adapter roll.reward.length.at_least
+adapter roll.reward.length.free
+adapter roll.reward.length.limit
+adapter roll.reward.length.weight
+adapter skyrl.engines
+adapter skyrl.run
+adapter skyrl.source
+adapter skyrl.token_file
+bridge checkpoint.save_deadline_s
+bridge ipc.connect_deadline_s
+bridge lora.save_deadline_s
+engine remote.token_file
+engine remote.url
+engine toy.latency_s
+engine vllm.start_timeout_s
+environment gsm8k.grading
+environment gsm8k.grading_deadline_s
+environment gsm8k.revision
+reward ensemble.members.runs_in
+reward ensemble.threshold
+reward judge.url
+run.api.engine_door
+run.api.token_file
+run.api.url
+run.api.wait_s
+run.bridge.use
+run.checkpoint.every
+run.curriculum.use
+run.deterministic
+run.engine.devices
+run.engine.replica
+run.engine.threads
+run.engine.use
+run.environment.use
+run.environment.weight
+run.evaluation.every
+run.evaluation.problems
+run.evaluation.top_k
+run.health.action
+run.health.rescore_every
+run.health.rescore_groups
+run.model
+run.oversubscribe
+run.restarts
+run.reward.deadline_s
+run.reward.runs_in
+run.reward.use
+run.reward.weight
+run.sampling.max_tokens
+run.sampling.temperature
+run.sampling.top_k
+run.sampling.top_p
+run.seed
+run.sink.use
+run.teacher.use
+run.trainer.devices
+run.trainer.threads
+run.trainer.use
+run.training.group_size
+run.training.groups_per_step
+run.training.max_logprob_diff
+run.training.max_staleness
+run.training.min_group
+run.training.refill_rounds
+run.training.rollout_deadline_s
+run.training.steps
+run.transform.use
+run.watch.least_s
+run.watch.say_s
+run.watch.times
+sink jsonl.rollouts_every
+sink wandb.entity
+sink wandb.finish_deadline_s
+sink wandb.name
+sink wandb.system_metrics
+teacher distillation.deadline_s
+teacher distillation.engine.devices
+teacher distillation.engine.threads
+teacher distillation.engine.use
+teacher distillation.key_variable
+teacher distillation.sequences_at_once
+trainer toy.learning_rate
+""".split("\n")
+) - {""}
+
+
+BY_ANOTHER = {"transform length_penalty.form": "cost"}  # it says which of the others may be set, and they are read
+
+
+class Reads(ast.NodeVisitor):
+    """Attributes that are read, but in what only validates options."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if not any("validator" in ast.unparse(decorator) for decorator in node.decorator_list):
+            self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self.found.add(node.attr)
+        self.generic_visit(node)
+
+
+@cache
+def read_in(package: str) -> frozenset[str]:
+    reads, spec = Reads(), find_spec(package)
+    for file in Path(spec.origin).parent.rglob("*.py"):
+        reads.visit(ast.parse(file.read_text()))
+    return frozenset(reads.found)
+
+
+@pytest.mark.parametrize("option", sorted(every_option()))
+def test_some_code_reads_the_option(option):
+    name, model = option.rpartition(".")[2], every_option()[option]
+    declares = next(one for one in reversed(model.__mro__) if name in vars(one).get("__annotations__", {}))
+    assert BY_ANOTHER.get(option, name) in read_in(declares.__module__.partition(".")[0])
+
+
+def test_there_is_an_entry_for_every_option():
+    known = {*CHANGED, *REFUSED, *HEALTH, *seen(), *READ}
+    assert not (new := sorted(set(every_option()) - known)), f"say how the effect of a new option is seen: {new}"
+    assert not (gone := sorted(known - set(every_option()))), f"these are no options any more: {gone}"

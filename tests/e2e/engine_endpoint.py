@@ -1,0 +1,31 @@
+"""The endpoint of an engine as a process of its own: `python -m tests.e2e.engine_endpoint --host HOST --port PORT`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+
+from atropos_core.builtin.config import ToyEngineOptions
+from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.builtin.toy import ToyEngine
+from atropos_core.registry import RunContext
+from atropos_trajectory_api.door import open_door
+
+
+async def main() -> None:
+    given = argparse.ArgumentParser()
+    given.add_argument("--host", required=True)
+    given.add_argument("--port", required=True)
+    where = given.parse_args()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    engine = ToyEngine(ToyEngineOptions(), RunContext(Path("run"), TOY_MODEL))
+    door = await open_door(engine, f"{where.host}:{where.port}", None, await engine.open())
+    await stop.wait()
+    await door.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,149 @@
+"""Code of components that ends its process: a failed rollout or a named error, and never a run that ended well."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import metrics_of, plant
+
+TOY = ("run", "--model", "toy", "--dir", "run", "--steps", "2", "--set", "evaluation.problems=0",
+       "--set", "training.groups_per_step=12", "--set", "training.group_size=2")  # fmt: skip
+
+ENDING = '''
+import asyncio, os, signal
+from atropos_core.interfaces import Environment
+from atropos_core.types import Task
+
+
+class Own(BaseException):
+    pass
+
+
+async def task_of_its_own():
+    raise SystemExit(3)
+
+
+async def exits(): raise SystemExit(3)
+async def exits_well(): raise SystemExit(0)
+async def interrupts(): raise KeyboardInterrupt
+async def unwinds(): raise GeneratorExit
+async def raises_its_own(): raise Own("mine")
+async def ends_at_once(): os._exit(0)
+async def aborts(): os.abort()
+async def becomes_another(): os.execvp("true", ["true"])
+async def in_a_thread(): await asyncio.to_thread(os._exit, 0)
+async def in_a_task(): await asyncio.gather(task_of_its_own(), asyncio.sleep(1))
+
+async def forks_and_both_return():
+    os.fork()
+
+async def forks_as_one_should():
+    if (pid := os.fork()) == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+async def changes_surroundings():
+    os.chdir("/")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+WAYS = [exits, exits_well, interrupts, unwinds, raises_its_own, ends_at_once, aborts, becomes_another, in_a_thread,
+        in_a_task, forks_and_both_return, forks_as_one_should, changes_surroundings]
+
+
+class Ending(Environment):
+    def tasks(self, split):
+        return [Task(way.__name__, ({"role": "user", "content": "?"},)) for way in WAYS]
+
+    async def play(self, task, policy, *, seed):
+        if seed % 2:
+            await next(way for way in WAYS if way.__name__ == task.id)()
+        return await super().play(task, policy, seed=seed)
+
+    async def score(self, task, reply):
+        return float(len(reply["content"]))
+'''  # fmt: skip
+
+
+def test_what_ends_a_process_is_a_failed_rollout_with_its_cause(atropos, tmp_path):
+    (tmp_path / "ending.py").write_text(ENDING)
+    ended = atropos(*TOY, "--env", "./ending.py:Ending")
+    assert ended.code == 0, ended.err
+    causes: dict[str, set[str]] = {}
+    for path in (tmp_path / "run/rollouts").glob("step-*.jsonl"):
+        for row in map(json.loads, path.read_text().splitlines()):
+            if "failed" in row:
+                causes.setdefault(row["task"], set()).add(row["failed"])
+    said = {
+        "exits": "SystemExit(3) in ending.py:", "exits_well": "SystemExit(0)", "interrupts": "KeyboardInterrupt",
+        "unwinds": "GeneratorExit", "raises_its_own": "Own(mine)", "ends_at_once": "SystemExit(os._exit(0))",
+        "aborts": "SystemExit(os.abort())", "becomes_another": "SystemExit(os.execv", "in_a_thread": "os._exit(0)",
+        "in_a_task": "task_of_its_own() raised SystemExit(3)",
+    }  # fmt: skip
+    assert causes.keys() == said.keys()
+    for way, text in said.items():
+        assert all(text in cause for cause in causes[way]), (way, causes[way])
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2], "written once: no fork ran on"
+    assert (tmp_path / "run/summary.json").is_file()
+    assert "handler of its own for SIGTERM" in ended.err
+
+
+PLUGIN = """
+import ctypes, os, sys
+from atropos_core.builtin.curricula import *
+from atropos_core.hooks import hookimpl
+from atropos_core.interfaces import Sink
+from atropos_core.registry import Options, Provider
+
+class Reward:
+    async def __call__(self, task, episodes): {reward}
+
+class Transform:
+    async def __call__(self, groups): {transform}
+
+class Ends(Sink):
+    async def step(self, step, metrics, groups): {sink}
+
+def of(name, kind): return [Provider(name, "ends", Options, lambda options, context: kind())]
+
+@hookimpl
+def atropos_rewards(): return of("ends", Reward)
+@hookimpl
+def atropos_transforms(): return of("ends", Transform)
+@hookimpl
+def atropos_sinks(): return of("ends", Ends)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "named"),
+    [
+        ("reward", "sys.exit(0)", "reward 'ends' raised SystemExit(0) in ends.py"),
+        ("transform", "sys.exit(0)", "raised SystemExit(0) in ends.py"),
+        ("transform", "raise KeyboardInterrupt", "raised KeyboardInterrupt in ends.py"),
+        ("sink", "sys.exit(3)", "raised SystemExit(3) in ends.py"),
+        ("sink", "ctypes.CDLL(None)._exit(0)", "was ended with exit code 0 by code in it, before it was done"),
+        ("sink", "os.kill(os.getpid(), 9)", "was killed by SIGKILL (the kernel does that when memory runs out)"),
+    ],
+)
+def test_a_component_that_ends_the_process_ends_the_run_by_name(kind, code, named, atropos, sevens, tmp_path):
+    parts = {"reward": "return [1.0 for _ in episodes]", "transform": "return groups", "sink": "pass"} | {kind: code}
+    source = PLUGIN
+    for name, text in parts.items():
+        source = source.replace("{" + name + "}", text)
+    plant(tmp_path, "ends", source)
+    ended = atropos(*TOY, "--env", sevens, "--set", f"{kind}.ends.use=ends", PYTHONPATH=str(tmp_path))
+    assert ended.code in (1, 137), (ended.out, ended.err)
+    assert named in ended.err, ended.err
+    assert not (tmp_path / "run/summary.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [("run", "--model", "toy"), ("eval", "--model", "toy"), ("check",)])
+def test_a_file_that_ends_the_process_as_it_is_imported_is_named(arguments, atropos, tmp_path):
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)\n")
+    named = ("./ends.py:Mine",) if arguments == ("check",) else ("--env", "./ends.py:Mine")
+    ended = atropos(*arguments, *named)
+    assert ended.code == 2, (ended.out, ended.err)
+    assert "SystemExit(0) in ends.py:2" in ended.err

@@ -1,0 +1,88 @@
+"""Every code block of every page is executed by a test, and this table says by which."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pages.blocks import BLOCKS, Block
+
+HERE = "tests/pages/test_commands.py::"
+# Page, how the block's first line begins, and the tests that execute it or compare what it shows.
+EXECUTED = (
+    ("CONTRIBUTING.md", "make test", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
+    ("README.md", "make run", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
+    ("README.md", "model      tiny", HERE + "test_a_run_says_what_the_readme_shows"),
+    ("README.md", "make vllm", "tests/vllm/test_runs.py::test_"),
+    ("README.md", "import random", "tests/pages/test_readme_example.py::test_the_readme_example_learns_visibly"),
+    ("README.md", "atropos check ./sums.py", HERE + "test_the_commands_beside_the_readme_example_run"),
+    ("README.md", "held-out accuracy", HERE + "test_the_commands_beside_the_readme_example_run"),
+    ("README.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
+    ("README.md", "workers sample from", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
+    ("README.md", "worker gsm8k@", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
+    ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/test_new.py::test_"),
+    ("docs/how-a-run-works.md", "draw                 prompt ids", "a drawing"),
+    ("docs/roles.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
+    ("docs/roles.md", "(umask 077", HERE + "test_roles_with_a_token_and_addresses_of_their_own_train"),
+    ("docs/roles.md", "atropos engine --model tiny --host", HERE + "test_an_engine_elsewhere_is_sent_weights"),
+    ("docs/roles.md", "atropos engine --model tiny --engine vllm", "tests/vllm/test_engine_role.py::test_"),
+    ("docs/roll.md", "pip install", "tests/e2e/test_wheels.py::test_"),
+    ("docs/roll.md", "atropos adapter roll", "tests/roll/test_adapter.py::test_the_command_on_the_page_names"),
+    ("docs/roll.md", "train_env_manager:", "tests/roll/test_adapter.py::test_"),
+    ("docs/roll.md", "import gem", "tests/roll/test_gem.py::test_gsm8k_is_made_reset_and_stepped"),
+    ("docs/run-file.md", "atropos eval", HERE + "test_the_evaluations_on_the_page_run"),
+    ("docs/skyrl.md", "pip install", "tests/e2e/test_wheels.py::test_"),
+    ("docs/skyrl.md", "import typing", "tests/skyrl/test_train.py::test_"),
+    ("docs/skyrl.md", "atropos adapter skyrl", "tests/skyrl/test_entrypoint.py::test_"),
+    ("docs/skyrl.md", "atropos serve", "tests/skyrl/test_train_api.py::test_"),
+    ("docs/skyrl.md", "atropos engine", "tests/skyrl/test_train_rings.py::test_"),
+    ("docs/skyrl.md", "skyrl-gsm8k/skyrl.sh trainer.fully_async", "tests/skyrl/test_fully_async.py::test_the_exact_expected_reward"),
+    ("docs/trajectory-api.md", "pip install", HERE + "test_the_calls_by_hand_do_what_the_page_says"),
+    ("docs/trajectory-api.md", "python your_environment.py serve", "tests/atroposlib/test_clients.py::test_an_environment"),
+    ("docs/trajectory-api.md", "curl -X POST", HERE + "test_the_calls_by_hand_do_what_the_page_says"),
+    ("docs/trajectory-api.md", "put ──►", "a drawing"),
+    ("docs/trajectory-api.md", "import asyncio", "plugins/trajectory_api/tests/test_documents.py::test_the_example_client_"),
+    ("docs/trajectory-api.md", "(umask 077", HERE + "test_a_server_for_others_answers_who_has_the_token"),
+    ("docs/trajectory-api.md", "curl -H 'Accept", HERE + "test_the_calls_by_hand_do_what_the_page_says"),
+    ("plugins/adapter_roll/README.md", "import gem", "tests/roll/test_gem.py::test_gsm8k_is_made_reset_and_stepped"),
+    ("plugins/adapter_roll/README.md", "env_type: atropos", "tests/roll/test_adapter.py::test_"),
+    ("plugins/adapter_skyrl/README.md", "atropos adapter skyrl", "tests/skyrl/test_entrypoint.py::test_"),
+    ("plugins/engine_vllm/README.md", "pip install", "tests/e2e/test_wheels.py::test_"),
+    ("plugins/sink_csv/README.md", "import pandas", HERE + "test_what_the_sinks_write_is_read_as_their_pages_say"),
+    ("plugins/sink_tensorboard/README.md", ".venv/bin/tensorboard", HERE + "test_what_the_sinks_write_is_read_as_their_pages_say"),
+    ("plugins/sink_wandb/README.md", ".venv/bin/wandb sync", "plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run"),
+    ("plugins/trainer_grpo/README.md", "from atropos_trainer_grpo.losses", HERE + "test_a_loss_of_ones_own_is_checked"),
+    ("plugins/trajectory_api/README.md", "atropos serve", HERE + "test_a_server_for_others_answers_who_has_the_token"),
+    ("plugins/trajectory_api/README.md", "(umask 077", HERE + "test_a_server_for_others_answers_who_has_the_token"),
+)  # fmt: skip
+RUN_FILES = "tests/pages/test_run_files.py"  # executes every table in TOML that is not named above
+
+
+def entries_of(block: Block) -> list[str]:
+    return [by for page, first, by in EXECUTED if page == block.page and block.first.startswith(first)]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_of_every_page_is_executed(block: Block) -> None:
+    if block.language == "toml" and not entries_of(block):
+        assert (REPOSITORY / RUN_FILES).is_file()
+        return
+    assert entries_of(block), f"{block} begins {block.first!r}: no test executes it; write one, and name it in EXECUTED"
+
+
+@pytest.mark.parametrize("entry", EXECUTED, ids=lambda entry: f"{entry[0]}: {entry[1]}")
+def test_every_entry_names_a_block_and_a_test_that_there_are(entry: tuple[str, str, str]) -> None:
+    page, first, by = entry
+    assert any(block.page == page and block.first.startswith(first) for block in BLOCKS), "no such block any more"
+    if by == "a drawing":
+        return
+    file, _, name = by.partition("::")
+    assert re.search(rf"^\s*(?:async )?def {name}", (REPOSITORY / file).read_text(), re.M), f"{by} is no test"
+
+
+def test_make_knows_every_target_that_a_page_names() -> None:
+    known = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.M))
+    named = {target for block in BLOCKS for target in re.findall(r"^make ([\w-]+)", block.text, re.M)}
+    assert {"run", "test", "soak"} <= named <= known

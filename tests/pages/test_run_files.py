@@ -1,0 +1,98 @@
+"""Every table in TOML on a page is one that a run takes: its sections, its components, each of their options.
+
+An option that a page shows in a comment is tried as well. What goes together with it may be missing then, so that a
+refusal is no mistake of the page; an option or a component that there is none of is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from atropos_core.component import Component
+from atropos_core.config import NAMED, SINGLE, Layer, load
+from atropos_core.errors import ConfigError
+from atropos_core.plugins import load_plugins
+from tests.pages.blocks import BLOCKS, Block
+
+TABLES = [block for block in BLOCKS if block.language == "toml" and "[project" not in block.text]
+ENVIRONMENT = "from atropos_core import Environment\n\n\nclass Mine(Environment):\n    def tasks(self, split):\n        return []\n"
+
+
+@pytest.fixture(autouse=True)
+def beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the run files on the pages name."""
+    (tmp_path / "mine.py").write_text(ENVIRONMENT)
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+
+
+def components(values: Mapping[str, Any]) -> Iterator[tuple[str, Component]]:
+    """Kind and component of everything that a run file with these tables has."""
+    config = load([Layer("defaults", {"environment": {"gsm8k": {}}}), Layer("the page", values)]).config
+    for kind in SINGLE:
+        yield kind, getattr(config, kind)
+    for kind in NAMED:
+        for component in getattr(config, kind).values():
+            yield kind, component
+
+
+def take(values: Mapping[str, Any]) -> None:
+    """Validate as a run does, up to what this machine has. Raises ConfigError, ValidationError."""
+    registry = load_plugins().registry
+    for kind, component in components(values):
+        registry.find(kind, component.use).provider.config.model_validate(component.options)
+
+
+def alternatives(text: str) -> Iterator[str]:
+    """The text with one commented line, or one commented table with the comments below it, in force."""
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        if re.match(r"# \[", lines[at]):
+            end = at + 1
+            while end < len(lines) and lines[end].startswith("# ") and not lines[end].startswith("# ["):
+                end += 1
+            yield "\n".join([*lines[:at], *(line[2:] for line in lines[at:end]), *lines[end:]])
+            at = end
+        elif found := re.match(r"# ([\w-]+) = ", lines[at]):
+            start = max((n for n in range(at) if lines[n].startswith("[")), default=0)
+            stop = next((n for n in range(at, len(lines)) if lines[n].startswith("[")), len(lines))
+            other = re.compile(
+                rf"{re.escape(found[1])} = " if found[1] != "use" else r"[\w-]+ = "
+            )  # with options of its own
+            yield "\n".join(
+                line[2:] if n == at else line
+                for n, line in enumerate(lines)
+                if not (start <= n < stop and other.match(line))
+            )
+        at += 1
+
+
+@pytest.mark.parametrize("block", TABLES, ids=str)
+def test_a_run_takes_the_tables_on_a_page(block: Block) -> None:
+    take(tomllib.loads(block.text))
+
+
+@pytest.mark.parametrize("block", TABLES, ids=str)
+def test_every_option_that_a_page_shows_in_a_comment_is_one(block: Block) -> None:
+    for text in alternatives(block.text):
+        try:
+            take(tomllib.loads(text))
+        except ValidationError as error:
+            assert not [each for each in error.errors() if each["type"] == "extra_forbidden"], error
+        except ConfigError as error:
+            assert "unknown" not in str(error) and "there is no" not in str(error), error
+
+
+def test_a_table_with_an_option_that_there_is_not_is_noticed() -> None:
+    with pytest.raises((ConfigError, ValidationError)):
+        take({"trainer": {"learning_rat": 1e-6}})
+    [text] = alternatives('[trainer]\nuse = "grpo"\n# learning_rat = 1e-6\n')
+    assert tomllib.loads(text)["trainer"]["learning_rat"] == 1e-6
