@@ -6,7 +6,7 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -284,10 +284,11 @@ def reason(error: BaseException) -> str:
     return str(error).rstrip(".") or type(error).__name__
 
 
-async def in_background(work: Coroutine[Any, Any, None], broken: asyncio.Future[None]) -> None:
-    """Background work: what it raises is what `broken` raises."""
+async def in_background(work: Callable[[], Coroutine[Any, Any, None]], broken: asyncio.Future[None]) -> None:
+    """Background work: what it raises is what `broken` raises. Nothing of it exists before this task's first step, so
+    that a task that is cancelled before leaves no coroutine which nobody awaited."""
     try:
-        await work
+        await work()
     except AtroposError as error:
         if not broken.done():
             broken.set_exception(error)

@@ -88,7 +88,7 @@ class TrainerSession:
         self._told = _Told(opened["boot"], spec.version, spec.version)
         self._seen = 0  # failed and dropped draws that have arrived here
         self._turn = asyncio.Lock()
-        self._renewing = asyncio.create_task(in_background(self._renew_on(), self.lost))
+        self._renewing = asyncio.create_task(in_background(self._renew_on, self.lost))
 
     @classmethod
     async def open(

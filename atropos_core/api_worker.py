@@ -84,7 +84,7 @@ class Worker:
         worker = cls(api, spec)
         await worker._register(deadline_s)
         await worker._find_ring()
-        worker._beating = asyncio.create_task(in_background(worker._beat(), worker.broken))
+        worker._beating = asyncio.create_task(in_background(worker._beat, worker.broken))
         return worker
 
     async def draws(self, n: int, wait_s: float = LONG_POLL_S) -> Assignment:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atropos_core.api_http import in_background
 from atropos_core.client import Api, Leased, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_core.errors import AccessRefused, ApiError, DataError, HubFull, LeaseLost, TokenizerMismatch, TooLarge
 from atropos_core.types import Draw
@@ -322,3 +325,19 @@ async def test_a_server_that_stays_away_is_an_error_at_the_deadline(server: Serv
         with pytest.raises(ApiError, match="got no answer in time"):
             await worker.put(played(drawn(-1)), deadline_s=1.0)
         assert asyncio.get_running_loop().time() - began < 10
+
+
+async def test_a_session_and_a_worker_closed_before_their_first_renewal_leave_no_coroutine_behind(server: Server):
+    """Whatever collected it later, with an error of its own: seen inside a named tuple of SkyRL's."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        api = Api(server.url)
+        trainer = await TrainerSession.open(api, SPEC)
+        trainer._renewing.cancel()  # as a loop that ends with the very step in which the session was opened
+        worker = Worker(api, WORDS)
+        broken = asyncio.get_running_loop().create_future()
+        asyncio.create_task(in_background(worker._beat, broken)).cancel()
+        await asyncio.sleep(0)
+        await api.close()
+        gc.collect()
+    assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []
