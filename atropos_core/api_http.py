@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from atropos_core import console, errors
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
 from atropos_core.errors import ApiError, AtroposError, ConfigError, HubClosed, TooLarge
+from atropos_core.liveness import DEFAULT_PATIENCE, LOOK_S, Patience
 from atropos_core.profile import Profile
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ OTHER_TIMELINE = "other_timeline"  # why a trainer drops groups: of weights newe
 NOT_WANTED = (1 << 63) - 1  # in place of a group's id: another play of its draw was sooner, or no trainer wants it
 LONG_POLL_S = 20.0  # one request's share of a longer wait
 _BACKOFF_S = (0.05, 2.0)  # the first pause between two tries, and the longest
-SAY_S = 15.0  # of silence beyond what a call may take, before that is said
-SILENT_S = 120.0  # that a server answers nothing at all, before a call that may take longer is given up
-_LOOK_S = 2.5
+BEAT_S = 5.0  # an answer that comes piece by piece says so often that its sender is alive
 _PROBE_S = 5.0
 _LAST_S = 0.1  # with no more left than this, a failed try was the last
 
@@ -56,13 +55,15 @@ class Api:
 
     def __init__(
         self, url: str, token: str | None = None, *, timeout_s: float = 30.0, profile: Profile | None = None,
-        say_s: float = SAY_S, silent_s: float = SILENT_S,
+        patience: Patience = DEFAULT_PATIENCE,
     ) -> None:  # fmt: skip
+        """`patience`: how long a server may answer nothing at all, beyond what a call may take, before that is said, and
+        before a call that may take longer is given up."""
+        self.patience = patience
         self._profile = profile
         http = import_httpx("--api")
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._say_s, self._silent_s = say_s, silent_s
         self._in_flight: set[_Overdue] = set()
         self._watching: asyncio.Task[None] | None = None
         self._said = False  # that it is silent
@@ -131,9 +132,9 @@ class Api:
                 left = until - time.monotonic()
                 if flight.given_up:
                     raise ApiError(
-                        f"{self.url} has answered nothing for {self._silent_s:g} s, {method} {path} least of all: its process is "
-                        "stopped or hangs, or it is out of reach.",
-                        remedy="Look at its machine and its log.",
+                        f"{self.url} has answered nothing for {self.patience.least_s:g} s, {method} {path} least of all: its process "
+                        "is stopped or hangs, or it is out of reach.",
+                        remedy="Look at its machine and its log. Where it was only slow, raise watch.least_s.",
                     ) from error
                 if left <= _LAST_S:
                     raise ApiError(
@@ -143,13 +144,14 @@ class Api:
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left - _LAST_S / 2))
                 pause = min(2 * pause, _BACKOFF_S[1])
 
-    async def stream(self, path: str, frame: bytes, *, silent_s: float) -> AsyncGenerator[Any, None]:
-        """The values of an answer that comes frame by frame. Raises ApiError as soon as the other end is gone, or has
-        said nothing for `silent_s`; nothing is tried again."""
+    async def stream(self, path: str, frame: bytes) -> AsyncGenerator[Any, None]:
+        """The values of an answer that comes frame by frame, an empty one every BEAT_S at least. Raises ApiError as soon as
+        the other end is gone, or has said nothing for as long as `patience` has; nothing is tried again."""
         http = import_httpx("--api")
+        silent_s = max(self.patience.least_s, 3 * BEAT_S)
         limits = http.Timeout(silent_s, connect=min(silent_s, self._timeout_s))
         held = bytearray()
-        flight = _Overdue(f"POST {path}", time.monotonic())
+        flight = _Overdue(f"POST {path}", time.monotonic() + BEAT_S)
         self._watch(flight)
         try:
             async with self._http.stream("POST", path, content=frame, timeout=limits) as answer:
@@ -157,7 +159,7 @@ class Api:
                     await answer.aread()
                     _value(answer, self.url)
                 async for piece in answer.aiter_raw():
-                    flight.since = time.monotonic()
+                    flight.since = time.monotonic() + BEAT_S
                     held += piece
                     while len(held) >= PREFIX_BYTES and len(held) >= (end := PREFIX_BYTES + frame_size(held)):
                         whole = bytes(memoryview(held)[:end])
@@ -190,9 +192,10 @@ class Api:
     async def _look(self) -> None:
         """While anything is in flight: say once that no answer comes. Whether a long call is merely long, a short one tells."""
         while self._in_flight:
-            await asyncio.sleep(min(_LOOK_S, self._say_s / 4))
+            say_s = self.patience.say_s
+            await asyncio.sleep(min(LOOK_S, say_s / 8))
             now = time.monotonic()
-            late = [flight for flight in self._in_flight if now - flight.since > self._say_s]
+            late = [flight for flight in self._in_flight if now - flight.since > say_s]
             long = [flight for flight in late if flight.limit is not None]
             if long and await self._answers():
                 for flight in long:
@@ -200,7 +203,7 @@ class Api:
                 late = [flight for flight in late if flight not in long]
             for flight in late:
                 flight.silent_since = flight.silent_since or now
-                if flight.limit is not None and now - flight.silent_since > self._silent_s - self._say_s:
+                if flight.limit is not None and now - flight.silent_since > self.patience.least_s - say_s:
                     flight.given_up = True
                     flight.limit.reschedule(asyncio.get_running_loop().time())
             if late and not self._said:
@@ -213,7 +216,7 @@ class Api:
     async def _answers(self) -> bool:
         http = import_httpx("--api")
         try:
-            await self._http.get("/health", timeout=min(_PROBE_S, self._silent_s / 4))
+            await self._http.get("/health", timeout=min(_PROBE_S, self.patience.least_s / 4))
         except http.HTTPError:
             return False
         return True

@@ -61,7 +61,7 @@ class ApiSource(Source):
             max_staleness=training.max_staleness,
             deadline_s=training.rollout_deadline_s,
         )
-        self._api = Api(self._section.url, self._section.token(), profile=profile)
+        self._api = Api(self._section.url, self._section.token(), profile=profile, patience=config.watch.patience())
         self._session: TrainerSession | None = None
         self._sources: dict[str, TaskSource] = {}  # with a worker at present
         self._open: dict[int, Draw] = {}  # drawn, and nothing has come of them yet

@@ -33,7 +33,6 @@ from atropos_core.interfaces import (
     Transform,
     Transport,
 )
-from atropos_core.liveness import Patience
 from atropos_core.plugins import Plugins
 from atropos_core.policy import within
 from atropos_core.profile import Profile
@@ -316,7 +315,6 @@ class _Builder:
         self.plan = plan
         self.children: list[Child] = []  # whose end is the run's end
         self.rewards: list[Closable] = []
-        self._patience = Patience(**plan.config.watch.model_dump())
         self._context = RunContext(
             directory=directory,
             model=plan.model.directory,
@@ -326,6 +324,7 @@ class _Builder:
             transport=plan.transports[0] if plan.transports else None,
             transports=plan.transports,
             max_staleness=plan.config.training.max_staleness,
+            patience=plan.config.watch.patience(),
             told={
                 key: value
                 for chosen in (
@@ -401,7 +400,7 @@ class _Builder:
         if (component.runs_in or chosen.offer.provider.runs_in) == "here":
             reward = self._here(chosen)
         else:
-            reward = HostedReward(lambda: self._start(chosen, f"reward-{name}", 1), deadline_s)
+            reward = HostedReward(lambda: chosen.start(self._context_of(chosen), f"reward-{name}", 1), deadline_s)
         if isinstance(reward, Closable):
             self.rewards.append(reward)
         if isinstance(reward, Openable):
@@ -412,12 +411,6 @@ class _Builder:
         return WeightedReward(name, reward, component.weight, deadline_s)
 
     async def _child(self, chosen: Chosen, role: str, threads: int | None) -> Child:
-        child = await self._start(chosen, role, threads)
-        child.watch(self._patience, needed=True)
+        child = await chosen.start(self._context_of(chosen), role, threads, needed=True)
         self.children.append(child)
-        return child
-
-    async def _start(self, chosen: Chosen, role: str, threads: int | None) -> Child:
-        child = await chosen.start(self._context_of(chosen), role, threads)
-        child.watch(self._patience)
         return child

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atropos_core.durable import WRITABLE, sync
+from atropos_core.durable import sync
 from atropos_core.errors import CheckpointError, RemoteError
 
 FORMAT = 1
@@ -59,7 +59,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"checkpoint {final} cannot be written{full}: {error}",
-                remedy=f"{WRITABLE} Then `atropos resume` this run: what was saved before is intact.",
+                remedy="Free some space and `atropos resume` this run: the checkpoint before is intact.",
             ) from error
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -97,12 +97,9 @@ class Checkpoints:
             try:
                 return _verified(directory)
             except CheckpointError as error:
-                warn(f"{error} It is passed over.")
+                warn(f"{error} Using the one before it.")
         if found:
-            raise CheckpointError(
-                f"none of the {len(found)} checkpoints in {self.directory} is whole.",
-                remedy=f"Start a new run; a policy whose files are whole can begin it: --model {found[-1] / POLICY}",
-            )
+            raise CheckpointError(f"none of the {len(found)} checkpoints in {self.directory} is whole.")
         return None
 
     def at(self, step: int) -> Checkpoint:
@@ -122,8 +119,7 @@ def _verified(directory: Path) -> Checkpoint:
         manifest = json.loads((directory / "manifest.json").read_text())
         if manifest["format"] != FORMAT:
             raise CheckpointError(
-                f"checkpoint {directory} has format {manifest['format']}; this program reads {FORMAT}. Resume with the version of "
-                "atropos-core that wrote it."
+                f"checkpoint {directory} has format {manifest['format']}; this program reads {FORMAT}."
             )
         if manifest.pop("sha256") != _digest(manifest):
             raise CheckpointError(f"checkpoint {directory} is corrupt: its manifest is not what was written.")

@@ -3,7 +3,6 @@ own options: `inner`."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
 from dataclasses import dataclass
@@ -52,18 +51,19 @@ class Chosen:
             raise PluginError(f"{self.label}: build of {self.component.use!r} must not be a coroutine")
         return built
 
-    async def start(self, context: RunContext, role: str, threads: int | None = None) -> Child:
-        """In a process of its own, called `role`, with its log in the run directory."""
-        fields = dataclasses.asdict(context)
+    async def start(self, context: RunContext, role: str, threads: int | None = None, *, needed: bool = False) -> Child:
+        """In a process of its own, called `role`, with its log in the run directory. `needed`: as `Child.start`."""
         wanted = {
             "kind": self.offer.kind,
             "name": self.component.use,
             "options": self.options.model_dump(mode="json"),
-            "context": {**fields, "directory": str(fields["directory"]), "model": str(fields["model"])},
+            "context": context.record(),
         }
         log = context.directory / "logs" / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        return await Child.start(role, wanted, log, threads=threads or len(os.sched_getaffinity(0)))
+        return await Child.start(
+            role, wanted, log, threads=threads or len(os.sched_getaffinity(0)), patience=context.patience, needed=needed
+        )
 
 
 def choose(registry: Registry, kind: str, label: str, component: Component) -> Chosen:

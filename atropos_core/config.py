@@ -20,6 +20,7 @@ from atropos_core.component import Component, Placed, RewardComponent, Weighted,
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.group_schema import RUN_PARTS, check_temperature
 from atropos_core.health.options import HealthSection
+from atropos_core.liveness import Patience
 from atropos_core.types import Sampling
 
 
@@ -142,11 +143,14 @@ class CheckpointSection(Section):
 
 
 class WatchSection(Section):
-    """Over the processes of the engines and the trainer, where one owes an answer and says nothing."""
+    """Over processes and servers that the run needs, where one owes an answer and says nothing."""
 
     say_s: float = Field(20.0, gt=0)  # before a line names it; half of it where the process is stopped
     least_s: float = Field(120.0, gt=0)  # before it is given up, and the run ends
     times: float = Field(10.0, ge=1)  # and so many times its usual call
+
+    def patience(self) -> Patience:
+        return Patience(**self.model_dump())
 
 
 class HubSection(Section):

@@ -3,7 +3,7 @@
 A trainer without an engine asks; workers, which have one, answer in pieces as large as a row of a batch. What is asked
 goes to whichever worker has a hand free, under an id that nothing else ever had. A hand that never answers keeps its one
 ask and is given no other. A worker that dies is noticed by the end of its ring: what it had begun is dropped whole, and
-goes to another. Nothing polls.
+goes to another, and so it does when it is stopped for too long.
 
     asking:   exchange = Exchange(folder); await exchange.open(); pieces = await exchange.ask(b"...", deadline_s=60, read=bytes)
     working:  hands = Hands.connect(folder, 4)                                                  # atropos_core.hands
@@ -30,9 +30,11 @@ from typing import Any, TypeVar
 
 from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubFull, ProcessDied
+from atropos_core.liveness import DEFAULT_PATIENCE, Patience
 from atropos_core.ring import RingProducer
 from atropos_core.ring_consumer import Lease, RingConsumer
 from atropos_core.ring_listener import RingListener
+from atropos_core.silence import stopped_too_long
 
 T = TypeVar("T")
 SOCKET, NONCE = "ring.sock", "nonce"
@@ -61,13 +63,15 @@ class _Ask:
 class Exchange:
     """The asking end. Any number of calls at a time, in one event loop."""
 
-    def __init__(self, folder: Path, *, stash_bytes: int = STASH_BYTES) -> None:
+    def __init__(self, folder: Path, *, stash_bytes: int = STASH_BYTES, patience: Patience = DEFAULT_PATIENCE) -> None:
+        """`patience`: with a worker that is stopped: it is named, and at the bound what it had begun goes to another."""
         self.workers = 0  # that are connected
         self.asked_again = 0  # what a worker had begun when it died
         self.unwanted = 0  # messages for what nobody waits for any more
         self.stashed_bytes = 0  # of pieces whose answer is not whole
         self._folder = folder.resolve()
         self._stash_bytes = stash_bytes
+        self._patience = patience
         self._nonce = secrets.token_hex(16)
         self._ids = itertools.count(secrets.randbits(62))
         self._waiting: deque[_Ask] = deque()  # nobody works on it
@@ -148,7 +152,7 @@ class Exchange:
         self._heard = asyncio.get_running_loop().time()
         feeding = [asyncio.create_task(self._feed(down, begun)) for _ in range(hands)]
         try:
-            await up.watch(lambda leases: self._take_all(leases, begun))
+            await self._until_gone(up, begun)
         except AtroposError as error:
             console.warn(f"a worker (process {up.pid}) is shut out: {Exception.__str__(error)}")
         finally:
@@ -160,6 +164,20 @@ class Exchange:
             self._ask_again(begun)
             if path.parent.parent == self._folder:  # its own folder, which it cannot remove when it was killed
                 shutil.rmtree(path.parent, ignore_errors=True)
+
+    async def _until_gone(self, up: RingConsumer, begun: dict[int, _Ask]) -> None:
+        """Raises ProcessSilent for a worker that is stopped for too long, and what the ring raises."""
+        taking = asyncio.ensure_future(up.watch(lambda leases: self._take_all(leases, begun)))
+        stopped = asyncio.ensure_future(stopped_too_long("a worker", up.pid, self._patience, lambda: bool(begun)))
+        try:
+            await asyncio.wait({taking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                raise stopped.result()
+            await taking
+        finally:
+            taking.cancel()
+            stopped.cancel()
+            await asyncio.gather(taking, stopped, return_exceptions=True)
 
     async def _feed(self, down: RingProducer, begun: dict[int, _Ask]) -> None:
         """One hand of a worker: the next ask once it has answered the one before, however late that is. Its slot is free by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -13,9 +14,11 @@ from pathlib import Path
 from atropos_core.codec import Buffer
 from atropos_core.errors import DeadlineExceeded, ProcessDied
 from atropos_core.exchange import DONE, FAILED, META, NONCE, PIECE, SOCKET
+from atropos_core.liveness import DEFAULT_PATIENCE, Patience
 from atropos_core.ring import SLOT_BYTES, SLOTS, RingProducer
 from atropos_core.ring_consumer import Lease, RingConsumer
 from atropos_core.ring_listener import RingListener
+from atropos_core.silence import stopped_too_long
 
 DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 3600.0  # whoever asks may be held up for as long as a training step takes
@@ -35,13 +38,22 @@ class Hands:
     """One worker, with so many jobs at a time. Blocking: `take`, `send`, `done`, `failed`. On an event loop: `jobs`, `put`,
     and `finish` or `give_up`."""
 
-    def __init__(self, up: RingProducer, down: RingConsumer, folder: Path) -> None:
+    def __init__(self, up: RingProducer, down: RingConsumer, folder: Path, patience: Patience) -> None:
         self._up = up
         self._down = down
         self._folder = folder
+        self._patience = patience
 
     @classmethod
-    def connect(cls, folder: Path, hands: int, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> Hands:
+    def connect(
+        cls,
+        folder: Path,
+        hands: int,
+        *,
+        slots: int = SLOTS,
+        slot_bytes: int = SLOT_BYTES,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> Hands:
         """`slots` of `slot_bytes` for pieces; a larger piece travels apart. Raises ProcessDied where nobody asks there."""
         folder = folder.resolve()
         try:
@@ -57,7 +69,7 @@ class Hands:
             if down is None:
                 up.close()
                 raise DeadlineExceeded(f"{folder} gave no work within {DEADLINE_S:g} s")
-            return cls(up, down, own)
+            return cls(up, down, own, patience)
         except BaseException:
             shutil.rmtree(own, ignore_errors=True)
             raise
@@ -94,10 +106,20 @@ class Hands:
         self._down.send_answers(now=True)
 
     async def jobs(self) -> AsyncIterator[Job]:
-        """What is asked, until whoever asks has gone."""
-        async for leases in self._down.arrivals():
-            for lease in leases:
-                yield _job(lease)
+        """What is asked, until whoever asks has gone. Raises ProcessSilent where that is stopped for too long, with answers
+        of this worker unread."""
+        stopped = asyncio.ensure_future(
+            stopped_too_long("whoever asks for work", self._down.pid, self._patience, lambda: self._up.unanswered > 0)
+        )
+        stopped.add_done_callback(lambda task: None if task.cancelled() else self.close())
+        try:
+            async for leases in self._down.arrivals():
+                for lease in leases:
+                    yield _job(lease)
+            if stopped.done():
+                raise stopped.result()
+        finally:
+            stopped.cancel()
 
     async def put(self, job: Job, buffers: Sequence[Buffer]) -> None:
         """One piece of the answer. Raises DeadlineExceeded, ProcessDied."""

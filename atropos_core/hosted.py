@@ -54,9 +54,7 @@ class Host:
 
         offer = load_plugins().registry.find(wanted["kind"], wanted["name"])
         options = offer.provider.config.model_validate(wanted["options"])
-        fields = wanted["context"]
-        context = RunContext(**{**fields, "directory": Path(fields["directory"]), "model": Path(fields["model"])})
-        self.offer(wanted["kind"], offer.provider.build(options, context))
+        self.offer(wanted["kind"], offer.provider.build(options, RunContext.from_record(wanted["context"])))
 
     def offer(self, kind: str, component: Any) -> None:
         """Answer calls on this component from here on."""

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import AtroposError, DeadlineExceeded, ProcessDied, ProcessSilent, RemoteError
 from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Reward, Trainer, Writing
-from atropos_core.liveness import Patience, look_at
+from atropos_core.liveness import DEFAULT_PATIENCE, LOOK_S, Patience, look_at
 from atropos_core.policy import within
 from atropos_core.rpc import Peer
 from atropos_core.types import Batch, Completion, Episode, Floats, Metrics, Sampling, Task, Tokens, TopK
@@ -34,21 +34,23 @@ OPEN_DEADLINE_S = 1800.0  # model loading and compilation; an engine with a serv
 CLOSE_DEADLINE_S = 10.0  # an engine ends a server of its own within 6
 STEP_DEADLINE_S = 3600.0
 CALL_DEADLINE_S = 60.0
-LOOK_S = 2.5  # between two looks at a process that owes an answer, or a quarter of how long one is waited for
+SAMPLES = frozenset({"sample", "logprobs", "top_logprobs"})  # what an engine leaves waiting while it is paused
 LOG_LINES = 12  # of a dead child's log, in the error
 
 
 class Child:
     """One child process that hosts one component. Only this object ends it."""
 
-    def __init__(self, role: str, process: subprocess.Popen[bytes], peer: Peer, log: Path) -> None:
+    def __init__(
+        self, role: str, process: subprocess.Popen[bytes], peer: Peer, log: Path, patience: Patience, *, needed: bool
+    ) -> None:
         self.role = role
         self.process = process
         self.peer = peer
         self.log = log
-        self._patience = Patience()
-        self._needed = False
-        self.paused = False  # it was told to be silent
+        self._patience = patience
+        self._needed = needed
+        self.paused = False  # it was told to sample nothing
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
@@ -61,9 +63,12 @@ class Child:
         threads: int,
         environment: Mapping[str, str] | None = None,
         program: str = "atropos_core.hosted",
+        patience: Patience = DEFAULT_PATIENCE,
+        needed: bool = False,
     ) -> Child:
         """Start the process and have it build its component (`atropos_core.hosted` says what `build` holds). `program` is
-        the module that runs there: one that ends in `atropos_core.hosted.main`."""
+        the module that runs there: one that ends in `atropos_core.hosted.main`. `needed`: by a run, which ends when this
+        process is given up; the calls of others have deadlines of their own."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, log.open("ab") as output:
             process = subprocess.Popen(  # noqa: ASYNC220 - a fork takes a millisecond; asyncio's own would wait for its pipes
@@ -82,9 +87,9 @@ class Child:
                     **(environment or {}),
                 },
             )
-        child = cls(role, process, None, log)  # type: ignore[arg-type] # the peer needs the child to explain its end
+        child = cls(role, process, None, log, patience, needed=needed)  # type: ignore[arg-type] # the peer needs the child to explain its end
         child.peer = Peer(ours, role, {}, on_lost=child._explain, state=child._state)
-        child.watch(Patience())
+        child._watching = asyncio.create_task(child._watch())
         try:
             await child.peer.call("build", dict(build), deadline_s=START_DEADLINE_S)
         except BaseException:
@@ -108,13 +113,6 @@ class Child:
             remedy=f"Its log is {self.log}",
         )
 
-    def watch(self, patience: Patience, *, needed: bool = False) -> None:
-        """`needed`: by a run, which ends when this process is given up; the calls of others have deadlines of their own."""
-        self._patience, self._needed = patience, needed
-        if self._watching is not None:
-            self._watching.cancel()
-        self._watching = asyncio.create_task(self._watch())
-
     async def _watch(self) -> None:
         """Say so where it owes an answer and is silent for long, again each time that has doubled; give it up at the bound."""
         loop, owed = asyncio.get_running_loop(), self.peer.owed
@@ -122,8 +120,7 @@ class Child:
         while not self.peer.lost.is_set():
             await asyncio.sleep(min(LOOK_S, self._patience.say_s / 8))
             now = loop.time()
-            if self.paused or self.peer.is_called:  # it has no turn: it waits for this process
-                owed.heard(now)
+            owed.excuse(self._waits_for_us(), now)
             silent_s = owed.silent_s(now)
             if silent_s < said_s:
                 console.say(f"{self.role} (pid {self.process.pid}) answers again")
@@ -141,13 +138,25 @@ class Child:
                 said_s = silent_s
                 console.warn(
                     f"{self.role} (pid {self.process.pid}) has given no answer to {owed.last}() for {silent_s:.0f} s: "
-                    f"{seen.says(before, now - looked)}. {self._outlook(bound_s)}"
+                    f"{seen.says(before, now - looked)}.{self._wrote_within(silent_s)} {self._outlook(bound_s)}"
                 )
             if self._needed and bound_s is not None and silent_s >= bound_s:
                 self.peer.lose(self._given_up(silent_s, seen.says(before, now - looked), usual))
                 await self.kill()
                 return
             before, looked = seen, now
+
+    def _waits_for_us(self) -> Collection[str]:
+        """Kinds of calls that it cannot answer before this process has done its part."""
+        return (SAMPLES if self.paused else frozenset()) | ({"step"} if self.peer.is_called else set())
+
+    def _wrote_within(self, seconds: float) -> str:
+        """The last line of its log, where it is new: it may say what the process waits for."""
+        try:
+            is_new = time.time() - self.log.stat().st_mtime < seconds
+        except OSError:
+            return ""
+        return f" Its log ends: {_tail(self.log, 1).strip()}" if is_new else ""
 
     def _outlook(self, bound_s: float | None) -> str:
         if not self._needed:
@@ -396,9 +405,9 @@ class HostedReward(Reward):
             await child.close()
 
 
-def _tail(log: Path) -> str:
+def _tail(log: Path, count: int = LOG_LINES) -> str:
     try:
-        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        lines = log.read_text(errors="replace").splitlines()[-count:]
     except OSError:
         return ""
     return "".join(f"  | {line}\n" for line in lines)

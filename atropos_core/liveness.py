@@ -6,19 +6,25 @@ A call may rightly take a minute or an hour, so how long is too long is learned 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+LOOK_S = 2.5  # between two looks at what owes an answer, or an eighth of how long one is waited for
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Patience:
-    """With a process that owes an answer."""
+    """With a process that owes an answer: `[watch]` of the run file."""
 
     say_s: float = 20.0  # of silence, before a line names process and call; half of it where the process is stopped
     least_s: float = 120.0  # of silence, before it is given up
     times: float = 10.0  # and so many times its usual call
+
+
+DEFAULT_PATIENCE = Patience()
 
 
 class Owed:
@@ -26,16 +32,31 @@ class Owed:
     at its own deadline is owed on: the next call takes over its silence."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, tuple[str, float, float | None]] = {}  # kind, since, deadline_s
+        self._pending: dict[int, tuple[str, float]] = {}  # kind, since
         self._usual: dict[str, float] = {}  # the longest of each kind: an evaluation's calls beside those of a step
         self._silent_s = 0.0  # before `_since`
         self._since: float | None = None  # when something was owed and nothing had been heard
-        self.last = ""  # the kind of the call that is, or was, owed longest
+        self._excused: Collection[str] = ()
+        self._last = ""
 
-    def begin(self, number: int, kind: str, now: float, deadline_s: float | None) -> None:
+    def begin(self, number: int, kind: str, now: float) -> None:
         if self._since is None:
-            self._since, self.last = now, kind
-        self._pending[number] = (kind, now, deadline_s)
+            self._since, self._last = now, kind
+        self._pending[number] = (kind, now)
+
+    def excuse(self, kinds: Collection[str], now: float) -> None:
+        """Of calls of these kinds no answer is due: they wait for whoever called. It is called at every look."""
+        self._excused = kinds
+        if not self._due():
+            self.heard(now)
+
+    def _due(self) -> list[tuple[str, float]]:
+        return [entry for entry in self._pending.values() if entry[0] not in self._excused]
+
+    @property
+    def last(self) -> str:
+        """The kind of the call that is, or was, owed longest."""
+        return min(self._due(), key=lambda entry: entry[1], default=(self._last,))[0]
 
     def answered(self, number: int, now: float) -> None:
         if (entry := self._pending.pop(number, None)) is not None:
@@ -52,15 +73,14 @@ class Owed:
         """Whatever it was that came: the process works."""
         self._silent_s, self._since = 0.0, None
         if self._pending:
-            self._since = now
-            self.last = min(self._pending.values(), key=lambda entry: entry[1])[0]
+            self._since, self._last = now, min(self._pending.values(), key=lambda entry: entry[1])[0]
 
     def silent_s(self, now: float) -> float:
         return 0.0 if self._since is None else self._silent_s + now - self._since
 
     def usual_s(self) -> float | None:
         """The longest call so far of the pending kinds; None where one of them was never answered."""
-        kinds = {entry[0] for entry in self._pending.values()}
+        kinds = {kind for kind, _ in self._due()}
         if not kinds <= self._usual.keys():
             return None
         return max((self._usual[kind] for kind in kinds), default=None)
@@ -105,6 +125,14 @@ def look_at(pid: int) -> Seen | None:
             stopped.append((number, _role(number) or name))
         left += children.get(number, [])
     return Seen(tuple(sorted(stopped)), cpu_s)
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal or a debugger; False where it has ended, or is on another machine or in another container."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _role(pid: int) -> str:

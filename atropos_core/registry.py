@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import importlib.util
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from atropos_core import __version__
 from atropos_core.contained import contained
 from atropos_core.errors import ConfigError, EndsProcess, FitError, PluginError, UnknownComponent
+from atropos_core.liveness import DEFAULT_PATIENCE, Patience
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment, Loss, Transport
@@ -96,6 +98,16 @@ class RunContext:
     devices: tuple[str, ...] = ("cpu",)  # of the component being built
     threads: int | None = None  # CPU threads of the component being built; None: its own choice
     label: str = ""  # of the component being built: its path in the run file, such as "teacher.NAME"
+    patience: Patience = DEFAULT_PATIENCE  # with what the component waits for, a server say: [watch]
+
+    def record(self) -> dict[str, Any]:
+        """For another process, in what a codec takes."""
+        return dataclasses.asdict(self) | {"directory": str(self.directory), "model": str(self.model)}
+
+    @classmethod
+    def from_record(cls, fields: Mapping[str, Any]) -> RunContext:
+        paths = {name: Path(fields[name]) for name in ("directory", "model")}
+        return cls(**{**fields, **paths, "patience": Patience(**fields.get("patience", {}))})
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from atropos_core.client import Api
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import ApiError, AtroposError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Engine, ModelInfo, Transport
+from atropos_core.liveness import DEFAULT_PATIENCE, Patience
 from atropos_core.types import Completion, Floats, Sampling, Tokens
 
 OPEN_DEADLINE_S = 1800.0  # the other end may still be loading its model
 LOAD_DEADLINE_S = 1800.0
 CALL_DEADLINE_S = 60.0
 _SLACK_S = 2.0  # for the answer "too late" of the other end, which says more than silence
-_SILENT_S = 60.0  # the other end says that it is there several times in so long
 _PIECE_BYTES = 1 << 20
 _REQUEST_BYTES = 4 << 20  # of prompts in one request; doors take 16 MB
 _REQUEST_CALLS = 1024
@@ -43,9 +43,15 @@ class RemoteEngine(Engine):
 
     outlives_run = True
 
-    def __init__(self, url: str, token: str | None = None, transport: Transport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        transport: Transport | None = None,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
         """`transport`: how a run will send it weights, which the other end must have been started for."""
-        self._api = Api(url, token, timeout_s=CALL_DEADLINE_S)
+        self._api = Api(url, token, timeout_s=CALL_DEADLINE_S, patience=patience)
         self._transport = transport
         self._holder = secrets.token_hex(8)  # who changes what it samples from: a newer one takes the engine over
         self._instance = ""  # of the engine that was opened: another one at its address is refused
@@ -148,7 +154,7 @@ class RemoteEngine(Engine):
             answer.add_done_callback(left)
         error: Exception = ApiError(f"{self._api.url} ended its answer before every sample was in it.")
         try:
-            async with contextlib.aclosing(self._api.stream(f"{_HERE}/samples", frame, silent_s=_SILENT_S)) as told:
+            async with contextlib.aclosing(self._api.stream(f"{_HERE}/samples", frame)) as told:
                 async for item in told:
                     if item and not (answer := waiting.pop(item["call"])).done():
                         if "error" in item:

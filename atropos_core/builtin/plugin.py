@@ -35,7 +35,7 @@ def _remote(options: config.RemoteEngineOptions, context: RunContext) -> Engine:
     from atropos_core.remote import RemoteEngine
 
     token = read_token(options.token_file) if options.token_file else None
-    return RemoteEngine(options.url, token, context.transport)
+    return RemoteEngine(options.url, token, context.transport, context.patience)
 
 
 @hookimpl

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
-from atropos_core.durable import unwritable
-from atropos_core.errors import RunIll, RunPaused
+from atropos_core.errors import RunDirectoryError, RunIll, RunPaused
 from atropos_core.health.check import LEVELS, Change
 from atropos_core.health.checks import Silence, checks
 from atropos_core.health.measure import causes, measure
@@ -117,7 +116,10 @@ def write(directory: Path, row: Mapping[str, Any]) -> None:
         with (directory / FILE).open("a") as file:
             file.write(json.dumps(row) + "\n")
     except OSError as error:
-        raise unwritable(directory / FILE, error) from error
+        raise RunDirectoryError(
+            f"{directory / FILE} cannot be written: {error.strerror}.",
+            remedy="Free some space; the last checkpoint is intact, and `atropos resume` goes on from it.",
+        ) from error
 
 
 def note_end(directory: Path, error: Exception) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,6 +14,12 @@ import pytest
 from tests.e2e.runs import QUICK, RunningRun
 
 pytestmark = pytest.mark.slow
+
+BOUNDS = ("--set", "watch.say_s=2", "--set", "watch.least_s=4", "--set", "watch.times=100")
+
+
+def begin(folder: Path, *arguments: str) -> RunningRun:
+    return RunningRun(folder, "run", "--dir", str(folder), *QUICK, *BOUNDS, "--steps", "500", *arguments)
 
 
 def says(run: RunningRun, text: str, deadline_s: float = 60) -> None:
@@ -20,28 +29,27 @@ def says(run: RunningRun, text: str, deadline_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-def test_a_stopped_engine_is_named_and_begun_again_and_a_stopped_trainer_ends_the_run(tmp_path, atropos):
-    folder = tmp_path / "run"
-    bounds = ("--set", "watch.say_s=2", "--set", "watch.least_s=5", "--set", "watch.times=2")
-    run = RunningRun(folder, "run", "--dir", str(folder), *QUICK, *bounds, "--steps", "500", "--set", "restarts=1")
+def stop(run: RunningRun, role: str) -> psutil.Process:
+    """Stop a process of this run, and see it named with what lets it go on."""
+    stopped = run.children[role]
+    stopped.send_signal(signal.SIGSTOP)
+    says(run, f"{role} (pid {stopped.pid}) is stopped; to let it go on: kill -CONT {stopped.pid}")
+    return stopped
+
+
+def an_engine_is_begun_again_and_a_trainer_ends_the_run(folder: Path, atropos) -> None:
+    run = begin(folder, "--set", "restarts=1")
     try:
-        run.wait_for_step(4)
-        engine = run.children["engine"]
-        engine.send_signal(signal.SIGSTOP)
-        said = f"engine is stopped; to let it go on: kill -CONT {engine.pid}".replace(
-            "engine is", f"engine (pid {engine.pid}) is"
-        )
-        says(run, said)
+        run.wait_for_step(2)
+        engine = stop(run, "engine")
         assert f"engine (pid {engine.pid}) has given no answer to " in run.text
         says(run, "starting again from the last checkpoint")
         assert "ProcessSilent" not in run.text, "nobody has seen it as an error of the run"
-        while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
-        run.wait_for_step(6)
+        until = time.monotonic() + 60
         while "trainer" not in run.children or run.children["engine"].pid == engine.pid:
-            run.wait_for_step(6)
-        trainer = run.children["trainer"]
-        trainer.send_signal(signal.SIGSTOP)
+            assert time.monotonic() < until, run.text
+            run.wait_for_step(3)
+        trainer = stop(run, "trainer")
         found = atropos("doctor", str(folder))
         assert found.code == 1
         assert f"trainer (pid {trainer.pid}) is stopped" in found.out and f"kill -CONT {trainer.pid}" in found.out
@@ -49,3 +57,58 @@ def test_a_stopped_engine_is_named_and_begun_again_and_a_stopped_trainer_ends_th
         assert f"ProcessSilent trainer (pid {trainer.pid}) gave no answer to " in run.text
     finally:
         run.process.kill()
+
+
+def a_rank_ends_the_run_with_its_trainer(folder: Path, atropos) -> None:
+    run = begin(folder, "--bridge", "checkpoint", "--set", 'trainer.devices=["cpu", "cpu"]')
+    try:
+        run.wait_for_step(2)
+        trainer, rank = run.children["trainer"], stop(run, "trainer rank 1")
+        assert run.ended_within(60) == 1
+        assert f"ProcessSilent trainer (pid {trainer.pid}) gave no answer to " in run.text
+        ended = run.text[run.text.index("ProcessSilent") :]
+        assert f"trainer rank 1 (pid {rank.pid}) is stopped" in " ".join(ended.split()), ended
+    finally:
+        run.process.kill()
+
+
+def a_teacher_ends_the_run(folder: Path, atropos) -> None:
+    taught = ("--set", "teacher.big.use=distillation", "--set", "teacher.big.model=tiny-teacher")
+    run = begin(folder, *taught, "--set", "trainer.distillation.alone=true")
+    try:
+        run.wait_for_step(2)
+        teacher = stop(run, "teacher-big")
+        assert run.ended_within(60) == 1
+        assert f"ProcessSilent teacher-big (pid {teacher.pid}) gave no answer to top_logprobs() for " in run.text
+    finally:
+        run.process.kill()
+
+
+def servers_elsewhere_end_the_run_at_the_same_bound(folder: Path, atropos) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # its kernel takes connections, and nobody reads them
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        engine = ("--engine", "remote", "--set", f"engine.url={url}", "--bridge", "checkpoint")
+        teacher = ("--set", "teacher.big.use=distillation", "--set", f"teacher.big.url={url}/v1",
+                   "--set", "teacher.big.tokenizer=tiny", "--set", "trainer.distillation.alone=true")  # fmt: skip
+        runs = [begin(folder.with_name(name), *how) for name, how in (("remote", engine), ("by-url", teacher))]
+        try:
+            for run, said in zip(
+                runs, ("has answered nothing for 4 s, POST /v1/engine/open", "gave no answer to GET"), strict=True
+            ):
+                assert run.ended_within(60) == 1
+                assert url in run.text and said in " ".join(run.text.split()), run.text
+        finally:
+            for run in runs:
+                run.process.kill()
+
+
+def test_what_is_stopped_is_named_and_given_up_at_the_bound_of_the_run_file(tmp_path, atropos):
+    scenes = (
+        an_engine_is_begun_again_and_a_trainer_ends_the_run,
+        a_rank_ends_the_run_with_its_trainer,
+        a_teacher_ends_the_run,
+        servers_elsewhere_end_the_run_at_the_same_bound,
+    )
+    with ThreadPoolExecutor(3) as side_by_side:  # each waits more than it works
+        for ended in [side_by_side.submit(scene, tmp_path / scene.__name__, atropos) for scene in scenes]:
+            ended.result()

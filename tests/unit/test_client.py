@@ -12,7 +12,13 @@ import pytest
 
 from atropos_core.client import Api
 from atropos_core.codec import encode_bytes
-from atropos_core.errors import ApiError, ConfigError, TooLarge
+from atropos_core.errors import ApiError, ConfigError, ProcessSilent, TooLarge
+from atropos_core.liveness import Patience
+from atropos_core.remote import RemoteEngine
+from atropos_core.silence import ServerWatch
+from atropos_core.types import Sampling, tokens
+
+QUICK = Patience(say_s=0.3, least_s=1.0)
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://host:port"])
@@ -47,7 +53,7 @@ async def test_a_server_that_is_too_busy_to_read_a_call_is_asked_again():
 
 async def test_a_server_that_is_stopped_is_named_and_a_long_call_to_it_is_given_up(capfd):
     with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel takes connections, and nobody reads them
-        api = Api(f"http://127.0.0.1:{stopped.getsockname()[1]}", say_s=0.3, silent_s=1.0)
+        api = Api(f"http://127.0.0.1:{stopped.getsockname()[1]}", patience=QUICK)
         began = time.monotonic()
         with pytest.raises(ApiError, match="has answered nothing for 1 s, POST /v1/engine/load_weights least of all"):
             await api.call("POST", "/v1/engine/load_weights", {}, wait_s=1800)
@@ -64,10 +70,46 @@ async def test_a_server_that_works_at_a_long_call_is_not_called_silent(capfd):
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as slow:
-        api = Api(f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}", say_s=0.3, silent_s=1.0)
+        api = Api(f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}", patience=QUICK)
         await api.call("POST", "/v1/engine/load_weights", {}, wait_s=1800)
         await api.close()
     assert capfd.readouterr().err == ""
+
+
+async def test_samples_of_an_engine_elsewhere_that_is_stopped_are_given_up_at_the_same_bound(monkeypatch, capfd):
+    monkeypatch.setattr("atropos_core.api_http.BEAT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        engine = RemoteEngine(f"http://127.0.0.1:{stopped.getsockname()[1]}", patience=QUICK)
+        with pytest.raises(ApiError, match="went away during /v1/engine/samples"):
+            async with asyncio.timeout(20):
+                await engine.sample(tokens([1]), 1, Sampling(), [0], 600.0)
+        assert "has given no answer to POST /v1/engine/samples for" in capfd.readouterr().err
+        await engine.close()
+
+
+async def test_calls_to_any_server_are_given_up_together_where_none_is_answered_and_not_where_one_is(capfd):
+    watch = ServerWatch("the server", Patience(say_s=0.2, least_s=0.6, times=1.0), needed=True)
+
+    async def call(kind: str, seconds: float) -> None:
+        async with watch.call(kind):
+            await asyncio.sleep(seconds)
+
+    short = [0.15] * 12
+    long = asyncio.create_task(call("long", 1.5))
+    for seconds in short:  # 1.8 s of answers: the long call is no silence
+        await call("short", seconds)
+    await long
+    assert capfd.readouterr().err == ""
+    silent = [asyncio.create_task(call("short", 60)) for _ in range(3)]
+    for ended in await asyncio.gather(*silent, return_exceptions=True):
+        assert isinstance(ended, ProcessSilent) and "the server gave no answer to short for" in str(ended)
+    assert "the server has given no answer to short for" in capfd.readouterr().err
+    watch.excused = {"short"}
+    await call("short", 1.0)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(TimeoutError, match="its own"):
+        async with watch.call("short"):
+            raise TimeoutError("its own")
 
 
 async def test_what_a_proxy_finds_too_large_is_an_error_of_that_name():

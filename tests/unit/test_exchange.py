@@ -11,11 +11,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from atropos_core.errors import DataError, DeadlineExceeded, ProcessDied
+from atropos_core.errors import DataError, DeadlineExceeded, ProcessDied, ProcessSilent
 from atropos_core.exchange import ASK_BYTES, Exchange, WorkFailed
 from atropos_core.hands import Hands
+from atropos_core.liveness import Patience
 
 SPAWN = multiprocessing.get_context("spawn")
+QUICK = Patience(say_s=0.2, least_s=0.8)
 
 
 def answer(folder, hands=2):
@@ -170,3 +172,50 @@ async def test_a_piece_that_cannot_be_read_is_raised_and_the_next_ask_is_answere
             await exchange.ask(b"x", deadline_s=30, read=read)
         assert len(await exchange.ask(b"y", deadline_s=30, read=bytes)) == 3
         assert exchange.stashed_bytes == 0
+
+
+async def test_a_worker_that_is_stopped_is_named_and_at_the_bound_its_work_goes_to_another(tmp_path, capfd):
+    async with exchange_with(tmp_path, 1, patience=QUICK) as (exchange, processes):
+        stopped = processes[0]
+        os.kill(stopped.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(exchange.ask(b"x", deadline_s=30, read=bytes))
+        await asyncio.sleep(0.05)  # it is in the stopped worker's slot
+        processes.append(SPAWN.Process(target=answer, args=(tmp_path / "exchange",), daemon=True))
+        processes[-1].start()
+        assert len(await asked) == 3
+        assert exchange.asked_again == 1 and exchange.workers == 1
+        os.kill(stopped.pid, signal.SIGCONT)
+        await asyncio.to_thread(stopped.join, 10)
+        assert stopped.exitcode == 0, "it finds its rings closed, and ends as for any asker that has gone"
+    said = capfd.readouterr().err
+    assert (
+        f"a worker (pid {stopped.pid}) is stopped, and is waited for; to let it go on: kill -CONT {stopped.pid}" in said
+    )
+    assert "is shut out" in said and "has been stopped for" in said
+
+
+def ask_for_ever(folder):
+    async def ask():
+        exchange = Exchange(folder)
+        await exchange.open()
+        await exchange.ask(b"x", deadline_s=600, read=bytes)
+
+    asyncio.run(ask())
+
+
+async def test_a_worker_names_whoever_asks_and_is_stopped_and_gives_it_up_at_the_bound(tmp_path, capfd):
+    asking = SPAWN.Process(target=ask_for_ever, args=(tmp_path / "exchange",), daemon=True)
+    asking.start()
+    try:
+        await until(lambda: (tmp_path / "exchange" / "nonce").exists())
+        worker = await asyncio.to_thread(Hands.connect, tmp_path / "exchange", 1, patience=QUICK)
+        with pytest.raises(ProcessSilent, match=rf"\(pid {asking.pid}\) has been stopped for"):
+            async for job in worker.jobs():
+                os.kill(asking.pid, signal.SIGSTOP)
+                with pytest.raises(ProcessDied):
+                    async with asyncio.timeout(20):
+                        await worker.put(job, [b"answer"])
+        assert f"whoever asks for work (pid {asking.pid}) is stopped" in capfd.readouterr().err
+    finally:
+        asking.kill()
+        asking.join()

@@ -198,7 +198,9 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     install_plugin(tmp_path, "rigged", RIGGED)
     children: list[Child] = []
 
-    async def begin(kind: str = "engine", how: str = "", *, name: str = "rigged", role: str | None = None) -> Child:
+    async def begin(
+        kind: str = "engine", how: str = "", *, name: str = "rigged", role: str | None = None, **watched: Any
+    ) -> Child:
         child = await Child.start(
             role or kind,
             {
@@ -210,6 +212,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             tmp_path / "log",
             threads=3,
             environment={"PYTHONPATH": str(tmp_path)},
+            **watched,
         )
         children.append(child)
         return child
@@ -592,9 +595,8 @@ async def sampled(child: Child) -> None:
     await sample(HostedEngine(child), 60)
 
 
-async def needed(start: Start, how: str) -> Child:
-    child: Child = await start("engine", how)
-    child.watch(SHORT, needed=True)
+async def needed(start: Start, how: str, patience: Patience = SHORT) -> Child:
+    child: Child = await start("engine", how, patience=patience, needed=True)
     return child
 
 
@@ -636,8 +638,7 @@ async def test_a_process_that_goes_on_in_time_is_kept_and_that_is_said(start, ca
 
 @pytest.mark.parametrize("how", ["hang", "slow later"])
 async def test_no_process_is_given_up_before_its_usual_call_is_known_or_while_it_is_told_to_be_silent(how, start):
-    child = await needed(start, how)
-    child.watch(Patience(say_s=0.2, least_s=0.4, times=2.0), needed=True)
+    child = await needed(start, how, Patience(say_s=0.2, least_s=0.4, times=2.0))
     if how == "hang":  # a first call: its own deadline
         with pytest.raises(DeadlineExceeded, match="no answer within 1 s"):
             await child.peer.call("sample", tokens([USER]), 1, Sampling(), [0], 60.0, deadline_s=1.0)
@@ -647,6 +648,36 @@ async def test_no_process_is_given_up_before_its_usual_call_is_known_or_while_it
     await sampled(child)
     child.paused = False
     assert not child.peer.lost.is_set()
+
+
+async def test_a_paused_engine_owes_the_call_that_is_to_give_it_weights(start):
+    """Its samples wait for whoever paused it; what is asked of it meanwhile does not."""
+    child = await needed(start, "")
+    engine = HostedEngine(child)
+    await sampled(child)
+    await engine.pause()
+    child.process.send_signal(signal.SIGSTOP)
+    waiting = asyncio.create_task(sampled(child))
+    await asyncio.sleep(0.05)
+    with pytest.raises(ProcessSilent, match=r"gave no answer to load_adapter\(\) for"):
+        async with asyncio.timeout(20):
+            await engine.load_adapter(Path("/adapter"), 1)
+    with pytest.raises(ProcessSilent):
+        await waiting
+
+
+async def test_the_end_of_the_log_is_told_where_it_is_new(start, tmp_path, capfd):
+    child = await needed(start, "", replace(SHORT, least_s=5.0))
+    await sampled(child)
+    child.process.send_signal(signal.SIGSTOP)
+    call = asyncio.create_task(sampled(child))
+    await asyncio.sleep(0.1)
+    with (tmp_path / "log").open("a") as log:
+        log.write("first\nwaiting for a server elsewhere\n")
+    await asyncio.sleep(1.0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert "Its log ends: | waiting for a server elsewhere" in capfd.readouterr().err
 
 
 async def test_deadlines_that_pass_one_after_another_add_up_to_silence(start):

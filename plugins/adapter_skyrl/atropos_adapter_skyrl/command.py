@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from atropos_core.assemble import Plan
     from atropos_core.hands import Hands
     from atropos_core.interfaces import Engine
+    from atropos_core.liveness import Patience
 
 
 def add(app: typer.Typer) -> None:
@@ -50,7 +51,8 @@ def skyrl_env(
     loaded, resolved, plugins = configure(file, env=[name], model=model, reward=reward, changes=changes)
     plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)
     token = read_token(token_file) if token_file else None
-    sent = asyncio.run(_work(plan, rings, RemoteEngine(engine_url, token), hands, wait_s))
+    engine = RemoteEngine(engine_url, token, patience=plan.config.watch.patience())
+    sent = asyncio.run(_work(plan, rings, engine, hands, wait_s))
     console.say(f"SkyRL has gone; {sent} groups were sent")
 
 
@@ -64,7 +66,7 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
     from atropos_core import console
     from atropos_core.assemble import build_for_evaluation
     from atropos_core.errors import Interrupted
-    from atropos_core.guards import blocked_loop_alarm
+    from atropos_core.guards import blocked_loop_alarm, own_process
     from atropos_core.rollouts import Player
     from atropos_core.scratch import owned_prefix, sweep
     from atropos_core.tokenizer import ChatTokenizer
@@ -74,7 +76,8 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     sweep("skyrl-env")  # what killed ones left
-    with blocked_loop_alarm(), tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl-env")) as directory:
+    made = tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl-env"))
+    with blocked_loop_alarm(), own_process(), made as directory:
         (Path(directory) / "logs").mkdir()
         parts = await build_for_evaluation(plan, Path(directory), engine)
         try:
@@ -83,7 +86,7 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
                 parts.environments, parts.rewards, parts.engine, ChatTokenizer(plan.model.directory),
                 deadline_s=plan.config.training.rollout_deadline_s, deterministic=False,
             )  # fmt: skip
-            hands = await _connect(rings, count, wait_s)
+            hands = await _connect(rings, count, wait_s, plan.config.watch.patience())
             console.say(f"plays {', '.join(parts.environments)} for SkyRL, {count} groups at once; Ctrl-C ends it")
             return await work(hands, player)
         except asyncio.CancelledError:
@@ -92,7 +95,7 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
             await parts.close()
 
 
-async def _connect(rings: Path, count: int, wait_s: float) -> Hands:
+async def _connect(rings: Path, count: int, wait_s: float, patience: Patience) -> Hands:
     """Raises ProcessDied or DeadlineExceeded where SkyRL does not come in time."""
     import asyncio
 
@@ -104,7 +107,7 @@ async def _connect(rings: Path, count: int, wait_s: float) -> Hands:
     until = loop.time() + wait_s
     while True:
         try:
-            return await asyncio.to_thread(Hands.connect, rings, count)
+            return await asyncio.to_thread(Hands.connect, rings, count, patience=patience)
         except (ProcessDied, DeadlineExceeded):
             if loop.time() > until:
                 raise

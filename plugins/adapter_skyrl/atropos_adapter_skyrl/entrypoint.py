@@ -34,6 +34,7 @@ from atropos_core.component import explain
 from atropos_core.config import Layer, load, nest, parse_flag, read_file, read_token
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Engine, Environment
+from atropos_core.liveness import Patience
 from atropos_core.plugins import load_plugins
 from atropos_core.registry import ResolvedModel, RunContext
 from atropos_core.scratch import owned_prefix, sweep
@@ -142,7 +143,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         if options.source == "rings":
             from atropos_adapter_skyrl.rings import RingGroups
 
-            return Aside(RingGroups(options))
+            return Aside(RingGroups(options, self._patience))
         if options.source == "here":
             name = resolve_policy_model_name(self.cfg)
             return Here(
@@ -165,9 +166,10 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         )  # fmt: skip
         return Aside(
             ApiGroups(
-                Api(options.url, token), spec, options.engines, deadline_s=options.deadline_s, attempts=options.attempts
+                Api(options.url, token, patience=self._patience), spec, options.engines,
+                deadline_s=options.deadline_s, attempts=options.attempts,
             )
-        )
+        )  # fmt: skip
 
     async def _parts(self, engine: Engine) -> EvaluationParts:
         return await build_for_evaluation(self.plan, Path(self._directory.name), engine)
@@ -184,7 +186,11 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
             return None
         from atropos_core.remote import RemoteEngine
 
-        return Publisher([RemoteEngine(url, self._token()) for url in self.options.engines])
+        return Publisher([RemoteEngine(url, self._token(), patience=self._patience) for url in self.options.engines])
+
+    @property
+    def _patience(self) -> Patience:
+        return self.plan.config.watch.patience()
 
     def _token(self) -> str | None:
         return read_token(self.options.token_file) if self.options.token_file else None

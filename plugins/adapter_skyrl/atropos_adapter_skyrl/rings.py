@@ -18,6 +18,7 @@ from atropos_core import console
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, ProcessDied
 from atropos_core.exchange import Exchange, WorkFailed
 from atropos_core.hands import Hands, Job
+from atropos_core.liveness import DEFAULT_PATIENCE, Patience
 from atropos_core.rollouts import Player
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Sampling
@@ -26,10 +27,10 @@ from atropos_core.types import Draw, Sampling
 class RingGroups(Source):
     """Each group is asked of one worker; its rows come beside those of others, and are matched by their id."""
 
-    def __init__(self, options: SkyRLOptions) -> None:
+    def __init__(self, options: SkyRLOptions, patience: Patience = DEFAULT_PATIENCE) -> None:
         assert options.rings is not None, "the options' validator wants it"
         self._options = options
-        self.exchange = Exchange(options.rings, stash_bytes=int(options.stash_mb * 1e6))
+        self.exchange = Exchange(options.rings, stash_bytes=int(options.stash_mb * 1e6), patience=patience)
 
     async def open(self) -> None:
         await self.exchange.open()

@@ -27,7 +27,7 @@ def build(options: TeacherOptions, context: RunContext) -> Teacher:
     if options.url is not None:
         assert options.tokenizer is not None, "the options' validator wants it with a url"
         directory = _directory(options.tokenizer)
-        source = ServerSource(options)
+        source = ServerSource(options, context.patience)
     else:
         assert options.model is not None, "the options' validator wants it without a url"
         directory = _directory(options.model)

@@ -11,11 +11,13 @@ import httpx
 import numpy as np
 
 from atropos_core.errors import AccessRefused, ApiError, DataError, RemoteError
+from atropos_core.liveness import Patience
+from atropos_core.silence import ServerWatch
 from atropos_core.types import Tokens, TopK, offsets_of
 from atropos_distillation.config import TeacherOptions
 
 AT_ONCE = 8  # requests on their way
-REQUEST_S = 120.0
+REQUEST_S = 120.0  # one that is late while others are answered is lost, and asked again
 TRIES = 5
 PAUSE_S = 0.5  # before the second try; doubled for each one after it
 BUSY = (429, 502, 503, 504)
@@ -26,7 +28,7 @@ class ServerSource:
 
     remedy = "Name {label}.model and its engine in place of url"
 
-    def __init__(self, options: TeacherOptions) -> None:
+    def __init__(self, options: TeacherOptions, patience: Patience) -> None:
         assert options.url is not None, "this source is for those with a url"
         self._url = options.url.rstrip("/")
         self._model = options.served_model or ""
@@ -34,6 +36,7 @@ class ServerSource:
         self._key_variable = options.key_variable
         self._client: httpx.AsyncClient | None = None
         self._limit = asyncio.Semaphore(AT_ONCE)
+        self._watch = ServerWatch(f"the teacher's server {self._url}", patience, needed=True)
 
     async def open(self) -> None:
         """Raises ApiError where nobody answers, AccessRefused, DataError where it has no such model."""
@@ -63,7 +66,7 @@ class ServerSource:
             raise DataError(
                 f"the teacher at {self._url} answers as {said!r}, and answered as {self._answers_as!r} before: another model is "
                 "there now.",
-                remedy="Put the former one back, and go on from the last checkpoint: `atropos resume`.",
+                remedy="Put the former one back, and go on from the last checkpoint: atropos resume.",
             )
         choices = answer.get("choices") or [{}]
         entries = choices[0].get("prompt_logprobs")
@@ -75,14 +78,15 @@ class ServerSource:
         return told(entries, sequence, k)
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Asked again where the server is busy or gone for a moment."""
+        """Asked again where the server is busy or gone for a moment. Raises ProcessSilent where it answers nothing at all."""
         assert self._client is not None, "open() comes first"
         cause = ""
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(PAUSE_S * 2 ** (attempt - 1))
             try:
-                answer = await self._client.request(method, self._url + path, json=body)
+                async with self._watch.call(f"{method} {path}"):
+                    answer = await self._client.request(method, self._url + path, json=body)
             except httpx.HTTPError as error:
                 cause = f"{type(error).__name__}: {error}"
                 continue

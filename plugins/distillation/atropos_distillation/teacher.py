@@ -153,7 +153,7 @@ class EngineSource:
     async def open(self) -> None:
         """Raises what starting it or loading the model raises."""
         role = self._context.label.replace(".", "-")  # its log is "teacher-NAME.log", beside those of the other roles
-        child = await self._chosen.start(self._context, role, self._context.threads)
+        child = await self._chosen.start(self._context, role, self._context.threads, needed=True)
         self._engine = HostedEngine(child)
         await self._engine.open()
         await self._engine.resume(0)

@@ -1,6 +1,8 @@
 """Groups annotated by a real engine in a process of its own, and by a server over HTTP."""
 
+import asyncio
 import json
+import socket
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +13,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from atropos_core.errors import AccessRefused, ApiError, DataError, FitError, RemoteError, TokenizerMismatch
+from atropos_core.errors import (
+    AccessRefused,
+    ApiError,
+    DataError,
+    FitError,
+    ProcessSilent,
+    RemoteError,
+    TokenizerMismatch,
+)
+from atropos_core.liveness import Patience
 from atropos_core.registry import RunContext
 from atropos_core.types import UNKNOWN_VERSION, Draw, Episode, Rollout, ScoredGroup, Task, TopK
 from atropos_distillation import server
@@ -280,13 +291,26 @@ async def test_a_server_tells_what_an_engine_does(served, tmp_path, kind):
 
 
 async def test_a_server_that_answers_as_another_model_than_before_is_named(served, monkeypatch):
-    source = server.ServerSource(TeacherOptions(url=served.url, tokenizer="tiny-teacher"))
+    source = server.ServerSource(TeacherOptions(url=served.url, tokenizer="tiny-teacher"), Patience())
     await source.open()
     await source.score([rollout(5).tokens], 1, 1.0)
     monkeypatch.setattr(served, "name", "small")
     with pytest.raises(DataError, match="answers as 'small', and answered as 'big' before: another model is there now"):
         await source.score([rollout(5).tokens], 1, 1.0)
     await source.close()
+
+
+async def test_a_server_that_is_stopped_is_named_and_given_up_at_the_bound_of_the_run(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel takes connections, and nobody reads them
+        url = f"http://127.0.0.1:{stopped.getsockname()[1]}/v1"
+        source = server.ServerSource(
+            TeacherOptions(url=url, tokenizer="tiny-teacher"), Patience(say_s=0.3, least_s=1.0)
+        )
+        with pytest.raises(ProcessSilent, match=f"the teacher's server {url} gave no answer to GET /models for"):
+            async with asyncio.timeout(20):
+                await source.open()
+        await source.close()
+    assert f"the teacher's server {url} has given no answer to GET /models for" in capfd.readouterr().err
 
 
 async def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(served, tmp_path, monkeypatch):

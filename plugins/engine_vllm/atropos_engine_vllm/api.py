@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import aiohttp
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, RemoteError
+from atropos_core.liveness import DEFAULT_PATIENCE, Patience
+from atropos_core.silence import ServerWatch
 
 CALL_S = 30.0
 PROBE_S = 5.0
@@ -33,8 +36,13 @@ class Api:
         key: str | None,
         lost: Callable[[str], Awaitable[AtroposError]],
         is_dying: Callable[[], bool] = lambda: False,
+        patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
+        """`patience`: a silent server is named in this process's log, whose end the run shows when it finds this process
+        silent, and gives it up at its own bound."""
         self.url = url
+        sooner = dataclasses.replace(patience, say_s=patience.say_s / 2)
+        self.watch = ServerWatch(f"the vLLM server at {url}", sooner, needed=False)
         self._lost = lost  # makes the error for a server that does not answer, or says that its engine is dead
         self._is_dying = is_dying  # whether what it says may be no more than the first sign of that
         self._session = aiohttp.ClientSession(
@@ -74,6 +82,7 @@ class Api:
         try:
             async with (
                 asyncio.timeout(deadline_s),
+                self.watch.call(path.partition("?")[0]),
                 self._session.request(method, self.url + path, json=body, headers=headers) as response,
             ):
                 raw = await response.read()

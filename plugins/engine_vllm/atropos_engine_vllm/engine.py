@@ -85,10 +85,12 @@ class VLLMEngine(Engine):
         try:
             if options.url is None:
                 self._server = ManagedServer.start(options, context, dtype)
-                self._api = Api(self._server.url, self._server.key, self._lost, self._server.is_dying)
-                await self._until_up(self._server)
+                server = self._server
+                self._api = Api(server.url, server.key, self._lost, server.is_dying, patience=context.patience)
+                await self._until_up(server)
             else:
-                self._api = Api(options.url, os.environ.get("VLLM_API_KEY"), self._lost)
+                key = os.environ.get("VLLM_API_KEY")
+                self._api = Api(options.url, key, self._lost, patience=context.patience)
                 found = await check_attached(self._api, context, self._config)
                 dtype, self._served, held = found.dtype, found.served, found.held_loras
                 self._resumes = True
@@ -215,6 +217,7 @@ class VLLMEngine(Engine):
                 return
             await self._weights.acquire()
             self._running.clear()
+            self._opened.watch.excused = {generate.PATH}
             # "keep" freezes what is in flight; the caches are cleared, so that it is prefilled again under new weights.
             await self._opened.post("/pause?mode=keep&clear_cache=true")
 
@@ -224,6 +227,7 @@ class VLLMEngine(Engine):
             self.version = version
             if not self._running.is_set():
                 await self._opened.post("/resume")
+                self._opened.watch.excused = ()
                 self._running.set()
                 self._weights.release()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -91,8 +90,7 @@ class EnsembleOptions(Options):
             )
         if self.combine == "trimmed" and self.trim * count < 1:
             raise ValueError(
-                f'trim = {self.trim:g} of {count} members cuts none: use combine = "mean"'
-                + (f", or trim = {math.ceil(100 / count) / 100:g}" if count > 2 else "")
+                f'trim = {self.trim:g} of {count} members cuts none: use combine = "mean", or raise trim above {1 / count:.2g}'
             )
         if self.on_departure == "downweight" and self.combine not in USES_TRUST:
             raise ValueError(

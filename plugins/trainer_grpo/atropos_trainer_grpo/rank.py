@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from atropos_core.hosted import Host, main
@@ -17,9 +16,7 @@ class Rank(Host):
         """`wanted`: options, the fields of a RunContext as `context`, rank, size, and the port to meet at."""
         from atropos_trainer_grpo.trainer import GrpoTrainer
 
-        fields = wanted["context"]
-        context = RunContext(**{**fields, "directory": Path(fields["directory"]), "model": Path(fields["model"])})
-        group = Group(wanted["rank"], wanted["size"])
+        group, context = Group(wanted["rank"], wanted["size"]), RunContext.from_record(wanted["context"])
         trainer = GrpoTrainer(GrpoOptions.model_validate(wanted["options"]), context, group)
 
         async def join_and_open() -> ModelInfo:

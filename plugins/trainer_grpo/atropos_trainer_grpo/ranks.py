@@ -132,7 +132,7 @@ class RankedTrainer(Trainer):
         logs.mkdir(parents=True, exist_ok=True)
         wanted = {
             "options": self._options.model_dump(mode="json"),
-            "context": dataclasses.asdict(self._context),
+            "context": self._context.record(),
             "rank": rank,
             "size": len(self._context.devices),
             "port": port,
@@ -143,6 +143,7 @@ class RankedTrainer(Trainer):
             logs / f"trainer-rank-{rank}.log",
             threads=self._context.threads or 1,
             program="atropos_trainer_grpo.rank",
+            patience=self._context.patience,
         )
 
     async def _end_with_ranks(self) -> None:

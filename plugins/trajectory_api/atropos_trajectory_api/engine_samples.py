@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
+from atropos_core.api_http import BEAT_S
 from atropos_core.client import CONTENT_TYPE
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import AtroposError, DataError, RemoteError
@@ -21,7 +22,6 @@ from atropos_core.types import Completion
 from atropos_trajectory_api.frames import LONG_BYTES, Asked, Gone, read_body, refusal, told_of, unless_gone
 
 CALLS = 4096  # of one request
-BEAT_S = 10.0  # the client takes an end that is silent for much longer for dead
 _HEADERS = [(b"content-type", CONTENT_TYPE.encode())]
 
 Sample = Callable[[Asked], Awaitable[list[Completion]]]

@@ -143,6 +143,7 @@ def env(
                 if played is None:
                     return 0
                 loaded, resolved, plugins = configure(file, env=[name], model=played, reward=reward, changes=changes)
+                server.patience = loaded.config.watch.patience()
                 plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)
                 [environment] = loaded.config.environment
                 options = WorkerOptions(environment, concurrency, weight, minimum, drain_s)

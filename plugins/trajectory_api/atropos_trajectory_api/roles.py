@@ -83,7 +83,9 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
                 await worker.give_back(())  # nothing; but the answer names the engines
 
         engine = NamedEngines(
-            lambda: worker.engines if worker is not None else (), ask, lambda url: RemoteEngine(url, token=token)
+            lambda: worker.engines if worker is not None else (),
+            ask,
+            lambda url: RemoteEngine(url, token, patience=api.patience),
         )
         parts = await build_for_evaluation(plan, Path(directory), engine)
         try:

@@ -18,6 +18,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
 from atropos_core.errors import ApiError, DataError, DeadlineExceeded, ProcessDied, RemoteError, TooLarge
 from atropos_core.interfaces import Engine
+from atropos_core.liveness import Patience
 from atropos_core.registry import RunContext
 from atropos_core.remote import RemoteEngine
 from atropos_core.types import Completion, Sampling, Tokens
@@ -203,8 +204,9 @@ async def test_more_than_a_request_may_hold_travels_in_several(monkeypatch: pyte
 
 async def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_samples, "BEAT_S", 0.1)
-    monkeypatch.setattr("atropos_core.remote._SILENT_S", 0.5)
+    monkeypatch.setattr("atropos_core.api_http.BEAT_S", 0.1)
     async with reached(engine := Watched()) as remote:
+        remote._api.patience = Patience(say_s=0.2, least_s=0.5)
         engine.hold(1)
         [asked] = ask(remote, [1])
         await asyncio.sleep(1.2)
