@@ -1,0 +1,277 @@
+"""The figures on the pages are those of benchmarks/results/, and every results file says what it was measured at."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from statistics import mean, median
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pages.blocks import PAGES
+
+RESULTS = REPOSITORY / "benchmarks/results"
+UNMEASURED = {"gpu.json"}  # docs/gpu.md: no GPU was at hand
+OF_OTHERS = {"baselines"}  # prime-rl's
+Figures = dict[str, list[str]]  # page -> what must stand on it
+
+
+def results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def percent(shares: list[float]) -> list[str]:
+    """Mean, least and most of shares from 0 to 1."""
+    return [f"{100 * value:.1f}" for value in (mean(shares), min(shares), max(shares))]
+
+
+# -- of each results file
+
+
+def soak() -> Figures:
+    seeds, kills = results("soak")["seeds"], results("soak")["kills"]
+    of = {name: [one[name] for one in seeds] for name in seeds[0]}
+    gains, shifts = of["gain_points"], of["probe_shift_nats"]
+    assert min(len(kills), sum(one["same_bits"] for one in kills)) == 30
+    return {
+        "README.md": [
+            f"| {min(of['seconds']):.0f}–{max(of['seconds']):.0f} s, {max(of['pss_bytes']) / 1e9:.1f} GB over all processes |",
+            f"| {min(gains):.1f} to {max(gains):.1f} points, median {median(gains):.1f} |",
+            f"| {max(of['max_abs_logprob_diff']):.1e} nats, while the policy moved by {min(shifts):.1f} to {max(shifts):.1f} |",
+            f"| {1e3 * median(of['publish_s_median']):.1f} ms, at most {1e3 * max(of['publish_s_max']):.0f} ms; nothing copied |",
+            f"all ended within {max(one['ended_in_s'] for one in kills):.1f} s; all resumed to the same bits",
+        ]
+    }
+
+
+def engine() -> Figures:
+    rows = results("engine")["tokens_per_s"]
+    times = [row["hosted"] / row["generate"] for row in rows.values()]
+    table = [
+        f"| {count} | {row['generate']:,.0f} | {row['in process']:,.0f} ({row['in process'] / row['generate']:.1f} times) | "
+        f"{row['hosted']:,.0f} ({row['hosted'] / row['generate']:.1f}) |"
+        for count, row in rows.items()
+    ]
+    return {"plugins/engine_hf/README.md": table, "README.md": [f"| {min(times):.1f} to {max(times):.1f} times |"]}
+
+
+def whole_loop() -> Figures:
+    overlap, memory = results("overlap"), results("memory")
+    rate = overlap["trajectories_per_s"]
+    return {
+        "README.md": [
+            f"| {results('quickstart')['ratio']:.1f} times |",
+            f"| {overlap['ratio']:.1f} times |",
+            f"(a trainer's gradients and moments come on top: {memory['copies_training']:.1f} in all) | {memory['copies_loaded']:.2f} |",
+        ],
+        "docs/how-a-run-works.md": [
+            f"{rate['1'] / rate['0']:.1f} times the trajectories a second at k = 1 and {rate['2'] / rate['0']:.1f} at 2"
+        ],
+    }
+
+
+def trainer() -> Figures:
+    found = results("trainer")
+    tiny, large = found["beside_trl"]["tiny"], found["beside_trl"]["30M"]
+    rows = []
+    for of, ours in ((tiny, "tiny policy, defaults"), (large, "`logprob_chunk = 128`")):
+        speed = {name: of["tokens"] / mean(one["seconds"] for one in runs) for name, runs in of["runs"].items()}
+        grown = {name: mean(one["growth"] for one in runs) / 1e6 for name, runs in of["runs"].items()}
+        times = f"{of['speed']:.1f}" if of is tiny else f"{of['speed']:.2f}"
+        rows += [f"{ours} | {speed['Atropos']:,.0f} | {times} × | {grown['Atropos']:,.0f} |"]
+        rows += [f"{speed[of['best']]:,.0f} | | {grown[of['best']]:,.0f} |"]
+    names = {
+        "as it comes": "as it comes",
+        "padded, prompts not shared": "padded, prompts not shared",
+        "packed, prompts not shared": "packed, `share_prompts = false`",
+        "all logits held at once": "all logits held at once",
+        "micro-batches of 256 tokens": "`tokens_per_microbatch = 256`",
+        "the same, gradient checkpointing": "the same with `gradient_checkpointing`",
+        "two optimiser steps": "`minibatches = 2`",
+        "the same, with an old-policy pass": "the same with an old-policy pass",
+    }
+    for name, runs in found["tricks"].items():
+        seconds, cpu = mean(one["seconds"] for one in runs), mean(one["cpu_seconds"] for one in runs)
+        rows.append(f"| {names[name]} | {seconds:.2f} | {cpu:.2f} | {mean(one['growth'] for one in runs) / 1e6:,.0f} |")
+    padding = found["padding"]
+    rows.append(
+        f"{100 * padding['prompts shared']:.1f} % are padding, {100 * padding['prompts not shared']:.1f} % without shared "
+        f"prompts; a padded trainer's are {100 * padding['a padded trainer']:.0f} %"
+    )
+    plan = [one for one in results("plan")["configurations"] if one["ranks"] == 2]
+    (float32, of32), (bfloat16, of16) = [(one["predicted"] / 1e6, one["growth"] / 1e6) for one in plan]
+    rows.append(
+        f"{float32:,.0f} MB beyond what imports take, where {of32:,.0f} are measured (float32), and {bfloat16:,.0f}, where "
+        f"{of16:,.0f} are (bfloat16, KL to a copy"
+    )
+    return {
+        "plugins/trainer_grpo/README.md": rows,
+        "README.md": [
+            f"{tiny['speed']:.1f} times; {large['speed']:.2f} times, with {large['memory']:.2f} of its growth of memory"
+        ],
+    }
+
+
+def curriculum() -> Figures:
+    found, whole = results("curriculum"), results("soak_curriculum")
+    rows = []
+    for row in found["with_prior"].values():
+        times = [
+            row[name]["times"] for name in ("easy_first", "competence", "learning_progress", "prioritized", "window")
+        ]
+        rows.append(f"| {row['uniform']['draws']:.0f} | {' | '.join(f'{value:.2f}' for value in times)} |")
+    cost = found["cost"].values()
+    draws = [one["draw_ms"] for one in cost]
+    rows.append(
+        f"`draw(64)` takes {min(draws):.2f} to {max(draws):.2f} ms, the state {max(one['held_mb'] for one in cost):.0f} MB in memory and "
+        f"{max(one['saved_mb'] for one in cost):.0f} MB in a checkpoint, and the mark of a step's end "
+        f"{max(one['mark_ms'] for one in cost):.2f} ms"
+    )
+    for name in ("shuffled", "window", "prioritized"):
+        runs = [one["runs"][name] for one in whole["seeds"]]
+        saved = whole["saved"].get(name)
+        said = f"{100 * saved['mean']:.0f} % ({100 * saved['low']:.0f} to {100 * saved['high']:.0f}) " if saved else ""
+        rows.append(
+            f"| `{name}` | {mean(one['rollouts'] for one in runs):,.0f} | {said}| "
+            f"{100 * mean(one['curve'][-1][1] for one in runs):.1f} % | {100 * mean(one['trained_share'] for one in runs):.0f} % |"
+        )
+    return {"plugins/curriculum/README.md": rows}
+
+
+def transforms_and_rewards() -> Figures:
+    scaled, rated = results("soak_normalization"), results("soak_ensemble")
+    names = {"plain": "without `zscore`", "zscore": "`[transform.zscore]`, as it is by default"}
+    names["divided"] = "neither, but divided advantages (GRPO)"
+    rows = []
+    for run, name in names.items():
+        (before, *_), after = (
+            percent([one[run]["before"] for one in scaled["runs"]]),
+            percent([one[run]["after"] for one in scaled["runs"]]),
+        )
+        rows.append(f"| {name} | {before} % | {after[0]} % ({after[1]} to {after[2]}) |")
+    better, median_points = scaled["better_points"], rated["median_points"]
+    rows.append(f"{better['mean']:.1f} points, bootstrap 95 % interval {better['low']:.1f} to {better['high']:.1f}")
+    names = {"gameable": "`gameable` alone", "grader": "one honest grader alone", "median": "median of the five"}
+    names["exclude"] = 'mean of the five, `on_departure = "exclude"`'
+    table = []
+    for run, name in names.items():
+        last = percent([one["last"] / 100 for one in rated["runs"][run]])
+        table.append(f"| {name} | {last[0]} % ({last[1]} to {last[2]}) |")
+    table.append(
+        f"ends {median_points['mean']:.1f} points above `gameable` alone (bootstrap 95 % interval over the seeds "
+        f"{median_points['low']:.1f} to {median_points['high']:.1f})"
+    )
+    return {"plugins/normalization/README.md": rows, "plugins/reward_ensemble/README.md": table}
+
+
+def sinks() -> Figures:
+    found = results("sinks")
+
+    def step(name: str) -> str:
+        one = found[name]
+        return f"{one['step_ms_median']:.2f} ms a step, {one['step_ms_p99']:.2g} ms at p99"
+
+    return {
+        "plugins/sink_csv/README.md": [step("csv"), f"{found['csv']['bytes_per_step']:.0f} bytes a step"],
+        "plugins/sink_tensorboard/README.md": [
+            step("tensorboard"),
+            f"{found['tensorboard']['bytes_per_step']:.0f} bytes a step",
+            f"{found['tensorboard']['open_s']:.1f} s to open",
+        ],
+        "plugins/sink_wandb/README.md": [
+            step("wandb"),
+            f"{found['wandb']['bytes_per_step'] / 1e3:.1f} kB a step",
+            f"{found['wandb']['open_s']:.1f} s to open and {found['wandb']['close_s']:.2f} s to close",
+        ],
+    }
+
+
+def vllm() -> Figures:
+    families, kills = results("soak_vllm_families")["families"], results("soak_vllm_kills")["kills"]
+    whole = [max(one["differences"]) for one in families if one["way"] != "lora"]
+    adapters = [max(one["differences"]) for one in families if one["way"] == "lora"]
+    moved = [one["moved"] for one in families]
+    of = {way: [one for one in families if one["way"] == way] for way in ("ipc eager", "ipc compiled", "ipc copying")}
+    worst = {way: max(max(one["differences"]) for one in some) for way, some in of.items()}
+    publishes = [1e3 * each for one in of["ipc eager"] for each in one["publish_s"]]
+    shared, adapted = (
+        next(one for one in results("soak_vllm_load")["load"] if one["bridge"] == name) for name in ("ipc", "lora")
+    )
+    ipc, checkpoint = results("bridges_memory")["memory"]
+    ended = max(one["ended_in_s"] for one in kills if "ended_in_s" in one)
+    return {
+        "README.md": [
+            f"`checkpoint` {max(whole):.1e} nats at most, `lora` {max(adapters):.1e}; "
+            f"the policy moved by {min(moved):.1f} to {max(moved):.1f}",
+            f"| all ended within {ended:.1f} s with a name, left nothing, were resumed |",
+            f"95th percentile {shared['publish_p95_s']:.2f} s, no byte copied; {adapted['publish_p95_s']:.2f} s;",
+            f"with a model of {ipc['weights'] / 1e6:.0f} MB",
+            f"{ipc['copies_after'] - ipc['copies_before']:.2f} copies, and "
+            f"{ipc['copies_read'] - ipc['copies_before']:.2f} once the trainer has read them; "
+            f"`checkpoint` {checkpoint['copies_read'] - checkpoint['copies_before']:.2f}",
+        ],
+        "plugins/bridge_ipc/README.md": [
+            f"{worst['ipc eager']:.1e} nats eager, {worst['ipc compiled']:.1e} compiled and {worst['ipc copying']:.1e} "
+            "where weights are copied",
+            f"A publish without copies took {min(publishes):.0f} to {max(publishes):.0f} ms",
+        ],
+        "plugins/bridge_lora/README.md": [
+            f"{adapted['publishes']} swaps", f"{adapted['requests']:,} requests", f"{adapted['tokens']:,} tokens",
+            f"within {adapted['worst_nats']:.1e} nats", f"95th percentile {adapted['publish_p95_s']:.2f} s",
+        ],
+    }  # fmt: skip
+
+
+def roll() -> Figures:
+    found = results("soak_roll")
+    played = found["episodes"]
+    return {
+        "docs/roll.md": [
+            f"{played['episodes']:,} episodes of three turns over {played['threads']} threads",
+            f"{played['episodes_per_s']} episodes a second",
+            f"({played['orders_placed']:,} times)",
+            f"a `step` takes {found['alone']['step_ms_p50']:.2f} ms",
+        ]
+    }
+
+
+COMPUTED = (soak, engine, whole_loop, trainer, curriculum, transforms_and_rewards, sinks, vllm, roll)
+
+
+@pytest.mark.parametrize("computed", COMPUTED, ids=lambda computed: computed.__name__)
+def test_the_figures_on_the_pages_are_those_that_were_measured(computed: Callable[[], Figures]) -> None:
+    for page, wanted in computed().items():
+        text = re.sub(r"\s+", " ", (REPOSITORY / page).read_text()).replace(r" \*", "")  # a mark beside a figure
+        for each in wanted:
+            assert each in text, f"{page} does not say: {each}"
+
+
+# -- of what the pages name
+
+
+def commits(value: Any) -> Iterator[str]:
+    """Those of a results file, which may have several parts."""
+    if isinstance(value, dict):
+        if "commit" in value:
+            yield value["commit"]
+        for below in value.values():
+            yield from commits(below)
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.name)
+def test_every_results_file_says_at_which_commit_it_was_measured(file: Any) -> None:
+    found = list(commits(json.loads(file.read_text())))
+    assert found and all(re.fullmatch(r"[0-9a-f]{40}(\+changes)?", each) for each in found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_results_file_and_benchmark_that_a_page_names_exists(page: Any) -> None:
+    text = page.read_text()
+    for name in set(re.findall(r"benchmarks/results/(\w+\.json)", text)) - UNMEASURED:
+        assert (RESULTS / name).is_file(), name
+    for name in re.findall(r"benchmarks[./](\w+)(?:\.py)?`", text):
+        assert name in OF_OTHERS or find_spec(f"benchmarks.{name}"), name
