@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atropos_core.durable import sync
+from atropos_core.durable import WRITABLE, sync
 from atropos_core.errors import CheckpointError, RemoteError
 
 FORMAT = 1
@@ -59,7 +59,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"checkpoint {final} cannot be written{full}: {error}",
-                remedy="Free some space and `atropos resume` this run: the checkpoint before is intact.",
+                remedy=f"{WRITABLE} Then `atropos resume` this run: what was saved before is intact.",
             ) from error
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

@@ -153,10 +153,12 @@ def check_disk(directory: Path | None = None) -> list[Finding]:
         small = usage.free < SMALL_DISK_BYTES
         detail = f"{_size(usage.free)} free in {path}" + ("" if writable else ", which cannot be written")
         remedy = (
-            "A checkpoint of a 0.5B model takes 2 GB: free some, or choose another place with --dir." if small else ""
+            "A checkpoint of a 0.5B model takes 2 GB: free some, or choose another place: `atropos run --dir DIR`."
+            if small
+            else ""
         )
         if not writable:
-            remedy = "Run where you may write, or set --dir (TMPDIR for temporary files)."
+            remedy = "Run where you may write, or `atropos run --dir DIR` (TMPDIR for temporary files)."
         found.append(Finding(subject, None if small or not writable else True, detail, remedy))
     return found
 
@@ -178,7 +180,10 @@ def check_ports(port: int = 8000) -> list[Finding]:
             detail = f"127.0.0.1 can be bound (tried {free}); port {port} is taken by another program"
             return [
                 Finding(
-                    "ports", None, detail, f"It matters only to old clients that expect {port}: --port chooses another."
+                    "ports",
+                    None,
+                    detail,
+                    f"It matters only to old clients that expect {port}: `atropos serve --port` chooses another.",
                 )
             ]
     return [Finding("ports", True, f"127.0.0.1 can be bound (tried {free} and {port})")]

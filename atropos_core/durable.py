@@ -11,6 +11,8 @@ from pathlib import Path
 
 from atropos_core.errors import RunDirectoryError
 
+WRITABLE = "See that its disk has room, and that this user may write there."
+
 
 @contextmanager
 def appearing(directory: Path, *, durable: bool = True) -> Iterator[Path]:
@@ -49,8 +51,8 @@ def sync(path: Path) -> None:
 
 def unwritable(path: Path, error: OSError) -> RunDirectoryError:
     """For a sink whose file failed."""
-    full = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    full = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
     return RunDirectoryError(
         f"{path} cannot be written: {full}.",
-        remedy="Free some space; the last checkpoint is intact, and `atropos resume` goes on from it.",
+        remedy=f"{WRITABLE} What was saved is intact, and `atropos resume` goes on from it.",
     )

@@ -95,7 +95,19 @@ class Misaligned(AtroposError):
 
 
 class TrainingDiverged(AtroposError):
-    """A loss, gradient or weight is no longer a finite number."""
+    """A loss, gradient, weight or logit is not a finite number."""
+
+    @classmethod
+    def in_logits(cls, version: int) -> TrainingDiverged:
+        """Of the model that an engine samples from at this policy version; 0 is the model that a run began with."""
+        wider = "try bfloat16 or float32 in place of float16"
+        return cls(
+            f"the model of policy version {version} gives logits that are not finite numbers.",
+            remedy=f"No update has changed it yet: the model itself is broken, or computes beyond its precision ({wider})."
+            if version <= 0
+            else "An update broke its weights: `atropos resume` goes on from the last checkpoint, with a lower "
+            f"trainer.learning_rate. Or it computes beyond its precision: {wider}.",
+        )
 
 
 class CheckpointError(AtroposError):

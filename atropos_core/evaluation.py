@@ -68,7 +68,7 @@ async def evaluate(
     if not draws:
         raise DataError(
             "no environment has held-out tasks to evaluate on.",
-            remedy="Give tasks('test'), or set evaluation.problems=0.",
+            remedy="Have tasks('test') give some; a run does without by evaluation.problems=0.",
         )
     groups: list[ScoredGroup] = []
     at_once = max(1, IN_FLIGHT // section.samples)
@@ -84,7 +84,7 @@ async def evaluate(
         if begin == 0 and not any(group.episodes for group in groups):
             cause = groups[0].failed[0]
             raise DataError(
-                f"all {len(groups) * section.samples} evaluation rollouts failed; the first in {cause.where}: "
+                f"the first {len(groups) * section.samples} evaluation rollouts all failed; the first in {cause.where}: "
                 f"{cause.cause}\n{cause.trace}".rstrip()
             )
     tokens = sum(_sampled(episode) for group in groups for episode in group.episodes)

@@ -24,7 +24,10 @@ def draws(environments: Mapping[str, Environment], groups: int, split: Split, se
     """Environments take turns, each through its tasks in order and then from the first again."""
     sizes = {name: task_count(name, environment, split) for name, environment in environments.items()}
     if empty := [name for name, size in sizes.items() if not size]:
-        raise DataError(f"environment {empty[0]!r} has no {split} tasks.", remedy="Choose the other --split.")
+        raise DataError(
+            f"environment {empty[0]!r} has no {split} tasks.",
+            remedy="Leave --test out." if split == "test" else "Its held-out ones: --test.",
+        )
     names = list(environments)
     made: list[Draw] = []
     for number in range(groups):

@@ -20,7 +20,7 @@ from atropos_core.assemble import Closable, Parts, Plan, build
 from atropos_core.awake import AwakeLoop
 from atropos_core.checkpoint import Checkpoint, Checkpoints
 from atropos_core.config import RunConfig, flatten, to_toml
-from atropos_core.durable import size_bytes
+from atropos_core.durable import WRITABLE, size_bytes
 from atropos_core.errors import (
     FitError,
     Interrupted,
@@ -152,7 +152,7 @@ def locked(directory: Path) -> Iterator[None]:
         file: IO[bytes] = (directory / "lock").open("ab")
     except OSError as error:
         raise RunDirectoryError(
-            f"the run directory {directory} cannot be written: {error.strerror}.", remedy="Choose another with --dir."
+            f"the run directory {directory} cannot be written: {error.strerror}.", remedy=WRITABLE
         ) from error
     with file:
         try:
@@ -268,7 +268,8 @@ async def _let_in(config: RunConfig, parts: Parts, source: Source, model: ModelI
     console.say(f"workers sample from {door.url}")
     if urlsplit(door.url).hostname in LOOPBACK and urlsplit(config.api.url).hostname not in LOOPBACK:
         console.warn(
-            "workers on other machines cannot reach that: give --engine-door HOST:PORT, an address of this machine."
+            "workers on other machines cannot reach that: set api.engine_door to HOST:PORT, an address of this machine "
+            "(`atropos train --engine-door HOST:PORT`)."
         )
 
 
@@ -315,6 +316,4 @@ def _write(path: Path, text: str) -> None:
         beside.write_text(text)
         beside.replace(path)
     except OSError as error:
-        raise RunDirectoryError(
-            f"{path} cannot be written: {error.strerror}.", remedy="Choose another directory with --dir."
-        ) from error
+        raise RunDirectoryError(f"{path} cannot be written: {error.strerror}.", remedy=WRITABLE) from error

@@ -71,6 +71,10 @@ def evaluate(
         run / "config.toml" if run else None, env=env, model=model, engine=engine, seed=seed,
         changes=[*flags, *(changes or [])],
     )  # fmt: skip
+    if not loaded.config.evaluation.problems:
+        raise ConfigError(
+            "evaluation.problems is 0: there is nothing to evaluate.", remedy="Say how many: --problems 512"
+        )
     plan = make_plan(loaded.config, resolved, plugins, training=False)
     evaluation = asyncio.run(_evaluate(plan))
     rows = []

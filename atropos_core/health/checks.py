@@ -138,7 +138,7 @@ class Entropy(Check[options.Entropy]):
     needs = ("entropy/sampled",)
     remedy = (
         "The policy says one thing only, and explores no more: lower trainer.learning_rate, raise the temperature, or add an "
-        "entropy bonus; resume from an earlier checkpoint."
+        "entropy bonus. To go back, move the newest of checkpoints/ away: `atropos resume` takes the one before."
     )
 
     def wrong(self, seen: Numbers) -> str | None:

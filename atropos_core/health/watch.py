@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
-from atropos_core.errors import RunDirectoryError, RunIll, RunPaused
+from atropos_core.durable import unwritable
+from atropos_core.errors import RunIll, RunPaused
 from atropos_core.health.check import LEVELS, Change
 from atropos_core.health.checks import Silence, checks
 from atropos_core.health.measure import causes, measure
@@ -116,10 +117,7 @@ def write(directory: Path, row: Mapping[str, Any]) -> None:
         with (directory / FILE).open("a") as file:
             file.write(json.dumps(row) + "\n")
     except OSError as error:
-        raise RunDirectoryError(
-            f"{directory / FILE} cannot be written: {error.strerror}.",
-            remedy="Free some space; the last checkpoint is intact, and `atropos resume` goes on from it.",
-        ) from error
+        raise unwritable(directory / FILE, error) from error
 
 
 def note_end(directory: Path, error: Exception) -> None:

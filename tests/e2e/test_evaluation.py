@@ -14,6 +14,11 @@ EVAL = ("eval", "--env", "gsm8k", "--model", "tiny", "--problems", "24", "--samp
         "--set", "evaluation.pass_at=[1, 4, 8]", "--set", "engine.threads=1")  # fmt: skip
 
 
+def test_an_evaluation_of_no_problems_is_refused_and_says_what_to_type(atropos, tmp_path):
+    ended = atropos("eval", "--env", "gsm8k", "--model", "tiny", "--problems", "0")
+    assert ended.code == 2 and "--problems 512" in ended.err and "held-out tasks" not in ended.err, ended.err
+
+
 def test_two_evaluations_of_the_same_weights_agree_and_keep_every_reply(atropos, tmp_path):
     for name in ("once.json", "again"):
         ended = atropos(*EVAL, "--out", name)

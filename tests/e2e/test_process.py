@@ -50,6 +50,15 @@ def test_one_line_a_group_with_every_field_of_the_record(atropos, sevens, tmp_pa
     assert rows[0]["draw"]["environment"] == "sevens"
 
 
+def test_a_split_without_tasks_is_refused_with_the_flag_that_chooses_the_other(atropos, tmp_path):
+    (tmp_path / "half.py").write_text(
+        "from atropos_core import Environment\n\n\nclass Half(Environment):\n    def tasks(self, split):\n        return []\n"
+    )
+    for flags, remedy in (((), "--test"), (("--test",), "Leave --test out")):
+        ended = atropos(*TOY, "--env", "./half.py", *flags, "--out", "new.jsonl")
+        assert ended.code == 1 and remedy in ended.err and "--split" not in ended.err, ended.err
+
+
 def test_the_same_seed_gives_the_same_file(atropos, sevens, tmp_path):
     for name in ("one", "two"):
         assert atropos(*TOY, "--env", sevens, "--groups", "20", *SMALL, "--out", name, "--seed", "3").code == 0

@@ -138,7 +138,7 @@ async def test_nothing_to_evaluate_on_is_an_error_with_a_remedy():
 
 async def test_an_evaluation_that_failed_everywhere_is_an_error_with_the_first_cause():
     with pytest.raises(
-        DataError, match="all 2 evaluation rollouts failed; the first in play: KeyError: 'lost 0'"
+        DataError, match="the first 2 evaluation rollouts all failed; the first in play: KeyError: 'lost 0'"
     ) as caught:
         await run(2, only=Marked(fails=(0, 1)))
     assert "test_evaluation.py" in str(caught.value)

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from atropos_core.durable import appearing, size_bytes
+from atropos_core.durable import WRITABLE, appearing, size_bytes
 from atropos_core.errors import CheckpointError, WeightsMismatch
 from atropos_core.interfaces import WeightHolder
 
@@ -52,6 +52,6 @@ def _save(model: Any, directory: Path, origin: Path) -> int:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"bridge 'checkpoint' cannot write {directory}: {error}",
-            remedy="Free some space and `atropos resume` this run: its checkpoints are intact.",
+            remedy=f"{WRITABLE} Then `atropos resume` this run: its checkpoints are intact.",
         ) from error
     return size_bytes(directory)

@@ -11,7 +11,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from atropos_core.durable import appearing, size_bytes
+from atropos_core.durable import WRITABLE, appearing, size_bytes
 from atropos_core.errors import CheckpointError, WeightsMismatch
 from atropos_core.interfaces import WeightHolder
 
@@ -48,6 +48,6 @@ def _save(model: Any, directory: Path) -> int:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"bridge 'lora' cannot write the adapter {directory}: {error}",
-            remedy="Free some space and `atropos resume` this run: its checkpoints are intact.",
+            remedy=f"{WRITABLE} Then `atropos resume` this run: its checkpoints are intact.",
         ) from error
     return size_bytes(directory)

@@ -66,7 +66,7 @@ class ServerSource:
             raise DataError(
                 f"the teacher at {self._url} answers as {said!r}, and answered as {self._answers_as!r} before: another model is "
                 "there now.",
-                remedy="Put the former one back, and go on from the last checkpoint: atropos resume.",
+                remedy="Put the former one back, and go on from the last checkpoint: `atropos resume`.",
             )
         choices = answer.get("choices") or [{}]
         entries = choices[0].get("prompt_logprobs")

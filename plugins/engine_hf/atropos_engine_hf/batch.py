@@ -185,10 +185,7 @@ class RunningBatch:
             logits, uniform, *(columns[name][slots] for name in ("temperature", "top_p", "top_k"))
         )
         if not np.isfinite(logprobs).all():
-            raise TrainingDiverged(
-                f"the model of policy version {version} gives logits that are not finite numbers.",
-                remedy="Lower the learning rate, or go back to an earlier checkpoint.",
-            )
+            raise TrainingDiverged.in_logits(version)
         columns["tokens"][at, length] = tokens
         columns["logprobs"][at, length] = logprobs
         columns["versions"][at, length] = version

@@ -73,10 +73,7 @@ def completion(answer: Mapping[str, Any], sampling: Sampling, version: int | Non
         else versions_of(choice["weight_versions"], len(tokens))
     )
     if (logprobs <= _NOT_FINITE).any():
-        raise TrainingDiverged(
-            f"the model of policy version {versions.tolist()[-1]} gives logits that are not finite numbers.",
-            remedy="Lower the learning rate, or go back to an earlier checkpoint.",
-        )
+        raise TrainingDiverged.in_logits(versions.tolist()[-1])
     return Completion(
         tokens=tokens,
         logprobs=logprobs,

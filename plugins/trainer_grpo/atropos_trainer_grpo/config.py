@@ -239,6 +239,11 @@ class GrpoOptions(Options):
         description="train an adapter; unset: the whole model, or, where the bridge carries adapters, one by default",
     )
 
+    @property
+    def updates_once(self) -> bool:
+        """Whether the ratio to the trainer's own logprobs before the update is 1 throughout."""
+        return self.epochs * self.minibatches == 1 and not (self.lora is not None and self.lora.dropout)
+
     def with_lora(self) -> GrpoOptions:
         """As they are where an adapter is trained: `lora` is set, and the learning rate is the adapter's."""
         lora = self.lora or LoraOptions()
@@ -271,9 +276,8 @@ class GrpoOptions(Options):
         clips = ("clip_low", "clip_high", "dual_clip")
         for name in clips[CLIPS.get(self.loss, 3) :]:
             self.refuse_idle(False, f'with loss = "{self.loss}", which has no such bound', name)
-        once = self.epochs * self.minibatches == 1 and not (self.lora is not None and self.lora.dropout)
         self.refuse_idle(
-            not (once and self.old_logprobs == "recompute"),
+            not (self.updates_once and self.old_logprobs == "recompute"),
             'with old_logprobs = "recompute" and one update a batch, where the ratio is 1 (epochs and minibatches make more)',
             *clips,
         )

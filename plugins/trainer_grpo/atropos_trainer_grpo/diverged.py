@@ -9,8 +9,30 @@ from numpy.typing import NDArray
 
 from atropos_core.errors import TrainingDiverged
 from atropos_core.types import Bools, Floats
+from atropos_trainer_grpo.config import CLIPS, GrpoOptions
 
 RESUME = "resume from the last checkpoint with a lower trainer.learning_rate"
+
+
+def against_old(options: GrpoOptions) -> str:
+    """What to do about ratios to the old policy that are too large."""
+    if options.old_logprobs == "rollout":
+        ours = 'Set trainer.old_logprobs = "recompute", which takes no sender\'s word'
+        moves = [name for name in ("clip_low", "clip_high", "dual_clip") if getattr(options, name) is not None]
+        if moves and options.updates_once:
+            ours += f", and leave trainer.{', trainer.'.join(moves)} out"
+    else:
+        ours = "The policy moves that far within one batch: lower trainer.learning_rate"
+    ratios = options.old_logprobs == "rollout" or not options.updates_once  # else all are 1, and a bound is refused
+    clips = ratios and CLIPS.get(options.loss, 0) == 3 and options.dual_clip is None
+    return f"{ours}{', or set trainer.dual_clip = 3' if clips else ''}."
+
+
+def against_reference(options: GrpoOptions) -> str:
+    """What to do about ratios to the reference that are too large."""
+    k3 = options.kl is not None and options.kl.estimator == "k3"
+    other = ', or set trainer.kl.estimator = "k2", whose gradient grows with the log-ratio alone' if k3 else ""
+    return f"Look at the reference logprobs, where groups bring their own (ref_logprobs){other}."
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from atropos_trainer_grpo.advantages import whitened, with_divergence
 from atropos_trainer_grpo.columns import columns_of, token_places
 from atropos_trainer_grpo.corrections import importance_weights
 from atropos_trainer_grpo.distillation import Taught, forward_kl
-from atropos_trainer_grpo.diverged import Evidence
+from atropos_trainer_grpo.diverged import Evidence, against_old, against_reference
 from atropos_trainer_grpo.divergence import divergence
 from atropos_trainer_grpo.group import ALONE, Group, full
 from atropos_trainer_grpo.logprobs import Scored
@@ -172,13 +172,12 @@ class Update:
             ),
             "a log-ratio to the old policy of": (
                 np.where(self._has_old, new - self._old, 0.0).astype(np.float32), 30.0,
-                'Set trainer.dual_clip = 3, or trainer.old_logprobs = "recompute", which takes no sender\'s word.',
+                against_old(self._options),
             ),
         }  # fmt: skip
         if self._reference_logprobs is not None:
             inputs["a log-ratio to the reference of"] = (
-                new - self._reference_logprobs, 30.0, "Look at the reference logprobs that came (ref_logprobs), or set "
-                'trainer.kl.estimator = "k2".',
+                new - self._reference_logprobs, 30.0, against_reference(self._options)
             )  # fmt: skip
         return Evidence(trained, self._owner, int(broken), new, inputs)
 

@@ -1,16 +1,20 @@
 """Every loss, option, correction and estimator of KL at log-ratios and advantages as far apart as float32 goes, in float32,
 against float64 code that was written from the formulas alone."""
 
+import ast
+import re
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from atropos_core.errors import TrainingDiverged
-from atropos_trainer_grpo.config import BOUNDS
+from atropos_trainer_grpo.config import BOUNDS, GrpoOptions
 from atropos_trainer_grpo.corrections import importance_weights
+from atropos_trainer_grpo.diverged import against_old, against_reference
 from atropos_trainer_grpo.divergence import divergence
 from atropos_trainer_grpo.losses import LOSSES, Clip, Rows
 
@@ -204,3 +208,47 @@ async def test_what_cannot_be_computed_is_named_by_its_cause_and_not_by_the_lear
     with pytest.raises(TrainingDiverged, match="weights .* not finite") as caught:
         await trainer.step(batch, gate)
     assert "learning_rate" in str(caught.value)
+
+
+# -- what is advised
+
+
+def accepted(options):
+    try:
+        return GrpoOptions.model_validate(options)
+    except ValidationError:
+        return None
+
+
+CHOSEN = [
+    {"loss": loss, "old_logprobs": old, "epochs": epochs, **clips}
+    for loss, old, epochs in product(("grpo", "dapo", "gspo", "cispo", "reinforce"), ("rollout", "recompute"), (1, 2))
+    for clips in ({}, {"dual_clip": 5.0}, {"clip_low": 0.1, "clip_high": 0.3})
+]
+
+
+def advised(text):
+    """`trainer.dual_clip = 3` in an advice -> dual_clip, 3."""
+    for path, value in re.findall(r'trainer\.([\w.]+) = ("\w+"|\d+)', text):
+        yield path.split("."), ast.literal_eval(value)
+
+
+@pytest.mark.parametrize("options", [options for options in CHOSEN if accepted(options)], ids=str)
+def test_what_is_advised_against_large_ratios_can_be_set_and_is_not_set_already(options):
+    text = against_old(made := accepted(options))
+    assert "recompute" not in text or made.old_logprobs == "rollout"
+    left_out = re.findall(r"trainer\.(\w+)", text.partition("and leave")[2].partition(" out")[0])
+    for [name], value in advised(text):
+        assert getattr(made, name) != value, text
+        rest = {key: each for key, each in options.items() if not (name == "old_logprobs" and key in left_out)}
+        assert accepted({**rest, name: value}), text
+
+
+@pytest.mark.parametrize(
+    "kl", [{"estimator": "k2"}, {"estimator": "k3"}, {"estimator": "k1", "place": "reward"}], ids=str
+)
+def test_what_is_advised_against_a_far_reference_can_be_set_and_is_not_set_already(kl):
+    text = against_reference(accepted({"kl": kl}))
+    for (_, name), value in advised(text):
+        assert kl[name] != value, text
+        assert accepted({"kl": {**kl, name: value}}), text

@@ -97,7 +97,7 @@ class Access:
         if not named and (origin not in (None, own) or header(scope, b"sec-fetch-site") not in OWN_SITES):
             await plain_error(
                 scope, send, 403, "AccessRefused", "a page of another origin may not call this server.",
-                "Start it with --cors ORIGIN if that page is yours; an address can be typed into the browser.",
+                "`atropos serve --cors ORIGIN` lets in a page of yours; an address can be typed into the browser.",
             )  # fmt: skip
             return
         preflight = named and scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method")
@@ -138,7 +138,7 @@ class Access:
             return True
         await plain_error(
             scope, send, 403, "AccessRefused", f"this server is for this machine, and was called {host[:100]!r}.",
-            "Use http://127.0.0.1:PORT, or start it with --host and --token-file.",
+            "Use http://127.0.0.1:PORT, or start it at an address for others, with --token-file.",
         )  # fmt: skip
         return False
 

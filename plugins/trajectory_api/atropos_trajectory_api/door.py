@@ -73,7 +73,7 @@ async def open_door(
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"the engine is to be reached at {where}, from other machines, and there is no token.",
-            remedy="Name a file that holds one: --token-file FILE, the same for server, trainer and workers.",
+            remedy="Name a file that holds one: --token-file FILE (in a run file, api.token_file), the same for server and workers.",
         )
     bound = _bind(host, port)
     app = engine_app(engine, takes, info)

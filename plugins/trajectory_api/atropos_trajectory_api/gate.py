@@ -163,16 +163,16 @@ CAUSES = {
     "head_bytes": f"a request's head has more than {HEAD_BYTES} bytes",
     "head_lines": f"a request's head has more than {HEAD_LINES} lines",
     "url": f"an address has more than {URL_BYTES} bytes",
-    "head_time": "a request's head did not end in time (--request-s)",
+    "head_time": "a request's head did not end in time (`atropos serve --request-s`)",
     "malformed": "what was sent is not HTTP/1.1",
     "chunks": "a chunked body has more extensions, trailers or small chunks than content",
     "pipelined": "more requests were sent ahead than are kept",
-    "unread": "an answer was not read (--request-s)",
+    "unread": "an answer was not read (`atropos serve --request-s`)",
     "user": "they are of another user of this machine, and there is no token (--token-file)",
-    "full": "all connections are in use (--connections)",
-    "made_way_silent": "others came, and all were in use (--connections): the oldest that had sent no request made way",
-    "made_way_idle": "others came, and all were in use (--connections): the one idle for longest made way",
-    "made_way_arriving": "others came, and all were in use (--connections): the request that took longest made way",
+    "full": "all connections are in use (`atropos serve --connections`)",
+    "made_way_silent": "others came, and all were in use (`atropos serve --connections`): the oldest that had sent no request made way",
+    "made_way_idle": "others came, and all were in use (`atropos serve --connections`): the one idle for longest made way",
+    "made_way_arriving": "others came, and all were in use (`atropos serve --connections`): the request that took longest made way",
 }
 
 

@@ -67,7 +67,7 @@ class Budget:
             raise HubFull(
                 f"what is being read or waits for room in the hub is reckoned at {self.held / 1e6:.0f} MB (JSON at {JSON_COST} times its "
                 "bytes while it is read), and no more is taken.",
-                remedy="Send it again later; --in-flight-mb sets the bound.",
+                remedy="Send it again later; `atropos serve --in-flight-mb` sets the bound of a server.",
             ) from None
         finally:
             if place in self._waiting:
@@ -267,13 +267,14 @@ class Limits:
                 return await receive()
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the request was not whole after {self._request_s:g} s.", remedy="--request-s sets the bound."
+                f"the request was not whole after {self._request_s:g} s.",
+                remedy="Send less at once, or faster; `atropos serve --request-s` sets the bound of a server.",
             ) from None
 
     def _too_large(self, size: str) -> TooLarge:
         return TooLarge(
             f"the body has {size} after decompression, and the limit is {self._body_bytes / 1e6:g} MB.",
-            remedy="Send fewer groups at once, or start the server with a larger --body-mb.",
+            remedy="Send less at once, or start the server with a larger limit: `atropos serve --body-mb`.",
         )
 
 

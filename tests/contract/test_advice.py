@@ -1,0 +1,278 @@
+"""What errors, warnings and help texts tell a user to type exists: commands, their flags, options of the run file, extras, pages."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import pytest
+import typer
+from pydantic import BaseModel
+
+from atropos_core.cli import make_app
+from atropos_core.component import Component
+from atropos_core.config import NAMED, SINGLE, RunConfig
+from atropos_core.plugins import load_plugins
+from tests.conftest import REPOSITORY
+
+# Flags of other programs, and who takes them; vLLM's are those of the engine's own files.
+OTHERS_FLAGS = {
+    "--ipc": "docker", "--shm-size": "docker", "--force-reinstall": "pip", "--index-url": "pip", "--no-deps": "pip",
+    "--config_path": "ROLL", "--config_name": "ROLL", "--relative-to": "realpath",
+}  # fmt: skip
+# Files whose texts are said under several commands, or under one that their name does not tell: a flag that stands alone must be
+# one of every command here.
+SAID_BY = {
+    "atropos_core/run.py": ("run", "train"),
+    "atropos_core/processing.py": ("process",),
+    "atropos_core/doctor.py": ("run",),
+    "atropos_core/api_source.py": ("run", "train", "resume"),
+    "atropos_core/memory.py": ("run", "train", "resume", "eval", "process"),
+    "atropos_core/journal.py": ("serve",),
+    "atropos_core/store.py": ("serve",),
+    "plugins/trajectory_api/atropos_trajectory_api/gate.py": ("serve", "train", "engine"),
+    "plugins/trajectory_api/atropos_trajectory_api/limits.py": ("serve", "train", "engine"),
+    "plugins/trajectory_api/atropos_trajectory_api/access.py": ("serve", "train", "engine"),
+    "plugins/trajectory_api/atropos_trajectory_api/door.py": ("train", "engine"),
+    "plugins/trajectory_api/atropos_trajectory_api/serving.py": ("serve",),
+    "plugins/trajectory_api/atropos_trajectory_api/old_intake.py": ("serve",),
+}
+VLLM = "plugins/engine_vllm/"
+SKYRL = "plugins/adapter_skyrl/"  # `trainer.` there is SkyRL's own section
+
+
+@dataclass(frozen=True)
+class Text:
+    """A sentence of the program, with {} for what is filled in."""
+
+    where: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.said}"
+
+
+def _literal(node: ast.AST) -> str | None:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _texts_of(node: ast.AST, where: str) -> Iterator[Text]:
+    body = getattr(node, "body", None)
+    docstring = body[0] if isinstance(body, list) and body and isinstance(body[0], ast.Expr) else None
+    for child in ast.iter_child_nodes(node):
+        if child is docstring:
+            continue
+        if (said := _literal(child)) is None:
+            yield from _texts_of(child, where)
+            continue
+        if " " in said:
+            yield Text(f"{where}:{child.lineno}", said)  # type: ignore[attr-defined]
+        if isinstance(child, ast.JoinedStr):
+            for part in child.values:
+                yield from _texts_of(part, where)
+
+
+@cache
+def texts() -> tuple[Text, ...]:
+    found = []
+    for root in ("atropos_core", "plugins"):
+        for file in sorted((REPOSITORY / root).rglob("*.py")):
+            where = str(file.relative_to(REPOSITORY))
+            if "/tests/" not in where and "/examples/" not in where:
+                found += _texts_of(ast.parse(file.read_text()), where)
+    return tuple(found)
+
+
+@cache
+def commands() -> dict[str, frozenset[str]]:
+    """ "serve" -> its flags."""
+
+    def walk(command: click.Command, name: str) -> Iterator[tuple[str, frozenset[str]]]:
+        yield (
+            name,
+            frozenset(flag for each in command.params for flag in (*each.opts, *each.secondary_opts)) | {"--help"},
+        )
+        for each, below in getattr(command, "commands", {}).items():
+            yield from walk(below, f"{name} {each}".strip())
+
+    return dict(walk(typer.main.get_command(make_app()), ""))
+
+
+CALL = r"`atropos ([^`]*)`|(?:: |^ *)atropos ([a-z][^`;,]*)"
+
+
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z_-]*[a-z]\b(?!\.\w)", text))
+
+
+def without_calls(text: str) -> str:
+    """What is left beside commands that are quoted, or that stand after a colon or alone."""
+    return re.sub(CALL, "", text)
+
+
+def calls_in(text: str) -> Iterator[tuple[str, set[str]]]:
+    """Commands that a text quotes, with the flags that it gives them."""
+    for found in re.finditer(CALL, text):
+        words = (quoted := found[1] or found[2]).split()
+        names = [" ".join(words[:count]) for count in (2, 1) if " ".join(words[:count]) in commands()]
+        yield (names[0] if names else words[0]), flags_in(quoted)
+
+
+@cache
+def options(kind: str) -> tuple[type[BaseModel], ...]:
+    """The models of what is installed of this kind."""
+    return tuple(one.provider.config for one in load_plugins().registry.offers() if one.kind == kind)
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def exists(path: list[str], models: tuple[type[BaseModel], ...]) -> bool:
+    """Whether one of the models has the option at this path; {} stands for any name."""
+    if not path or not models:
+        return not path
+    first, *rest = path
+    for model in models:
+        for name, field in model.model_fields.items():
+            if first in (name, "{}"):
+                below = tuple(_models(field.annotation))
+                if (
+                    not rest
+                    or not below
+                    or exists(rest, below)
+                    or (_is_mapping(field.annotation) and exists(rest[1:], below))
+                ):
+                    return True
+    return False
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return "dict" in str(annotation) or "Mapping" in str(annotation)
+
+
+def is_option(path: str) -> bool:
+    first, *rest = re.sub(r"NAME$", "{}", path).split(".")
+    if first not in (*SINGLE, *NAMED):
+        return exists([first, *rest], (RunConfig,))
+    own = tuple(_models(RunConfig.model_fields[first].annotation)) or (Component,)
+    if first == "engine" and rest[:1] == ["replica"]:
+        rest = rest[2:]
+    if first in NAMED:
+        rest = rest[1:]
+    return exists(rest, (*own, *options(first)))
+
+
+SECTIONS = "|".join(name for name, field in RunConfig.model_fields.items() if list(_models(field.annotation)))
+PATH = re.compile(
+    rf"(?<![\w./\-\[{{}}])((?:{SECTIONS})(?:\.(?:[a-zA-Z_]+|{{}}))+)(?![\w(/])(?!\.(?:json|toml|yaml|py)\b)"
+)
+SECTION = re.compile(rf"(?<![\w-])\[((?:{SECTIONS})(?:\.(?:\w+|{{}}))*)\]")
+
+
+def test_every_command_that_a_text_names_exists_and_takes_the_flags_beside_it() -> None:
+    wrong = []
+    for text in texts():
+        for command, flags in calls_in(text.said):
+            if command in ("...", "{}"):
+                continue
+            if command not in commands():
+                wrong.append(f"no command {command!r}: {text}")
+            elif command != "adapter" and (unknown := flags - commands()[command]):
+                wrong.append(f"atropos {command} takes no {unknown}: {text}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_flag_that_a_text_names_is_one_of_some_command() -> None:
+    known = set().union(*commands().values(), OTHERS_FLAGS)
+    wrong = [
+        f"{unknown}: {text}"
+        for text in texts()
+        if not text.where.startswith(VLLM) and (unknown := flags_in(text.said) - known)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "file", [*SAID_BY, *(f"atropos_core/cli/{name}.py" for name in ("run", "resume", "process", "new", "check"))]
+)
+def test_a_flag_that_stands_alone_is_one_of_every_command_that_says_it(file: str) -> None:
+    said_by = SAID_BY.get(file) or (Path(file).stem,)
+    known = set.intersection(*(set(commands()[name]) for name in said_by)) | OTHERS_FLAGS.keys()
+    assert (REPOSITORY / file).is_file()
+    wrong = [
+        f"{unknown}: {text}"
+        for text in texts()
+        if text.where.startswith(f"{file}:") and (unknown := flags_in(without_calls(text.said)) - known)
+    ]
+    assert not wrong, f"not of all of {said_by}: " + "\n".join(wrong)
+
+
+def test_every_option_of_a_run_file_that_a_text_names_exists() -> None:
+    wrong = []
+    for text in texts():
+        for path in (*PATH.findall(text.said), *SECTION.findall(text.said)):
+            if text.where.startswith(SKYRL) and path.startswith("trainer."):
+                continue
+            if not is_option(path):
+                wrong.append(f"{path}: {text}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_extra_that_a_text_says_to_install_exists() -> None:
+    named = set()
+    for text in texts():
+        for distribution, extra in re.findall(r"(atropos-[\w-]+)\[(\w+)\]", text.said):
+            plugin = distribution.removeprefix("atropos-plugin-").replace("-", "_")
+            folder = REPOSITORY if distribution == "atropos-core" else REPOSITORY / "plugins" / plugin
+            extras = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert extra in extras, str(text)
+            named.add(extra)
+    assert {"api", "lora"} <= named
+
+
+def test_every_page_that_a_text_names_exists() -> None:
+    named = {(page, text) for text in texts() for page in re.findall(r"(?:docs|plugins)/[\w/]+\.md", text.said)}
+    assert named
+    for page, text in named:
+        assert (REPOSITORY / page).is_file(), str(text)
+
+
+@pytest.mark.parametrize(
+    ("path", "there"),
+    [
+        ("training.group_size", True),
+        ("training.groupsize", False),
+        ("trainer.lora.alpha", True),
+        ("trainer.lora.alfa", False),
+        ("transform.{}.use", True),
+        ("engine.replica.NAME", True),
+        ("engine.kv_cache_gb", True),
+        ("teacher.{}.top_k", True),
+        ("api.wait_s", True),
+        ("api.waits", False),
+    ],
+)
+def test_the_search_knows_an_option_from_none(path: str, there: bool) -> None:
+    assert is_option(path) is there
+
+
+def test_the_search_reads_the_texts() -> None:
+    said = [text.said for text in texts()]
+    assert len(said) > 1000
+    assert sum(bool(PATH.findall(each)) for each in said) > 60
+    assert sum(bool(flags_in(each)) for each in said) > 60
+    assert sum(bool(list(calls_in(each))) for each in said) > 40
+    assert Path(REPOSITORY / "docs").is_dir()
