@@ -338,7 +338,7 @@ def test_where_every_request_is_being_answered_newcomers_are_told_when_to_come_b
     while httpx.get(f"{server.url}/status").status_code != 200:
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert server.text.count("(--connections)") == 1
+    assert server.text.count("--connections`)") == 1
 
 
 def test_the_oldest_silent_connections_make_way_for_new_ones(served: Callable[..., Served]) -> None:
