@@ -97,9 +97,12 @@ class Checkpoints:
             try:
                 return _verified(directory)
             except CheckpointError as error:
-                warn(f"{error} Using the one before it.")
+                warn(f"{error} It is passed over.")
         if found:
-            raise CheckpointError(f"none of the {len(found)} checkpoints in {self.directory} is whole.")
+            raise CheckpointError(
+                f"none of the {len(found)} checkpoints in {self.directory} is whole.",
+                remedy=f"Start a new run; a policy whose files are whole can begin it: --model {found[-1] / POLICY}",
+            )
         return None
 
     def at(self, step: int) -> Checkpoint:
@@ -119,7 +122,8 @@ def _verified(directory: Path) -> Checkpoint:
         manifest = json.loads((directory / "manifest.json").read_text())
         if manifest["format"] != FORMAT:
             raise CheckpointError(
-                f"checkpoint {directory} has format {manifest['format']}; this program reads {FORMAT}."
+                f"checkpoint {directory} has format {manifest['format']}; this program reads {FORMAT}. Resume with the version of "
+                "atropos-core that wrote it."
             )
         if manifest.pop("sha256") != _digest(manifest):
             raise CheckpointError(f"checkpoint {directory} is corrupt: its manifest is not what was written.")

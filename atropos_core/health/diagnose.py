@@ -44,7 +44,12 @@ def diagnose(directory: Path) -> list[Finding]:
     found = _ended(directory, int(config.get("training", {}).get("steps", 0)), steps, section)
     if broken:
         found.append(
-            Finding("metrics", None, f"metrics.jsonl has {broken} lines that are not whole", "A crash cut them off.")
+            Finding(
+                "metrics",
+                None,
+                f"metrics.jsonl has {broken} lines that are not whole",
+                "A crash or a full disk cuts lines off; the steps on them are not looked at.",
+            )
         )
     return found + _checked(directory, section, steps) + _checkpoints(directory)
 
@@ -159,7 +164,9 @@ def _checkpoints(directory: Path) -> list[Finding]:
         latest = Checkpoints(directory / "checkpoints").latest(broken.append)
     except CheckpointError as error:
         return [Finding("checkpoint", False, text, "Nothing can be resumed from it.") for text in (*broken, str(error))]
-    found = [Finding("checkpoint", False, text, "The one before it is used.") for text in broken]
+    found = [
+        Finding("checkpoint", False, text, "`atropos resume` goes on from the newest that is whole.") for text in broken
+    ]
     if latest is not None:
         found.append(Finding("checkpoint", True, f"the last whole one is of step {latest.step}"))
     return found

@@ -109,7 +109,7 @@ class Adapters:
             raise DeadlineExceeded(
                 f"{oldest.in_flight} requests still sample with adapter {oldest.name!r} after {self._drain_s:g} s, and the"
                 f" server holds {self._limit} adapters at once.",
-                remedy="Raise engine.max_loras beyond that, or lower sampling.max_tokens.",
+                remedy="Raise engine.max_loras beyond that (of a server with a url, its --max-loras), or lower sampling.max_tokens.",
             ) from None
         self._check_unloading()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -90,7 +91,8 @@ class EnsembleOptions(Options):
             )
         if self.combine == "trimmed" and self.trim * count < 1:
             raise ValueError(
-                f'trim = {self.trim:g} of {count} members cuts none: use combine = "mean", or raise trim above {1 / count:.2g}'
+                f'trim = {self.trim:g} of {count} members cuts none: use combine = "mean"'
+                + (f", or trim = {math.ceil(100 / count) / 100:g}" if count > 2 else "")
             )
         if self.on_departure == "downweight" and self.combine not in USES_TRUST:
             raise ValueError(

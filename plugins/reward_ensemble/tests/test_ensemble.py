@@ -345,7 +345,10 @@ async def test_deterministic_the_order_of_groups_in_a_step_changes_nothing(make)
         ({"members": GOOD, "least": 4}, "least = 4 is more than the 3 members"),
         ({"members": {**GOOD, "exact": {"weight": 2}}, "combine": "mean"}, "'exact' has a weight, and combine"),
         ({"members": GOOD, "combine": "veto"}, 'combine = "veto" and veto = true'),
-        ({"members": GOOD, "combine": "trimmed"}, "trim = 0.2 of 3 members cuts none"),
+        (
+            {"members": GOOD, "combine": "trimmed"},
+            'trim = 0.2 of 3 members cuts none: use combine = "mean", or trim = 0.34',
+        ),
         ({"members": GOOD, "combine": "minimum", "on_departure": "downweight"}, "changes nothing"),
         ({"members": GOOD, "combine": "first_of", "on_departure": "exclude"}, "one member at a time"),
         ({"members": {"exact": {}, "numeric": {}}, "on_departure": "exclude"}, "three members or more"),
@@ -358,6 +361,18 @@ def test_what_cannot_be_is_said_before_anything_starts(options, message):
     with pytest.raises(ValidationError) as caught:
         EnsembleOptions.model_validate(options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_the_trim_that_is_advised_can_be_set(count):
+    members = {f"member{number}": {"use": "exact"} for number in range(count)}
+    chosen = {"members": members, "combine": "trimmed"}
+    with pytest.raises(ValidationError, match="cuts none") as caught:
+        EnsembleOptions.model_validate({**chosen, "trim": 0.01})
+    advised = re.search(r"or trim = ([\d.]+)", str(caught.value))
+    assert (advised is None) == (count == 2), "of two members none can be cut at either end"
+    if advised:
+        EnsembleOptions.model_validate({**chosen, "trim": float(advised[1])})
 
 
 def test_a_members_own_mistakes_are_named_with_its_path():

@@ -46,7 +46,7 @@ class WandbSink(Sink):
         except Exception as error:
             raise ProcessDied(
                 f"the service of Weights & Biases takes no more metrics: {type(error).__name__}: {error}",
-                remedy="`atropos resume` goes on from the last checkpoint; without W&B with sink.wandb.mode=disabled.",
+                remedy="`atropos resume` goes on from the last checkpoint, and without W&B by `--set sink.wandb.mode=disabled`.",
             ) from error
         self._last = step
 
