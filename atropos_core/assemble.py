@@ -306,8 +306,8 @@ async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _told(chosen: Chosen) -> Mapping[str, Any]:
-    return chosen.offer.provider.tells(chosen.options)
+def _announced(chosen: Chosen) -> Mapping[str, Any]:
+    return chosen.offer.provider.announces(chosen.options)
 
 
 class _Builder:
@@ -325,13 +325,13 @@ class _Builder:
             transports=plan.transports,
             max_staleness=plan.config.training.max_staleness,
             patience=plan.config.watch.patience(),
-            told={
+            announced={
                 key: value
                 for chosen in (
                     *(plan.single[kind] for kind in ("trainer", "bridge") if kind in plan.single),
                     *plan.named.get("transform", {}).values(),
                 )
-                for key, value in _told(chosen).items()
+                for key, value in _announced(chosen).items()
             },
         )
 

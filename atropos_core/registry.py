@@ -92,9 +92,9 @@ class RunContext:
     )
     transports: tuple[Transport, ...] = ()  # to each of the engines
     max_staleness: int = 0  # policy versions that a trained token may be behind
-    told: Mapping[str, Any] = field(
+    announced: Mapping[str, Any] = field(
         default_factory=dict
-    )  # what trainer, bridge and transforms tell the others: Provider.tells
+    )  # what trainer, bridge and transforms say that others must know to be built: Provider.announces
     devices: tuple[str, ...] = ("cpu",)  # of the component being built
     threads: int | None = None  # CPU threads of the component being built; None: its own choice
     label: str = ""  # of the component being built: its path in the run file, such as "teacher.NAME"
@@ -121,7 +121,7 @@ class Provider(Generic[T_co]):
     transports: Callable[[Any], frozenset[Transport]] = (
         no_transport  # engine, bridge, trainer: may depend on the options
     )
-    tells: Callable[[Any], Mapping[str, Any]] = (
+    announces: Callable[[Any], Mapping[str, Any]] = (
         nothing  # trainer, bridge, transform: what others must know to be built (JSON)
     )
     holds: Callable[[Any, Workload], Iterable[Holding]] = (

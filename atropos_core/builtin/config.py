@@ -40,7 +40,7 @@ class GroupAdvantageOptions(Options):
             )
         return self
 
-    def told(self) -> dict[str, str | bool]:
+    def announced(self) -> dict[str, str | bool]:
         """What a transform before it may ask: which common offset or factor of the rewards ends here."""
         return {"baseline": self.baseline, "divided": self.baseline == "group" and self.divide_by_std is not False}
 

@@ -55,7 +55,7 @@ def atropos_transforms() -> Iterable[Provider[Transform]]:
     advantage = _of("transforms", lambda m, o, c: m.GroupAdvantage(o))
     summary = "reward against the group's mean, by its deviation (GRPO)"
     options = config.GroupAdvantageOptions
-    yield Provider("group_advantage", summary, options, advantage, tells=lambda o: {"advantages": o.told()})
+    yield Provider("group_advantage", summary, options, advantage, announces=lambda o: {"advantages": o.announced()})
     flat = _of("transforms", lambda m, o, c: m.DropFlat())
     yield Provider("drop_flat", "leave out groups whose rewards are all equal", NoOptions, flat)
 

@@ -42,7 +42,7 @@ class Pair:
         self.engine, self.trainer = HostedEngine(engine), HostedTrainer(trainer)
         options = SimpleNamespace(connect_deadline_s=300.0, copies=False)
         context = SimpleNamespace(
-            directory=folder, model=model, transport=setting.transport, transports=(setting.transport,), told={}
+            directory=folder, model=model, transport=setting.transport, transports=(setting.transport,), announced={}
         )
         self.bridge = IpcBridge(options, context)  # type: ignore[arg-type] # no pydantic: tests/gpu/host.py
 
@@ -82,7 +82,7 @@ async def started(setting: Setting, model: Path, dtype: str, *, holder: bool) ->
         paths = os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
         context = {
             "directory": folder, "model": model, "seed": 0, "deterministic": False, "transport": setting.transport,
-            "transports": [setting.transport], "devices": [setting.device], "threads": THREADS, "told": {}, "steps": 0,
+            "transports": [setting.transport], "devices": [setting.device], "threads": THREADS, "announced": {}, "steps": 0,
             "max_staleness": 0,
         }  # fmt: skip
         begun = await asyncio.gather(

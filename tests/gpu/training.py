@@ -126,7 +126,7 @@ async def _measure(work: Work, directory: Path) -> dict[str, Any]:
     )  # fmt: skip
     context: Any = SimpleNamespace(
         directory=directory, model=directory / "model", seed=0, deterministic=False, transport="checkpoint",
-        transports=("checkpoint",), devices=(work.device,), threads=None, told={}, steps=WARM + STEPS, max_staleness=0,
+        transports=("checkpoint",), devices=(work.device,), threads=None, announced={}, steps=WARM + STEPS, max_staleness=0,
     )  # fmt: skip
 
     @asynccontextmanager

@@ -214,19 +214,19 @@ async def test_components_are_told_what_trainer_and_bridge_have_to_tell(tmp_path
     seen = []
 
     def make(options, context):
-        seen.append(context.told)
+        seen.append(context.announced)
         return SayingEngine()
 
-    told = Provider("mine", "", NoOptions, make, lambda _: frozenset({"in_process"}))
+    announced = Provider("mine", "", NoOptions, make, lambda _: frozenset({"in_process"}))
     bridge = Provider(
         "telling",
         "",
         NoOptions,
         lambda o, c: LocalBridge(),
         lambda _: frozenset({"in_process"}),
-        tells=lambda _: {"port": 7},
+        announces=lambda _: {"port": 7},
     )
-    made = plan(installed(engines=[told], bridges=[bridge]), engine__use="mine", bridge__use="telling")
+    made = plan(installed(engines=[announced], bridges=[bridge]), engine__use="mine", bridge__use="telling")
     parts = await build(made, prepared(tmp_path))
     await parts.close()
     assert seen == [{"port": 7, "advantages": {"baseline": "group", "divided": True}}], (
@@ -343,7 +343,7 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
         seed=9,
         transport="in_process",
         transports=("in_process",),
-        told={"advantages": {"baseline": "group", "divided": True}},  # by the default group_advantage
+        announced={"advantages": {"baseline": "group", "divided": True}},  # by the default group_advantage
         threads=2,
     )
     assert isinstance(parts.trainer, ToyTrainer)

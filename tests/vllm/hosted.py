@@ -62,7 +62,7 @@ async def start(
     model: Path,
     directory: Path,
     *,
-    told: Mapping[str, Any] | None = None,
+    announced: Mapping[str, Any] | None = None,
     transport: str | None = None,
     environment: Mapping[str, str] | None = None,
     **options: Any,
@@ -75,7 +75,7 @@ async def start(
         "options": options,
         "context": {
             "directory": directory, "model": model, "transport": transport, "devices": ("cpu",), "threads": 1,
-            "told": dict(told or {}),
+            "announced": dict(announced or {}),
         },
     }  # fmt: skip
     child = await Child.start("engine", wanted, directory / "engine.log", threads=1, environment=environment)

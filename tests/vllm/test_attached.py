@@ -61,7 +61,7 @@ async def test_an_adapter_is_sampled_over_its_own_base_and_a_model_that_is_refus
     model, other = [make_model(tmp_path / f"model-{seed}", "qwen3", seed=seed) for seed in (0, 1)]
     adapter = make_adapter(tmp_path / "adapter", model)
     owner = await start(
-        model, tmp_path / "owner", kv_cache_gb=0.25, transport="adapter", told={"lora": {"rank": 4}}, max_loras=2
+        model, tmp_path / "owner", kv_cache_gb=0.25, transport="adapter", announced={"lora": {"rank": 4}}, max_loras=2
     )
     attach: dict[str, Any] = {"url": owner.url, "environment": {"VLLM_API_KEY": owner.key}}
     try:

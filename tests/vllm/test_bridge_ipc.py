@@ -31,7 +31,7 @@ from tests.vllm.hosted import Hosted, start
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-TOLD = {"weight_transfer": "atropos_ipc"}
+ANNOUNCED = {"weight_transfer": "atropos_ipc"}
 SAMPLING = Sampling(max_tokens=24)
 BOUND = 1e-4  # nats, float32
 
@@ -41,7 +41,7 @@ async def served(models: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     """Two servers of one Qwen2 (biases, tied embeddings, a vocabulary that is padded): one to share with, one to copy to."""
     folder = tmp_path_factory.mktemp("run")
     made = await asyncio.gather(
-        *(start(models["qwen2"], folder / how, told=TOLD, transport=how) for how in ("posix_shm", "copy"))
+        *(start(models["qwen2"], folder / how, announced=ANNOUNCED, transport=how) for how in ("posix_shm", "copy"))
     )
     yield list(made)
     await asyncio.gather(*(one.engine.close() for one in made))

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.timeout(300)
 
 PROMPT = tokens([5, 9, 33, 7, 120, 64])
 LONG_S = 120.0
-TOLD = {"lora": {"rank": 4, "alpha": 8.0, "targets": ["all-linear"]}}
+ANNOUNCED = {"lora": {"rank": 4, "alpha": 8.0, "targets": ["all-linear"]}}
 
 
 async def test_each_request_ends_with_the_adapter_that_it_began_with(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", "qwen3", ends=False)  # or what is to be in flight may have ended
     adapters = {number: make_adapter(tmp_path / f"v{number}", model, seed=number) for number in range(1, 5)}
-    async with hosted(model, tmp_path / "run", told=TOLD, transport="adapter", max_loras=2) as made:
+    async with hosted(model, tmp_path / "run", announced=ANNOUNCED, transport="adapter", max_loras=2) as made:
         engine = made.engine
 
         def ask(count: int, length: int, temperature: float = 1.0) -> asyncio.Future[list]:  # type: ignore[type-arg]

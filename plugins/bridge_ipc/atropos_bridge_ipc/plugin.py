@@ -25,7 +25,7 @@ def transports(options: IpcOptions) -> frozenset[Transport]:
     return {None: shared | copied, True: copied, False: shared}[options.copies]
 
 
-def tells(options: IpcOptions) -> Mapping[str, Any]:
+def announces(options: IpcOptions) -> Mapping[str, Any]:
     """The weight-transfer backend that a vLLM server must be started with: ours, atropos_bridge_ipc.vllm.entry.NAME."""
     return {"weight_transfer": "atropos_ipc"}
 
@@ -38,6 +38,6 @@ def atropos_bridges() -> Iterable[Provider[Bridge]]:
         config=IpcOptions,
         build=build,
         transports=transports,
-        tells=tells,
+        announces=announces,
         requires=frozenset({"torch", "safetensors"}),
     )

@@ -92,8 +92,8 @@ class AdaptiveCurriculum(Curriculum):
             read_ahead(self._options.prior, draw.environment, source, bank)
 
     def metrics(self) -> Metrics:
-        """`expected`, `pool` and the strategy's own are told for all environments as one, weighted as they are drawn."""
-        told = self._tally.told()
+        """`expected`, `pool` and the strategy's own are of all environments as one, weighted as they are drawn."""
+        metrics = self._tally.take()
         total = sum(source.weight for source in self._sources.values())
         sums: Counter[str] = Counter()
         for name, source in self._sources.items():
@@ -104,10 +104,10 @@ class AdaptiveCurriculum(Curriculum):
             tried = min(self._banks[name].tried / self._banks[name].size, 1.0)
             own = {"pool": pool, "tried": tried, **self._strategy.metrics(view)}
             if len(self._sources) > 1:
-                told |= {f"{key}/{name}": value for key, value in own.items()}
+                metrics |= {f"{key}/{name}": value for key, value in own.items()}
             for key, value in own.items():
                 sums[key] += value if key == "pool" else value * source.weight / total  # type: ignore[assignment]
-        return told | {key: float(value) for key, value in sums.items()}
+        return metrics | {key: float(value) for key, value in sums.items()}
 
     @property
     def size_bytes(self) -> int:

@@ -9,7 +9,7 @@ from atropos_core.types import Metrics
 
 
 class Tally:
-    """Since the last `told`. It is state: a resumed run tells of the whole step."""
+    """Since the last `take`. It is state: a resumed run reports the whole step."""
 
     def __init__(self, sums: Mapping[str, float] | None = None) -> None:
         self.sums: dict[str, float] = dict(sums or {})
@@ -25,7 +25,7 @@ class Tally:
         for name, amount in amounts.items():
             self.sums[name] = self.sums.get(name, 0.0) + amount
 
-    def told(self) -> Metrics:
+    def take(self) -> Metrics:
         """Means over the draws of the step, and over those that were settled with rollouts; begins anew."""
         sums, self.sums = self.sums, {}
         metrics = {"drawn": sums.get("drawn", 0.0)}

@@ -21,7 +21,7 @@ def build(options: TeacherOptions, context: RunContext) -> Teacher:
     from atropos_distillation.teacher import EngineSource, ServerSource, Source, TokenTeacher
     from atropos_distillation.tokenizers import refuse_another
 
-    kind = context.told.get("distillation", "unknown")
+    kind = context.announced.get("distillation", "unknown")
     _refuse_what_nobody_reads(options, kind, context.label)
     source: Source
     if options.url is not None:
@@ -52,7 +52,7 @@ def teacher_context(options: TeacherOptions, context: RunContext, model: Path) -
 
     component = placed(options.engine)
     return dataclasses.replace(
-        context, model=model, transport=None, transports=(), told={}, max_staleness=0,
+        context, model=model, transport=None, transports=(), announced={}, max_staleness=0,
         devices=component.devices, threads=component.threads,
     )  # fmt: skip
 

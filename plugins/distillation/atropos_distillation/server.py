@@ -55,7 +55,7 @@ class ServerSource:
 
     async def _one(self, sequence: Tokens, k: int) -> TopK:
         if len(sequence) < 2:
-            return told([None] * len(sequence), sequence, k)
+            return top_k_of([None] * len(sequence), sequence, k)
         body = {
             "model": self._model, "prompt": sequence.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": k,
         }  # fmt: skip
@@ -75,7 +75,7 @@ class ServerSource:
                 f"{self._url} answered without prompt_logprobs.",
                 remedy="A teacher's server must give them: vLLM's does.",
             )
-        return told(entries, sequence, k)
+        return top_k_of(entries, sequence, k)
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Asked again where the server is busy or gone for a moment. Raises ProcessSilent where it answers nothing at all."""
@@ -116,7 +116,7 @@ class ServerSource:
             await client.aclose()
 
 
-def told(entries: Sequence[Mapping[str, Any] | None], sequence: Tokens, k: int) -> TopK:
+def top_k_of(entries: Sequence[Mapping[str, Any] | None], sequence: Tokens, k: int) -> TopK:
     """vLLM's prompt_logprobs: of each position a map from token id to {logprob, rank}, with the token that stands there in
     any case; nothing for the first. With k = 0 that token alone is taken, else the k likeliest."""
     if len(entries) != len(sequence):

@@ -53,7 +53,7 @@ def group(*rollouts, environment="gsm8k"):
 
 
 def context(tmp_path, kind="forward", **changes):
-    return RunContext(tmp_path, TINY, label="teacher.big", told={"distillation": kind}, threads=1, **changes)
+    return RunContext(tmp_path, TINY, label="teacher.big", announced={"distillation": kind}, threads=1, **changes)
 
 
 def logits_of(tokens, directory=TEACHER):
@@ -338,14 +338,14 @@ async def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(served, 
 
 def test_answers_of_another_length_are_refused():
     with pytest.raises(RemoteError, match="of 1 positions for 3 tokens"):
-        server.told([None], np.arange(3, dtype=np.int32), 2)
+        server.top_k_of([None], np.arange(3, dtype=np.int32), 2)
 
 
 def test_vllm_names_the_token_that_stands_there_whatever_its_rank():
     entries = [None, {"7": {"logprob": -3.0, "rank": 9}, "4": {"logprob": -0.1, "rank": 1}}]
     tokens = np.array([1, 7], np.int32)
-    assert server.told(entries, tokens, 1).token_ids.tolist() == [4]
-    assert server.told(entries, tokens, 0).token_ids.tolist() == [7]
+    assert server.top_k_of(entries, tokens, 1).token_ids.tolist() == [4]
+    assert server.top_k_of(entries, tokens, 0).token_ids.tolist() == [7]
 
 
 def test_the_plugin_imports_nothing_heavy():

@@ -10,7 +10,7 @@ from typing import Any
 from atropos_core.errors import DataError, FitError
 from atropos_core.registry import RunContext
 from atropos_engine_vllm.api import Api, Refused
-from atropos_engine_vllm.command import EXTENSION, WHOLE_PROMPTS, possible_rank, told_adapters
+from atropos_engine_vllm.command import EXTENSION, WHOLE_PROMPTS, announced_adapters, possible_rank
 from atropos_engine_vllm.generate import PATH
 from atropos_engine_vllm.model import read_config, text_config
 from atropos_engine_vllm.versions import SUPPORTED, check_supported
@@ -45,7 +45,7 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
         ) from error
     check_supported(number, f"the server at {api.url} is {number}", f"Start a server of vLLM {SUPPORTED} there.")
     start = _how_to_start(context)
-    needed = (*_NEEDED, *(_ADAPTERS if told_adapters(context) else ()))
+    needed = (*_NEEDED, *(_ADAPTERS if announced_adapters(context) else ()))
     routes = set((await api.get("/openapi.json"))["paths"])
     if missing := [route for route in needed if route not in routes]:
         raise FitError(f"the vLLM server at {api.url} does not offer {', '.join(missing)}.", remedy=start)
@@ -72,7 +72,7 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
     base = next(card for card in models if not card.get("parent"))
     _check_same_model(api.url, Path(base["root"]), config)
     held = 0
-    if adapters := told_adapters(context):
+    if adapters := announced_adapters(context):
         lora, rank = info["lora_config"], adapters["rank"]
         if lora is None or lora["max_loras"] < 2 or lora["max_lora_rank"] < rank:
             raise FitError(
@@ -100,7 +100,7 @@ def _how_to_start(context: RunContext) -> str:
     flags = ["--enable-scale-out", "--logprobs-mode processed_logprobs", f"--worker-extension-cls {EXTENSION}"]
     if context.devices[0] == "cpu":
         flags += [WHOLE_PROMPTS]
-    if lora := told_adapters(context):
+    if lora := announced_adapters(context):
         variables += ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"]
         flags += ["--enable-lora", "--max-loras 2", f"--max-lora-rank {possible_rank(lora['rank'])}"]
     return f"Start it with {' '.join(variables)} in its environment, and with {' '.join(flags)}."

@@ -39,7 +39,7 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
         made += ["--gpu-memory-utilization", str(options.memory_share)]
     if options.max_model_len is not None:
         made += ["--max-model-len", str(options.max_model_len)]
-    if lora := told_adapters(context):
+    if lora := announced_adapters(context):
         rank = possible_rank(lora["rank"])
         made += ["--enable-lora", "--max-loras", str(options.max_loras), "--max-lora-rank", str(rank)]
         made += ["--max-cpu-loras", str(options.held_loras)]
@@ -82,7 +82,7 @@ def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: s
             made |= {"OMP_NUM_THREADS": str(context.threads)}
     else:
         made |= {"CUDA_VISIBLE_DEVICES": _visible(context.devices)}
-    if told_adapters(context):
+    if announced_adapters(context):
         made |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     if transfer := _transfer(context):
         made |= {"ATROPOS_WEIGHT_TRANSFER": transfer, "ATROPOS_WEIGHT_TRANSPORT": str(context.transport)}
@@ -90,13 +90,13 @@ def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: s
 
 
 def _transfer(context: RunContext) -> str | None:
-    name: str | None = context.told.get("weight_transfer") if context.transport in TRANSFERRED else None
+    name: str | None = context.announced.get("weight_transfer") if context.transport in TRANSFERRED else None
     return name
 
 
-def told_adapters(context: RunContext) -> dict[str, Any]:
+def announced_adapters(context: RunContext) -> dict[str, Any]:
     """What the trainer says of its adapters, where they travel to this engine."""
-    return dict(context.told.get("lora", {})) if context.transport == "adapter" else {}
+    return dict(context.announced.get("lora", {})) if context.transport == "adapter" else {}
 
 
 def possible_rank(rank: int) -> int:

@@ -24,7 +24,7 @@ from atropos_engine_vllm import generate, model
 from atropos_engine_vllm.adapters import Adapters
 from atropos_engine_vllm.api import Api, Refused
 from atropos_engine_vllm.attach import check_attached
-from atropos_engine_vllm.command import SERVED, told_adapters
+from atropos_engine_vllm.command import SERVED, announced_adapters
 from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.process import ManagedServer
 from atropos_engine_vllm.reload import METHOD
@@ -62,8 +62,8 @@ class VLLMEngine(Engine):
         if adapter := model.adapter_config(context.model):
             self._adapter = context.model
             base = Path(adapter["base_model_name_or_path"])
-            told = {"lora": {"rank": adapter["r"]}}
-            context = dataclasses.replace(context, model=base, transport="adapter", told=told)
+            announced = {"lora": {"rank": adapter["r"]}}
+            context = dataclasses.replace(context, model=base, transport="adapter", announced=announced)
         self._options = options
         self._context = context
         self._server: ManagedServer | None = None
@@ -189,7 +189,7 @@ class VLLMEngine(Engine):
             raise NotImplementedError(
                 f"vLLM scores a prompt at temperature 1, and {temperature:g} was asked for: have the trainer score it"
             )
-        if told_adapters(self._context):
+        if announced_adapters(self._context):
             raise NotImplementedError(
                 "engine 'vllm' scores no prompts with adapters (vLLM's kernels for CPUs fail at it): have the trainer score it"
             )

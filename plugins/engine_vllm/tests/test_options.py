@@ -61,11 +61,11 @@ def test_a_server_on_a_cpu_is_told_what_sampling_for_training_needs(options: Any
 
 def test_the_memory_plan_has_the_keys_and_values_that_the_server_is_told(options: Any, context: Any) -> None:
     where = replace(context(devices=("cpu",)), model=load_plugins().resolve_model("tiny").directory)
-    told = value(command.flags(options(kv_cache_gb=0.5), where, "float32"), "--kv-cache-memory-bytes")
+    said = value(command.flags(options(kv_cache_gb=0.5), where, "float32"), "--kv-cache-memory-bytes")
     planned = {
         one.what: one.size_bytes for one in plugin.holds(options(kv_cache_gb=0.5), Workload(where, 8, 8, 64, 64))
     }
-    assert planned["keys and values"] == int(told) == 2**29
+    assert planned["keys and values"] == int(said) == 2**29
 
 
 def test_a_server_on_gpus_has_them_alone(options: Any, context: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -85,15 +85,15 @@ def test_a_server_on_gpus_has_them_alone(options: Any, context: Any, tmp_path: P
 
 
 def test_what_trainer_and_bridge_tell_reaches_the_server(options: Any, context: Any, tmp_path: Path) -> None:
-    where = context(told={"lora": {"rank": 5}}, transport="adapter")
+    where = context(announced={"lora": {"rank": 5}}, transport="adapter")
     flags = command.flags(options(max_loras=3), where, "float32")
     assert (value(flags, "--max-loras"), value(flags, "--max-lora-rank")) == ("3", "8"), "the next rank with kernels"
     with pytest.raises(FitError, match="rank 600"):
-        command.flags(options(), context(told={"lora": {"rank": 600}}, transport="adapter"), "float32")
-    assert "--enable-lora" not in command.flags(options(), context(told={"lora": {"rank": 5}}), "float32")
-    told = {"weight_transfer": "atropos_ipc"}
+        command.flags(options(), context(announced={"lora": {"rank": 600}}, transport="adapter"), "float32")
+    assert "--enable-lora" not in command.flags(options(), context(announced={"lora": {"rank": 5}}), "float32")
+    announced = {"weight_transfer": "atropos_ipc"}
     for transport, asked in (("posix_shm", True), ("cuda_ipc", True), ("copy", True), ("checkpoint", False)):
-        where = context(told=told, transport=transport)
+        where = context(announced=announced, transport=transport)
         flags = command.flags(options(), where, "float32")
         assert ("--weight-transfer-config" in flags) is asked
         made = command.environment(options(), where, tmp_path, "key")

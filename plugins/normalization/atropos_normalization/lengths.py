@@ -94,9 +94,9 @@ class EqualGroup(Transform):
     def metrics(self) -> Metrics:
         """`equal`: share of the step's groups that were right throughout; `told_apart`: share that length set apart."""
         seen = max(self._seen, 1)
-        told = {"equal": self._equal / seen, "told_apart": self._told_apart / seen}
+        metrics = {"equal": self._equal / seen, "told_apart": self._told_apart / seen}
         self._seen = self._equal = self._told_apart = 0
-        return told
+        return metrics
 
     def _settled(self, group: ScoredGroup) -> ScoredGroup:
         options = self._options

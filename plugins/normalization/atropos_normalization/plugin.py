@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def build_zscore(options: ZScoreOptions, context: RunContext) -> Transform:
     from atropos_normalization.zscore import ZScore, warn_where_it_cannot_matter
 
-    warn_where_it_cannot_matter(options, context.told)
+    warn_where_it_cannot_matter(options, context.announced)
     return ZScore(options)
 
 

@@ -50,15 +50,19 @@ class ZScore(Transform):
     def metrics(self) -> Metrics:
         """`mean`, `std` and `count` of the rewards so far (`ENVIRONMENT/mean` for scope = "environment"); `clipped` and
         `unchanged` (warm-up), as shares of the step's rewards."""
-        told: Metrics = {
+        metrics: Metrics = {
             "clipped": self._clipped / max(self._seen, 1),
             "unchanged": self._unchanged / max(self._seen, 1),
         }
         for scope, moments in self._moments.items():
             prefix = f"{scope}/" if scope else ""
-            told |= {f"{prefix}mean": moments.mean, f"{prefix}std": moments.std, f"{prefix}count": float(moments.count)}
+            metrics |= {
+                f"{prefix}mean": moments.mean,
+                f"{prefix}std": moments.std,
+                f"{prefix}count": float(moments.count),
+            }
         self._seen = self._clipped = self._unchanged = 0
-        return told
+        return metrics
 
     def state(self) -> Mapping[str, Any]:
         return {
@@ -105,10 +109,10 @@ def normalised(rewards: Floats, moments: Moments, options: ZScoreOptions) -> tup
     return np.asarray(made / std if options.scale else made, np.float32), clipped
 
 
-def why_it_cannot_matter(options: ZScoreOptions, told: Mapping[str, Any]) -> str:
+def why_it_cannot_matter(options: ZScoreOptions, announced: Mapping[str, Any]) -> str:
     """Where what comes after undoes it; empty where it matters, or nobody says. An advantage against a group's own
     mean takes every common offset out, and one that is divided by the group's deviation every common factor as well."""
-    of = told.get("advantages")
+    of = announced.get("advantages")
     if of is None or of["baseline"] == "none":
         return ""
     if of["divided"]:
@@ -118,8 +122,8 @@ def why_it_cannot_matter(options: ZScoreOptions, told: Mapping[str, Any]) -> str
     return ""
 
 
-def warn_where_it_cannot_matter(options: ZScoreOptions, told: Mapping[str, Any]) -> None:
-    why = why_it_cannot_matter(options, told)
+def warn_where_it_cannot_matter(options: ZScoreOptions, announced: Mapping[str, Any]) -> None:
+    why = why_it_cannot_matter(options, announced)
     if not why:
         return
     but = f" What is left of it is clipping, at {options.clip:g} sigmas." if options.clip else ""

@@ -196,7 +196,7 @@ async def test_the_warning_comes_exactly_where_the_advantages_are_the_same(after
     """The claim is checked on advantages themselves, not on the options alone."""
     zscore = ZScoreOptions(**{"warm_up": 2, "clip": None, **options})
     advantage = GroupAdvantageOptions(**after)
-    assert bool(why_it_cannot_matter(zscore, {"advantages": advantage.told()})) is not matters
+    assert bool(why_it_cannot_matter(zscore, {"advantages": advantage.announced()})) is not matters
     groups = [of(0, [0, 3, 10]), of(1, [-7, 2, 5], "other")]
     plain = await GroupAdvantage(advantage)(groups)
     scored = await GroupAdvantage(advantage)(await ZScore(zscore)(groups))

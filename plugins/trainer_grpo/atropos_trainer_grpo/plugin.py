@@ -77,7 +77,7 @@ def transports(options: GrpoOptions) -> frozenset[Transport]:
     return frozenset({"posix_shm", "cuda_ipc", "copy", "checkpoint", "adapter"})
 
 
-def tells(options: GrpoOptions) -> Mapping[str, Any]:
+def announces(options: GrpoOptions) -> Mapping[str, Any]:
     """What an engine must make room for, where the run's transport is adapters; how a teacher is learnt from, if at all."""
     lora = options.lora or LoraOptions()
     targets = [lora.targets] if isinstance(lora.targets, str) else list(lora.targets)
@@ -111,7 +111,7 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
         build=build,
         transports=transports,
         holds=holds,
-        tells=tells,
+        announces=announces,
         several_devices=True,
         requires=frozenset({"torch", "transformers", "safetensors"}),
         runs_in="process",

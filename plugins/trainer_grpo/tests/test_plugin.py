@@ -12,8 +12,8 @@ def test_offering_the_trainer_imports_neither_torch_nor_transformers():
         "assert offer.provider.runs_in == 'process'; "
         "every = {'posix_shm', 'cuda_ipc', 'copy', 'checkpoint', 'adapter'}; "
         "assert offer.provider.transports(options) == every; "
-        "told = {'rank': 16, 'alpha': 32.0, 'targets': ['all-linear']}; "
-        "assert offer.provider.tells(options) == {'lora': told, 'distillation': None}; "
+        "lora = {'rank': 16, 'alpha': 32.0, 'targets': ['all-linear']}; "
+        "assert offer.provider.announces(options) == {'lora': lora, 'distillation': None}; "
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
