@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_args, runtime_checkable
 
 from atropos_core import console
-from atropos_core.chosen import Chosen, choose, placed
+from atropos_core.chosen import Chosen, choose
 from atropos_core.component import Component, Placed, RewardComponent
 from atropos_core.config import NAMED, SINGLE, RunConfig, flatten
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
@@ -106,9 +106,8 @@ def make_plan(
             "and nothing is learnt.",
             remedy="Sample what is trained, e.g. at temperature 1. The evaluation has its own: evaluation.temperature.",
         )
-    config = config.model_copy(update={kind: placed(getattr(config, kind)) for kind in ("engine", "trainer")})
     instances = config.engine.instances() if training else {"engine": config.engine} if sampling else {}
-    engines = [choose(plugins.registry, "engine", label, placed(one)) for label, one in instances.items()]
+    engines = [choose(plugins.registry, "engine", label, one) for label, one in instances.items()]
     single = {
         kind: choose(plugins.registry, kind, kind, getattr(config, kind))
         for kind in SINGLE
@@ -123,7 +122,20 @@ def make_plan(
         for kind in (NAMED if training else ("environment", "reward") if playing else ())
     }
     transports = _fit(engines, single, plugins) if training else ()
+    config = config.model_copy(update={kind: _at(getattr(config, kind), one) for kind, one in _ends(engines, single)})
+    for chosen in (*engines, *single.values()):
+        for line in chosen.idle():
+            console.warn(line)
     return Plan(config, model, engines, single, named, transports)
+
+
+def _ends(engines: Sequence[Chosen], single: Mapping[str, Chosen]) -> list[tuple[str, Chosen]]:
+    return [("engine", one) for one in engines[:1]] + [("trainer", one) for one in (single.get("trainer"),) if one]
+
+
+def _at(component: Placed, chosen: Chosen) -> Placed:
+    """With the devices that it was placed on."""
+    return component.model_copy(update={"devices": chosen.devices})
 
 
 def _is_installed(name: str, component: Component, plugins: Plugins) -> bool:

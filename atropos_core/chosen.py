@@ -17,6 +17,8 @@ from atropos_core.hosting import Child
 from atropos_core.interfaces import Transport
 from atropos_core.registry import Offer, Registry, RunContext, check_requires, cuda_devices
 
+NOWHERE_ELSE = ("cpu",)  # of a component that has no use for devices
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -34,6 +36,16 @@ class Chosen:
     @property
     def devices(self) -> tuple[str, ...]:
         return self.component.devices if isinstance(self.component, Placed) else ()
+
+    def idle(self) -> list[str]:
+        """A line for each option that was changed and does nothing on these devices. One run file may be for several kinds
+        of machine, so that is said, and not refused."""
+        fields = type(self.options).model_fields
+        return [
+            f"{self.label}.{name} has no effect on {', '.join(self.devices)}: {why}"
+            for name, why in self.offer.provider.idle(self.options, self.devices).items()
+            if name in fields and getattr(self.options, name) != fields[name].get_default(call_default_factory=True)
+        ]
 
     def build(self, context: RunContext) -> Any:
         """In this process. Raises PluginError for what the plugin's code raises."""
@@ -82,7 +94,21 @@ def choose(registry: Registry, kind: str, label: str, component: Component) -> C
             remedy="Name one device"
             + (", and further engines as [engine.replica.NAME] tables." if kind == "engine" else "."),
         )
+    if isinstance(component, Placed):
+        component = _with_devices(label, offer, options, component)
     return Chosen(label, offer, options, component)
+
+
+def _with_devices(label: str, offer: Offer, options: BaseModel, component: Placed) -> Placed:
+    """With devices in place of "auto". Raises ConfigError for devices or threads that the component has no use for."""
+    made = placed(component)
+    idle = offer.provider.idle(options, made.devices)
+    given = {"threads": component.threads is not None, "devices": component.devices not in (("auto",), NOWHERE_ELSE)}
+    if wrong := [name for name in idle if given.get(name)]:
+        raise ConfigError(
+            f"{label}.{wrong[0]} has no effect on {offer.kind} {offer.provider.name!r}, {idle[wrong[0]]}: remove it."
+        )
+    return made.model_copy(update={"devices": NOWHERE_ELSE}) if "devices" in idle else made
 
 
 P = TypeVar("P", bound=Placed)

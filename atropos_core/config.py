@@ -234,7 +234,25 @@ class RunConfig(Section):
             raise ValueError(
                 "deterministic = true needs rollouts in this process: with [api], workers play when they can"
             )
+        if self.api:
+            self._refuse_idle_beside_an_api()
         return self
+
+    def _refuse_idle_beside_an_api(self) -> None:
+        """Raises ValueError for what plays no part where workers play. (The tables of environments and rewards do: a worker
+        may read the same file, and what is installed here is evaluated here.)"""
+        if self.hub != HubSection():
+            raise ValueError(
+                "hub.size_mb has no effect with [api]: groups wait in the server's hub, which `atropos serve --hub-mb` bounds; "
+                "remove it"
+            )
+        usual, given = EvaluationSection(), self.evaluation
+        changed = [name for name in EvaluationSection.model_fields if getattr(given, name) != getattr(usual, name)]
+        if changed and not self.environment and given.problems:
+            raise ValueError(
+                f"evaluation.{changed[0]} has no effect with [api] and no environment: what is named here and installed is "
+                "evaluated; name it, as [environment.gsm8k] or --env gsm8k, or remove this"
+            )
 
 
 NAMED = ("environment", "reward", "transform", "teacher", "sink")  # sections of several components, by name

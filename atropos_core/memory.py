@@ -111,8 +111,9 @@ def plan_memory(plan: Plan, directory: Path) -> MemoryPlan:
     played = training.groups_per_step * training.group_size * (1 + training.max_staleness)
     rows = [
         Row("supervisor", Holding("interpreter, rollouts", SUPERVISOR_BYTES), True),
-        Row("supervisor", Holding("hub", int(config.hub.size_mb * 1e6), change="lower hub.size_mb"), True),
     ]
+    if config.api is None:
+        rows.append(Row("supervisor", Holding("hub", int(config.hub.size_mb * 1e6), change="lower hub.size_mb"), True))
     for chosen, context in contexts(plan, directory):
         workload = Workload(
             context=context,

@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,6 +61,11 @@ class Options(BaseModel):
         if not applies and (idle := self.changed(*names)):
             raise ValueError(f"{idle[0]} has no effect {where}: remove it")
 
+    def refuse_for(self, command: str, *names: str) -> None:
+        """Raises ConfigError for the first of `names` that was changed, where `command` makes no use of it."""
+        if idle := self.changed(*names):
+            raise ConfigError(f"{idle[0]} has no effect on {command}.", remedy=f"Leave {idle[0]} out.")
+
 
 class NoOptions(Options):
     """For components with nothing to configure."""
@@ -76,6 +81,11 @@ def nothing(options: Any) -> Mapping[str, Any]:
 
 def nothing_held(options: Any, workload: Workload) -> Iterable[Holding]:
     return ()
+
+
+def nothing_idle(options: Any, devices: Sequence[str]) -> Mapping[str, str]:
+    """The default of `Provider.idle`."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,9 @@ class Provider(Generic[T_co]):
     )
     holds: Callable[[Any, Workload], Iterable[Holding]] = (
         nothing_held  # engine, trainer, bridge: the memory that it will take; from files and options alone
+    )
+    idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = (
+        nothing_idle  # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why
     )
     several_devices: bool = False  # engine, trainer: one instance may span several
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), or "cuda"; checked before build

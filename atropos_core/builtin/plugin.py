@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,15 @@ def _in_process(options: object) -> frozenset[Transport]:
 
 def _by_files(options: object) -> frozenset[Transport]:
     return frozenset({"checkpoint", "adapter"})
+
+
+def _in_the_run(options: object, devices: object) -> Mapping[str, str]:
+    """Of the toy's options: it is numpy in the run's own process."""
+    return dict.fromkeys(("devices", "threads"), "which runs in the run's own process, on the CPU")
+
+
+def _elsewhere(options: object, devices: object) -> Mapping[str, str]:
+    return dict.fromkeys(("devices", "threads"), "whose engine runs elsewhere: tell that `atropos engine`")
 
 
 def _remote(options: config.RemoteEngineOptions, context: RunContext) -> Engine:
@@ -86,14 +95,25 @@ def atropos_bridges() -> Iterable[Provider[Bridge]]:
 @hookimpl
 def atropos_engines() -> Iterable[Provider[Engine]]:
     toy = _of("toy", lambda m, o, c: m.ToyEngine(o, c))
-    yield Provider("toy", "a table of next-token logits, for tests", config.ToyEngineOptions, toy, _in_process)
-    yield Provider("remote", "an engine elsewhere: `atropos engine`", config.RemoteEngineOptions, _remote, _by_files)
+    yield Provider(
+        "toy", "a table of next-token logits, for tests", config.ToyEngineOptions, toy, _in_process, idle=_in_the_run
+    )
+    yield Provider(
+        "remote",
+        "an engine elsewhere: `atropos engine`",
+        config.RemoteEngineOptions,
+        _remote,
+        _by_files,
+        idle=_elsewhere,
+    )
 
 
 @hookimpl
 def atropos_trainers() -> Iterable[Provider[Trainer]]:
     toy = _of("toy", lambda m, o, c: m.ToyTrainer(o, c))
-    yield Provider("toy", "REINFORCE on the toy table, for tests", config.ToyTrainerOptions, toy, _in_process)
+    yield Provider(
+        "toy", "REINFORCE on the toy table, for tests", config.ToyTrainerOptions, toy, _in_process, idle=_in_the_run
+    )
 
 
 @hookimpl

@@ -67,7 +67,7 @@ class ToyEngine(Engine):
         ids: list[int] = []
         logprobs: list[float] = []
         for uniform in uniforms:
-            scaled = _log_softmax(self.weights["table"][last] / (sampling.temperature or 1.0))
+            scaled = _cut(_log_softmax(self.weights["table"][last] / (sampling.temperature or 1.0)), sampling)
             greedy = sampling.temperature == 0
             cumulative = np.cumsum(np.exp(scaled))
             last = int(
@@ -83,6 +83,7 @@ class ToyEngine(Engine):
             np.full(len(ids), self._version, np.int32),
             "stop" if last == self._end else "length",
             sampling.temperature,
+            sampling.truncated,
         )
 
 
@@ -134,6 +135,18 @@ class ToyTrainer(Trainer):
 
     async def restore(self, directory: Path) -> None:
         self.weights["table"][:] = np.load(directory / "table.npy")
+
+
+def _cut(scores: Table, sampling: Sampling) -> Table:
+    """The `top_k` likeliest, and of those the fewest that hold `top_p`; the rest at minus infinity."""
+    if not sampling.truncated:
+        return scores
+    order = np.argsort(-scores, kind="stable")[: sampling.top_k or len(scores)]
+    held = np.cumsum(np.exp(scores[order]))
+    order = order[: int(np.searchsorted(held, sampling.top_p * held[-1])) + 1]
+    kept = np.full_like(scores, -np.inf)
+    kept[order] = scores[order]
+    return _log_softmax(kept)
 
 
 def _table(tokenizer: ChatTokenizer) -> Table:

@@ -42,6 +42,7 @@ class RollAdapter(Adapter):
 
     def export(self, run: RunConfig, out: Path) -> list[Path]:
         """Write `roll.yaml` and `run.sh` into `out`, over older ones. Raises ConfigError for what ROLL cannot take over."""
+        self._options.refuse_for("an export: it is what `atropos adapter roll doctor` plays", "trial_environment")
         manager, _ = MANAGERS[self._options.manager]
         out.mkdir(parents=True, exist_ok=True)
         written = [out / "roll.yaml", out / "run.sh"]
@@ -60,6 +61,9 @@ class RollAdapter(Adapter):
         return found
 
     def doctor(self) -> Sequence[Finding]:
+        """Raises ConfigError for options that only an export has a use for."""
+        played = {"trial_environment"} | ({"max_turns"} if self._options.trial_environment else set())
+        self._options.refuse_for("`atropos adapter roll doctor`", *(AdapterOptions.model_fields.keys() - played))
         return [check_python(), *(check_package(name) for name in TESTED), *check_roll(), check_gpus(), self._trial()]
 
     def _trial(self) -> Finding:

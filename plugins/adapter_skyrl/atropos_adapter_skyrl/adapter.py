@@ -34,7 +34,9 @@ class SkyRLAdapter:
         self._context = context
 
     def export(self, run: RunConfig, out: Path) -> list[Path]:
-        """`run.toml`, every value resolved, and `skyrl.sh`, which starts SkyRL on it."""
+        """`run.toml`, every value resolved, and `skyrl.sh`, which starts SkyRL on it. Raises ConfigError for an
+        option that it has no use for."""
+        self._options.refuse_for("an export, which writes a run file of its own", "run")
         config, script = out / "run.toml", out / "skyrl.sh"
         config.write_text(to_toml(dump(run)))
         lines = [
@@ -50,7 +52,8 @@ class SkyRLAdapter:
         return {"python": platform.python_version(), **found}
 
     def doctor(self) -> Sequence[Finding]:
-        """Versions, what SkyRL needs, and one episode through its own classes."""
+        """Versions, what SkyRL needs, and one episode through its own classes. Raises ConfigError for any option."""
+        self._options.refuse_for("`atropos adapter skyrl doctor`", *SkyRLOptions.model_fields)
         findings = []
         for name, tested in TESTED.items():
             if (found := _version(name)) == "not installed":

@@ -41,4 +41,12 @@ class SkyRLOptions(Options):
             raise ValueError("source=api needs url, the address of `atropos serve`, such as http://127.0.0.1:8000")
         if self.source == "rings" and self.rings is None:
             raise ValueError("source=rings needs rings, a folder in which workers of this machine find the socket")
+        where = f"with source={self.source}"
+        self.refuse_idle(self.source == "api", f"{where}: it is for source=api", "url")
+        self.refuse_idle(self.source == "rings", f"{where}: it is for source=rings", "rings", "stash_mb")
+        self.refuse_idle(
+            self.source != "here",
+            f"{where}, where SkyRL's own engines sample: it is for source=api and source=rings",
+            "token_file", "engines", "max_staleness",
+        )  # fmt: skip
         return self

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atropos_core import hookimpl
+from atropos_core import console, hookimpl
 from atropos_core.errors import FitError
 from atropos_core.registry import Provider, RunContext
 from atropos_distillation.config import TeacherOptions
@@ -31,7 +31,10 @@ def build(options: TeacherOptions, context: RunContext) -> Teacher:
     else:
         assert options.model is not None, "the options' validator wants it without a url"
         directory = _directory(options.model)
-        source = EngineSource(options.chosen_engine(), teacher_context(options, context, directory))
+        engine = options.chosen_engine()
+        for line in engine.idle():
+            console.warn(f"{context.label}: {line}")
+        source = EngineSource(engine, teacher_context(options, context, directory))
     refuse_another(directory, context.model, context.label)
     return TokenTeacher(options, source, options.asked_of(kind), context.label)
 

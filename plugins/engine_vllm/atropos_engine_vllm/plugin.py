@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
@@ -26,6 +26,12 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
     return holds(options, workload)
 
 
+def idle(options: VLLMOptions, devices: Sequence[str]) -> Mapping[str, str]:
+    if devices[0] == "cpu":
+        return {"memory_share": "it is of a GPU's memory; on a CPU kv_cache_gb bounds keys and values"}
+    return {"kv_cache_gb": "it is for a CPU; on a GPU memory_share bounds keys and values"}
+
+
 def transports(options: VLLMOptions) -> frozenset[Transport]:
     """A server of somebody else's shares no memory with us and has no weight-transfer engine of ours."""
     if options.url is not None:
@@ -42,6 +48,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         build=build,
         transports=transports,
         holds=holds,
+        idle=idle,
         several_devices=True,
         requires=frozenset({"aiohttp"}),
         runs_in="process",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from atropos_core.errors import FitError
+from atropos_core.errors import ConfigError, FitError
 from atropos_core.memory import Workload
 from atropos_core.plugins import load_plugins
 from atropos_engine_vllm import command, model, plugin
@@ -165,3 +165,8 @@ def test_stop_ids_and_parameters_are_read_off_the_files(model: Path) -> None:
 def test_a_deterministic_run_is_refused(options: Any, context: Any) -> None:
     with pytest.raises(FitError, match="Use `--engine hf`"):
         plugin.build(options(url="http://127.0.0.1:9"), context(deterministic=True, transport="checkpoint"))
+
+
+def test_room_for_adapters_is_refused_where_none_travel(options: Any, context: Any) -> None:
+    with pytest.raises(ConfigError, match=r"engine.max_loras has no effect: no adapters travel"):
+        command.flags(options(max_loras=9), context(devices=("cpu",), label="engine"), "float32")

@@ -40,13 +40,14 @@ async def test_an_offline_run_is_written_with_all_that_was_asked_for(tmp_path):
     folder.mkdir()
     (folder / "config.toml").write_text("seed = 7\n[trainer]\nlearning_rate = 0.5\napi_key = 'hunter2'\n")
     steps = {0: {"eval/accuracy": 0.25}, 1: {"loss": 1 / 3, "odd": float("nan")}, 2: {"loss": 1e-7}}
-    state = await recorded(folder, steps, project="maths", group="sweep", tags=("a", "b"))
+    state = await recorded(folder, steps, project="maths", group="sweep", tags=("a", "b"), entity="us")
     told = history(folder)
     assert told[0] == steps[0]
     assert told[1]["loss"] == 1 / 3 and told[1]["odd"] in ("NaN", pytest.approx(float("nan"), nan_ok=True))
     assert told[2] == steps[2]
     [run] = runs(folder)
     assert (run.project, run.display_name, run.run_group, list(run.tags)) == ("maths", "my-run", "sweep", ["a", "b"])
+    assert run.entity == "us"
     assert run.run_id == state["id"]
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert config["seed"] == 7
@@ -59,8 +60,9 @@ async def test_a_resumed_run_goes_on_under_the_same_id(tmp_path):
     state = await recorded(tmp_path, {0: {"a": 0.0}, 1: {"a": 1.0}})
     assert state["step"] == 1
     await asyncio.sleep(1.1)  # offline folders are named by the second
-    again = await recorded(tmp_path, {2: {"a": 2.0}}, state)
+    again = await recorded(tmp_path, {2: {"a": 2.0}}, state, name="another name")
     assert again == {"id": state["id"], "step": 2}
+    assert [run.display_name for run in runs(tmp_path)] == [tmp_path.name, "another name"]
     assert {run.run_id for run in runs(tmp_path)} == {state["id"]}
     assert len(runs(tmp_path)) == 2
     assert history(tmp_path) == {0: {"a": 0.0}, 1: {"a": 1.0}, 2: {"a": 2.0}}
