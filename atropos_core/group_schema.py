@@ -255,14 +255,18 @@ def check_token_columns(columns: TokenColumns, vocabulary: int, named: Named) ->
     counted = columns.sampled if columns.trained is columns.sampled else columns.sampled | columns.trained
     for name, (low, high) in _BOUNDS.items():
         values: Floats | None = getattr(columns, name)
-        if values is None or _is_within(values, low, high):
+        if values is None or not len(values):
             continue
-        if (
-            name != "advantages"  # old clients send 1.0 where a token is masked
-            and _is_within(values, low, _LARGEST_FLOAT)
-            and np.maximum.reduce(values, where=counted, initial=low) <= high
-        ):
-            continue
+        if np.minimum.reduce(values) >= low:
+            highest_value = np.maximum.reduce(values)
+            if highest_value <= high:
+                continue
+            if (
+                name != "advantages"  # old clients send 1.0 where a token is masked
+                and highest_value <= _LARGEST_FLOAT
+                and np.maximum.reduce(values, where=counted, initial=low) <= high
+            ):
+                continue
         wrong = ~((values >= low) & (values <= high))
         if name != "advantages":
             wrong &= counted | ~np.isfinite(values)

@@ -13,10 +13,10 @@ import contextlib
 import ctypes
 import os
 import time
-import zlib
 from collections import deque
 from pathlib import Path
 
+from isal import isal_zlib
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atropos_core.errors import DataError, DeadlineExceeded, HubFull, TooLarge
@@ -218,7 +218,7 @@ class Limits:
         coding = (header(scope, b"content-encoding") or b"").strip().lower()
         if coding not in (b"", b"identity", b"gzip", b"x-gzip"):
             raise DataError(f"the body is encoded as {coding[:40]!r}.", remedy="Send it plain, or with gzip.")
-        inflate = zlib.decompressobj(wbits=31) if b"gzip" in coding else None
+        inflate = isal_zlib.decompressobj(wbits=31) if b"gzip" in coding else None
         connection: Connection | None = scope.get(SCOPE_KEY)
         pieces: list[bytes] = []
         size, received, spent_s = 0, 0, 0.0
@@ -278,13 +278,13 @@ class Limits:
         )
 
 
-def _inflated(inflate: zlib._Decompress, data: bytes) -> tuple[bytes, bytes]:
+def _inflated(inflate: isal_zlib.Decompress, data: bytes) -> tuple[bytes, bytes]:
     """Some of what the data holds, and the data that is still to be looked at."""
     if inflate.eof:
         raise DataError("there is something after the end of the gzip data in the body.")
     try:
         piece = inflate.decompress(data, _STEP)
-    except zlib.error as error:
+    except isal_zlib.error as error:  # type: ignore[misc] # its stub takes the class for one of its errors
         raise DataError(f"the body says gzip and is not: {error}.") from error
     return piece, inflate.unconsumed_tail or inflate.unused_data
 

@@ -23,15 +23,17 @@ from atropos_trajectory_api.old_group import VERBATIM, OldGroup
 from atropos_trajectory_api.wire_json import dumps, parse, without_arrays
 from atropos_trajectory_api.wire_lists import (
     NOT_OF_ITS_TYPE,
+    FlatRows,
     by_token,
     counted,
     floats,
     index_of,
     ints,
+    lengths_of,
     lists,
     name_what_overflows,
     path_of,
-    refuse,
+    tokens_of,
     types_of,
 )
 
@@ -111,19 +113,18 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
     """Raises one of `NOT_OF_ITS_TYPE` for a value that is not, DataError for what no coercion mends."""
     if type(data) is not dict or not {"tokens", "masks", "scores"} <= data.keys():
         raise TypeError
-    rows = lists(data["tokens"])
-    lengths = list(map(len, rows))
+    rows = data["tokens"]
+    lengths = lengths_of(rows)
     if not lengths or not all(lengths):
         raise DataError(f"tokens{path_of((lengths.index(0),)) if lengths else ''}: a sequence needs at least one token")
-    tokens = ints(rows)
-    if np.minimum.reduce(tokens) < 0:
-        refuse("tokens", offsets_of(lengths), tokens < 0, tokens, "is below 0")
-    masks = ints(by_token("masks", data["masks"], lengths))
+    tokens, masks = tokens_of(rows, data["masks"], lengths)
     sampled: Bools = masks == tokens
     rest: dict[str, Any] = {"env_id": data.get("env_id")}
     if type(rest["env_id"]) not in (int, type(None)):
         raise TypeError
-    if not (sampled | (masks == MASKED)).all():
+    if np.count_nonzero(sampled) + np.count_nonzero(masks == MASKED) < len(masks):
+        if type(data["masks"]) is FlatRows:
+            raise TypeError
         rest["masks"] = [list(map(int, row)) for row in data["masks"]]
     scores = list(map(float, _as_numbers(counted("scores", data["scores"], len(lengths)))))
     columns: dict[str, Floats] = {}

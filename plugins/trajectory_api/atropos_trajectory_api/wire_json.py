@@ -41,7 +41,7 @@ def parse(body: bytes) -> dict[str, Any] | list[Any]:
             )
     try:
         value = orjson.loads(body) if len(body) < APART_BYTES else _read_in_parts(body)
-        if _holds_a_large_float(value):  # or else an integer that orjson made a float of
+        if holds_a_large_float(value):  # or else an integer that orjson made a float of
             json.loads(body, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise DataError(f"the body is not JSON as the protocol has it: {error}") from error
@@ -137,12 +137,12 @@ def dumps(value: Any) -> bytes:
         return text.encode()
 
 
-def _holds_a_large_float(value: Any) -> bool:
+def holds_a_large_float(value: Any) -> bool:
     """Outside the token columns, whose numbers are checked where their types are known."""
     if type(value) is dict:
-        return any(_holds_a_large_float(entry) for key, entry in value.items() if key not in _COLUMNS)
+        return any(holds_a_large_float(entry) for key, entry in value.items() if key not in _COLUMNS)
     if type(value) is list:
-        return any(map(_holds_a_large_float, value))
+        return any(map(holds_a_large_float, value))
     return type(value) is float and abs(value) >= 2**63
 
 

@@ -5,15 +5,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
 
 from atropos_core.errors import DataError
-from atropos_core.types import Bools, Floats, Tokens
+from atropos_core.types import Bools, Floats, Tokens, offsets_of
 
+_INT32_MAX = (1 << 31) - 1
 NOT_OF_ITS_TYPE = (TypeError, OverflowError, struct.error)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatRows:
+    """A list of lists of numbers, whole ones or fractions, whose numbers are one array of 64 bits each."""
+
+    lengths: list[int]
+    values: np.ndarray[Any, Any]
 
 
 def ints(rows: Sequence[Sequence[Any]]) -> Tokens:
@@ -22,8 +32,11 @@ def ints(rows: Sequence[Sequence[Any]]) -> Tokens:
     return _packed("i", rows, np.dtype(np.int32))
 
 
-def floats(rows: Sequence[Sequence[Any]]) -> Floats:
+def floats(rows: Sequence[Sequence[Any]] | FlatRows) -> Floats:
     """Numbers. What is beyond 32 bits becomes infinite."""
+    if isinstance(rows, FlatRows):
+        with np.errstate(over="ignore"):
+            return rows.values.astype(np.float32)
     return _packed("f", rows, np.dtype(np.float32))
 
 
@@ -50,6 +63,23 @@ def _packer(count: int, code: str) -> Callable[..., bytes]:
     return struct.Struct(f"{count}{code}").pack
 
 
+def tokens_of(tokens: Any, masks: Any, lengths: Sequence[int]) -> tuple[Tokens, np.ndarray[Any, Any]]:
+    """Ids from 0 on, and a mask for each."""
+    masks = by_token("masks", masks, lengths)
+    if type(tokens) is FlatRows and type(masks) is FlatRows:
+        if np.maximum.reduce(tokens.values.view(np.uint64)) > _INT32_MAX:  # or below 0: the whole way says which
+            raise OverflowError
+        return tokens.values.astype(np.int32), masks.values
+    made = ints(tokens)
+    if np.minimum.reduce(made) < 0:
+        refuse("tokens", offsets_of(lengths), made < 0, made, "is below 0")
+    return made, ints(masks)
+
+
+def lengths_of(rows: Any) -> list[int]:
+    return rows.lengths if type(rows) is FlatRows else list(map(len, lists(rows)))
+
+
 def types_of(rows: Any) -> set[type]:
     return set(map(type, rows))
 
@@ -68,8 +98,10 @@ def counted(name: str, rows: Any, sequences: int) -> list[Any]:
     return rows
 
 
-def by_token(name: str, rows: Any, lengths: Sequence[int]) -> list[list[Any]]:
+def by_token(name: str, rows: Any, lengths: Sequence[int]) -> Any:
     """The same rows, where each has as many entries as its sequence has tokens."""
+    if type(rows) is FlatRows and rows.lengths == lengths:
+        return rows
     counts = list(map(len, lists(counted(name, rows, len(lengths)))))
     if counts != lengths:
         number = next(number for number, count in enumerate(counts) if count != lengths[number])
