@@ -27,7 +27,7 @@ def group_of(number: int, sizes: tuple[int, int]) -> ScoredGroup:
 
     def episode() -> Episode:
         ids = chance.integers(0, 150_000, prompt + reply).astype(np.int32)
-        logprobs = np.where(sampled, chance.normal(size=len(ids)), 0).astype(np.float32)
+        logprobs = np.where(sampled, -np.abs(chance.normal(size=len(ids))), 0).astype(np.float32)
         rollout = Rollout(ids, sampled, sampled, logprobs, np.where(sampled, 0, -1).astype(np.int32), 1.0)
         return Episode((rollout,), float(chance.random()))
 

@@ -30,10 +30,11 @@ from skyrl.train.generators.base import BatchMetadata, TrajectoryID
 from skyrl.train.utils.trainer_utils import validate_generator_output
 from skyrl.utils.tok import get_tokenizer
 
+from atropos_adapter_skyrl.aside import Aside
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.dataset import KEY
 from atropos_adapter_skyrl.generator import AtroposGenerator
-from atropos_adapter_skyrl.packed import packs, rows_in, unpacked
+from atropos_adapter_skyrl.packed import packs, unpacked
 from atropos_adapter_skyrl.rings import RingGroups, in_order
 from atropos_adapter_skyrl.rows import Row, output_of, rows_of
 from atropos_adapter_skyrl.signatures import batch_tensors, form
@@ -49,6 +50,7 @@ TOKENS = {"256 tokens": (64, 192), "1,000 tokens": (200, 800)}  # of prompt and 
 A_CALL = 32  # groups
 SPAWN = multiprocessing.get_context("spawn")
 PARAMS = {"max_tokens": 64}
+VOCABULARY = 151_936
 
 
 def from_json(body: bytes) -> list[list[Row]]:
@@ -106,12 +108,13 @@ async def generated(source: Source, calls: int) -> tuple[float, float]:
 
 
 async def through_memory(folder: Path, sizes: tuple[int, int], calls: int) -> tuple[float, float, float]:
-    source = RingGroups(SkyRLOptions(source="rings", rings=folder, deadline_s=120.0))
+    rings = RingGroups(SkyRLOptions(source="rings", rings=folder, deadline_s=120.0), vocabulary=VOCABULARY)
+    source = Aside(rings)  # in a thread of its own, as in a training
     await source.open()
     told = SPAWN.Queue()
     process = SPAWN.Process(target=producing, args=(str(folder), sizes, told), daemon=True)
     process.start()
-    while not source.exchange.workers:  # noqa: ASYNC110 - once, before anything is measured
+    while not rings.exchange.workers:  # noqa: ASYNC110 - once, before anything is measured
         await asyncio.sleep(0.01)
     await source.fetch(
         [Asked(Draw(number, "none", "train", 0, 1), N, True) for number in range(HANDS)], PARAMS, step_wise=False
@@ -170,7 +173,9 @@ def profile(sizes: tuple[int, int]) -> dict[str, float]:
     stages: dict[str, Callable[[], Any]] = {
         "producer: episodes to rows": lambda: [rows_of(group, step_wise=False) for group in groups],
         "producer: rows to messages": lambda: [list(packs(one)) for one in rows],
-        "messages to rows in order": lambda: [in_order(rows_in([unpacked(data) for data in one]), N) for one in sent],
+        "messages to rows in order": lambda: [
+            in_order([unpacked(data, VOCABULARY) for data in one], N, step_wise=False) for one in sent
+        ],
         "rows to GeneratorOutput": lambda: made(True),
         "validate_generator_output (SkyRL's)": lambda: validate_generator_output(count, arrays),
         "after it: tensors of arrays (SkyRL's)": lambda: tensors(arrays),

@@ -3,12 +3,12 @@ HTTP/JSON; what the lists that SkyRL wants cost; what a trainer saves that holds
 
     python -m benchmarks.soak_skyrl [--only kills|speed|memory] [--trajectories 1000000] [--kills 10]
 
-Speed: one producer process, this one receives. `shared memory` is what SkyRL's generator does: groups are asked for through
-an exchange, and each row, a message of its own here, is a numpy view in this process (from episodes to what SkyRL has validated:
-benchmarks.skyrl_throughput); `HTTP/JSON` posts the same trajectories, one a request over one
-kept connection, to a server in this process that makes the same rows of them. Rows are packed, or written as JSON, beforehand:
+Speed: one producer process, this one receives. `shared memory` is what SkyRL's generator does: groups of 16 are asked for through
+an exchange, each comes in one message, is checked, and its rows are numpy views in this process (from episodes to what SkyRL has
+validated: benchmarks.skyrl_throughput); `HTTP/JSON` posts the same trajectories, one a request over one
+kept connection, to a server in this process that makes the same rows of them, unchecked. Rows are packed, or written as JSON, beforehand:
 the rate is that of the way, not of the numpy that made them. Ways alternate; the median counts. Latency is one way, from the
-moment that a trajectory is due until its row is there, at half of 37,848 a second in runs of a second, of whose p50 and p99
+moment that a group (HTTP/JSON: a trajectory) is due until its rows are there, at half of 37,848 a second in runs of a second, of whose p50 and p99
 the medians count (HTTP/JSON: at half of its own rate).
 Lists: rows to what generate() returns. Memory: this process's resident set with a model of Qwen2.5-0.5B's shape (random
 weights, bfloat16, transformers) that has sampled, less that with the adapter alone. Needs .venv-skyrl for that last part.
@@ -57,30 +57,29 @@ def row_with(sizes: tuple[int, int], number: int) -> Row:
     chance = np.random.Generator(np.random.Philox(key=number))
     ids = chance.integers(0, 150_000, prompt + size).astype(np.int32)
     return Row(
-        ids[:prompt], ids[prompt:], np.ones(size, np.bool_), chance.normal(size=size).astype(np.float32),
+        ids[:prompt], ids[prompt:], np.ones(size, np.bool_), -np.abs(chance.normal(size=size)).astype(np.float32),
         np.full(size, 3, np.int32), 0.0, "stop",
     )  # fmt: skip
 
 
 def shared(folder: str, sizes: tuple[int, int], rate: float) -> None:
-    """Answer asks as fast as they come; or, with a rate, send each row when it is due, with that moment as its reward."""
+    """Answer requests as fast as they come, each group in one message; or, with a rate, send each group when it is due, with that
+    moment as its first reward."""
     rows = [row_with(sizes, number) for number in range(KINDS)]
-    made = [[packed([(row, Place(member, 0))]) for member in range(N)] for row in rows]
-    reward_at = REWARD_AT
+    made = [packed([(row, Place(member, 0)) for member in range(N)]) for row in rows]
     start, sent = 0.0, 0
     try:
-        hands = Hands.connect(Path(folder), HANDS, slots=1024, slot_bytes=1 << 14)
+        hands = Hands.connect(Path(folder), HANDS, slots=128)
         while not hands.ended:
             for job in hands.take(1.0):
-                for member in range(N):
-                    data = made[sent // N % KINDS][member]
-                    if rate:
-                        start = start or time.perf_counter()
-                        due = _wait_until(start + sent / rate)
-                        data = data[:reward_at] + np.float64(due).tobytes() + data[reward_at + 8 :]
-                    hands.send(job, [data], now=bool(rate))
-                    sent += 1
+                data = made[sent % KINDS]
+                if rate:
+                    start = start or time.perf_counter()
+                    due = _wait_until(start + sent * N / rate)
+                    data = data[:REWARD_AT] + np.float64(due).tobytes() + data[REWARD_AT + 8 :]
+                hands.send(job, [data])
                 hands.done(job)
+                sent += 1
         hands.close()
     except ProcessDied:
         pass
@@ -94,15 +93,16 @@ def _wait_until(due: float) -> float:
 
 
 async def through_memory(folder: Path, sizes: tuple[int, int], groups: int, rate: float) -> tuple[float, list[float]]:
-    """Trajectories a second, and the milliseconds of each."""
+    """Trajectories a second, and the milliseconds of each group."""
     source, late = RingGroups(SkyRLOptions(source="rings", rings=folder, deadline_s=120.0)), []
 
     def read(data: bytes) -> Any:
         found = unpacked(data)
-        late.append(1000 * (time.perf_counter() - found.rows[0][0].reward))
+        late.append(1000 * (time.perf_counter() - found.rows[0].reward))
         return found
 
     await source.open()
+    await source.set_version(3)  # rows are of that one
     process = SPAWN.Process(target=shared, args=(str(folder), sizes, rate), daemon=True)
     process.start()
     while not source.exchange.workers:  # noqa: ASYNC110 - once, before anything is measured

@@ -35,8 +35,8 @@ HANDS = 16
 AT_ONCE = 64  # groups that are asked for
 PARAMS = {"max_tokens": 64}
 _IDS = np.random.Generator(np.random.Philox(key=1)).integers(0, 1 << 30, 1 << 14).astype(np.int32)
-_FLOATS = np.random.Generator(np.random.Philox(key=2)).normal(size=1 << 14).astype(np.float32)
-_FLAGS = _FLOATS > 0
+_FLOATS = -np.abs(np.random.Generator(np.random.Philox(key=2)).normal(size=1 << 14)).astype(np.float32)
+_FLAGS = _FLOATS > -0.7
 
 
 def row_of(seed: int, member: int, longest: int = 128) -> Row:
@@ -137,8 +137,9 @@ def producers(folder: Path, count: int, longest: int = 128) -> Iterator[Producer
 
 async def run(folder: Path, trajectories: int, kills: int, *, seed: int = 0, workers: int = 2) -> Seen:
     """Ask for so many, check each, and kill as many producers at random moments between."""
-    source = RingGroups(SkyRLOptions(source="rings", rings=folder, deadline_s=120.0, attempts=1))
+    source = RingGroups(SkyRLOptions(source="rings", rings=folder, deadline_s=120.0, attempts=1, max_staleness=2))
     await source.open()
+    await source.set_version(2)  # rows are of versions 0 to 2
     seen, groups = Seen(), trajectories // N
     chance = random.Random(seed)
     kill_at = sorted(chance.sample(range(groups // 20, groups - groups // 20), kills))

@@ -16,13 +16,20 @@ pytest.importorskip("skyrl", reason="needs SkyRL, in an environment of its own: 
 from aiohttp import web
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
-from skyrl.train.generators.utils import merge_stepwise_output, prepare_generator_input
-from skyrl.train.utils.trainer_utils import validate_generator_output
+from skyrl.train.generators.utils import (
+    apply_overlong_filtering,
+    concatenate_generator_outputs,
+    merge_stepwise_output,
+    prepare_generator_input,
+)
+from skyrl.train.utils.trainer_utils import handle_dynamic_sampling, validate_generator_output, zero_variance_filter
+from skyrl.train.utils.trajectory_logging import TrajectoryLogger
 from skyrl.utils.tok import get_tokenizer
 
 from atropos_adapter_skyrl.dataset import TaskDataset, blocks_of
 from atropos_adapter_skyrl.engine import sampling_of
 from atropos_adapter_skyrl.generator import AtroposGenerator, seed_of
+from atropos_adapter_skyrl.number_list import NumberList
 from atropos_adapter_skyrl.source import Here, RolloutsFailed
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config import Layer, load
@@ -111,22 +118,58 @@ def _member_seeds(seed, n):
     return [derive(seed, member) for member in range(n)]
 
 
-async def test_arrays_of_logprobs_become_the_very_tensors_that_lists_become(tmp_path):
-    cfg, adder = config(tmp_path, **{"generator.n_samples_per_prompt": 4}), Adder()
+NUMBERS = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs")
+
+
+async def test_rows_without_a_copy_become_the_very_tensors_that_lists_become(tmp_path):
+    """Also with the masks that SkyRL's filter of flat groups makes."""
+    cfg = config(tmp_path, **{"generator.n_samples_per_prompt": 4, "trainer.algorithm.zero_variance_filter": True})
+    adder = Adder()
     trainer = trainer_of(cfg, source := here(adder=adder), {"adder": adder}, TableDispatch(cfg, None, 1.0))
     asked, uids = given(cfg, {"adder": adder}, [1, 2, 3, 4])
     output = await AtroposGenerator(source).generate(asked)
-    assert all(isinstance(one, np.ndarray) for one in output["rollout_logprobs"])
-    validate_generator_output(16, output)
+    assert {type(one) for name in NUMBERS[:3] for one in output[name]} == {NumberList}
+    assert {type(one) for one in output["rollout_logprobs"]} == {np.ndarray}
+    output["rewards"][:4] = [0.5] * 4  # a flat group
     made = []
     for one in (dict(output), plain(output)):
         validate_generator_output(16, one)
         processed, ids = trainer.postprocess_generator_output(one, list(uids))
         made.append(trainer.convert_to_training_input(processed, ids))
-    assert set(made[0]) == set(made[1])
+    assert set(made[0]) == set(made[1]) and not made[0]["loss_mask"][:4].any() and made[0]["loss_mask"][4:].any()
     for name, tensor in made[0].items():
         other = made[1][name]
         assert (tensor is None and other is None) or (tensor.dtype == other.dtype and tensor.equal(other)), name
+
+
+async def test_whatever_skyrl_does_with_rows_it_does_alike_with_lists_of_them(tmp_path):
+    cfg, adder = config(tmp_path), Adder()
+    asked, uids = given(cfg, {"adder": adder}, [1, 2, 3, 4], n=4)
+    output = await AtroposGenerator(here(adder=adder)).generate(asked)
+    output["rewards"][:4] = [0.5] * 4
+    tokenizer, logger = get_tokenizer(str(TOY_MODEL)), TrajectoryLogger()
+    sampling = {"type": "replace", "min_replace_ratio": 0.3, "n_samples_per_prompt": 4}
+
+    def done(output):
+        ids, masks = output["response_ids"], output["loss_masks"]
+        joined = concatenate_generator_outputs([dict(output), dict(output)])
+        np.random.seed(1)
+        copied = {name: list(column) if type(column) is list else column for name, column in output.items()}
+        replaced = handle_dynamic_sampling(copied, list(uids), sampling)[0]
+        return {
+            "text": [tokenizer.decode(row) for row in [*output["prompt_token_ids"], *ids]],
+            "shown": [logger.format_trajectory(None, *row, tokenizer) for row in zip(ids, masks, strict=True)],
+            "turns": [logger.count_assistant_turns(mask) for mask in masks],
+            "overlong": plain({"": apply_overlong_filtering(masks, ["stop", "length"] * 8)}),
+            "live": zero_variance_filter(output["rewards"], uids, loss_masks=masks),
+            "joined": plain(joined)["response_ids"], "metrics": joined["rollout_metrics"],
+            "replaced": [plain(replaced)[name] for name in NUMBERS],
+        }  # fmt: skip
+
+    found, wanted = done(output), done(plain(output))
+    assert found == wanted
+    assert found["turns"] == [3] * 16 and found["live"] == list(range(4, 16))
+    assert found["replaced"][1][:4] != plain(output)["response_ids"][:4]
 
 
 async def test_one_reply_has_prompt_response_mask_logprobs_versions_and_stop_reason(tmp_path):

@@ -115,7 +115,7 @@ async def test_epochs_evaluation_and_dynamic_sampling_never_get_what_another_cal
         output = await generate(batch)
         assert {version for row in output["policy_versions"] for version in row} == {source.version}
         assert output["prompt_token_ids"] == [TOKENIZER.render(prompt).tolist() for prompt in batch["prompts"]]
-        calls.append((batch["batch_metadata"].training_phase, json.dumps(output["response_ids"])))
+        calls.append((batch["batch_metadata"].training_phase, json.dumps(plain(output)["response_ids"])))
         return output
 
     trainer.generator.generate = watched

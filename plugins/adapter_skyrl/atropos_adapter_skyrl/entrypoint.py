@@ -143,7 +143,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         if options.source == "rings":
             from atropos_adapter_skyrl.rings import RingGroups
 
-            return Aside(RingGroups(options, self._patience))
+            return Aside(RingGroups(options, self._patience, vocabulary=self.own_tokenizer.vocabulary))
         if options.source == "here":
             name = resolve_policy_model_name(self.cfg)
             return Here(

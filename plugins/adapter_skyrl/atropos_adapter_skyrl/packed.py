@@ -1,13 +1,16 @@
 """Rows of one group as one message: a header, a table of their sizes, then each column of all of them as it is in memory.
 
-Reading it copies nothing, and what is paid for each message is paid once for a group.
+Reading it copies nothing, and what is paid for each message is paid once for a group. It is checked by the schema that holds at every
+way in (`atropos_core.group_schema`), column by column: what passes can be trained.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +18,22 @@ from numpy.typing import NDArray
 
 from atropos_adapter_skyrl.rows import Row
 from atropos_core.errors import DataError
-from atropos_core.types import UNKNOWN_VERSION
+from atropos_core.group_schema import (
+    LARGEST_METRIC,
+    LARGEST_REWARD,
+    Named,
+    TokenColumns,
+    brief,
+    check_metric_name,
+    check_name,
+    check_number,
+    check_token_columns,
+)
+from atropos_core.types import UNKNOWN_VERSION, Bools, Floats, Tokens, Versions
 
-MAGIC = b"SKR2"
+MAGIC = b"SKR3"
 PACK_BYTES = 1 << 20  # of rows in one message, about: a slot of a worker
-_HEADER = struct.Struct("<4sIIi")  # magic, rows, bytes of JSON, oldest
+_HEADER = struct.Struct("<4sII")  # magic, rows, bytes of JSON
 REWARD_AT = _HEADER.size  # of the first row
 _REWARD, _TABLE = np.dtype("<f8"), np.dtype("<u4")
 _COLUMNS = 5  # of the table: member, step, tokens of prompt and response, flags
@@ -35,24 +49,29 @@ class Place(NamedTuple):
 
 
 class Pack(NamedTuple):
-    """Rows that came together. `oldest`: the lowest policy version that a trained token of them is of; NEWEST where none of
-    them says."""
+    """Rows that came together. `oldest` and `newest`: the policy versions that their trained tokens are of; NEWEST and
+    UNKNOWN_VERSION where none of them says."""
 
-    rows: list[tuple[Row, Place]]
+    rows: list[Row]
+    places: list[tuple[int, int]]  # of each: its member and its step
     oldest: int
+    newest: int
 
 
 def packs(trajectories: Sequence[Sequence[Row]]) -> Iterator[bytes]:
     """Messages for the rows of a group's trajectories, each of about PACK_BYTES at most, or of one row."""
+    every = [row for rows in trajectories for row in rows]
+    words = 2 + any(row.logprobs is not None for row in every) + any(row.advantages is not None for row in every)
     batch: list[tuple[Row, Place]] = []
     size = 0
     for member, rows in enumerate(trajectories):
         for step, row in enumerate(rows):
-            if batch and size + row.size_bytes > PACK_BYTES:
+            own = row.prompt.nbytes + len(row.response) * (4 * words + 1)
+            if batch and size + own > PACK_BYTES:
                 yield packed(batch)
                 batch, size = [], 0
             batch.append((row, Place(member, step)))
-            size += row.size_bytes
+            size += own
     if batch:
         yield packed(batch)
 
@@ -67,85 +86,155 @@ def packed(placed: Sequence[tuple[Row, Place]]) -> bytes:
         [place.member for _, place in placed], [place.step for _, place in placed],
         [len(row.prompt) for row in rows], [len(row.response) for row in rows], flags,
     ]  # fmt: skip
-    words = (
+    columns = (
         [row.prompt for row in rows], [row.response for row in rows], [row.versions for row in rows],
-        [row.logprobs for row in rows if row.logprobs is not None],
-        [row.advantages for row in rows if row.advantages is not None],
+        _where_any([row.logprobs for row in rows], table[3]), _where_any([row.advantages for row in rows], table[3]),
+        [row.trained for row in rows],
     )  # fmt: skip
-    versions, trained = np.concatenate(words[2]), np.concatenate([row.trained for row in rows])
-    oldest = int(versions[trained & (versions != UNKNOWN_VERSION)].min(initial=NEWEST))
     said: dict[str, Any] = {"finish": [row.finish for row in rows]}
     if any(row.metrics for row in rows):
         said["metrics"] = [dict(row.metrics) for row in rows]
     text = json.dumps(said).encode()
     return b"".join(
         (
-            _HEADER.pack(MAGIC, len(rows), len(text), oldest),
+            _HEADER.pack(MAGIC, len(rows), len(text)),
             np.array([row.reward for row in rows], _REWARD).data,
             np.array(table, _TABLE).data,
-            _flat(words[0]), _flat(words[1]), versions.data, _flat(words[3]), _flat(words[4]), trained.data, text,
+            *(np.concatenate(column).data for column in columns if column),
+            text,
         )
-    )  # fmt: skip
+    )
 
 
-def _flat(columns: Sequence[NDArray[Any]]) -> bytes | memoryview:
-    return np.concatenate(columns).data if columns else b""
+def _where_any(columns: Sequence[Floats | None], sizes: Sequence[int]) -> Sequence[Floats]:
+    """With zeros for rows that have none; nothing where no row has any."""
+    if all(column is None for column in columns):
+        return ()
+    return [
+        np.zeros(size, np.float32) if column is None else column for column, size in zip(columns, sizes, strict=True)
+    ]
 
 
-def unpacked(data: bytes) -> Pack:
-    """The rows, whose columns are views of `data`. Raises DataError for what is none."""
+def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
+    """The rows, whose columns are views of `data`. Raises DataError for what is none, and for rows that must not be trained,
+    with the field and the value. A `vocabulary` of 0 is not known."""
     try:
-        magic, count, text, oldest = _HEADER.unpack_from(data)
+        magic, count, text_bytes = _HEADER.unpack_from(data)
         if magic != MAGIC or not count:
             raise ValueError(f"{len(data)} bytes that begin with {magic!r}")
-        at = REWARD_AT + _REWARD.itemsize * count
         rewards = np.frombuffer(data, _REWARD, count, REWARD_AT).tolist()
-        table = np.frombuffer(data, _TABLE, _COLUMNS * count, at).reshape(_COLUMNS, count)
-        at += table.nbytes
+        table_at = REWARD_AT + _REWARD.itemsize * count
+        table = np.frombuffer(data, _TABLE, _COLUMNS * count, table_at).reshape(_COLUMNS, count)
         members, steps, prompts, sizes, flags = table.tolist()
-        with_logprobs, with_advantages = (table[3, table[4] & flag > 0] for flag in (_LOGPROBS, _ADVANTAGES))
-        lengths = [sum(prompts), sum(sizes), sum(sizes), int(with_logprobs.sum()), int(with_advantages.sum())]
-        total = sum(lengths)
-        if len(data) != at + 4 * total + lengths[1] + text:
-            raise ValueError(
-                f"{len(data)} bytes, where {count} rows of {total} words are {at + 4 * total + lengths[1] + text}"
-            )
-        prompt, response, version, *floats = np.split(np.frombuffer(data, np.int32, total, at), np.cumsum(lengths[:-1]))
-        logprob, advantage = (one.view(np.float32) for one in floats)
-        trained = np.frombuffer(data, np.bool_, lengths[1], at + 4 * total)
-        said = json.loads(data[len(data) - text :])
+        reader = _Columns(data, table_at + table.nbytes)
+        prompt, response, versions = reader.of(sum(prompts)), reader.of(size := sum(sizes)), reader.of(size)
+        logprobs = reader.of(size).view(np.float32) if any(flag & _LOGPROBS for flag in flags) else None
+        advantages = reader.of(size).view(np.float32) if any(flag & _ADVANTAGES for flag in flags) else None
+        trained = np.frombuffer(data, np.bool_, size, reader.at)
+        if len(data) != reader.at + size + text_bytes:
+            raise ValueError(f"{len(data)} bytes, where {count} rows are {reader.at + size + text_bytes}")
+        said = json.loads(data[len(data) - text_bytes :])
         finishes, metrics = said["finish"], said.get("metrics") or [{}] * count
-        rows = []
-        p = r = known_at = values_at = 0
-        for member, step, ahead, size, flag, reward, finish, own in zip(
-            members, steps, prompts, sizes, flags, rewards, finishes, metrics, strict=True
-        ):
-            q, s = p + ahead, r + size
-            known = values = None
-            if flag & _LOGPROBS:
-                known = logprob[known_at : known_at + size]
-                known_at += size
-            if flag & _ADVANTAGES:
-                values = advantage[values_at : values_at + size]
-                values_at += size
-            row = Row(
-                prompt[p:q],
-                response[r:s],
-                trained[r:s],
-                known,
-                version[r:s],
-                reward,
-                finish,
-                flag & _LAST > 0,
-                values,
-                own,
-            )
-            rows.append((row, Place(member, step)))
-            p, r = q, s
-    except (struct.error, ValueError, LookupError, TypeError) as error:
+        if not (type(finishes) is type(metrics) is list and len(finishes) == len(metrics) == count):
+            raise ValueError(f"{count} rows, and as many reasons to finish and metrics there are not")
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"a worker sent what are no rows: {error}") from error
-    return Pack(rows, oldest)
+    places = list(zip(members, steps, strict=True))
+    if not (all(prompts) and all(sizes)):
+        raise DataError("a worker sent a row without a prompt, or without a reply")
+    _check_said(rewards, finishes, metrics, places)
+    _check_columns(prompt, response, trained, logprobs, advantages, vocabulary, places, prompts, sizes)
+    oldest, newest = _versions(versions, trained)
+    spans = list(pairwise(accumulate(sizes, initial=0)))
+    columns = (
+        [prompt[begin:end] for begin, end in pairwise(accumulate(prompts, initial=0))],
+        [response[begin:end] for begin, end in spans],
+        [trained[begin:end] for begin, end in spans],
+        _cut(logprobs, spans, flags, _LOGPROBS),
+        [versions[begin:end] for begin, end in spans],
+        rewards, finishes, [flag & _LAST > 0 for flag in flags],
+        _cut(advantages, spans, flags, _ADVANTAGES),
+        metrics,
+    )  # fmt: skip
+    return Pack(list(map(Row._make, zip(*columns, strict=True))), places, oldest, newest)
 
 
-def rows_in(found: Iterable[Pack]) -> list[tuple[Row, Place]]:
-    return [one for pack in found for one in pack.rows]
+class _Columns:
+    """Columns of words of four bytes, one after another from `at` on."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.at = at
+        self._data = data
+
+    def of(self, length: int) -> NDArray[np.int32]:
+        found = np.frombuffer(self._data, np.int32, length, self.at)
+        self.at += found.nbytes
+        return found
+
+
+def _cut(
+    column: Floats | None, spans: Sequence[tuple[int, int]], flags: Sequence[int], flag: int
+) -> Sequence[Floats | None]:
+    """For each row its part, where the flag says that it has one."""
+    if column is None:
+        return [None] * len(spans)
+    return [column[begin:end] if own & flag else None for (begin, end), own in zip(spans, flags, strict=True)]
+
+
+def _check_said(
+    rewards: Sequence[float], finishes: Sequence[Any], metrics: Sequence[Any], places: Sequence[tuple[int, int]]
+) -> None:
+    for reward, finish, own, place in zip(rewards, finishes, metrics, places, strict=True):
+        if not -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+            check_number(f"{_row(place)}.reward", reward)
+        if finish not in ("stop", "length"):
+            check_name(f"{_row(place)}.finish", finish)
+        if own:
+            if not isinstance(own, Mapping):
+                raise DataError(f"{_row(place)}.metrics is {brief(own)}: must be a mapping")
+            for name, value in own.items():
+                check_metric_name(name)
+                check_number(f"{_row(place)}.metrics[{name!r}]", value, LARGEST_METRIC)
+
+
+def _check_columns(
+    prompt: Tokens, response: Tokens, trained: Bools, logprobs: Floats | None, advantages: Floats | None, vocabulary: int,
+    places: Sequence[tuple[int, int]], prompts: Sequence[int], sizes: Sequence[int],
+) -> None:  # fmt: skip
+    """All rows at once."""
+    if int(np.maximum.reduce(flags := trained.view(np.uint8))) > 1:
+        at = int(flags.argmax())
+        raise DataError(f"{_named('response', places, sizes)('trained', at)} is {flags[at]}: a mask is 0 or 1")
+    unsampled = np.zeros(len(prompt), np.bool_)
+    of_prompts = TokenColumns(prompt, unsampled, unsampled, None, None, None, None)
+    check_token_columns(of_prompts, vocabulary, _named("prompt", places, prompts))
+    of_replies = TokenColumns(response, trained, trained, logprobs, None, advantages, None)
+    check_token_columns(of_replies, vocabulary, _named("response", places, sizes))
+
+
+def _versions(versions: Versions, trained: Bools) -> tuple[int, int]:
+    """The oldest and the newest that trained tokens say."""
+    counted = versions if trained.all() else versions[trained]
+    if not len(counted):
+        return NEWEST, UNKNOWN_VERSION
+    oldest, newest = int(np.minimum.reduce(counted)), int(np.maximum.reduce(counted))
+    if oldest < UNKNOWN_VERSION:
+        raise DataError(f"a worker sent tokens of policy version {oldest}, and no version is below 0")
+    if oldest == UNKNOWN_VERSION:
+        oldest = int(counted[counted != UNKNOWN_VERSION].min(initial=NEWEST))
+    return oldest, newest
+
+
+def _named(ids: str, places: Sequence[tuple[int, int]], sizes: Sequence[int]) -> Named:
+    """For errors: which row it is, and where in it. What the schema calls tokens are `ids` of a row."""
+
+    def name_of(column: str, at: int) -> str:
+        ends = list(accumulate(sizes))
+        row = bisect_right(ends, at)
+        return f"{_row(places[row])}.{ids if column == 'tokens' else column}[{at - ends[row] + sizes[row]}]"
+
+    return name_of
+
+
+def _row(place: tuple[int, int]) -> str:
+    return "member {}, step {}".format(*place)

@@ -6,12 +6,14 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
-from atropos_adapter_skyrl.packed import Place, packs, rows_in, unpacked
+from atropos_adapter_skyrl.packed import Pack, packs, unpacked
 from atropos_adapter_skyrl.rows import Row, rows_of
 from atropos_adapter_skyrl.source import Arrived, Asked, Source, all_or_none, failed
 from atropos_core import console
@@ -27,14 +29,24 @@ from atropos_core.types import Draw, Sampling
 class RingGroups(Source):
     """Each group is asked of one worker; its rows come beside those of others, and are matched by their id."""
 
-    def __init__(self, options: SkyRLOptions, patience: Patience = DEFAULT_PATIENCE) -> None:
+    def __init__(self, options: SkyRLOptions, patience: Patience = DEFAULT_PATIENCE, *, vocabulary: int = 0) -> None:
+        """A `vocabulary` of 0 is not known."""
         assert options.rings is not None, "the options' validator wants it"
         self._options = options
+        self._read = partial(unpacked, vocabulary=vocabulary)
+        self._newest = 0  # version that engines can have sampled from
         self.exchange = Exchange(options.rings, stash_bytes=int(options.stash_mb * 1e6), patience=patience)
 
     async def open(self) -> None:
         await self.exchange.open()
         console.say(f"takes workers at {self._options.rings}: atropos skyrl-env ... --rings {self._options.rings}")
+
+    async def set_version(self, version: int) -> None:
+        await super().set_version(version)
+        self._newest = max(self._newest, version)
+
+    async def announce(self, version: int) -> None:
+        self._newest = max(self._newest, version)
 
     async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
         refuse_more(params)
@@ -48,29 +60,50 @@ class RingGroups(Source):
             said = {"draw": [draw.id, draw.environment, draw.split, draw.index, seed], "n": asked.n}
             payload = json.dumps(said | {"sampling": vars(sampling), "step_wise": step_wise}).encode()
             try:
-                found = await self.exchange.ask(payload, deadline_s=self._options.deadline_s, read=unpacked)
+                found = await self.exchange.ask(payload, deadline_s=self._options.deadline_s, read=self._read)
+                trajectories = in_order(found, asked.n, step_wise=step_wise)
+                self._refuse_versions(found)
+            except DataError as error:
+                cause = Exception.__str__(error)
+                console.warn(
+                    f"a worker's group of task {draw.index} of environment {draw.environment!r} is refused: {cause}"
+                )
+                continue
             except (WorkFailed, DeadlineExceeded) as error:
                 cause = Exception.__str__(error)
                 continue
-            trajectories = in_order(rows_in(found), asked.n)
-            stale, oldest = min(pack.oldest for pack in found), self.version - self._options.max_staleness
-            if stale < oldest:
-                cause = f"its tokens were sampled from version {stale}, and {oldest} is the oldest that may be trained"
-                continue
             return Arrived(trajectories, time.monotonic() - began, attempt)
         raise failed(asked, cause, self._options.attempts)
+
+    def _refuse_versions(self, found: Sequence[Pack]) -> None:
+        """Raises DataError for tokens of weights that never were, or that are too old."""
+        stale, newest = min(pack.oldest for pack in found), max(pack.newest for pack in found)
+        if newest > self._newest:
+            raise DataError(
+                f"its tokens claim to be sampled from version {newest}, and the newest that there can be is {self._newest}"
+            )
+        if stale < (oldest := self.version - self._options.max_staleness):
+            raise DataError(
+                f"its tokens were sampled from version {stale}, and {oldest} is the oldest that may be trained"
+            )
 
     async def close(self) -> None:
         await self.exchange.close()
 
 
-def in_order(rows: Sequence[tuple[Row, Place]], n: int) -> list[list[Row]]:
+def in_order(found: Sequence[Pack], n: int, *, step_wise: bool) -> list[list[Row]]:
     """By member and step. Raises DataError where one is missing, or there twice."""
+    places = list(chain.from_iterable(pack.places for pack in found))
+    rows = list(chain.from_iterable(pack.rows for pack in found))
+    if places == [(member, 0) for member in range(n)] and all(row.last for row in rows):  # as nearly all are
+        return [[row] for row in rows]
     trajectories: list[list[Row]] = [[] for _ in range(n)]
-    for row, place in sorted(rows, key=itemgetter(1)):
-        if place.member >= n or place.step != len(trajectories[place.member]):
-            raise DataError(f"a group of {n} came with row {place.step} of member {place.member} out of place")
-        trajectories[place.member].append(row)
+    for (member, step), row in sorted(zip(places, rows, strict=True), key=itemgetter(0)):
+        if member >= n or step != len(trajectories[member]):
+            raise DataError(f"a group of {n} came with row {step} of member {member} out of place")
+        if trajectories[member] and (trajectories[member][-1].last or not step_wise):
+            raise DataError(f"member {member} of a group of {n} came with more rows than one trajectory has")
+        trajectories[member].append(row)
     if not all(one and one[-1].last for one in trajectories):
         raise DataError(f"a group of {n} came in part")
     return trajectories

@@ -6,13 +6,16 @@ SkyRL wants Python lists; until then a row is numpy. A row is a whole trajectory
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from atropos_adapter_skyrl.number_list import NumberList
 from atropos_core.errors import DataError
 from atropos_core.types import Bools, Episode, Floats, Rollout, ScoredGroup, Tokens, Versions
 
@@ -32,11 +35,6 @@ class Row(NamedTuple):
     last: bool = True  # of its trajectory
     advantages: Floats | None = None  # [R]
     metrics: Mapping[str, float] = _NONE
-
-    @property
-    def size_bytes(self) -> int:
-        columns = (self.prompt, self.response, self.trained, self.logprobs, self.versions, self.advantages)
-        return sum(column.nbytes for column in columns if column is not None)
 
 
 def rows_of(group: ScoredGroup, *, step_wise: bool) -> list[list[Row]]:
@@ -106,9 +104,8 @@ def output_of(
 ) -> dict[str, Any]:
     """SkyRL's GeneratorOutput of these trajectories, in this order, with every key that the tested versions of it look for.
     With `own_advantages`, `rewards` are the rows' advantages, token by token, for the estimator "atropos". Also
-    `policy_versions`, an array beside each response, which SkyRL does not look at. With `arrays`, logprobs are float32
-    arrays [R] in place of lists, and SkyRL makes the same tensors of them. It would of ids and masks too in places only: 0.3.0
-    joins ids with `+`, and both ask whether a mask is empty."""
+    `policy_versions`, an array beside each response, which SkyRL does not look at. With `arrays`, nothing is
+    copied: ids and masks are NumberLists and logprobs float32 arrays [R] in place of lists, of which SkyRL makes the same tensors."""
     with _collector_paused():
         return _output(trajectories, ids, seconds, step_wise, own_advantages, arrays)
 
@@ -132,11 +129,12 @@ def _output(
 ) -> dict[str, Any]:  # fmt: skip
     rows = [row for rows in trajectories for row in rows]
     of = [at for at, rows in enumerate(trajectories) for _ in rows]
+    made: Callable[[NDArray[Any]], Any] = NumberList.of if arrays else methodcaller("tolist")
     return {
-        "prompt_token_ids": [row.prompt.tolist() for row in rows],
-        "response_ids": [row.response.tolist() for row in rows],
+        "prompt_token_ids": [made(row.prompt) for row in rows],
+        "response_ids": [made(row.response) for row in rows],
         "rewards": [_advantages(row) for row in rows] if own_advantages else [row.reward for row in rows],
-        "loss_masks": [list(row.trained.tobytes()) for row in rows],
+        "loss_masks": [made(row.trained.view(np.int8)) for row in rows],
         "stop_reasons": [row.finish for row in rows],
         "rollout_metrics": _metrics(rows),
         "rollout_logprobs": _logprobs(rows, arrays),
@@ -153,15 +151,14 @@ def _output(
 
 
 def _logprobs(rows: Sequence[Row], arrays: bool) -> list[Floats] | list[list[float]] | None:
-    known = sum(row.logprobs is not None for row in rows)
-    if known == 0:
-        return None
-    if known < len(rows):
+    columns = [row.logprobs for row in rows if row.logprobs is not None]
+    if columns and len(columns) < len(rows):
         raise DataError(
-            f"{known} of {len(rows)} rows came with logprobs, and SkyRL wants those of all rows, or of none.",
+            f"{len(columns)} of {len(rows)} rows came with logprobs, and SkyRL wants those of all rows, or of none.",
             remedy="Have every worker send logprobs.",
         )
-    columns = [row.logprobs for row in rows if row.logprobs is not None]
+    if not columns:
+        return None
     return columns if arrays else [column.tolist() for column in columns]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_adapter_skyrl.packed import NEWEST, PACK_BYTES, Place, packed, packs, unpacked
+from atropos_adapter_skyrl.packed import NEWEST, PACK_BYTES, Pack, Place, packed, packs, unpacked
 from atropos_adapter_skyrl.rings import RingGroups, in_order, work
 from atropos_adapter_skyrl.source import Asked, RolloutsFailed
 from atropos_core.builtin.config import ToyEngineOptions
@@ -33,11 +33,11 @@ def test_every_field_of_a_row_comes_back_bit_by_bit_and_nothing_is_copied():
             (row_of(seed + at, at)._replace(last=bool(seed % 2)), Place(at, seed % 3)) for at in range(1 + seed % 5)
         ]
         found = unpacked(packed(sent))
-        for (row, place), (back, there) in zip(sent, found.rows, strict=True):
+        for (row, place), back, there in zip(sent, found.rows, found.places, strict=True):
             assert equal(row, back) and place == there
             assert not back.response.flags.owndata and not back.response.flags.writeable
         counted = np.concatenate([row.versions[row.trained] for row, _ in sent])
-        assert found.oldest == (counted.min() if len(counted) else NEWEST)
+        assert (found.oldest, found.newest) == ((counted.min(), counted.max()) if len(counted) else (NEWEST, -1))
 
 
 def test_a_group_that_is_larger_than_a_slot_goes_in_several_messages():
@@ -45,7 +45,7 @@ def test_a_group_that_is_larger_than_a_slot_goes_in_several_messages():
     messages = list(packs(trajectories))
     assert len(messages) > 2 and max(map(len, messages)) < 1.01 * PACK_BYTES
     found = [unpacked(one) for one in messages]
-    back = [(member, step, row) for pack in found for row, (member, step) in pack.rows]
+    back = [(*place, row) for pack in found for row, place in zip(pack.rows, pack.places, strict=True)]
     assert [(member, step) for member, step, _ in back] == [
         (member, step) for member in range(16) for step in range(24)
     ]
@@ -54,7 +54,7 @@ def test_a_group_that_is_larger_than_a_slot_goes_in_several_messages():
 
 def test_odd_floats_stay_as_they_are():
     row = row_of(1, 0)._replace(logprobs=np.full(len(row_of(1, 0).response), -0.0, np.float32), reward=-0.0)
-    [(back, _)] = unpacked(packed([(row, Place(0, 0))])).rows
+    [back] = unpacked(packed([(row, Place(0, 0))])).rows
     assert np.signbit(back.logprobs).all() and np.signbit(back.reward)
 
 
@@ -67,18 +67,26 @@ def test_what_is_no_row_is_refused(damage):
         unpacked(damage(data))
 
 
+def placed(*rows):
+    return [Pack([row for row, _ in rows], [place for _, place in rows], 0, 0)]
+
+
 def test_rows_that_come_in_any_order_are_put_in_order_and_a_missing_or_double_one_is_an_error():
     first, last = row_of(1, 0)._replace(last=False), row_of(2, 0)
     rows = [(last, Place(1, 1)), (first, Place(0, 0)), (first, Place(1, 0)), (last, Place(0, 1))]
-    assert in_order(rows, 2) == [[first, last], [first, last]]
+    assert in_order(placed(*rows), 2, step_wise=True) == [[first, last], [first, last]]
+    assert in_order(placed((last, Place(1, 0)), (last, Place(0, 0))), 2, step_wise=False) == [[last], [last]]
     for wrong, cause in (
         (rows[:3], "in part"),
         ([*rows, rows[0]], "out of place"),
         (rows[1:], "in part"),
         ([(last, Place(2, 0))], "out of place"),
+        ([(last, Place(0, 0)), (last, Place(0, 1)), (last, Place(1, 0))], "member 0 .* more rows"),
     ):
         with pytest.raises(DataError, match=cause):
-            in_order(wrong, 2)
+            in_order(placed(*wrong), 2, step_wise=True)
+    with pytest.raises(DataError, match="more rows"):
+        in_order(placed(*rows), 2, step_wise=False)
 
 
 async def test_twenty_thousand_trajectories_with_two_producers_killed_none_lost_none_doubled_all_bit_equal(tmp_path):
