@@ -8,7 +8,8 @@ an exchange, each comes in one message, is checked, and its rows are numpy views
 validated: benchmarks.skyrl_throughput); `HTTP/JSON` posts the same trajectories, one a request over one
 kept connection, to a server in this process that makes the same rows of them, unchecked. Rows are packed, or written as JSON, beforehand:
 the rate is that of the way, not of the numpy that made them. Ways alternate; the median counts. Latency is one way, from the
-moment that a group (HTTP/JSON: a trajectory) is due until its rows are there, at half of 37,848 a second in runs of a second, of whose p50 and p99
+moment that a group (HTTP/JSON: a trajectory) is due until its rows are there,
+at half of 37,848 a second in runs of a second, of whose p50 and p99
 the medians count (HTTP/JSON: at half of its own rate).
 Lists: rows to what generate() returns. Memory: this process's resident set with a model of Qwen2.5-0.5B's shape (random
 weights, bfloat16, transformers) that has sampled, less that with the adapter alone. Needs .venv-skyrl for that last part.
