@@ -238,13 +238,13 @@ class Api:
         await self._http.aclose()
 
 
-def import_httpx(asked: str) -> Any:
+def import_httpx(feature: str) -> Any:
     """The module httpx: an optional part of core. Raises ConfigError that says how to get it."""
     try:
         import httpx
     except ImportError as error:
         raise ConfigError(
-            f"{asked} needs the module 'httpx', which is not installed.", remedy="pip install 'atropos-core[api]'"
+            f"{feature} needs the module 'httpx', which is not installed.", remedy="pip install 'atropos-core[api]'"
         ) from error
     return httpx
 
@@ -253,8 +253,8 @@ def _value(answer: httpx.Response, url: str) -> Any:
     if answer.status_code < 300:
         return decode(answer.content) if answer.content else None
     try:
-        told = answer.json()["error"]
-        kind, message, remedy = str(told["kind"]), str(told["message"]), told.get("remedy")
+        refusal = answer.json()["error"]
+        kind, message, remedy = str(refusal["kind"]), str(refusal["message"]), refusal.get("remedy")
     except (ValueError, LookupError, TypeError, AttributeError):
         kinds = dict.fromkeys((502, 503, 504), _Busy) | {413: TooLarge}  # of something between here and the server
         raise kinds.get(answer.status_code, ApiError)(

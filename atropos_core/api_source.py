@@ -70,7 +70,7 @@ class ApiSource(Source):
         self._version = 0  # that the engines sample from
         self._base: int | None = None  # the version that this session began with: of its checkpoint
         self._suspects: set[int] = set()  # draws that were being played when it began
-        self._told_of_lost = False
+        self._warned_of_lost = False
         self._adopted = False
         self._target = 0
         self._trained: list[int] = []  # hub ids that the server does not know to be inside a checkpoint
@@ -175,7 +175,7 @@ class ApiSource(Source):
         return self._session
 
     async def _await_workers(self, session: TrainerSession) -> None:
-        wait_s, asked = self._section.wait_s, ""
+        wait_s, shown = self._section.wait_s, ""
         until = time.monotonic() + wait_s
         while True:
             found = await session.fetch_environments()
@@ -190,8 +190,8 @@ class ApiSource(Source):
                     f"waited {wait_s:g} s for {waiting}.",
                     remedy=f"Start one: atropos env NAME --api {self._section.url}; or wait longer: --set api.wait_s=3600",
                 )
-            if waiting != asked:
-                asked = waiting
+            if waiting != shown:
+                shown = waiting
                 console.say(f"waiting for {waiting} ({wait_s:g} s at most)")
             await asyncio.sleep(LOOK_S)
         await self._look(found)
@@ -261,8 +261,8 @@ class ApiSource(Source):
             if (known := self._open.pop(draw.id, None)) is not None:
                 self._unoffered.append(known)
         self._unoffered.sort(key=lambda draw: draw.id)
-        if not self._told_of_lost:
-            self._told_of_lost = True
+        if not self._warned_of_lost:
+            self._warned_of_lost = True
             console.say(
                 "groups that were sampled from weights newer than this run's are waiting: another run left them, or this "
                 "one before it was resumed. Their draws are played again, and counted as groups/other_timeline."

@@ -52,12 +52,12 @@ class Leased:
 
 
 @dataclass
-class _Told:
+class _Reported:
     """What the trainer has said to the server, to be said again to one that was started anew."""
 
     boot: str
     version: int
-    newest: int  # that engines may sample from before another word
+    newest: int  # that engines may sample from before the next report
     draws: dict[int, Draw] = field(default_factory=dict)  # offered, and nothing has come of them yet
     engines: list[str] = field(default_factory=list)
 
@@ -84,8 +84,8 @@ class TrainerSession:
         self.commit_due = False
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._holding: set[int] = set()  # hub ids that are leased here
-        self._trained: set[int] = set()  # of what was leased; the server has not been told yet
-        self._told = _Told(opened["boot"], spec.version, spec.version)
+        self._trained: set[int] = set()  # of what was leased; the server does not know of it yet
+        self._reported = _Reported(opened["boot"], spec.version, spec.version)
         self._seen = 0  # failed and dropped draws that have arrived here
         self._turn = asyncio.Lock()
         self._renewing = asyncio.create_task(in_background(self._renew_on, self.lost))
@@ -109,13 +109,13 @@ class TrainerSession:
         """`groups` groups that fit `version`, or what became of draws that will bring none; an empty answer with its
         reason where neither came in `wait_s`. Nothing is lost with an answer that does not arrive."""
         until = time.monotonic() + wait_s
-        self._told.newest = max(self._told.newest, version + 1)  # as the server takes it
+        self._reported.newest = max(self._reported.newest, version + 1)  # as the server takes it
         async with self._turn:
             while True:
                 wait = max(min(until - time.monotonic(), LONG_POLL_S), 0.0)
                 body = {
                     "groups": groups, "version": version, "wait_s": wait,
-                    "holding": sorted(self._holding), "seen": self._seen, "boot": self._told.boot,
+                    "holding": sorted(self._holding), "seen": self._seen, "boot": self._reported.boot,
                 }  # fmt: skip
                 found = await self._call_telling("lease", body, wait_s=wait)
                 leased = await self._take(found)
@@ -146,25 +146,25 @@ class TrainerSession:
         return dropped
 
     async def offer_draws(self, draws: Sequence[Draw]) -> None:
-        self._told.draws |= {draw.id: draw for draw in draws}
+        self._reported.draws |= {draw.id: draw for draw in draws}
         await self._call("draws", {"draws": list(draws)})
 
     async def set_version(self, version: int) -> None:
         """The version that the engines sample from."""
-        told = self._told
-        told.version, told.newest = version, max(told.newest, version)
+        reported = self._reported
+        reported.version, reported.newest = version, max(reported.newest, version)
         await self._call("version", {"version": version})
 
     async def announce(self, version: int) -> None:
         """Engines are about to sample from this version. Said before they do, unless it is the next one after what is
         leased for: groups of versions that the server has not heard of are refused."""
-        told = self._told
-        told.newest = max(told.newest, version)
-        await self._call("version", {"version": told.version, "newest": max(told.newest, told.version)})
+        reported = self._reported
+        reported.newest = max(reported.newest, version)
+        await self._call("version", {"version": reported.version, "newest": max(reported.newest, reported.version)})
 
     async def add_engine(self, url: str) -> None:
         """Workers may sample from the engine behind this URL."""
-        self._told.engines.append(url)
+        self._reported.engines.append(url)
         await self._post_engine(url)
 
     async def fetch_environments(self) -> dict[str, dict[str, Any]]:
@@ -203,7 +203,7 @@ class TrainerSession:
         self._holding |= {number for number, _ in entries}
         done = [group.draw.id for group in (*(group for _, group in entries), *found["failed"])]
         for number in (*done, *(number for number, _ in dropped)):
-            self._told.draws.pop(number, None)
+            self._reported.draws.pop(number, None)
         return Leased(tuple(entries), tuple(found["failed"]), dropped, self.commit_due, found["why"])
 
     async def _drop_damaged(self, damaged: Mapping[int, int]) -> list[tuple[int, str]]:
@@ -225,28 +225,28 @@ class TrainerSession:
         found = await self.api.call(
             "POST", f"/v1/sessions/{self.number}/{what}", body, wait_s=wait_s, deadline_s=self._patience_s
         )
-        if found["boot"] != self._told.boot:
+        if found["boot"] != self._reported.boot:
             await self._tell_again(found["boot"])
         return found
 
     async def _call_telling(self, what: str, body: dict[str, Any], *, wait_s: float = 0.0) -> Any:
         """A call that says on the way what was trained. Said twice, it changes nothing."""
-        told = sorted(self._trained)
-        found = await self._call(what, body | {"trained": told}, wait_s=wait_s)
-        self._trained -= set(told)
+        reported = sorted(self._trained)
+        found = await self._call(what, body | {"trained": reported}, wait_s=wait_s)
+        self._trained -= set(reported)
         return found
 
     async def _tell_again(self, boot: str) -> None:
         """The server was started anew: its hub is as it was, what it held in memory alone is not."""
-        told = self._told
-        before, told.boot, self._seen = told.boot, boot, 0
+        reported = self._reported
+        before, reported.boot, self._seen = reported.boot, boot, 0
         try:
-            for url in told.engines:
+            for url in reported.engines:
                 await self._post_engine(url)
-            await self._call("version", {"version": told.version, "newest": max(told.newest, told.version)})
-            await self._call("draws", {"draws": list(told.draws.values())})
+            await self._call("version", {"version": reported.version, "newest": max(reported.newest, reported.version)})
+            await self._call("draws", {"draws": list(reported.draws.values())})
         except BaseException:
-            told.boot = before  # the next call tries again
+            reported.boot = before  # the next call tries again
             raise
 
     async def _renew_on(self) -> None:

@@ -184,13 +184,13 @@ class Worker:
     ) -> Any:
         """A call on this worker by its id; one that the server has forgotten registers again."""
         for _ in range(3):
-            asked = self._id
+            worker_id = self._id
             try:
-                path = f"/v1/workers/{asked}/{what}"
+                path = f"/v1/workers/{worker_id}/{what}"
                 return await self.api.call(method, path, body, wait_s=wait_s, deadline_s=deadline_s)
             except UnknownThere:
                 async with self._registering:
-                    if self._id == asked:
+                    if self._id == worker_id:
                         await self._register(deadline_s)
                         await self._find_ring(deadline_s)
         raise ApiError(f"{self.api.url} forgets worker {self.spec.name!r} as soon as it registers.")

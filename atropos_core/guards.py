@@ -61,14 +61,14 @@ def signals(stop: asyncio.Event) -> Iterator[None]:
     current = asyncio.current_task()
     assert current is not None, "called from a coroutine"
 
-    def asked() -> None:
+    def end_requested() -> None:
         if stop.is_set():
             current.cancel()
         else:
             console.say("\nstopping: finishing this step and saving (once more ends it at once)")
             stop.set()
 
-    with requests_to_end(asked):
+    with requests_to_end(end_requested):
         yield
 
 

@@ -36,7 +36,7 @@ class Host:
         self.ended = asyncio.Event()
 
     def handlers(self) -> dict[str, Handler]:
-        return {"build": self.build, "close": self.close, "load_agent": self.load_agent, "ask": self.ask}
+        return {"build": self.build, "close": self.close, "load_agent": self.load_agent, "call": self.call}
 
     async def build(self, wanted: dict[str, Any]) -> None:
         """`wanted`: kind, name, options, and the fields of a RunContext as `context`; or kind "function" and a name."""
@@ -112,7 +112,7 @@ class Host:
 
         self._agent = load_reference(reference)(self.component)
 
-    async def ask(self, method: str, *arguments: Any, descriptors: Sequence[int]) -> Any:
+    async def call(self, method: str, *arguments: Any, descriptors: Sequence[int]) -> Any:
         keywords = {"descriptors": list(descriptors)} if descriptors else {}
         return await getattr(self._agent, method)(*arguments, **keywords)
 
@@ -124,7 +124,7 @@ class Host:
 
 async def serve(descriptor: int, host: Host) -> None:
     host.peer = Peer(
-        socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"ask"})
+        socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"call"})
     )
     waits = [asyncio.ensure_future(host.ended.wait()), asyncio.ensure_future(host.peer.lost.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -231,11 +231,11 @@ class PeerEndpoint(Endpoint):
     async def load_agent(self, reference: str) -> None:
         await self._peer.call("load_agent", reference, deadline_s=CALL_DEADLINE_S)
 
-    async def ask(
+    async def call(
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
     ) -> tuple[Any, list[int]]:
         return await self._peer.call_with_descriptors(
-            "ask", method, *arguments, descriptors=descriptors, deadline_s=deadline_s
+            "call", method, *arguments, descriptors=descriptors, deadline_s=deadline_s
         )
 
 
@@ -251,7 +251,7 @@ class LocalEndpoint(Endpoint):
 
         self._agent = load_reference(reference)(self.component)
 
-    async def ask(
+    async def call(
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
     ) -> tuple[Any, list[int]]:
         from atropos_core.rpc import Reply
@@ -288,10 +288,10 @@ class HostedEngine(Engine):
         return scored
 
     async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
-        told: list[TopK] = await self.child.peer.call(
+        likeliest: list[TopK] = await self.child.peer.call(
             "top_logprobs", list(sequences), k, temperature, deadline_s=STEP_DEADLINE_S
         )
-        return told
+        return likeliest
 
     async def load_weights(self, directory: Path) -> None:
         await self.child.peer.call("load_weights", directory, deadline_s=OPEN_DEADLINE_S)

@@ -22,7 +22,7 @@ from atropos_core import console, telling
 from atropos_core.choosing import Chooser
 from atropos_core.errors import DataError, HubClosed, LeaseLost, StoreFull
 from atropos_core.held import Entry, EnvironmentStatus, Held, HubStatus, Label, Limits, Store, Want
-from atropos_core.session import RESUME, Asked, Session
+from atropos_core.session import RESUME, LeaseRequest, Session
 from atropos_core.shares import Lane, Lanes, Offer
 
 __all__ = ["Entry", "EnvironmentStatus", "Hub", "HubStatus", "Label", "Limits", "Session", "Store", "Want"]
@@ -69,7 +69,7 @@ class Hub(Generic[T]):
         self._next = self._sessions = self._committed = 0
         self._offers = 0
         self._offered: dict[bytes, asyncio.Future[int]] = {}  # those with a key
-        self._asking: deque[Asked[T]] = deque()
+        self._requests: deque[LeaseRequest[T]] = deque()
         self._unmet: Want | None = None  # the last batch that could not be formed
         self._closed = False
         if store:
@@ -130,7 +130,7 @@ class Hub(Generic[T]):
         if not self.admits(label):
             return None
         taken = self._admit(payload, label, digest)
-        if self._asking:
+        if self._requests:
             self._proceed()
         return taken
 
@@ -292,10 +292,10 @@ class Hub(Generic[T]):
         self._unmet = None
         self._chooser.done()
         self._return(returned)
-        for asked in [asked for asked in self._asking if asked.session.ended]:
-            self._asking.remove(asked)
-            if not asked.answer.done():
-                asked.answer.set_exception(asked.session.lost())
+        for request in [request for request in self._requests if request.session.ended]:
+            self._requests.remove(request)
+            if not request.answer.done():
+                request.answer.set_exception(request.session.lost())
 
     def _return(self, returned: list[Held[T]]) -> None:
         for held in returned:
@@ -408,26 +408,26 @@ class Hub(Generic[T]):
         """Do all that has become possible: puts that fit, leases that can be filled."""
         while self._admit_offers() | self._serve():
             pass
-        if self._asking and self._starving and self._is_stuck() and telling.is_small(self):
-            asked = self._asking.popleft()
+        if self._requests and self._starving and self._is_stuck() and telling.is_small(self):
+            request = self._requests.popleft()
             self._unmet = None
-            asked.answer.set_exception(telling.too_small(self, asked.want))
+            request.answer.set_exception(telling.too_small(self, request.want))
             self._proceed()
 
     def _serve(self) -> bool:
         served = False
-        while self._asking:
-            asked = self._asking[0]
+        while self._requests:
+            request = self._requests[0]
             try:
-                batch = self._lease(asked.want, asked.version)
+                batch = self._lease(request.want, request.version)
             except StoreFull as error:
-                self._asking.popleft()
-                asked.answer.set_exception(error)
+                self._requests.popleft()
+                request.answer.set_exception(error)
                 continue
             if batch is None:
                 break
-            self._asking.popleft()
-            asked.answer.set_result(batch)
+            self._requests.popleft()
+            request.answer.set_result(batch)
             served = True
         return served
 
@@ -463,9 +463,9 @@ class Hub(Generic[T]):
                 offer.answer.set_exception(closed)
             lane.offers.clear()
         self._offers = 0
-        for asked in self._asking:
-            asked.answer.set_exception(closed)
-        self._asking.clear()
+        for request in self._requests:
+            request.answer.set_exception(closed)
+        self._requests.clear()
 
     # -- what is known
 

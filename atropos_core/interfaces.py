@@ -137,7 +137,7 @@ class Endpoint(Protocol):
     async def load_agent(self, reference: str) -> None:
         """Import `"pkg.mod:Class"` over there and keep `Class(component)`."""
 
-    async def ask(
+    async def call(
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = 60.0
     ) -> tuple[Any, list[int]]:
         """Call the agent's coroutine `method(*arguments, descriptors=[...])`, which returns (value, descriptors to

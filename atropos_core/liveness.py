@@ -48,7 +48,7 @@ class Owed:
         """Of calls of these kinds no answer is due: they wait for whoever called. It is called at every look."""
         self._excused = kinds
         if not self._due():
-            self.heard(now)
+            self.end_silence(now)
 
     def _due(self) -> list[tuple[str, float]]:
         return [entry for entry in self._pending.values() if entry[0] not in self._excused]
@@ -69,7 +69,7 @@ class Owed:
         self._silent_s = self._silent_s + now - self._since if late else 0.0
         self._since = None
 
-    def heard(self, now: float) -> None:
+    def end_silence(self, now: float) -> None:
         """Whatever it was that came: the process works."""
         self._silent_s, self._since = 0.0, None
         if self._pending:

@@ -31,7 +31,7 @@ class Timed:
         self.busy_s = 0.0  # while at least one was in flight
         self.in_flight = 0
         self.began = 0.0  # of the present busy time
-        self.told_s = 0.0  # of seconds(), in the metrics of a step already
+        self.reported_s = 0.0  # of seconds(), in the metrics of a step already
 
     def busy_until(self, now: float) -> float:
         return self.busy_s + (now - self.began if self.in_flight else 0.0)
@@ -89,7 +89,7 @@ class Profile:
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
         self._timed: dict[str, Timed] = {}
-        self._started = self._told = clock()
+        self._started = self._reported = clock()
         self._before_s = 0.0  # wall time of this run's earlier processes
         self._idle_from: dict[str, float] = {}
 
@@ -139,13 +139,13 @@ class Profile:
     def step(self) -> Metrics:
         """Seconds since the last call of this, by stage and call; and who was idle for what share of them."""
         now = self._clock()
-        wall = max(now - self._told, 1e-9)
-        self._told = now
+        wall = max(now - self._reported, 1e-9)
+        self._reported = now
         metrics: Metrics = {}
         for name, of in self._timed.items():
             total = of.seconds(now)
-            metrics[f"time/{name.replace('.', '/')}_s"] = max(total - of.told_s, 0.0)
-            of.told_s = total
+            metrics[f"time/{name.replace('.', '/')}_s"] = max(total - of.reported_s, 0.0)
+            of.reported_s = total
         for role in self._roles():
             busy = self._busy(role, now)
             share = 1.0 - (busy - self._idle_from.get(role, 0.0)) / wall
@@ -171,7 +171,7 @@ class Profile:
             of.latency.absorb(before)
             of.items += float(saved["items"])
             of.busy_s += float(saved["busy_s"])
-            of.told_s = of.seconds(now)
+            of.reported_s = of.seconds(now)
         self._idle_from = {role: self._busy(role, now) for role in self._roles()}
 
     def _of(self, name: str, kind: Kind) -> Timed:

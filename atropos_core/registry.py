@@ -222,16 +222,16 @@ class Registry:
 
 
 def check_core_api(offer: Offer) -> None:
-    asked = offer.provider.core_api
+    wanted = offer.provider.core_api
     try:
-        fits = SpecifierSet(asked).contains(__version__, prereleases=True)
+        fits = SpecifierSet(wanted).contains(__version__, prereleases=True)
     except InvalidSpecifier as error:
         raise PluginError(
-            f"{offer.kind} {offer.provider.name!r} of {offer.distribution} has core_api={asked!r}, which is no version range"
+            f"{offer.kind} {offer.provider.name!r} of {offer.distribution} has core_api={wanted!r}, which is no version range"
         ) from error
     if not fits:
         raise PluginError(
-            f"{offer.kind} {offer.provider.name!r} of {offer.distribution} needs atropos-core {asked}; this is {__version__}.",
+            f"{offer.kind} {offer.provider.name!r} of {offer.distribution} needs atropos-core {wanted}; this is {__version__}.",
             remedy=f"Install a version of {offer.distribution} made for atropos-core {__version__}.",
         )
 

@@ -60,8 +60,8 @@ class RemoteEngine(Engine):
 
     async def open(self) -> ModelInfo:
         """Raises FitError where the other end does not take what the run will send."""
-        told = {} if self._transport is None else {"transport": self._transport}
-        info: ModelInfo = await self._call("open", told, OPEN_DEADLINE_S)
+        body = {} if self._transport is None else {"transport": self._transport}
+        info: ModelInfo = await self._call("open", body, OPEN_DEADLINE_S)
         self._instance = info.instance
         return info
 
@@ -154,8 +154,8 @@ class RemoteEngine(Engine):
             answer.add_done_callback(left)
         error: Exception = ApiError(f"{self._api.url} ended its answer before every sample was in it.")
         try:
-            async with contextlib.aclosing(self._api.stream(f"{_HERE}/samples", frame)) as told:
-                async for item in told:
+            async with contextlib.aclosing(self._api.stream(f"{_HERE}/samples", frame)) as items:
+                async for item in items:
                     if item and not (answer := waiting.pop(item["call"])).done():
                         if "error" in item:
                             answer.set_exception(error_of(**item["error"]))

@@ -164,7 +164,7 @@ class Player:
         total = np.zeros(len(episodes), np.float64)
         parts: dict[str, Floats] = {}
         try:
-            answers = await asyncio.gather(*(self._ask(of, task, episodes) for of in self._rewards))
+            answers = await asyncio.gather(*(self._call_reward(of, task, episodes) for of in self._rewards))
         except (*FATAL, ConfigError):
             raise
         except AtroposError as error:
@@ -176,7 +176,7 @@ class Player:
             return lost(DataError(f"the rewards of task {task.id!r} times their weights make {total.tolist()!r:.200}"))
         return ScoredGroup(draw, task, episodes, total.astype(np.float32), parts, failed)
 
-    async def _ask(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
+    async def _call_reward(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
         """One reward's answer [G]. Raises DataError or DeadlineExceeded that names it, or what only whoever wrote the run
         can mend: ConfigError."""
         try:

@@ -90,7 +90,7 @@ class Peer:
         number = self._next
         future: asyncio.Future[tuple[Any, list[int]]] = self._loop.create_future()
         self._waiting[number] = (method, future)
-        kind = f"{method} {arguments[0]}" if method == "ask" and arguments else method
+        kind = f"{method} {arguments[0]}" if method == "call" and arguments else method
         self.owed.begin(number, kind, self._loop.time())
         self._post({"call": number, "method": method, "arguments": list(arguments)}, descriptors)
         try:
@@ -201,7 +201,7 @@ class Peer:
             end = PREFIX_BYTES + frame_size(self._inbox)
             if len(self._inbox) < end:
                 return
-            self.owed.heard(self._loop.time())
+            self.owed.end_silence(self._loop.time())
             frame = bytes(memoryview(self._inbox)[:end])
             del self._inbox[:end]
             for message in decode(frame):

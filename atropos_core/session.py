@@ -19,7 +19,7 @@ RESUME = "Resume the trainer from its last checkpoint: it opens a session of its
 
 
 @dataclass(slots=True, eq=False)
-class Asked(Generic[T]):
+class LeaseRequest(Generic[T]):
     """A lease that waits for its batch."""
 
     session: Session[T]
@@ -41,7 +41,7 @@ class Session(Generic[T]):
     def try_lease(self, want: Want, version: int) -> list[Entry[T]] | None:
         """A batch, or None where none can be formed now."""
         self.renew()
-        if self._hub._asking:
+        if self._hub._requests:
             return None
         batch = self._hub._lease(want, version)
         if batch is not None or self._hub._offers:
@@ -55,30 +55,30 @@ class Session(Generic[T]):
         if (batch := self.try_lease(want, version)) is not None:
             return batch
         hub, loop = self._hub, asyncio.get_running_loop()
-        asked = Asked(self, want, version, loop.create_future())
-        hub._asking.append(asked)
+        request = LeaseRequest(self, want, version, loop.create_future())
+        hub._requests.append(request)
         end = loop.time() + deadline_s
         try:
             hub._proceed()
-            while not asked.answer.done():
+            while not request.answer.done():
                 left = end - loop.time()
                 if left <= 0:
                     raise DeadlineExceeded(
                         f"the hub got no batch of {want} within {deadline_s:g} s: {telling.why(hub)}"
                     )
-                await asyncio.wait([asked.answer], timeout=min(left, max(hub._chooser.retry_s, 0.01)))
-                if not asked.answer.done():
+                await asyncio.wait([request.answer], timeout=min(left, max(hub._chooser.retry_s, 0.01)))
+                if not request.answer.done():
                     hub.tick()
                     hub._proceed()
-            return asked.answer.result()
+            return request.answer.result()
         except asyncio.CancelledError:
-            if asked.answer.done() and not asked.answer.exception() and not self.ended:
-                self.give_back([entry.id for entry in asked.answer.result()])
+            if request.answer.done() and not request.answer.exception() and not self.ended:
+                self.give_back([entry.id for entry in request.answer.result()])
             raise
         finally:
-            if not asked.answer.done():
-                asked.answer.cancel()
-                hub._asking.remove(asked)
+            if not request.answer.done():
+                request.answer.cancel()
+                hub._requests.remove(request)
                 hub._proceed()
 
     def give_back(self, ids: Iterable[int]) -> None:

@@ -46,7 +46,7 @@ class ServerWatch:
             ) from None
         else:
             self._owed.answered(number, loop.time())
-            self._owed.heard(loop.time())
+            self._owed.end_silence(loop.time())
         finally:
             del self._limits[number]
             self._owed.given_up(number, loop.time(), late=True)

@@ -116,11 +116,11 @@ def _checked(directory: Path, section: HealthSection, steps: list[dict[str, floa
         for check in judging:
             if check.name != Silence.name and (change := check.look(int(seen["step"]), seen)) is not None:
                 changes.setdefault(check.name, []).append(change)
-    told = {(row["check"], row["state"], row["since"]): row for row in read(directory)}
+    noted = {(row["check"], row["state"], row["since"]): row for row in read(directory)}
     found, well, blind = [], 0, 0
     for check in judging:
         ill = [change for change in changes.get(check.name, ()) if change.state == "ill"]
-        row = told.get((check.name, check.state, check.since), {})
+        row = noted.get((check.name, check.state, check.since), {})
         says = row.get("says") or check.says + _cause(directory, check.name, check.since)
         if check.state == "ill":
             found.append(Finding(check.name, False, f"since step {check.since}: {says}", check.remedy))

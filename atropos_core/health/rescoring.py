@@ -58,8 +58,8 @@ class Rescoring:
         which kept replies score higher than at first. Both relative to the largest score, where that is above 1."""
         began = perf_counter()
         affordable = self._spent_s <= BURST_S + BUDGET * (began - self._began)
-        still_asked = self._late is not None and not self._late.done()
-        if not self._every or (step - 1) % self._every or not affordable or still_asked:
+        still_repeated = self._late is not None and not self._late.done()
+        if not self._every or (step - 1) % self._every or not affordable or still_repeated:
             return {}
         states = random.getstate(), np.random.get_state()
         try:
@@ -114,7 +114,7 @@ class Rescoring:
         """By the name of the reward, [G]; those that cannot be asked are missing."""
         found: dict[str, Floats] = {}
         for of in self._rewards:
-            if _may_be_asked(of.reward):
+            if _may_be_repeated(of.reward):
                 try:
                     answer = await within(self._answer(of, group), of.deadline_s, f"reward {of.name!r}")
                     scores = np.asarray(answer, np.float32)
@@ -129,10 +129,10 @@ class Rescoring:
 
     async def _answer(self, of: WeightedReward, group: ScoredGroup) -> Floats:
         """A process whose call is cancelled is ended: one that is slow for a look answers in its own time, to nobody."""
-        asked = of.reward(group.task, group.episodes)
+        answer = of.reward(group.task, group.episodes)
         if not isinstance(of.reward, HostedReward):
-            return await asked
-        self._late = asyncio.ensure_future(asked)
+            return await answer
+        self._late = asyncio.ensure_future(answer)
         self._late.add_done_callback(lambda late: late.cancelled() or late.exception())  # told where it comes in time
         return await asyncio.shield(self._late)
 
@@ -154,7 +154,7 @@ def _first_scores(group: ScoredGroup) -> dict[str, Floats]:
     return dict(group.parts) | {SCORE: np.array([episode.score for episode in group.episodes], np.float32)}
 
 
-def _may_be_asked(reward: Reward) -> bool:
+def _may_be_repeated(reward: Reward) -> bool:
     if isinstance(reward, HostedReward):  # it hands on the numbers of whatever is over there
         return not reward.metrics()
     return not isinstance(reward, Stateful | Measured)

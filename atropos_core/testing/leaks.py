@@ -66,14 +66,14 @@ def prompt_of(task: Task) -> str:
 def _excess(tasks: Sequence[Task], holds: Callable[[Task, str], bool], most: float, what: str) -> list[str]:
     own = [task for task in tasks if holds(task, str(task.answer))]
     rng = random.Random(0)
-    asked = found = 0
+    tried = found = 0
     for task in tasks:
         for other in {str(rng.choice(tasks).answer) for _ in range(OTHERS)} - {str(task.answer)}:
-            asked += 1
+            tried += 1
             found += holds(task, other)
-    if not asked:
+    if not tried:
         return []  # every task has the one answer: nothing to compare with
-    chance = found / asked
+    chance = found / tried
     share = len(own) / len(tasks)
     if not own or share - chance <= most:
         return []

@@ -13,17 +13,17 @@ from atropos_core.testing.scripted import FailingPolicy, SilentPolicy
 from atropos_core.types import Episode, Task
 
 CANCELLED_WITHIN_S = 2.0
-ASKED_WITHIN_S = 10.0
+SAMPLING_WITHIN_S = 10.0
 
 
 async def cancel_a_play(environment: Environment, task: Task) -> str | None:
     """Cancel a play while it waits for the policy. What is wrong, empty where nothing is; None where it never asked."""
     policy = SilentPolicy(EMPTY, task)
     play = asyncio.ensure_future(play_as_a_run_does(environment, task, policy, 0))
-    asked = asyncio.ensure_future(policy.asked.wait())
-    await asyncio.wait({play, asked}, timeout=ASKED_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    if not policy.asked.is_set():
+    began = asyncio.ensure_future(policy.sampling_began.wait())
+    await asyncio.wait({play, began}, timeout=SAMPLING_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+    began.cancel()
+    if not policy.sampling_began.is_set():
         await _end(play)
         return None
     play.cancel()

@@ -42,9 +42,9 @@ def check_oracle(report: Report, oracle: Sequence[Played], others: Mapping[str, 
         if played.episode is not None and played.episode.correct is False
     ]
     best = float(np.mean([played.score for played in rows]))
-    asked = {played.task.id for played in rows}
+    tested = {played.task.id for played in rows}
     for name, plays in others.items():
-        scores = [played.score for played in plays if played.episode is not None and played.task.id in asked]
+        scores = [played.score for played in plays if played.episode is not None and played.task.id in tested]
         if scores and not best > float(np.mean(scores)):
             problems.append(f"the tasks' own answers score {best:g} on average, {name} replies {np.mean(scores):g}")
     report.check(
@@ -60,22 +60,22 @@ def check_cheap(report: Report, name: str, plays: Sequence[Played], oracle: Sequ
     say what is correct, the score stands for it."""
     best = {played.task.id: played.score for played in oracle if played.episode is not None}
     problems = []
-    asked = 0
+    tested = 0
     for played in plays:
         task, reply = played.task, played.script.reply(played.task, played.seed)
         by_chance = played.script.innocent and task.answer is not None and stands_in(task.answer, reply)
         if played.episode is None or task.id not in best or task.answer is None or by_chance:
             continue
-        asked += 1
+        tested += 1
         unsaid = played.episode.correct is None
         if played.correct or (unsaid and played.score >= best[task.id]):
             problems.append(f"{played.label}: {brief(reply, 50)} scores {played.score:g}, as the answer does")
-    if not asked:
+    if not tested:
         report.note(name, "no task has an answer to be mistaken for")
         return
     report.check(
         name,
         problems,
-        good=f"none of {asked} such replies counts as correct",
+        good=f"none of {tested} such replies counts as correct",
         remedy="Let one reply give one answer: compare the last number, or what stands in the last tag, with the answer.",
     )

@@ -104,15 +104,15 @@ class RewardContract:
         usual = [make_episode(task, reply, float(reply == answer)) for reply in replies]
         hostile = [make_episode(task, script.reply(task, 0)) for script in ADVERSARIAL]
         before = [encode_bytes(episode) for episode in (*usual, *hostile)]
-        whole = await self._ask(usual)
+        whole = await self._call(usual)
         self._report_errors(
-            "shape", [usual, usual[:1], usual[:2]], [whole, await self._ask(usual[:1]), await self._ask(usual[:2])]
+            "shape", [usual, usual[:1], usual[:2]], [whole, await self._call(usual[:1]), await self._call(usual[:2])]
         )
-        answers = [await self._ask([episode]) for episode in hostile]
+        answers = [await self._call([episode]) for episode in hostile]
         self._report_errors("hostile replies", [[episode] for episode in hostile], answers)
         if whole is None:
             return
-        again = await self._ask(usual)
+        again = await self._call(usual)
         self._report.check(
             "same again",
             _differ(whole, again, "asked twice"),
@@ -120,7 +120,7 @@ class RewardContract:
             remedy="Leave chance and memory out of a reward.",
         )
         order = np.random.default_rng(0).permutation(len(usual))
-        turned = await self._ask([usual[at] for at in order])
+        turned = await self._call([usual[at] for at in order])
         self._report.check(
             "order",
             _differ(whole[order], turned, "in another order"),
@@ -128,8 +128,8 @@ class RewardContract:
             remedy="An episode's reward must not depend on its place in the group.",
         )
         other = [make_episode(task, "another reply"), *usual[:3]]
-        alone = await self._ask(other)
-        at_once = await asyncio.gather(*(self._ask(episodes) for episodes in [usual, other] * 4))
+        alone = await self._call(other)
+        at_once = await asyncio.gather(*(self._call(episodes) for episodes in [usual, other] * 4))
         problems = [each for got in at_once[::2] for each in _differ(whole, got, "beside other calls")]
         if alone is not None:
             problems += [each for got in at_once[1::2] for each in _differ(alone, got, "beside other calls")]
@@ -147,7 +147,7 @@ class RewardContract:
             remedy="Episodes belong to the run: copy what you change.",
         )
 
-    async def _ask(self, episodes: Sequence[Episode], task: Task | None = None) -> Floats | None:
+    async def _call(self, episodes: Sequence[Episode], task: Task | None = None) -> Floats | None:
         """The rewards, or None and one more entry in `_errors`. Nothing more is asked of a reward that does not end."""
         if self._unended >= PATIENCE:
             return None
@@ -169,12 +169,12 @@ class RewardContract:
             return None
         return given.astype(np.float32)
 
-    def _report_errors(self, name: str, asked: Sequence[Sequence[Episode]], given: Sequence[Floats | None]) -> None:
+    def _report_errors(self, name: str, calls: Sequence[Sequence[Episode]], given: Sequence[Floats | None]) -> None:
         values = [value for rewards in given if rewards is not None for value in rewards.tolist()]
         self._report.check(
             name,
             self._errors,
-            good=f"{len(asked)} calls; rewards from {min(values, default=0):g} to {max(values, default=0):g}",
+            good=f"{len(calls)} calls; rewards from {min(values, default=0):g} to {max(values, default=0):g}",
             remedy="Give one finite number for each episode, [G], whatever its reply is.",
         )
         self._errors = []

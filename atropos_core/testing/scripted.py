@@ -93,7 +93,7 @@ class SilentPolicy(ScriptedPolicy):
 
     def __init__(self, script: Script, task: Task) -> None:
         super().__init__(script, task)
-        self.asked = asyncio.Event()
+        self.sampling_began = asyncio.Event()
         self.released = asyncio.Event()
 
     async def sample(
@@ -105,7 +105,7 @@ class SilentPolicy(ScriptedPolicy):
         seed: int,
         deadline_s: float | None = None,
     ) -> list[Completion]:
-        self.asked.set()
+        self.sampling_began.set()
         await self.released.wait()
         return await super().sample(prompt, n=n, sampling=sampling, seed=seed)
 

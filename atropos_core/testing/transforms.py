@@ -50,7 +50,7 @@ class TransformContract:
             "ordinary groups": make_groups(),
         }
         before = {name: [encode_bytes(group) for group in groups] for name, groups in steps.items()}
-        given = {name: await self._ask(self._subject.make(), groups, name) for name, groups in steps.items()}
+        given = {name: await self._apply(self._subject.make(), groups, name) for name, groups in steps.items()}
         self._report.check(
             "odd steps",
             self._errors,
@@ -89,7 +89,9 @@ class TransformContract:
         second = self._subject.make()
         problems = []
         for step in range(3):
-            one, other = [_portrait(await self._ask(each, make_groups(10 * step), "again")) for each in (first, second)]
+            one, other = [
+                _portrait(await self._apply(each, make_groups(10 * step), "again")) for each in (first, second)
+            ]
             if one != other:
                 problems.append(f"step {step}: two instances give different groups")
         self._report.check(
@@ -106,7 +108,7 @@ class TransformContract:
         try:
             third = self._subject.make()
             third.load(json.loads(json.dumps(first.state())))
-            one, other = [_portrait(await self._ask(each, make_groups(90), "resumed")) for each in (first, third)]
+            one, other = [_portrait(await self._apply(each, make_groups(90), "resumed")) for each in (first, third)]
             if one != other:
                 problems.append("with the state loaded, a new instance gives other groups than the old one")
         except Exception as error:  # noqa: BLE001 - the plugin boundary: a transform's code
@@ -118,7 +120,7 @@ class TransformContract:
             remedy="state() gives JSON values, and load() takes up exactly there.",
         )
 
-    async def _ask(self, transform: Transform, groups: Sequence[ScoredGroup], name: str) -> list[ScoredGroup] | None:
+    async def _apply(self, transform: Transform, groups: Sequence[ScoredGroup], name: str) -> list[ScoredGroup] | None:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 return list(await transform(groups))

@@ -61,7 +61,7 @@ class SayingEngine(Engine):
     """Replies with `say(prompt, seed)` as text, ended by the end token. Keeps what it was asked."""
 
     def __init__(self, say: Callable[[Tokens, int], str] = lambda prompt, seed: "ok", *, finish: str = "stop") -> None:
-        self.asked: list[tuple[Tokens, Sampling, list[int], float]] = []
+        self.requests: list[tuple[Tokens, Sampling, list[int], float]] = []
         self.cancelled = 0
         self.endpoint = LocalEndpoint(self)
         self._say = say
@@ -73,7 +73,7 @@ class SayingEngine(Engine):
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
-        self.asked.append((prompt, sampling, list(seeds), deadline_s))
+        self.requests.append((prompt, sampling, list(seeds), deadline_s))
         await asyncio.sleep(0)
         return [self._completion(self._say(prompt, seed), sampling) for seed in seeds]
 
@@ -94,7 +94,7 @@ class SilentEngine(SayingEngine):
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
-        self.asked.append((prompt, sampling, list(seeds), deadline_s))
+        self.requests.append((prompt, sampling, list(seeds), deadline_s))
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:

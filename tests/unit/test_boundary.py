@@ -25,18 +25,18 @@ class Large(Small):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = 0
+        self.requests = 0
         self.then = -1
 
     def state(self) -> dict[str, Any]:
-        self.asked += 1
+        self.requests += 1
         return super().state()
 
     def mark(self) -> None:
         self.then = self.value
 
     def marked(self) -> dict[str, Any]:
-        self.asked += 1
+        self.requests += 1
         return {"value": self.then}
 
 
@@ -67,6 +67,6 @@ def test_a_large_state_is_written_down_only_for_a_checkpoint():
     one = boundary(curriculum=large)
     for step in range(50):
         one.mark({"step": step})
-    assert large.asked == 0
+    assert large.requests == 0
     one.state()
-    assert large.asked == 1
+    assert large.requests == 1

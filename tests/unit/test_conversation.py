@@ -50,7 +50,7 @@ async def test_a_second_turn_extends_the_same_history():
     first = [USER, *ids("1"), ASSISTANT]
     second = [USER, *ids("2"), USER, *ids("3"), ASSISTANT]
     assert one.tokens.tolist() == [*first, *ids("ab"), END, *second, *ids("c"), END]
-    assert engine.asked[1][0].tolist() == one.tokens.tolist()[:-2], "the engine saw the history as it was sampled"
+    assert engine.requests[1][0].tolist() == one.tokens.tolist()[:-2], "the engine saw the history as it was sampled"
     assert one.sampled.tolist() == [False] * 3 + [True] * 3 + [False] * 5 + [True] * 2
     assert one.logprobs[one.sampled].tolist() == [-1, -2, -3, -1, -2]
     assert not one.logprobs[~one.sampled].any()
@@ -114,14 +114,14 @@ async def test_every_reply_has_a_seed_of_its_own_that_derives_from_the_plays():
     await conversation.reply(user("1"))
     conversation.start_over()
     await conversation.reply(user("2"))
-    assert [seeds for _, _, seeds, _ in engine.asked] == [[derive(42, 0)], [derive(42, 1)]]
+    assert [seeds for _, _, seeds, _ in engine.requests] == [[derive(42, 0)], [derive(42, 1)]]
 
 
 async def test_its_own_sampling_goes_before_the_runs_and_marks_the_rollout():
     engine = SayingEngine()
     conversation = talk(engine, sampling=Sampling(max_tokens=3, temperature=0.5, top_k=4))
     await conversation.reply(user("1"))
-    assert engine.asked[0][1] == Sampling(max_tokens=3, temperature=0.5, top_k=4)
+    assert engine.requests[0][1] == Sampling(max_tokens=3, temperature=0.5, top_k=4)
     [one] = conversation.episode(Score(0.0)).rollouts
     assert one.temperature == 0.5
     assert one.truncated
@@ -145,8 +145,8 @@ async def test_an_episode_of_no_reply_is_refused():
 async def test_a_reply_that_fails_leaves_the_conversation_as_it_was():
     class Once(SayingEngine):
         async def sample(self, prompt, n, sampling, seeds, deadline_s):
-            if len(self.asked) == 1:
-                self.asked.append(())
+            if len(self.requests) == 1:
+                self.requests.append(())
                 raise DataError("lost")
             return await super().sample(prompt, n, sampling, seeds, deadline_s)
 

@@ -148,12 +148,12 @@ async def test_each_problem_is_played_with_seeds_of_its_own_and_the_evaluations_
     engine = SayingEngine()
     section = {"samples": 4, "temperature": 0.5, "top_p": 0.8, "max_tokens": 5}
     await run(2, engine=engine, section=section, only=Marked())
-    assert {sampling for _, sampling, _, _ in engine.asked} == {Sampling(5, 0.5, 0.8, 0)}
-    seeds = [seed for _, _, asked, _ in engine.asked for seed in asked]
+    assert {sampling for _, sampling, _, _ in engine.requests} == {Sampling(5, 0.5, 0.8, 0)}
+    seeds = [seed for _, _, drawn, _ in engine.requests for seed in drawn]
     assert len(set(seeds)) == len(seeds) == 8
     again = SayingEngine()
     await run(1, engine=again, section=section | {"samples": 2}, only=Marked())
-    assert [asked for _, _, asked, _ in again.asked] == [[seed] for seed in seeds[:2]]
+    assert [drawn for _, _, drawn, _ in again.requests] == [[seed] for seed in seeds[:2]]
 
 
 async def test_pass_at_k_is_the_mean_over_problems_by_every_grader_and_failures_are_wrong():
@@ -186,11 +186,11 @@ class Crowded(SayingEngine):
         super().__init__()
         self.inside = self.most = 0
 
-    async def sample(self, *asked: Any) -> Any:
+    async def sample(self, *arguments: Any) -> Any:
         self.inside += 1
         self.most = max(self.most, self.inside)
         try:
-            return await super().sample(*asked)
+            return await super().sample(*arguments)
         finally:
             self.inside -= 1
 

@@ -18,11 +18,11 @@ class Slow(SayingEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[tuple[int, ...]] = []
+        self.requests: list[tuple[int, ...]] = []
         self.let = asyncio.Event()
 
     async def sample(self, prompt, n, sampling, seeds, deadline_s):
-        self.asked.append(tuple(prompt.tolist()))
+        self.requests.append(tuple(prompt.tolist()))
         await self.let.wait()
         return []
 
@@ -43,16 +43,16 @@ async def test_a_prompt_goes_to_the_same_engine_each_time_and_prompts_to_all_of_
     fleet = Fleet([Slow(), Slow(), Slow()], deterministic=True)
     await finish(fleet, await asked_of(fleet, PROMPTS * 2))
     for engine in fleet.engines:
-        assert len(engine.asked) >= 10
-        assert all(engine.asked.count(prompt) == 2 for prompt in engine.asked)
+        assert len(engine.requests) >= 10
+        assert all(engine.requests.count(prompt) == 2 for prompt in engine.requests)
 
 
 async def test_an_engine_that_is_far_behind_is_spared():
     fleet = Fleet([Slow(), Slow()], deterministic=False)
     waiting = await asked_of(fleet, [PROMPTS[0]] * 40)
-    asked = sorted(len(engine.asked) for engine in fleet.engines)
-    assert sum(asked) == 40
-    assert asked[1] - asked[0] <= MORE_ALLOWED + 1
+    requests = sorted(len(engine.requests) for engine in fleet.engines)
+    assert sum(requests) == 40
+    assert requests[1] - requests[0] <= MORE_ALLOWED + 1
     await finish(fleet, waiting)
     assert fleet._in_flight == [0, 0]
 
@@ -60,11 +60,11 @@ async def test_an_engine_that_is_far_behind_is_spared():
 async def test_a_deterministic_fleet_goes_by_the_prompt_alone():
     fleet = Fleet([Slow(), Slow()], deterministic=True)
     waiting = await asked_of(fleet, [PROMPTS[0]] * 40)
-    assert sorted(len(engine.asked) for engine in fleet.engines) == [0, 40]
+    assert sorted(len(engine.requests) for engine in fleet.engines) == [0, 40]
     await finish(fleet, waiting)
 
 
 async def test_the_prompt_decides_by_its_ids_and_not_by_their_dtype():
     fleet = Fleet([Slow(), Slow(), Slow()], deterministic=True)
     await finish(fleet, await asked_of(fleet, [PROMPTS[3], PROMPTS[3].astype(np.int64)]))
-    assert sorted(len(engine.asked) for engine in fleet.engines) == [0, 0, 2]
+    assert sorted(len(engine.requests) for engine in fleet.engines) == [0, 0, 2]

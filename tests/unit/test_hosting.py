@@ -555,7 +555,7 @@ async def test_descriptors_go_both_ways_and_each_side_owns_its_own(start, where,
     endpoint: Any = PeerEndpoint((await start()).peer) if where == "there" else LocalEndpoint(object())
     await endpoint.load_agent("rigged:Agent")
     given = memory(b"hello")
-    [read, component], [made] = await endpoint.ask("swap", "from there", descriptors=[given])
+    [read, component], [made] = await endpoint.call("swap", "from there", descriptors=[given])
     assert read == b"hello"
     assert component == ("RiggedEngine" if where == "there" else "object")
     assert os.pread(made, 100, 0) == b"from there"
@@ -567,14 +567,14 @@ async def test_descriptors_go_both_ways_and_each_side_owns_its_own(start, where,
 async def test_passing_descriptors_a_hundred_times_leaks_none(start):
     endpoint = PeerEndpoint((await start()).peer)
     await endpoint.load_agent("rigged:Agent")
-    [before, _] = await endpoint.ask("count")
+    [before, _] = await endpoint.call("count")
     ours = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
         given = memory(b"x")
-        _, [made] = await endpoint.ask("swap", "y", descriptors=[given])
+        _, [made] = await endpoint.call("swap", "y", descriptors=[given])
         os.close(given)
         os.close(made)
-    assert (await endpoint.ask("count"))[0] == before
+    assert (await endpoint.call("count"))[0] == before
     assert len(os.listdir("/proc/self/fd")) == ours
 
 
@@ -583,7 +583,7 @@ async def test_an_agent_without_descriptors_gets_its_arguments_alone(start, wher
     monkeypatch.syspath_prepend(str(tmp_path))
     endpoint: Any = PeerEndpoint((await start()).peer) if where == "there" else LocalEndpoint(object())
     await endpoint.load_agent("rigged:Agent")
-    assert await endpoint.ask("none", 1, "two") == ([1, "two"], [])
+    assert await endpoint.call("none", 1, "two") == ([1, "two"], [])
 
 
 # -- processes that are there and say nothing

@@ -32,14 +32,14 @@ async def test_the_runs_sampling_is_used_where_none_is_given():
     engine = SayingEngine()
     await policy(engine).sample(PROMPT, seed=3)
     await policy(engine).sample(PROMPT, seed=3, sampling=Sampling(temperature=0))
-    assert [sampling for _, sampling, _, _ in engine.asked] == [Sampling(max_tokens=9), Sampling(temperature=0)]
+    assert [sampling for _, sampling, _, _ in engine.requests] == [Sampling(max_tokens=9), Sampling(temperature=0)]
 
 
 async def test_one_sample_has_the_seed_given_and_several_have_seeds_derived_from_it():
     engine = SayingEngine()
     await policy(engine).sample(PROMPT, seed=3)
     several = await policy(engine).sample(PROMPT, n=3, seed=3)
-    assert [seeds for _, _, seeds, _ in engine.asked] == [[3], [derive(3, 0), derive(3, 1), derive(3, 2)]]
+    assert [seeds for _, _, seeds, _ in engine.requests] == [[3], [derive(3, 0), derive(3, 1), derive(3, 2)]]
     assert len(several) == 3
 
 
@@ -47,17 +47,17 @@ async def test_a_prompt_of_no_tokens_is_refused_before_the_engine_sees_it():
     engine = SayingEngine()
     with pytest.raises(DataError, match="no tokens"):
         await policy(engine).sample(tokens([]), seed=0)
-    assert engine.asked == []
+    assert engine.requests == []
 
 
-@pytest.mark.parametrize(("asked", "given"), [(None, 0.2), (0.05, 0.05), (60.0, 0.2)])
-async def test_a_samples_deadline_is_the_shorter_of_its_own_and_the_runs(asked, given):
+@pytest.mark.parametrize(("requested", "given"), [(None, 0.2), (0.05, 0.05), (60.0, 0.2)])
+async def test_a_samples_deadline_is_the_shorter_of_its_own_and_the_runs(requested, given):
     engine = SilentEngine()
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=rf"the engine: sample\(\) gave no answer within {given:g} s"):
-        await policy(engine, 0.2).sample(PROMPT, seed=0, deadline_s=asked)
+        await policy(engine, 0.2).sample(PROMPT, seed=0, deadline_s=requested)
     assert time.monotonic() - start < given + 20
-    assert engine.asked[0][3] == given, "the engine knows it too"
+    assert engine.requests[0][3] == given, "the engine knows it too"
     assert engine.cancelled == 1, "and does not go on for nobody"
 
 
@@ -233,7 +233,7 @@ async def test_the_engine_sees_samples_in_the_order_of_their_places_whatever_the
             turnstile.leave((place,))
 
         await asyncio.gather(*(play(place, delay) for place, delay in enumerate(delays)))
-        return [seeds[0] for _, _, seeds, _ in engine.asked]
+        return [seeds[0] for _, _, seeds, _ in engine.requests]
 
     assert await order([0.02, 0.0, 0.01]) == [0, 1, 2]
     assert await order([0.0, 0.02, 0.01]) == [0, 1, 2]

@@ -108,7 +108,7 @@ async def test_the_seeds_of_a_group_derive_from_its_draw_alone():
     async def seeds() -> list[int]:
         engine = SayingEngine()
         await play(player(Words(), engine=engine))
-        return sorted(seeds[0] for _, _, seeds, _ in engine.asked)
+        return sorted(seeds[0] for _, _, seeds, _ in engine.requests)
 
     assert await seeds() == await seeds() == sorted(derive(derive(1003, member), 0) for member in range(4))
 
@@ -440,7 +440,7 @@ async def test_a_deterministic_player_asks_the_engine_in_draw_order_whatever_the
     places = [one.places(each, 3) for each in draws]
     await asyncio.gather(*(one.play(each, at, 3, Sampling()) for each, at in zip(draws, places, strict=True)))
     wanted = [derive(derive(1000 + number, member), 0) for number in (2, 5) for member in range(3)]
-    assert [seeds[0] for _, _, seeds, _ in engine.asked] == wanted
+    assert [seeds[0] for _, _, seeds, _ in engine.requests] == wanted
 
 
 @pytest.mark.parametrize("how", ["raises", "fails", "late"])

@@ -44,7 +44,7 @@ async def test_requests_end_with_the_adapter_they_began_with_and_engine_and_trai
 
         async def count() -> None:
             while True:
-                at_once.append(len((await endpoint.ask("adapters"))[0]))
+                at_once.append(len((await endpoint.call("adapters"))[0]))
                 await asyncio.sleep(0.01)
 
         counting = asyncio.create_task(count())
@@ -64,7 +64,7 @@ async def test_requests_end_with_the_adapter_they_began_with_and_engine_and_trai
         assert seen.probe_shift > 0.5
         last = PUBLISHES + 5
         async with asyncio.timeout(10):  # the one before goes by itself, with no further publish
-            while (await endpoint.ask("adapters"))[0] != [f"policy-v{last}"]:
+            while (await endpoint.call("adapters"))[0] != [f"policy-v{last}"]:
                 await asyncio.sleep(0.05)
         assert sorted(path.name for path in (tmp_path / "adapters").iterdir()) == [f"v{last - 1:06d}", f"v{last:06d}"]
     assert not (tmp_path / "adapters").exists()

@@ -80,7 +80,7 @@ class CheckpointBridge(Bridge):
     async def _send(self, version: int, engines: Sequence[Engine]) -> tuple[Path, int]:
         """The directory that the trainer has saved and these engines have loaded, and its size in bytes."""
         directory = self._directory / f"v{version:06d}"
-        size, _ = await self._trainer.ask(
+        size, _ = await self._trainer.call(
             "save", str(directory), str(self._model), deadline_s=self._options.save_deadline_s
         )
         await asyncio.gather(*(self._reload(engine, directory, version) for engine in engines))

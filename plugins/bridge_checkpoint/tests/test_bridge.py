@@ -164,7 +164,7 @@ async def test_a_trainer_of_something_else_than_a_transformers_model_is_told_so(
     endpoint = LocalEndpoint(type("Holder", (), {"model": torch.nn.Linear(2, 2)})())
     await endpoint.load_agent("atropos_bridge_checkpoint.agents:TrainerAgent")
     with pytest.raises(WeightsMismatch, match=r"trainer's is a Linear.*\n.*--bridge lora"):
-        await endpoint.ask("save", str(tmp_path / "v000001"), str(tmp_path))
+        await endpoint.call("save", str(tmp_path / "v000001"), str(tmp_path))
 
 
 def test_a_full_disk_is_a_named_error_and_leaves_nothing_half_written(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class IpcBridge(Bridge):
         """Returns why it cannot be, or nothing."""
         wanted = await self._value(self._trainer, "wanted")
         where = {**self._where(0), "wanted": wanted}
-        offer, descriptors = await self._ask(engine.endpoint, "export", self._transports[0], where)
+        offer, descriptors = await self._call(engine.endpoint, "export", self._transports[0], where)
         try:
             if "impossible" in offer:
                 return str(offer["impossible"])
@@ -165,12 +165,12 @@ class IpcBridge(Bridge):
             )
 
     async def _value(self, endpoint: Endpoint, method: str, *arguments: Any, descriptors: Sequence[int] = ()) -> Any:
-        value, given = await self._ask(endpoint, method, *arguments, descriptors=descriptors)
+        value, given = await self._call(endpoint, method, *arguments, descriptors=descriptors)
         for descriptor in given:
             os.close(descriptor)
         return value
 
-    async def _ask(
+    async def _call(
         self, endpoint: Endpoint, method: str, *arguments: Any, descriptors: Sequence[int] = ()
     ) -> tuple[Any, list[int]]:
-        return await endpoint.ask(method, *arguments, descriptors=descriptors, deadline_s=self._deadline_s)
+        return await endpoint.call(method, *arguments, descriptors=descriptors, deadline_s=self._deadline_s)

@@ -27,7 +27,7 @@ class ServerAgent:
         """Have the worker describe its segment in terms of the trainer's tensors, `where["wanted"]`. The offer has
         `impossible` alone where these weights cannot be shared. Raises WeightsMismatch."""
         self._where = where
-        answers = await self._ask(do="share", wanted=list(where["wanted"]))
+        answers = await self._call(do="share", wanted=list(where["wanted"]))
         refused = [answer["impossible"] for answer in answers if "impossible" in answer]
         if refused:
             return Reply({"impossible": refused[0]}, [])
@@ -45,7 +45,7 @@ class ServerAgent:
     async def attach(self, where: Mapping[str, Any], source: str) -> list[Any]:
         """Have every worker map the trainer's copy of the weights. Returns what each of them has mapped."""
         self._where = where
-        return [answer["segment"] for answer in await self._ask(do="attach", source=source)]
+        return [answer["segment"] for answer in await self._call(do="attach", source=source)]
 
     async def load(self, version: int) -> None:
         """Have every worker load that version of the trainer's copy. The engine is paused."""
@@ -54,13 +54,13 @@ class ServerAgent:
         await self._transfer("finish", {})
 
     async def write_sentinel(self, slot: int, value: int) -> None:
-        await self._ask(do="write", slot=slot, value=value)
+        await self._call(do="write", slot=slot, value=value)
 
     async def read_sentinel(self, slot: int) -> int:
-        found = {int(answer["value"]) for answer in await self._ask(do="read", slot=slot)}
+        found = {int(answer["value"]) for answer in await self._call(do="read", slot=slot)}
         return found.pop() if len(found) == 1 else -1
 
-    async def _ask(self, **asked: Any) -> list[dict[str, Any]]:
+    async def _call(self, **asked: Any) -> list[dict[str, Any]]:
         """Every worker's answer, in the order of ranks."""
         where = self._where
         self._path(0).unlink(missing_ok=True)  # an answer to an earlier question must not pass for one to this

@@ -38,7 +38,7 @@ class LoraBridge(Bridge):
         take it shows here, and no request is ever without one (vLLM's LoRA kernels for CPUs take -1, no adapter, for the
         last slot's). Raises WeightsMismatch where the trainer trains no adapter, or an engine refuses it."""
         self._trainer, self._engines = trainer, engines
-        await trainer.ask("check", deadline_s=self._deadline_s)
+        await trainer.call("check", deadline_s=self._deadline_s)
         shutil.rmtree(self._directory, ignore_errors=True)  # what a run that was killed has left
         self._directory.mkdir(parents=True)
         lasting = [engine for engine in engines if engine.outlives_run]
@@ -60,7 +60,7 @@ class LoraBridge(Bridge):
     async def _publish(self, version: int) -> Publication:
         began = time.perf_counter()
         directory = self._directory / f"v{version:06d}"
-        size, _ = await self._trainer.ask("save", str(directory), deadline_s=self._deadline_s)
+        size, _ = await self._trainer.call("save", str(directory), deadline_s=self._deadline_s)
         await asyncio.gather(*(engine.load_adapter(directory, version) for engine in self._engines))
         self._published = [*(old for old in self._published if old != directory), directory]
         old, self._published = self._published[: -self._keep], self._published[-self._keep :]
