@@ -117,7 +117,7 @@ class TrainerSession:
                     "groups": groups, "version": version, "wait_s": wait,
                     "holding": sorted(self._holding), "seen": self._seen, "boot": self._reported.boot,
                 }  # fmt: skip
-                found = await self._call_telling("lease", body, wait_s=wait)
+                found = await self._call_reporting("lease", body, wait_s=wait)
                 leased = await self._take(found)
                 if leased or time.monotonic() >= until:
                     return leased
@@ -173,7 +173,7 @@ class TrainerSession:
         return self.environments
 
     async def renew(self) -> None:
-        await self._call_telling("renew", {})
+        await self._call_reporting("renew", {})
 
     async def close(self) -> None:
         """End the session: what is leased and not committed goes back. May be called twice."""
@@ -229,7 +229,7 @@ class TrainerSession:
             await self._tell_again(found["boot"])
         return found
 
-    async def _call_telling(self, what: str, body: dict[str, Any], *, wait_s: float = 0.0) -> Any:
+    async def _call_reporting(self, what: str, body: dict[str, Any], *, wait_s: float = 0.0) -> Any:
         """A call that says on the way what was trained. Said twice, it changes nothing."""
         reported = sorted(self._trained)
         found = await self._call(what, body | {"trained": reported}, wait_s=wait_s)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Generic, TypeVar, cast
 
-from atropos_core import console, telling
+from atropos_core import console, hub_report
 from atropos_core.choosing import Chooser
 from atropos_core.errors import DataError, HubClosed, LeaseLost, StoreFull
 from atropos_core.held import Entry, EnvironmentStatus, Held, HubStatus, Label, Limits, Store, Want
@@ -84,7 +84,7 @@ class Hub(Generic[T]):
     def share(self, environment: str, *, weight: float = 1.0, minimum: float = 0.0) -> None:
         """Register an environment: `weight` is its part of the batches beside the others' weights, `minimum` the part
         of every batch (0 to 1) that is its own while it has groups."""
-        telling.refuse_what_is_no_text(environment)
+        hub_report.check_name(environment)
         if not (weight > 0 and 0 <= minimum <= 1):
             raise DataError(
                 f"environment {environment!r} asks for weight {weight!r} and minimum {minimum!r} of the batches.",
@@ -110,7 +110,7 @@ class Hub(Generic[T]):
 
     def admits(self, label: Label) -> bool:
         """Whether a put would be taken now."""
-        telling.refuse_what_never_fits(self.limits, label)
+        hub_report.check_fits(self.limits, label)
         if not self._lanes.fits(label):
             return False
         if self._starving:
@@ -155,7 +155,7 @@ class Hub(Generic[T]):
                 return await self._wait_for_room(payload, label, digest, left)
             await asyncio.wait([twin], timeout=left)
             if not twin.done():
-                raise telling.full(self, label)
+                raise hub_report.full(self, label)
             if (taken := self.try_put(payload, label, key=key)) is not None:
                 return taken
 
@@ -174,7 +174,7 @@ class Hub(Generic[T]):
             await asyncio.wait([offer.answer], timeout=timeout_s)
             if offer.answer.done():
                 return offer.answer.result()
-            raise telling.full(self, label)
+            raise hub_report.full(self, label)
         finally:
             if key:
                 del self._offered[key]
@@ -408,10 +408,10 @@ class Hub(Generic[T]):
         """Do all that has become possible: puts that fit, leases that can be filled."""
         while self._admit_offers() | self._serve():
             pass
-        if self._requests and self._starving and self._is_stuck() and telling.is_small(self):
+        if self._requests and self._starving and self._is_stuck() and hub_report.is_small(self):
             request = self._requests.popleft()
             self._unmet = None
-            request.answer.set_exception(telling.too_small(self, request.want))
+            request.answer.set_exception(hub_report.too_small(self, request.want))
             self._proceed()
 
     def _serve(self) -> bool:
@@ -471,7 +471,7 @@ class Hub(Generic[T]):
 
     def status(self) -> HubStatus:
         """Takes the same time whatever the number of groups."""
-        return telling.status(self)
+        return hub_report.status(self)
 
     def state(self) -> Mapping[str, Any]:
         """For the checkpoint that `commit` follows, of a run whose hub is in its own process."""

@@ -159,8 +159,8 @@ class WeightServer(Protocol):
     async def transfer_weights(
         self, stage: Literal["init", "start", "update", "finish"], info: Mapping[str, Any], deadline_s: float
     ) -> None:
-        """Have every worker of the server run that stage of the weight transfer which the bridge asked for by telling
-        `weight_transfer` (Provider.tells). `info` is JSON. Raises WeightsMismatch with what the worker said."""
+        """Have every worker of the server run that stage of the weight transfer which the bridge asked for by announcing
+        `weight_transfer` (Provider.announces). `info` is JSON. Raises WeightsMismatch with what the worker said."""
 
 
 class Engine(ABC):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from atropos_core import telling
+from atropos_core import hub_report
 from atropos_core.errors import DataError, DeadlineExceeded, LeaseLost
 from atropos_core.held import Entry, Held, State, Want
 
@@ -64,7 +64,7 @@ class Session(Generic[T]):
                 left = end - loop.time()
                 if left <= 0:
                     raise DeadlineExceeded(
-                        f"the hub got no batch of {want} within {deadline_s:g} s: {telling.why(hub)}"
+                        f"the hub got no batch of {want} within {deadline_s:g} s: {hub_report.why_no_batch(hub)}"
                     )
                 await asyncio.wait([request.answer], timeout=min(left, max(hub._chooser.retry_s, 0.01)))
                 if not request.answer.done():

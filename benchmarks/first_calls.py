@@ -47,8 +47,8 @@ def storm(processes: int, settled: bool) -> list[float]:
             running[pid] = read
         if running and (len(running) >= AT_ONCE or number >= processes):
             pid, _ = os.wait()
-            with os.fdopen(running.pop(pid)) as told:
-                errors.append(float(told.read()))
+            with os.fdopen(running.pop(pid)) as answer:
+                errors.append(float(answer.read()))
     return errors
 
 
@@ -58,16 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = parser.parse_args(arguments)
     import torch  # noqa: F401 # before the first fork
 
-    told, rows = {}, []
+    found, rows = {}, []
     for name, settled in (("as torch comes", False), ("settled", True)):
         errors = storm(wanted.processes, settled)
         wrong = [error for error in errors if error > 1e-6]
-        told[name] = {"processes": len(errors), "wrong": len(wrong), "largest": max(errors)}
+        found[name] = {"processes": len(errors), "wrong": len(wrong), "largest": max(errors)}
         rows.append((name, len(errors), len(wrong), f"{max(errors):.1e}"))
     console.table(("first call of cos", "processes", "wrong", "largest error"), rows)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "first_calls.json").write_text(json.dumps({"machine": described()} | told, indent=1) + "\n")
-    raise SystemExit(1 if told["settled"]["wrong"] else 0)
+    (RESULTS / "first_calls.json").write_text(json.dumps({"machine": described()} | found, indent=1) + "\n")
+    raise SystemExit(1 if found["settled"]["wrong"] else 0)
 
 
 if __name__ == "__main__":

@@ -159,10 +159,10 @@ def main() -> None:
             directory = Path(scratch) / f"{configuration.model}-{configuration.dtype}"
             if not directory.exists():
                 make_model(directory, configuration.model, configuration.dtype)
-            told, parts = predicted(configuration, directory)
+            total, parts = predicted(configuration, directory)
             found = measured(configuration, directory)
-            rows.append(asdict(configuration) | {"predicted": told, "parts": dict(parts), **found})
-            console.say(f"{configuration.name}: {told / 1e6:.0f} MB predicted, {found['growth'] / 1e6:.0f} measured")
+            rows.append(asdict(configuration) | {"predicted": total, "parts": dict(parts), **found})
+            console.say(f"{configuration.name}: {total / 1e6:.0f} MB predicted, {found['growth'] / 1e6:.0f} measured")
     console.table(
         ("configuration", "predicted, MB", "measured, MB", "off by"),
         [

@@ -41,7 +41,7 @@ ARMS = {
     "exclude": f'[reward.trusted]\nuse = "ensemble"\ncombine = "mean"\non_departure = "exclude"\n{MEMBERS}',
 }
 PROBLEMS = 1024  # an accuracy of so many has a standard error of at most 1.6 points
-TOLD = ("/alpha_rolling", "/agreement", "/suspicion", "/flagged")  # of what an ensemble says of itself, step by step
+METRICS = ("/alpha_rolling", "/agreement", "/suspicion", "/flagged")  # of what an ensemble says of itself, step by step
 WANTED_POINTS = 5.0
 DEADLINE_S = 1200
 
@@ -64,12 +64,18 @@ def trained(folder: Path, arm: str, seed: int, steps: int, every: int, path: str
     if ended.returncode != 0 and "NoProgress" not in ended.stderr + ended.stdout:
         raise SystemExit(f"a run ended with {ended.returncode}:\n{ended.stdout[-1500:]}\n{ended.stderr[-1500:]}")
     curve = {int(row["step"]): 100 * row["eval/accuracy"] for row in rows if "eval/accuracy" in row}
-    told = {
+    metrics = {
         key: [None if row.get(key) is None else round(row[key], 4) for row in rows]
         for key in rows[-1]
-        if key == "reward/mean" or key.endswith(TOLD)
+        if key == "reward/mean" or key.endswith(METRICS)
     }
-    return {"seed": seed, "exit": ended.returncode, "accuracy": curve, "last": list(curve.values())[-1], "told": told}
+    return {
+        "seed": seed,
+        "exit": ended.returncode,
+        "accuracy": curve,
+        "last": list(curve.values())[-1],
+        "metrics": metrics,
+    }
 
 
 def main() -> None:

@@ -56,9 +56,9 @@ def trained(kind: str, seed: int, steps: int, folder: Path) -> dict[str, float]:
     began = time.monotonic()
     finish(run, "run", str(file), "--dir", str(run), "--seed", str(seed), "--steps", str(steps), deadline_s=DEADLINE_S)
     first, *_, last = metrics_of(run)
-    told = {name.removeprefix("transform/zscore/"): value for name, value in last.items() if "/zscore/" in name}
+    zscore = {name.removeprefix("transform/zscore/"): value for name, value in last.items() if "/zscore/" in name}
     accuracies = {"before": first["eval/accuracy"], "after": last["eval/accuracy"], "problems": last["eval/problems"]}
-    return accuracies | {"seconds": time.monotonic() - began} | told
+    return accuracies | {"seconds": time.monotonic() - began} | zscore
 
 
 def counted() -> dict[str, float]:

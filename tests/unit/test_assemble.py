@@ -219,14 +219,14 @@ async def test_components_are_told_what_trainer_and_bridge_have_to_tell(tmp_path
 
     announced = Provider("mine", "", NoOptions, make, lambda _: frozenset({"in_process"}))
     bridge = Provider(
-        "telling",
+        "announcing",
         "",
         NoOptions,
         lambda o, c: LocalBridge(),
         lambda _: frozenset({"in_process"}),
         announces=lambda _: {"port": 7},
     )
-    made = plan(installed(engines=[announced], bridges=[bridge]), engine__use="mine", bridge__use="telling")
+    made = plan(installed(engines=[announced], bridges=[bridge]), engine__use="mine", bridge__use="announcing")
     parts = await build(made, prepared(tmp_path))
     await parts.close()
     assert seen == [{"port": 7, "advantages": {"baseline": "group", "divided": True}}], (

@@ -32,8 +32,8 @@ def sent_weights(plan: Plan, plugins: Plugins, *, by_bridge: bool) -> Plan:
             f" {', '.join(sorted(engine.transports)) or 'nothing'}.",
             remedy="Use --bridge checkpoint or --bridge lora, with an engine that takes what it carries: hf or vllm.",
         )
-    telling = ("trainer",) if transport == "adapter" else ()
-    single = {kind: choose(plugins.registry, kind, kind, getattr(config, kind)) for kind in telling}
+    announcing = ("trainer",) if transport == "adapter" else ()
+    single = {kind: choose(plugins.registry, kind, kind, getattr(config, kind)) for kind in announcing}
     return replace(plan, transports=(transport,), single=single)
 
 

@@ -1,4 +1,4 @@
-"""What the hub says of itself: its figures, why no batch can be formed, and why a group cannot come in."""
+"""What the hub reports of itself: its figures, why no batch can be formed, and why a group cannot come in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def status(hub: Hub[Any]) -> HubStatus:
         oldest_s=now - min(heads) if heads else None,
         environments={name: _of(lane) for name, lane in lanes.by_name.items()},
         dropped=dict(hub.dropped),
-        why=why(hub),
+        why=why_no_batch(hub),
     )
 
 
@@ -45,7 +45,7 @@ def _of(lane: Lane[Any]) -> EnvironmentStatus:
     )
 
 
-def why(hub: Hub[Any]) -> str | None:
+def why_no_batch(hub: Hub[Any]) -> str | None:
     """Why the batch that was asked for last cannot be formed; None where nothing is missing."""
     unmet, lanes = hub._unmet, hub._lanes
     if unmet is None:
@@ -98,7 +98,7 @@ def _short(hub: Hub[Any]) -> list[str]:
     return found
 
 
-def refuse_what_is_no_text(name: str) -> None:
+def check_name(name: str) -> None:
     """Raises DataError for half of a surrogate pair: whoever writes such a name down fails, in somebody else's call."""
     try:
         name.encode()
@@ -106,12 +106,12 @@ def refuse_what_is_no_text(name: str) -> None:
         raise DataError(f"the name {name[:80]!a} of an environment or task is no Unicode text") from None
 
 
-def refuse_what_never_fits(limits: Limits, label: Label) -> None:
+def check_fits(limits: Limits, label: Label) -> None:
     """Raises DataError."""
     if label.sequences < 1 or label.size_bytes < 0:
         raise DataError(f"a group of task {label.task!r} has {label.sequences} sequences and {label.size_bytes} bytes")
-    refuse_what_is_no_text(label.environment)
-    refuse_what_is_no_text(label.task)
+    check_name(label.environment)
+    check_name(label.task)
     bound, beyond = limits.sequences, []
     if label.size_bytes > limits.size_bytes:
         beyond.append(limits.size_option)
