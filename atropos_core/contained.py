@@ -8,36 +8,58 @@ a run's event loop that is a signal handler's business, and raises nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atropos_core.errors import EndsProcess
 
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Task
+
 
 @contextmanager
-def contained(name: str) -> Iterator[None]:
-    """Raises EndsProcess, which names `name` and the line, in place of what is no Exception. Cancellations pass."""
+def contained(name: str, passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Raises EndsProcess, which names `name` and the line, in place of what is no Exception. Cancellations pass, and what
+    is named."""
     entered = _current()
+    ordinary: tuple[type[BaseException], ...] = (Exception, *passing)
     try:
         yield
-    except Exception:
+    except ordinary:
         raise
     except BaseException as error:
-        from asyncio import CancelledError
-
+        asyncio = sys.modules.get("asyncio")  # no import of it for whoever has no loop, nor while Python shuts down
+        cancelled = asyncio is not None and isinstance(error, asyncio.CancelledError)
         thrown_away = isinstance(error, GeneratorExit) and _current() is not entered  # a coroutine, unfinished
-        if thrown_away or isinstance(error, CancelledError):
+        if cancelled or thrown_away:
             raise
         raise ends_process(name, error) from error
+
+
+def contain_tasks(loop: AbstractEventLoop, passing: tuple[type[BaseException], ...] = ()) -> None:
+    """Every task on `loop`, also one that a component starts for itself, ends with EndsProcess in place of what would end
+    the loop."""
+    from asyncio import Task
+
+    async def contain(work: Awaitable[Any]) -> Any:
+        with contained(f"{getattr(work, '__qualname__', 'a task')}()", passing):
+            return await work
+
+    def begin(loop: AbstractEventLoop, work: Any, **keywords: Any) -> Task[Any]:
+        task: Task[Any] = Task(contain(work), loop=loop, **keywords)
+        task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began
+        return task
+
+    loop.set_task_factory(begin)
 
 
 def ends_process(name: str, error: BaseException) -> EndsProcess:
     said = f"({error})" if str(error) else ""
     return EndsProcess(
-        f"{name} raised {type(error).__name__}{said}{_where(error.__traceback__)}, which is how a process is ended",
+        f"{name} raised {type(error).__name__}{said}{innermost_line(error.__traceback__)}, which is how a process is ended",
         remedy="Code of a component that cannot go on raises an ordinary exception: then it is data, and the run goes on.",
     )
 
@@ -51,10 +73,10 @@ def _current() -> Any:
         return None
 
 
-def _where(trace: TracebackType | None) -> str:
+def innermost_line(trace: TracebackType | None) -> str:
     """The innermost line of a component's own: outside the standard library's loop, and outside this."""
     import traceback
 
-    own = (__file__, "/asyncio/", f"{__package__}/guards.py")
+    own = (__file__, "/asyncio/", f"{__package__}/guards.py", f"{__package__}/hosted.py", f"{__package__}/rpc.py")
     found = [frame for frame in traceback.extract_tb(trace) if not any(part in frame.filename for part in own)]
     return f" in {Path(found[-1].filename).name}:{found[-1].lineno}, {found[-1].name}()" if found else ""

@@ -82,6 +82,10 @@ class EventLoopBlocked(AtroposError):
     """Code on the run's event loop did not yield: nothing else could proceed."""
 
 
+class OutOfMemory(AtroposError):
+    """The system refused memory that a process asked for."""
+
+
 class EndsProcess(AtroposError):
     """Code of a component did what ends the process that runs it."""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from atropos_core import console
-from atropos_core.contained import contained
+from atropos_core.contained import contain_tasks
 from atropos_core.errors import EventLoopBlocked, Interrupted, ProcessDied
 from atropos_core.hosting import Child
 
@@ -149,28 +149,17 @@ def blocked_loop_alarm() -> Iterator[None]:
 
 
 @contextmanager
-def own_process() -> Iterator[None]:
-    """The event loop of a run, or of whatever else runs components: none of them ends it, its loop or its process."""
+def own_process(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """The event loop of a run, or of whatever else runs components: none of them ends it, its loop or its process.
+    `passing`: what may leave a task as it is."""
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
-    contain_tasks(loop)
+    contain_tasks(loop, passing)
     try:
         with no_sudden_end():
             yield
     finally:
         loop.set_task_factory(before)
-
-
-def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Every task on `loop`, also one that a component starts for itself, ends with EndsProcess in place of what would end
-    the loop."""
-
-    def begin(loop: asyncio.AbstractEventLoop, work: Any, **keywords: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(_contained(work), loop=loop, **keywords)
-        task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began
-        return task
-
-    loop.set_task_factory(begin)
 
 
 @contextmanager
@@ -202,8 +191,3 @@ def no_sudden_end() -> Iterator[None]:
     finally:
         for name, real in before.items():
             setattr(os, name, real)
-
-
-async def _contained(work: Awaitable[Any]) -> Any:
-    with contained(f"{getattr(work, '__qualname__', 'a task')}()"):
-        return await work

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from atropos_core.contained import contain_tasks
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Engine, Measured, Stateful, Trainer
 from atropos_core.rpc import Handler, Peer
@@ -123,6 +124,7 @@ class Host:
 
 
 async def serve(descriptor: int, host: Host) -> None:
+    contain_tasks(asyncio.get_running_loop())  # what a component raises to end the process is an error of that call
     host.peer = Peer(
         socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"call"})
     )

@@ -362,7 +362,8 @@ class HostedTrainer(Trainer):
 
 class HostedReward(Reward):
     """A reward in a child process: for grading that is heavy on the CPU or may hang. A call that passes its deadline
-    ends the process, whatever it was computing, and the next call gets a new one."""
+    ends the process, whatever it was computing. The next call gets a new one, also where the reward's own code, or the
+    kernel, has ended it: only the call that it was at has failed."""
 
     queues = True
 
@@ -382,17 +383,20 @@ class HostedReward(Reward):
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
         async with self._turn:  # one at a time: ending the process must not take another call along
-            await self.open()
-            child = self._child
-            assert child is not None, "open() has started it"
             try:
+                await self.open()
+                child = self._child
+                assert child is not None, "open() has started it"
                 rewards: Floats
                 rewards, self._metrics = await child.peer.call(
                     "reward", task, list(episodes), deadline_s=self._deadline_s
                 )
             except (DeadlineExceeded, asyncio.CancelledError):  # the latter: the caller's own deadline came first
-                await child.kill()
+                if self._child is not None:
+                    await self._child.kill()
                 raise
+            except ProcessDied as error:  # no more than this call: whoever runs on and on without a reward ends by that
+                raise RemoteError(Exception.__str__(error), remedy=error.remedy) from error
             return rewards
 
     def metrics(self) -> Metrics:

@@ -17,6 +17,7 @@ from typing import Any
 
 from atropos_core import errors
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
+from atropos_core.contained import contained
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied, RemoteError
 from atropos_core.liveness import Owed
 
@@ -231,7 +232,8 @@ class Peer:
         number, method = message["call"], message["method"]
         keywords = {"descriptors": descriptors} if method in self._takes else {}
         try:
-            value = await self.handlers[method](*message["arguments"], **keywords)
+            with contained(f"{method}()"):
+                value = await self.handlers[method](*message["arguments"], **keywords)
         except asyncio.CancelledError:
             return
         except Exception as error:  # noqa: BLE001 - the process boundary: the caller gets it, whatever it is

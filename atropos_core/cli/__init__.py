@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from atropos_core.cli.guarded import STARTED, guarded
+from atropos_core.cli.guarded import GUARDED, guarded
 
 OWN = ("run", "resume", "eval", "process", "plugins", "new", "check", "config", "doctor", "adapter")
 
@@ -15,8 +15,8 @@ OWN = ("run", "resume", "eval", "process", "plugins", "new", "check", "config", 
 def main() -> None:
     """The entry point `atropos`."""
     arguments = sys.argv[1:]
-    if arguments and arguments[0] in STARTED:
-        sys.exit(guarded(lambda: run_app(arguments)))
+    if arguments and arguments[0] in GUARDED:
+        sys.exit(guarded(arguments[0], lambda: run_app(arguments)))
     sys.exit(run_app(arguments))
 
 
@@ -33,6 +33,14 @@ def run_app(arguments: list[str]) -> int:
 
         console.fail(error)
         return error.exit_code
+    except (OSError, MemoryError) as raised:
+        from atropos_core import console
+        from atropos_core.cli.exhausted import named
+
+        if (found := named(raised)) is None:
+            raise
+        console.fail(found)
+        return found.exit_code
     return 0
 
 

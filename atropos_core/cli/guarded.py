@@ -11,14 +11,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 STARTED = ("run", "resume", "train")  # the commands whose end says that a summary was written
+GUARDED = (*STARTED, "eval", "process", "check")  # and others that run components, and end by themselves
+_SAVED = "`atropos doctor RUN` on the run directory says what is saved, `atropos resume RUN` goes on from there."
+_UNSAVED = "look for what a component calls that ends a process, or closes descriptors that are not its own."
 _PR_SET_PDEATHSIG = 1
 _MOMENT_S = 0.3
 _TO_ALL = {signal.SIGINT}  # from a terminal: it goes to both processes at once
 
 
-def guarded(work: Callable[[], int]) -> int:
+def guarded(command: str, work: Callable[[], int]) -> int:
     """The exit code that `work` returns in a process of its own, which ends with this one. The two share a terminal and
     a process group; requests to end that reach this one alone are passed on."""
     if not hasattr(signal, "sigwaitinfo"):
@@ -33,8 +37,12 @@ def guarded(work: Callable[[], int]) -> int:
         os.close(reading)
         _end_with(guard)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        code = work()
-        os.write(writing, bytes([code & 0xFF]))
+        code = 1  # of what it raises, which is on the screen as long as the screen is there
+        try:
+            code = work()
+        finally:
+            with suppress(OSError):  # closed by a component, as its standard error may be
+                os.write(writing, bytes([code & 0xFF]))
         return code
     os.close(writing)
     os.set_blocking(reading, False)  # what a component forked may have the other end as well
@@ -46,7 +54,7 @@ def guarded(work: Callable[[], int]) -> int:
                 handed_in = os.read(reading, 1)
             except BlockingIOError:
                 handed_in = b""
-            return _exit_code(os.waitstatus_to_exitcode(status), handed_in)
+            return _exit_code(command, os.waitstatus_to_exitcode(status), handed_in)
         if info.si_signo == signal.SIGCHLD:
             _say_if_stopped(pid)
             continue
@@ -55,17 +63,17 @@ def guarded(work: Callable[[], int]) -> int:
             os.kill(pid, info.si_signo)
 
 
-def _exit_code(code: int, handed_in: bytes) -> int:
-    """What this process ends with. An ordinary end hands its code in; a traceback is on the screen already."""
-    if code == 1 or (handed_in and code >= 0):
-        return code or handed_in[0] if handed_in else code
+def _exit_code(command: str, code: int, handed_in: bytes) -> int:
+    """What this process ends with. An ordinary end hands its code in, and whatever it raised is on the screen."""
+    if handed_in and code >= 0:
+        return code or handed_in[0]
     how = (
         f"was killed by {signal.Signals(-code).name}" if code < 0 else f"was ended with exit code {code} by code in it"
     )
     memory = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
     sys.stderr.write(
         f"ProcessDied the process of this command {how}{memory}, before it was done.\n"
-        "What to do: `atropos doctor RUN` on the run directory says what is saved, `atropos resume RUN` goes on from there.\n"
+        f"What to do: {_SAVED if command in STARTED else _UNSAVED}\n"
     )
     sys.stderr.flush()
     return 128 - code if code < 0 else 1

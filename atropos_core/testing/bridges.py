@@ -18,7 +18,7 @@ from atropos_core.interfaces import Finding, Transport
 from atropos_core.plugins import Plugins, load_plugins
 from atropos_core.registry import Offer, check_requires
 from atropos_core.testing import eventloop
-from atropos_core.testing.report import Report, of_error
+from atropos_core.testing.report import RAISED, Report, of_error
 from atropos_core.testing.scenes import DEADLINE_S, PAUSED_FOR_S, SAMPLES_ON, Scene, connect, wrong_with
 from atropos_core.testing.subject import Subject
 from atropos_core.types import Completion
@@ -102,7 +102,7 @@ class BridgeContract:
             missing = [reference for reference in self._subject.make().agents().values() if not _is_there(reference)]
             if not self._transports:
                 problems.append("its Provider names no transport, so that no engine and trainer fit it")
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a bridge's code
+        except RAISED as error:  # the plugin boundary: a bridge's code
             problems.append(of_error(error))
         offered = self._say("offer", problems, f"carries {', '.join(sorted(self._transports))}")
         return offered and self._say("agents", [f"{reference!r} cannot be found" for reference in missing])
@@ -176,7 +176,7 @@ class BridgeContract:
         pair = f"engine {plan.config.engine.use!r} and trainer {plan.config.trainer.use!r}, by {plan.transports[0]}"
         try:
             scene = await connect(plan, parts)
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a bridge's code
+        except RAISED as error:  # the plugin boundary: a bridge's code
             self._say("connects", [of_error(error)])
             return
         self._say("connects", [], pair)
@@ -194,7 +194,7 @@ class BridgeContract:
             early = await scene.sampled_while_writing(STEPS + 1)
             if early is not None:
                 problems["pauses"] += self._wrong_with_early(early)
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a bridge's code
+        except RAISED as error:  # the plugin boundary: a bridge's code
             problems["weights"].append(of_error(error))
         bound = _BOUND.get(scene.dtype, 0.5)
         if not apart <= bound:
@@ -235,7 +235,7 @@ class BridgeContract:
                 raise OnPurpose
         except OnPurpose:
             pass
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a bridge's code
+        except RAISED as error:  # the plugin boundary: a bridge's code
             problems.append(f"an exception inside writing() came out as {of_error(error)}")
         else:
             problems.append("an exception inside writing() was swallowed")
@@ -252,7 +252,7 @@ async def _close_twice(parts: Parts) -> list[str]:
         for _ in range(2):
             async with asyncio.timeout(DEADLINE_S):
                 await parts.bridge.close()
-    except Exception as error:  # noqa: BLE001 - the plugin boundary: a bridge's code
+    except RAISED as error:  # the plugin boundary: a bridge's code
         return [of_error(error)]
     return []
 

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from atropos_core.errors import ConfigError
+from atropos_core.guards import own_process
 
 T = TypeVar("T")
 
@@ -58,7 +59,8 @@ class Watch:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """The result of `main`, on a new loop. What it leaves behind is cancelled, with little patience."""
+    """The result of `main`, on a new loop. What it leaves behind is cancelled, with little patience. Code that would end the
+    process raises SystemExit, and is an error of whatever ran it; Ctrl-C cancels `main`."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -71,9 +73,17 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         )
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda *_: None)  # errors of abandoned plays: each has its finding
+    checking = loop.create_task(_in_own_process(main))
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        loop.add_signal_handler(signal.SIGINT, checking.cancel)
     try:
-        return loop.run_until_complete(main)
+        return loop.run_until_complete(checking)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     finally:
+        if is_main:
+            loop.remove_signal_handler(signal.SIGINT)
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
@@ -81,6 +91,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             loop.run_until_complete(asyncio.wait(left, timeout=_END_S))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+async def _in_own_process(main: Coroutine[Any, Any, T]) -> T:
+    with own_process(passing=(Blocked,)):
+        return await main
 
 
 @contextmanager

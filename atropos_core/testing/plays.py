@@ -12,7 +12,7 @@ import numpy as np
 
 from atropos_core.interfaces import Environment
 from atropos_core.testing.eventloop import Blocked
-from atropos_core.testing.report import brief, of_error
+from atropos_core.testing.report import RAISED, brief, of_error
 from atropos_core.testing.scripted import Script, ScriptedPolicy
 from atropos_core.types import Episode, Failed, Rollout, Task, Tokens
 
@@ -84,7 +84,7 @@ async def attempt(
         return Played(task, script, seed, policy, None, f"did not end within {deadline_s:g} s", unended=True)
     except Blocked as error:
         return Played(task, script, seed, policy, None, str(error), unended=True)
-    except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+    except RAISED as error:  # the plugin boundary: an environment's code
         return Played(task, script, seed, policy, None, of_error(error))
     if not isinstance(episode, Episode):
         return Played(task, script, seed, policy, None, f"gave a {type(episode).__name__}, not an Episode")

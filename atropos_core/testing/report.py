@@ -9,6 +9,7 @@ from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Finding
 
 SHOWN = 3  # problems of one check that are spelt out
+RAISED = (Exception, SystemExit, KeyboardInterrupt)  # by a component: no Ctrl-C among them, which cancels the check
 
 
 class ContractBroken(AssertionError):

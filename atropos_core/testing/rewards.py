@@ -14,7 +14,7 @@ from atropos_core.interfaces import Finding, Reward
 from atropos_core.testing import eventloop
 from atropos_core.testing.eventloop import Blocked, watched
 from atropos_core.testing.replies import ADVERSARIAL
-from atropos_core.testing.report import Report, brief, of_error
+from atropos_core.testing.report import RAISED, Report, brief, of_error
 from atropos_core.testing.samples import make_episode, make_task
 from atropos_core.testing.subject import Subject
 from atropos_core.types import Episode, Floats, Task
@@ -84,7 +84,7 @@ class RewardContract:
                     await self._reward.open()
         except TimeoutError:
             return [f"open() did not end within {OPEN_DEADLINE_S:g} s"]
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a reward's code
+        except RAISED as error:  # the plugin boundary: a reward's code
             return [of_error(error)]
         return []
 
@@ -158,7 +158,7 @@ class RewardContract:
             self._unended += 1
             self._errors.append(str(error) or f"no answer within {self._deadline_s:g} s")
             return None
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a reward's code
+        except RAISED as error:  # the plugin boundary: a reward's code
             self._errors.append(f"{_replies(episodes)}: {of_error(error)}")
             return None
         if given.shape != (len(episodes),):
@@ -187,7 +187,7 @@ class RewardContract:
         try:
             for _ in range(2):
                 await close()
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a reward's code
+        except RAISED as error:  # the plugin boundary: a reward's code
             problems.append(of_error(error))
         self._report.check("closes", problems, good="closed twice", remedy="close() may be called twice.")
 

@@ -10,7 +10,7 @@ from typing import Any
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Environment
-from atropos_core.testing.report import Report, brief, of_error
+from atropos_core.testing.report import RAISED, Report, brief, of_error
 from atropos_core.testing.scripted import render_content
 from atropos_core.types import Split, Task
 
@@ -40,7 +40,7 @@ def look_at(environment: Environment, name: Split, at: Sequence[int] | None = No
     try:
         found, anew = environment.tasks(name), environment.tasks(name)
         split.size, split.found = len(found), found
-    except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+    except RAISED as error:  # the plugin boundary: an environment's code
         split.problems.append(f"tasks({name!r}) raises {of_error(error)}")
         return split
     until = perf_counter() + PATIENCE_S
@@ -49,7 +49,7 @@ def look_at(environment: Environment, name: Split, at: Sequence[int] | None = No
             break
         try:
             task, again = found[index], anew[index]
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+        except RAISED as error:  # the plugin boundary: an environment's code
             split.problems.append(f"tasks({name!r})[{index}] raises {of_error(error)}")
             continue
         if not isinstance(task, Task):
@@ -162,7 +162,7 @@ def _questions(split: Looked) -> list[str]:
             continue
         try:
             task = split.found[index]
-        except Exception:  # noqa: BLE001 - the plugin boundary: `tasks` says it of those that were looked at
+        except RAISED:  # the plugin boundary: `tasks` says it of those that were looked at
             continue
         if isinstance(task, Task) and task.answer is not None:
             questions.append(_question(task))

@@ -12,7 +12,7 @@ import numpy as np
 from atropos_core.codec import encode_bytes
 from atropos_core.interfaces import Finding, Stateful, Transform
 from atropos_core.testing import eventloop
-from atropos_core.testing.report import Report, of_error
+from atropos_core.testing.report import RAISED, Report, of_error
 from atropos_core.testing.samples import make_group, make_groups
 from atropos_core.testing.subject import Subject
 from atropos_core.types import ScoredGroup
@@ -37,7 +37,7 @@ class TransformContract:
         problems = []
         try:
             self._subject.make()
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a transform's code
+        except RAISED as error:  # the plugin boundary: a transform's code
             problems.append(of_error(error))
         if not self._report.check("opens", problems, good="built", remedy="Everything else is checked once it builds."):
             return
@@ -111,7 +111,7 @@ class TransformContract:
             one, other = [_portrait(await self._apply(each, make_groups(90), "resumed")) for each in (first, third)]
             if one != other:
                 problems.append("with the state loaded, a new instance gives other groups than the old one")
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a transform's code
+        except RAISED as error:  # the plugin boundary: a transform's code
             problems.append(of_error(error))
         self._report.check(
             "state",
@@ -124,7 +124,7 @@ class TransformContract:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 return list(await transform(groups))
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: a transform's code
+        except RAISED as error:  # the plugin boundary: a transform's code
             self._errors.append(f"{name}: {of_error(error)}")
             return None
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
-
-import pytest
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from tests.conftest import metrics_of, plant
 
 TOY = ("run", "--model", "toy", "--dir", "run", "--steps", "2", "--set", "evaluation.problems=0",
        "--set", "training.groups_per_step=12", "--set", "training.group_size=2")  # fmt: skip
+
+
+def side_by_side(work: Callable[[Any], Any], *cases: Any) -> list[Any]:
+    """What `work` makes of each case: processes that wait for one another no more than they must."""
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(work, cases))
+
 
 ENDING = '''
 import asyncio, os, signal
@@ -117,33 +126,152 @@ def atropos_sinks(): return of("ends", Ends)
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "code", "named"),
-    [
+def test_a_component_that_ends_the_process_ends_the_run_by_name(atropos, sevens, tmp_path):
+    def ends_run(case: tuple[str, str, str]) -> None:
+        kind, code, named = case
+        folder = tmp_path / f"{kind}-{abs(hash(code))}"
+        folder.mkdir()
+        shutil.copy(tmp_path / "sevens.py", folder)
+        parts = {"reward": "return [1.0 for _ in episodes]", "transform": "return groups", "sink": "pass"} | {
+            kind: code
+        }
+        source = PLUGIN
+        for name, text in parts.items():
+            source = source.replace("{" + name + "}", text)
+        plant(folder, "ends", source)
+        ended = atropos(*TOY, "--env", sevens, "--set", f"{kind}.ends.use=ends", PYTHONPATH=str(folder), cwd=folder)
+        assert ended.code in (1, 137), (case, ended.out, ended.err)
+        assert named in ended.err, (case, ended.err)
+        assert not (folder / "run/summary.json").exists()
+
+    side_by_side(
+        ends_run,
         ("reward", "sys.exit(0)", "reward 'ends' raised SystemExit(0) in ends.py"),
-        ("transform", "sys.exit(0)", "raised SystemExit(0) in ends.py"),
         ("transform", "raise KeyboardInterrupt", "raised KeyboardInterrupt in ends.py"),
         ("sink", "sys.exit(3)", "raised SystemExit(3) in ends.py"),
         ("sink", "ctypes.CDLL(None)._exit(0)", "was ended with exit code 0 by code in it, before it was done"),
         ("sink", "os.kill(os.getpid(), 9)", "was killed by SIGKILL (the kernel does that when memory runs out)"),
-    ],
-)
-def test_a_component_that_ends_the_process_ends_the_run_by_name(kind, code, named, atropos, sevens, tmp_path):
-    parts = {"reward": "return [1.0 for _ in episodes]", "transform": "return groups", "sink": "pass"} | {kind: code}
-    source = PLUGIN
-    for name, text in parts.items():
-        source = source.replace("{" + name + "}", text)
-    plant(tmp_path, "ends", source)
-    ended = atropos(*TOY, "--env", sevens, "--set", f"{kind}.ends.use=ends", PYTHONPATH=str(tmp_path))
-    assert ended.code in (1, 137), (ended.out, ended.err)
-    assert named in ended.err, ended.err
-    assert not (tmp_path / "run/summary.json").exists()
+        ("sink", "os.closerange(3, 4096)", "a descriptor of this process was closed by code that does not own it"),
+        ("sink", "os.closerange(0, 4096)", "was ended with exit code 1 by code in it, before it was done"),
+        ("sink", "bytearray(1 << 46)", "OutOfMemory this process was refused memory in ends.py"),
+    )
 
 
-@pytest.mark.parametrize("arguments", [("run", "--model", "toy"), ("eval", "--model", "toy"), ("check",)])
-def test_a_file_that_ends_the_process_as_it_is_imported_is_named(arguments, atropos, tmp_path):
+HOSTED = """
+import ctypes, os, sys
+from atropos_core.hooks import hookimpl
+from atropos_core.registry import Options, Provider
+
+async def exits(): sys.exit(3)
+async def exits_well(): sys.exit(0)
+async def interrupts(): raise KeyboardInterrupt
+async def ends_at_once(): os._exit(0)
+async def aborts(): os.abort()
+async def ends_in_c(): ctypes.CDLL(None)._exit(0)
+async def closes_descriptors(): os.closerange(3, 4096)
+WAYS = [exits, exits_well, interrupts, ends_at_once, aborts, ends_in_c, closes_descriptors]
+
+class Reward:
+    def __init__(self, options): self.options = options
+
+    async def __call__(self, task, episodes):
+        number = int(task.id.split("-")[1]) % 12
+        if self.options.always:
+            os._exit(0)
+        if number < len(WAYS):
+            await WAYS[number]()
+        return [float(os.getpid() > 0) for _ in episodes]
+
+class Always(Options):
+    always: bool = False
+
+@hookimpl
+def atropos_rewards():
+    return [Provider("ends", "ends", Always, lambda options, context: Reward(options), runs_in="process")]
+"""
+
+
+def test_a_hosted_reward_that_ends_its_process_fails_those_rollouts_and_one_that_always_does_ends_the_run(
+    atropos, sevens, tmp_path
+):
+    plant(tmp_path, "ends", HOSTED)
+    hosted = (*TOY, "--env", sevens, "--set", "reward.ends.use=ends")
+
+    def run(how: tuple[str, ...]):
+        return atropos(*hosted, *how, PYTHONPATH=str(tmp_path))
+
+    ways, always = side_by_side(
+        run,
+        ("--steps", "1"),
+        ("--set", "reward.ends.always=true", "--set", "training.groups_per_step=2", "--dir", "always"),
+    )
+    assert ways.code == 0, ways.err
+    causes: dict[int, set[str]] = {}
+    for row in map(json.loads, (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()):
+        if "failed" in row:
+            causes.setdefault(int(row["task"].split("-")[1]) % 12, set()).add(row["failed"])
+    said = ("SystemExit(3) in ends.py:", "SystemExit(0) in ends.py:", "KeyboardInterrupt in ends.py:", "ended with exit code 0",
+            "was killed by SIGABRT", "ended with exit code 0", "reward-ends (pid ")  # fmt: skip
+    assert sorted(causes) == list(range(len(said))), causes
+    for number, text in enumerate(said):
+        assert all(text in cause for cause in causes[number]), (number, causes)
+    assert always.code == 1
+    said_always = " ".join(always.err.split())
+    assert "NoProgress" in said_always and "reward-ends (pid " in said_always and "exit code 0" in said_always, (
+        always.err
+    )
+
+
+def test_a_check_names_what_ends_the_process_and_goes_on_to_its_end(atropos, tmp_path):
+    def check(case: tuple[str, str]) -> None:
+        code, named = case
+        folder = tmp_path / f"check-{abs(hash(code))}"
+        folder.mkdir()
+        (folder / "ending.py").write_text(CHECKED.replace("{code}", code))
+        ended = atropos("check", "./ending.py:Ending", cwd=folder)
+        assert ended.code == 1, (case, ended.out, ended.err)
+        assert named in " ".join((ended.out + ended.err).split()), (case, ended.out, ended.err)
+
+    side_by_side(
+        check,
+        ("raise SystemExit(3)", "breaks"),
+        ("os._exit(0)", "breaks"),
+        ("await asyncio.gather(leave(), leave())", "breaks"),
+        ("ctypes.CDLL(None)._exit(0)", "was ended with exit code 0 by code in it, before it was done"),
+    )
+
+
+CHECKED = """
+import asyncio, ctypes, os
+from atropos_core.interfaces import Environment
+from atropos_core.types import Task
+
+async def leave():
+    raise SystemExit(0)
+
+class Ending(Environment):
+    def tasks(self, split):
+        return [Task(f"{split}-{n}", ({"role": "user", "content": f"?{n}"},), answer="7") for n in range(8)]
+
+    async def play(self, task, policy, *, seed):
+        {code}
+
+    async def score(self, task, reply):
+        return 1.0
+"""
+
+
+def test_a_file_that_ends_the_process_as_it_is_imported_is_named(atropos, tmp_path):
     (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)\n")
-    named = ("./ends.py:Mine",) if arguments == ("check",) else ("--env", "./ends.py:Mine")
-    ended = atropos(*arguments, *named)
-    assert ended.code == 2, (ended.out, ended.err)
-    assert "SystemExit(0) in ends.py:2" in ended.err
+
+    def run(arguments: tuple[str, ...]) -> None:
+        ended = atropos(*arguments)
+        assert ended.code == 2, (arguments, ended.out, ended.err)
+        assert "SystemExit(0) in ends.py:2" in ended.err
+
+    side_by_side(
+        run,
+        ("run", "--model", "toy", "--env", "./ends.py:Mine"),
+        ("eval", "--model", "toy", "--env", "./ends.py:Mine"),
+        ("check", "./ends.py:Mine"),
+    )
