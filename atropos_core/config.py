@@ -166,7 +166,7 @@ class ApiSection(Section):
 
     url: str
     token_file: Annotated[Path, AfterValidator(_absolute)] | None = None  # absolute: a resumed run may start elsewhere
-    engine_door: str = "127.0.0.1:0"  # HOST:PORT where workers reach the engines of this run; port 0: any free one
+    engine_address: str = "127.0.0.1:0"  # HOST:PORT where workers reach the engines of this run; port 0: any free one
     wait_s: float = Field(600.0, gt=0)  # for workers, at the start
 
     def token(self) -> str | None:

@@ -37,7 +37,7 @@ class Host:
         self.ended = asyncio.Event()
 
     def handlers(self) -> dict[str, Handler]:
-        return {"build": self.build, "close": self.close, "load_agent": self.load_agent, "call": self.call}
+        return {"build": self.build, "close": self.close, "load_agent": self.load_agent, "call_agent": self.call_agent}
 
     async def build(self, wanted: dict[str, Any]) -> None:
         """`wanted`: kind, name, options, and the fields of a RunContext as `context`; or kind "function" and a name."""
@@ -113,7 +113,7 @@ class Host:
 
         self._agent = load_reference(reference)(self.component)
 
-    async def call(self, method: str, *arguments: Any, descriptors: Sequence[int]) -> Any:
+    async def call_agent(self, method: str, *arguments: Any, descriptors: Sequence[int]) -> Any:
         keywords = {"descriptors": list(descriptors)} if descriptors else {}
         return await getattr(self._agent, method)(*arguments, **keywords)
 
@@ -126,7 +126,7 @@ class Host:
 async def serve(descriptor: int, host: Host) -> None:
     contain_tasks(asyncio.get_running_loop())  # what a component raises to end the process is an error of that call
     host.peer = Peer(
-        socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"call"})
+        socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"call_agent"})
     )
     waits = [asyncio.ensure_future(host.ended.wait()), asyncio.ensure_future(host.peer.lost.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

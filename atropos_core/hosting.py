@@ -235,7 +235,7 @@ class PeerEndpoint(Endpoint):
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
     ) -> tuple[Any, list[int]]:
         return await self._peer.call_with_descriptors(
-            "call", method, *arguments, descriptors=descriptors, deadline_s=deadline_s
+            "call_agent", method, *arguments, descriptors=descriptors, deadline_s=deadline_s
         )
 
 

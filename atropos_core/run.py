@@ -45,12 +45,14 @@ from atropos_core.timed import timed_parts
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Metrics
 
-DOOR = "atropos_trajectory_api.door:open_door"  # the plugin that brings `atropos train` has the HTTP server for it
+ENGINE_SERVER = (
+    "atropos_trajectory_api.door:open_door"  # the plugin that brings `atropos train` has the HTTP server for it
+)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ENVIRONMENT_DEADLINE_S = 600.0  # to open: a data set may have to be fetched
 
 
-class Door(Closable, Protocol):
+class EngineServer(Closable, Protocol):
     url: str
 
 
@@ -259,17 +261,19 @@ def _source(plan: Plan, parts: Parts, player: Player, model: ModelInfo, director
 
 
 async def _let_in(config: RunConfig, parts: Parts, source: Source, model: ModelInfo) -> None:
-    """Open a door to the engines for workers elsewhere, once the engines hold the run's own weights."""
+    """Serve the engines to workers elsewhere, once the engines hold the run's own weights."""
     if config.api is None:
         return
-    door: Door = await load_reference(DOOR)(parts.engine, config.api.engine_door, config.api.token_file, model)
-    parts.opened.insert(0, door)
-    await source.add_engine(door.url)
-    console.say(f"workers sample from {door.url}")
-    if urlsplit(door.url).hostname in LOOPBACK and urlsplit(config.api.url).hostname not in LOOPBACK:
+    server: EngineServer = await load_reference(ENGINE_SERVER)(
+        parts.engine, config.api.engine_address, config.api.token_file, model
+    )
+    parts.opened.insert(0, server)
+    await source.add_engine(server.url)
+    console.say(f"workers sample from {server.url}")
+    if urlsplit(server.url).hostname in LOOPBACK and urlsplit(config.api.url).hostname not in LOOPBACK:
         console.warn(
-            "workers on other machines cannot reach that: set api.engine_door to HOST:PORT, an address of this machine "
-            "(`atropos train --engine-door HOST:PORT`)."
+            "workers on other machines cannot reach that: set api.engine_address to HOST:PORT, an address of this machine "
+            "(`atropos train --engine-address HOST:PORT`)."
         )
 
 

@@ -24,7 +24,7 @@ from atropos_core.errors import AtroposError
 from atropos_core.hosting import LocalEndpoint
 from atropos_core.plugins import load_plugins
 from atropos_core.registry import Provider, RunContext, load_reference
-from atropos_core.run import DOOR, execute, make_directory
+from atropos_core.run import ENGINE_SERVER, execute, make_directory
 from atropos_core.testing.samples import make_episode, make_group, make_task
 from atropos_core.types import Sampling, Task, Tokens, TopK
 from tests.contract.watched_tasks import SCORED
@@ -82,10 +82,10 @@ def opened(values: Mapping[str, Any]) -> Seen:
     async def main() -> str:
         engine = load_plugins().registry.find("engine", "toy").provider
         made = engine.build(engine.config(), RunContext(Path("/"), TOY_MODEL))
-        section = ApiSection(url="http://h", engine_door=values["api.engine_door"])
-        door = await load_reference(DOOR)(made, section.engine_door, None, await made.open())
-        await door.close()
-        return str(door.url)
+        section = ApiSection(url="http://h", engine_address=values["api.engine_address"])
+        server = await load_reference(ENGINE_SERVER)(made, section.engine_address, None, await made.open())
+        await server.close()
+        return str(server.url)
 
     return {"url": asyncio.run(main())}
 

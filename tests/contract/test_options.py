@@ -285,7 +285,9 @@ AT_A_SERVER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "run.api.url": (API, {"api.url": "http://h/b"}),
     "run.api.token_file": (API, {"api.token_file": "FOLDER/token"}),
 }
-AT_THE_DOOR = {"run.api.engine_door": ({"api.engine_door": "127.0.0.1:0"}, {"api.engine_door": "localhost:0"})}
+AT_THE_ADDRESS = {
+    "run.api.engine_address": ({"api.engine_address": "127.0.0.1:0"}, {"api.engine_address": "localhost:0"})
+}
 IN_A_PLAN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # and of what its components would be built with
     "run.engine.use": (HF, {"engine.use": "vllm"}),
     "run.engine.devices": (HF, {"engine.devices": ["cuda:0"]}),
@@ -300,7 +302,7 @@ IN_A_PLAN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # and of what i
 OF_A_RUN = {
     option: (look, *entry)
     for look, entries in (
-        (observed.ran, IN_A_RUN), (observed.planned, IN_A_PLAN), (observed.asked, AT_A_SERVER), (observed.opened, AT_THE_DOOR)
+        (observed.ran, IN_A_RUN), (observed.planned, IN_A_PLAN), (observed.asked, AT_A_SERVER), (observed.opened, AT_THE_ADDRESS)
     )
     for option, entry in entries.items()
 }  # fmt: skip

@@ -85,7 +85,7 @@ def test_a_worker_on_another_network_trains_with_the_token_and_is_refused_withou
     token = ("--token-file", "token")
     with scene(tmp_path, "--host", address, *token) as place:
         assert place.url.startswith(f"http://{address}:")
-        trainer = place.train("--steps", "2", *SMALL, *token, "--engine-door", f"{address}:0")
+        trainer = place.train("--steps", "2", *SMALL, *token, "--engine-address", f"{address}:0")
         refused = from_there(place, there, "refused", "--model", "tiny")
         assert refused.ends() == 1
         assert "AccessRefused" in refused.text

@@ -195,11 +195,13 @@ async def killed(setting: Setting, report: Report, victim: int) -> None:
             expected = await pair.engine.logprobs(probe)
             began = time.perf_counter()
             pair.children[victim].process.kill()
-            said = await _error(pair.children[victim].peer.call("call", "read_sentinel", 0, deadline_s=10))
+            said = await _error(pair.children[victim].peer.call("call_agent", "read_sentinel", 0, deadline_s=10))
             report.at_most(f"{who} killed: seconds to the error", time.perf_counter() - began, 10, "s")
             named_so = isinstance(said, ProcessDied) and "SIGKILL" in str(said)
             report.holds(f"{who} killed: what is said", named_so, str(said).splitlines()[0])
-            survivor = await _error(pair.children[1 - victim].peer.call("call", "read_sentinel", 1, deadline_s=10))
+            survivor = await _error(
+                pair.children[1 - victim].peer.call("call_agent", "read_sentinel", 1, deadline_s=10)
+            )
             if survivor is None and victim == 1:
                 gap = _gap(await pair.engine.logprobs(probe), expected)
                 report.at_most("the owner goes on: logprobs changed by", gap, 1e-5, "nats")

@@ -39,7 +39,7 @@ def train(
         str | None, typer.Option("--api", help="The server. \\[default: url of the run file's section api]")
     ] = None,
     token_file: TokenOption = None,
-    engine_door: Annotated[
+    engine_address: Annotated[
         str | None,
         typer.Option(help="HOST:PORT where workers reach this run's engines. \\[default: this machine, any free port]"),
     ] = None,
@@ -62,7 +62,7 @@ def train(
 
       atropos train --api http://127.0.0.1:8000
 
-      atropos train --api http://10.0.0.5:8000 --token-file token --engine-door 10.0.0.6:8001 --env gsm8k
+      atropos train --api http://10.0.0.5:8000 --token-file token --engine-address 10.0.0.6:8001 --env gsm8k
     """
     from atropos_core import console
     from atropos_core.assemble import make_plan
@@ -71,7 +71,7 @@ def train(
     from atropos_core.errors import ConfigError, Interrupted
     from atropos_core.run import execute, make_directory, new_directory
 
-    given = {"url": api, "token_file": token_file and str(token_file), "engine_door": engine_door}
+    given = {"url": api, "token_file": token_file and str(token_file), "engine_address": engine_address}
     flags = [f"api.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     loaded, resolved, plugins = configure(
         file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
