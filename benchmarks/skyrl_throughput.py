@@ -1,6 +1,6 @@
 """From an environment's episodes to a GeneratorOutput that SkyRL has validated: trajectories a second, beside HTTP/JSON.
 
-    .venv-skyrl/bin/python -m benchmarks.skyrl_throughput [--repeat 5] [--groups 512] [--connections 4]
+    .venv-skyrl/bin/python -m benchmarks.skyrl_throughput [--repeat 5] [--groups 4096] [--connections 4]
 
 One producer process has scored groups of 16 episodes (numpy, as a rollout ends; playing them is not measured). Measured is all
 that follows: `rows_of`, one message for each group, the exchange in shared memory, reading, order and version checks, the lists
@@ -198,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument(
-        "--groups", type=int, default=1024, help="of 16 trajectories, in each run through shared memory"
+        "--groups", type=int, default=4096, help="of 16 trajectories, in each run through shared memory"
     )
     parser.add_argument("--connections", type=int, default=4, help="of HTTP")
     wanted = parser.parse_args()
@@ -211,7 +211,7 @@ def main() -> None:
                 folder = Path(scratch) / f"{name}-{repeat}"
                 ours.append(asyncio.run(through_memory(folder, sizes, wanted.groups // A_CALL)))
                 theirs.append(
-                    asyncio.run(through_http(sizes, max(wanted.groups // A_CALL // 8, 1), wanted.connections))
+                    asyncio.run(through_http(sizes, max(wanted.groups // A_CALL // 16, 1), wanted.connections))
                 )
             columns = {
                 "shared memory": zip(*ours, strict=True),

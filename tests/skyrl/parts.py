@@ -166,7 +166,7 @@ class TableDispatch:
         self.client.increment_weight_version()
 
     def save_hf_model(self, model: str, directory: str, tokenizer: Any) -> None:
-        Path(directory).mkdir(parents=True)
+        Path(directory).mkdir(parents=True, exist_ok=True)  # a killed run left part of it
         np.save(Path(directory) / "table.npy", self.table.detach().numpy())
 
     def save_checkpoint(self, model: str, directory: str, tokenizer: Any) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -85,7 +90,7 @@ class Stopped(RuntimeError):
     pass
 
 
-async def test_a_training_that_was_killed_resumes_and_each_task_of_the_epoch_is_trained_once(tmp_path):
+async def test_a_training_that_ended_in_an_error_resumes_and_each_task_of_the_epoch_is_trained_once(tmp_path):
     """Three of five steps are in a checkpoint; what SkyRL took or generated since is played again."""
     consumed: list[list[str]] = []
 
@@ -119,6 +124,54 @@ async def test_a_training_that_was_killed_resumes_and_each_task_of_the_epoch_is_
     assert len(trained) == 64 and set(trained) == {f"sevens-{at}" for at in range(64)}
     versions = [one["atropos/max_policy_version"] for one in logged if "atropos/max_policy_version" in one]
     assert versions[0] == 3 and max(versions) <= 15
+
+
+def killed_at(folder, place, step):
+    """Trains until it is there, and is killed there. How many lines there are then."""
+    before = len(lines_of(folder))
+    process = subprocess.Popen([sys.executable, "-m", "tests.skyrl.killed_training", str(folder), place, str(step)])
+    try:
+        until = time.monotonic() + 90
+        while not any("waits" in line for line in lines_of(folder)[before:]):
+            assert process.poll() is None and time.monotonic() < until, f"it did not come {place} of step {step}"
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(20) == -signal.SIGKILL
+    return len(lines_of(folder))
+
+
+def lines_of(folder):
+    """What the processes wrote down; a last line may be in the writing."""
+    file = folder / "ledger.jsonl"
+    return (
+        [json.loads(line) for line in file.read_text().splitlines(True) if line.endswith("\n")] if file.exists() else []
+    )
+
+
+def test_of_a_training_that_is_killed_in_a_step_or_around_a_checkpoint_each_task_is_in_the_weights_once(tmp_path):
+    """kill -9 of a real process, three times. What it had trained since its last whole checkpoint is in no weights that go on,
+    and is played and trained again."""
+    first = killed_at(tmp_path, "in a step", 8)
+    second = killed_at(tmp_path, "in a checkpoint", 12)
+    third = killed_at(
+        tmp_path, "removing old checkpoints", 12
+    )  # which SkyRL does before a checkpoint has all its files
+    subprocess.run([sys.executable, "-m", "tests.skyrl.killed_training", str(tmp_path)], check=True, timeout=90)
+    lines = lines_of(tmp_path)
+    parts = [lines[:first], lines[first:second], lines[second:third], lines[third:]]
+    steps = [[one["step"] for one in part if "tasks" in one] for part in parts]
+    assert steps == [[1, 2, 3, 4, 5, 6, 7], [7, 8, 9, 10, 11, 12], [10, 11, 12], [13, 14, 15, 16]]
+    assert lines[-1] == {"ended": 17}
+    weights = {}
+    for part, resumed in zip(parts, (None, 6, 9, 12), strict=True):
+        assert [one["loaded"] for one in part if "loaded" in one] == [weights[at] for at in [resumed] if at], (
+            "to the bit"
+        )
+        weights |= {one["step"]: one["weights"] for one in part if "tasks" in one}
+    trained = {line["step"]: line["tasks"] for line in lines if "tasks" in line}  # what went on: the last of each step
+    every = [task for tasks in trained.values() for task in tasks]
+    assert len(every) == 64 and set(every) == {f"sevens-{at}" for at in range(64)}
 
 
 async def test_a_play_that_fails_ends_the_training_with_its_cause_and_everything_is_closed(tmp_path):

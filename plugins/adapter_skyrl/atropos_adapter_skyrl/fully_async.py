@@ -7,10 +7,13 @@ buffer, and of each checkpoint. What else was generated is not in a checkpoint, 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from skyrl.backends.skyrl_train.utils import ppo_utils
+from skyrl.backends.skyrl_train.utils.io import io
 from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
 
 from atropos_adapter_skyrl.trainer import AroundSource
@@ -78,10 +81,25 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
             await asyncio.to_thread(self.save_checkpoints)
 
     def save_checkpoints(self) -> Any:
+        self._save_consumed()
         saved = super().save_checkpoints()
         taken, self._taken = self._taken, set()
         self.source.step_ended(True, taken)
         return saved
+
+    def _save_consumed(self) -> None:
+        """What SkyRL writes again at the very end, after it has named this checkpoint as the latest and removed old ones: killed
+        in between, it would leave none that it can resume from."""
+        folder = os.path.join(self.cfg.trainer.ckpt_path, f"global_step_{self.global_step}")  # may be a bucket's
+        data = self.async_train_dataloader
+        state = {
+            "consumed_uids": data.get_consumed_uids_list(),
+            "filtered_uids": data.get_filtered_uids_list(),
+            "epoch": self.epoch,
+        }
+        io.makedirs(folder, exist_ok=True)
+        with io.open_file(os.path.join(folder, "fully_async_state.pt"), "wb") as file:
+            torch.save(state, file)
 
 
 def refused(cfg: Any, max_staleness: int | None) -> Iterator[str]:
