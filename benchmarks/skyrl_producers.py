@@ -36,7 +36,7 @@ def group_of(number: int, sizes: tuple[int, int]) -> ScoredGroup:
     return ScoredGroup(Draw(number, "none", "train", number, 1), Task(f"{number}", ()), episodes, rewards)
 
 
-def producing(folder: str, sizes: tuple[int, int], told: Any) -> None:
+def producing(folder: str, sizes: tuple[int, int], reported: Any) -> None:
     groups, sent, cpu = [group_of(number, sizes) for number in range(KINDS)], 0, time.process_time()
     try:
         hands = Hands.connect(Path(folder), HANDS, slots=128)
@@ -51,7 +51,7 @@ def producing(folder: str, sizes: tuple[int, int], told: Any) -> None:
         hands.close()
     except ProcessDied:
         pass
-    told.put((time.process_time() - cpu) / max(sent * N, 1))
+    reported.put((time.process_time() - cpu) / max(sent * N, 1))
 
 
 def as_json(group: ScoredGroup) -> bytes:
@@ -66,7 +66,7 @@ def as_json(group: ScoredGroup) -> bytes:
     ).encode()  # fmt: skip
 
 
-def posting(port: int, sizes: tuple[int, int], count: int, connections: int, told: Any) -> None:
+def posting(port: int, sizes: tuple[int, int], count: int, connections: int, reported: Any) -> None:
     groups, cpu = [group_of(number, sizes) for number in range(KINDS)], time.process_time()
 
     def one(first: int) -> None:
@@ -80,4 +80,4 @@ def posting(port: int, sizes: tuple[int, int], count: int, connections: int, tol
         thread.start()
     for thread in threads:
         thread.join()
-    told.put((time.process_time() - cpu) / (count * N))
+    reported.put((time.process_time() - cpu) / (count * N))

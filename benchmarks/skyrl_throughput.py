@@ -38,7 +38,7 @@ from atropos_adapter_skyrl.packed import packs, unpacked
 from atropos_adapter_skyrl.rings import RingGroups, in_order
 from atropos_adapter_skyrl.rows import Row, output_of, rows_of
 from atropos_adapter_skyrl.signatures import batch_tensors, form
-from atropos_adapter_skyrl.source import Arrived, Asked, Source
+from atropos_adapter_skyrl.source import GroupRequest, GroupResult, Source
 from atropos_core import console
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.types import Draw
@@ -67,8 +67,8 @@ class Posted(Source):
     def __init__(self) -> None:
         self.arrived: asyncio.Queue[list[list[Row]]] = asyncio.Queue(64)
 
-    async def fetch(self, asked: Any, params: Any, *, step_wise: bool) -> list[Arrived]:
-        return [Arrived(await self.arrived.get(), 0.0) for _ in asked]
+    async def fetch(self, requests: Any, params: Any, *, step_wise: bool) -> list[GroupResult]:
+        return [GroupResult(await self.arrived.get(), 0.0) for _ in requests]
 
     async def app(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         body = b""
@@ -111,17 +111,17 @@ async def through_memory(folder: Path, sizes: tuple[int, int], calls: int) -> tu
     rings = RingGroups(SkyRLOptions(source="rings", rings=folder, deadline_s=120.0), vocabulary=VOCABULARY)
     source = Aside(rings)  # in a thread of its own, as in a training
     await source.open()
-    told = SPAWN.Queue()
-    process = SPAWN.Process(target=producing, args=(str(folder), sizes, told), daemon=True)
+    reported = SPAWN.Queue()
+    process = SPAWN.Process(target=producing, args=(str(folder), sizes, reported), daemon=True)
     process.start()
     while not rings.exchange.workers:  # noqa: ASYNC110 - once, before anything is measured
         await asyncio.sleep(0.01)
     await source.fetch(
-        [Asked(Draw(number, "none", "train", 0, 1), N, True) for number in range(HANDS)], PARAMS, step_wise=False
+        [GroupRequest(Draw(number, "none", "train", 0, 1), N, True) for number in range(HANDS)], PARAMS, step_wise=False
     )
     found = await generated(source, calls)
     await source.close()
-    theirs = await asyncio.to_thread(told.get, True, 30)
+    theirs = await asyncio.to_thread(reported.get, True, 30)
     process.join(20)
     return *found, theirs
 
@@ -134,13 +134,13 @@ async def through_http(sizes: tuple[int, int], calls: int, connections: int) -> 
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody
         await asyncio.sleep(0.01)
-    told = SPAWN.Queue()
-    arguments = (server.servers[0].sockets[0].getsockname()[1], sizes, (calls + 1) * A_CALL, connections, told)
+    reported = SPAWN.Queue()
+    arguments = (server.servers[0].sockets[0].getsockname()[1], sizes, (calls + 1) * A_CALL, connections, reported)
     process = SPAWN.Process(target=posting, args=arguments, daemon=True)
     process.start()
     await AtroposGenerator(source).generate(call(0))  # what starts up is not measured
     found = await generated(source, calls)
-    theirs = await asyncio.to_thread(told.get, True, 60)
+    theirs = await asyncio.to_thread(reported.get, True, 60)
     server.should_exit = True
     await serving
     process.join(20)

@@ -3,7 +3,7 @@ HTTP/JSON; what the lists that SkyRL wants cost; what a trainer saves that holds
 
     python -m benchmarks.soak_skyrl [--only kills|speed|memory] [--trajectories 1000000] [--kills 10]
 
-Speed: one producer process, this one receives. `shared memory` is what SkyRL's generator does: groups of 16 are asked for through
+Speed: one producer process, this one receives. `shared memory` is what SkyRL's generator does: groups of 16 are requested through
 an exchange, each comes in one message, is checked, and its rows are numpy views in this process (from episodes to what SkyRL has
 validated: benchmarks.skyrl_throughput); `HTTP/JSON` posts the same trajectories, one a request over one
 kept connection, to a server in this process that makes the same rows of them, unchecked. Rows are packed, or written as JSON, beforehand:
@@ -39,7 +39,7 @@ from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.packed import REWARD_AT, Place, packed, unpacked
 from atropos_adapter_skyrl.rings import RingGroups
 from atropos_adapter_skyrl.rows import Row, output_of
-from atropos_adapter_skyrl.source import Asked
+from atropos_adapter_skyrl.source import GroupRequest
 from atropos_core import console
 from atropos_core.errors import ProcessDied
 from atropos_core.hands import Hands
@@ -108,10 +108,10 @@ async def through_memory(folder: Path, sizes: tuple[int, int], groups: int, rate
     process.start()
     while not source.exchange.workers:  # noqa: ASYNC110 - once, before anything is measured
         await asyncio.sleep(0.01)
-    asked = [Asked(Draw(number, "none", "train", 0, number), N, True) for number in range(groups)]
+    requests = [GroupRequest(Draw(number, "none", "train", 0, number), N, True) for number in range(groups)]
     began = time.perf_counter()
     if rate:
-        waiting = iter(asked)
+        waiting = iter(requests)
 
         async def ask_on() -> None:
             for _one in waiting:
@@ -120,7 +120,7 @@ async def through_memory(folder: Path, sizes: tuple[int, int], groups: int, rate
         await asyncio.gather(*(ask_on() for _ in range(4 * HANDS)))
     else:
         for begin in range(0, groups, AT_ONCE):  # as generate() asks
-            await source.fetch(asked[begin : begin + AT_ONCE], PARAMS, step_wise=False)
+            await source.fetch(requests[begin : begin + AT_ONCE], PARAMS, step_wise=False)
     seconds = time.perf_counter() - began
     await source.close()
     process.join(20)
@@ -159,10 +159,10 @@ async def through_http(sizes: tuple[int, int], count: int, rate: float) -> tuple
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        said = json.loads(body)
+        sent = json.loads(body)
         row = Row(
-            np.array(said["prompt"], np.int32), np.array(said["response"], np.int32), np.array(said["mask"], np.bool_),
-            np.array(said["logprobs"], np.float32), np.array(said["versions"], np.int32), said["reward"], said["finish"],
+            np.array(sent["prompt"], np.int32), np.array(sent["response"], np.int32), np.array(sent["mask"], np.bool_),
+            np.array(sent["logprobs"], np.float32), np.array(sent["versions"], np.int32), sent["reward"], sent["finish"],
         )  # fmt: skip
         late.append(1000 * (time.perf_counter() - row.reward))
         began, seen = began or time.perf_counter(), seen + 1

@@ -25,7 +25,7 @@ from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.packed import Place, packed
 from atropos_adapter_skyrl.rings import RingGroups
 from atropos_adapter_skyrl.rows import Row
-from atropos_adapter_skyrl.source import Arrived, Asked
+from atropos_adapter_skyrl.source import GroupRequest, GroupResult
 from atropos_core.errors import ProcessDied
 from atropos_core.hands import Hands
 from atropos_core.types import Draw
@@ -150,7 +150,7 @@ async def run(folder: Path, trajectories: int, kills: int, *, seed: int = 0, wor
 
         async def ask_on() -> None:
             for number in numbers:
-                asked = Asked(Draw(number, "none", "train", 0, seed=number), N, True)
+                asked = GroupRequest(Draw(number, "none", "train", 0, seed=number), N, True)
                 [arrived] = await source.fetch([asked], PARAMS, step_wise=False)
                 seen.groups += 1
                 seen.trajectories += len(arrived.trajectories)
@@ -186,7 +186,7 @@ async def _until(what: Any) -> None:
         await asyncio.sleep(0.001)
 
 
-def _whole(arrived: Arrived, seed: int) -> bool:
+def _whole(arrived: GroupResult, seed: int) -> bool:
     return len(arrived.trajectories) == N and all(
         len(rows) == 1 and equal(rows[0], row_of(seed, member)) for member, rows in enumerate(arrived.trajectories)
     )

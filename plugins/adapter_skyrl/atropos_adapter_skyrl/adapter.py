@@ -63,8 +63,8 @@ class SkyRLAdapter:
             else:
                 findings.append(Finding(name, True, found))
         devices = cuda_devices()
-        told = "SkyRL's workers need one each" if not devices else "visible to this process"
-        findings.append(Finding("GPUs", None if not devices else True, f"{devices}: {told}"))
+        note = "SkyRL's workers need one each" if not devices else "visible to this process"
+        findings.append(Finding("GPUs", None if not devices else True, f"{devices}: {note}"))
         if not any(finding.ok is False for finding in findings):
             findings += [_tried("import", _import), *_unknown(), _tried("ray starts", _ray)]
             findings.append(_tried("one episode", lambda: _episode(self._context.model)))
@@ -185,7 +185,7 @@ def _unknown() -> Sequence[Finding]:
 
     try:
         found = unknown(output_of([], [], [], step_wise=True, own_advantages=False))
-    except Exception:  # noqa: BLE001 - the plugin boundary: what does not load is told by the check before this one
+    except Exception:  # noqa: BLE001 - the plugin boundary: what does not load is reported by the check before this one
         return []
     return [
         Finding("not known", None, one, "This SkyRL is newer than this adapter: watch a short training.")

@@ -10,7 +10,7 @@ from typing import Any
 
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
 from atropos_adapter_skyrl.rows import rows_of
-from atropos_adapter_skyrl.source import Arrived, Asked, Source, all_or_none, failed
+from atropos_adapter_skyrl.source import GroupRequest, GroupResult, Source, all_or_none, failed
 from atropos_core.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
 from atropos_core.errors import ConfigError, DataError, NoSuchVersion
 from atropos_core.seeds import derive
@@ -57,24 +57,26 @@ class ApiGroups(Source):
         self._newest = max(self._newest, version)
         await self._here.announce(version)
 
-    async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
+    async def fetch(
+        self, requests: Sequence[GroupRequest], params: Mapping[str, Any], *, step_wise: bool
+    ) -> list[GroupResult]:
         refuse_more(params)
         spec, sampling = self._spec, sampling_of(params)
-        if sampling != spec.sampling or any(one.n != spec.group_size for one in asked):
+        if sampling != spec.sampling or any(one.n != spec.group_size for one in requests):
             raise ConfigError(
-                f"over the trajectory API all groups are {spec.group_size} plays with {spec.sampling}; asked was "
-                f"{asked[0].n} with {sampling}.",
+                f"over the trajectory API all groups are {spec.group_size} plays with {spec.sampling}; SkyRL requests "
+                f"{requests[0].n} with {sampling}.",
                 remedy="Give evaluation the numbers of training (generator.eval_n_samples_per_prompt, "
                 "eval_sampling_params), or trainer.eval_interval=-1, or atropos.source=rings.",
             )
         await self._settle_commits()
-        return await all_or_none([self._one(one, step_wise) for one in asked])
+        return await all_or_none([self._one(one, step_wise) for one in requests])
 
-    async def _one(self, asked: Asked, step_wise: bool) -> Arrived:
+    async def _one(self, request: GroupRequest, step_wise: bool) -> GroupResult:
         loop, cause = asyncio.get_running_loop(), Failed("", "")
         began = loop.time()
         for attempt in range(self._attempts):
-            draw = asked.draw if not attempt else self._again(asked.draw, attempt)
+            draw = request.draw if not attempt else self._again(request.draw, attempt)
             future: asyncio.Future[_Answer] = loop.create_future()
             self._waiting[draw.id] = draw, future
             try:
@@ -90,7 +92,7 @@ class ApiGroups(Source):
                 cause = answer
                 continue
             number, group = answer
-            if group.draw != draw or len(group.episodes) != asked.n:
+            if group.draw != draw or len(group.episodes) != request.n:
                 raise DataError(f"for {draw} came a group of {len(group.episodes)} for {group.draw}")
             try:
                 refuse_versions_that_never_were(group, self._newest)
@@ -98,12 +100,12 @@ class ApiGroups(Source):
                 await self._here.drop([number], OTHER_TIMELINE)
                 cause = Failed(Exception.__str__(error), "its policy versions")
                 continue
-            if asked.training:
-                self._leased[asked.draw.id] = number
+            if request.training:
+                self._leased[request.draw.id] = number
             else:
                 await self._here.commit([number])
-            return Arrived(rows_of(group, step_wise=step_wise), loop.time() - began, attempt)
-        raise failed(asked, cause, self._attempts)
+            return GroupResult(rows_of(group, step_wise=step_wise), loop.time() - began, attempt)
+        raise failed(request, cause, self._attempts)
 
     async def _in_time(self, future: asyncio.Future[_Answer]) -> _Answer:
         """Raises TimeoutError where neither this nor any other answer came for so long: a queue ahead is not late."""

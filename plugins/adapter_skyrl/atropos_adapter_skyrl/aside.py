@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from atropos_adapter_skyrl.source import Arrived, Asked, Source
+from atropos_adapter_skyrl.source import GroupRequest, GroupResult, Source
 
 T = TypeVar("T")
 STEP_DEADLINE_S = 60.0
@@ -28,8 +28,10 @@ class Aside(Source):
         self._thread.start()
         await self._there(self.inner.open())
 
-    async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
-        return await self._there(self.inner.fetch(asked, params, step_wise=step_wise))
+    async def fetch(
+        self, requests: Sequence[GroupRequest], params: Mapping[str, Any], *, step_wise: bool
+    ) -> list[GroupResult]:
+        return await self._there(self.inner.fetch(requests, params, step_wise=step_wise))
 
     async def set_version(self, version: int) -> None:
         await super().set_version(version)

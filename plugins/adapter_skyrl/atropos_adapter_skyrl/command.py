@@ -103,7 +103,7 @@ async def _connect(rings: Path, count: int, wait_s: float, patience: Patience) -
     from atropos_core.errors import DeadlineExceeded, ProcessDied
     from atropos_core.hands import Hands
 
-    loop, said = asyncio.get_running_loop(), False
+    loop, announced = asyncio.get_running_loop(), False
     until = loop.time() + wait_s
     while True:
         try:
@@ -111,7 +111,7 @@ async def _connect(rings: Path, count: int, wait_s: float, patience: Patience) -
         except (ProcessDied, DeadlineExceeded):
             if loop.time() > until:
                 raise
-        if not said:
-            said = True
+        if not announced:
+            announced = True
             console.say(f"waiting for SkyRL at {rings.resolve()} ({wait_s:g} s at most)")
         await asyncio.sleep(1.0)

@@ -87,18 +87,18 @@ class SkyRLEngine(Engine):
     async def _one(self, prompt: list[int], sampling: Sampling, seed: int, session: str) -> Completion:
         params = self._params | {name: getattr(sampling, name) for name in _OURS}
         params |= {"top_k": sampling.top_k or -1, "logprobs": self._params.get("logprobs") or 1, "seed": seed}
-        version = self._version()  # weights that arrive meanwhile are newer: never said to be fresher than it is
-        asked = {"prompt_token_ids": [prompt], "sampling_params": params, "session_ids": [session]}
+        version = self._version()  # weights that arrive meanwhile are newer: never reported fresher than it is
+        request = {"prompt_token_ids": [prompt], "sampling_params": params, "session_ids": [session]}
         if self._salt is not None:
-            asked["cache_salt"] = self._salt
-        told = await self._client.generate(asked, model=self._model)
-        ids, finish = told["response_ids"][0], told["stop_reasons"][0]
-        logprobs = (told.get("response_logprobs") or [None])[0]
+            request["cache_salt"] = self._salt
+        reply = await self._client.generate(request, model=self._model)
+        ids, finish = reply["response_ids"][0], reply["stop_reasons"][0]
+        logprobs = (reply.get("response_logprobs") or [None])[0]
         if finish not in ("stop", "length"):
             raise DataError(f"SkyRL's engine ended a sample with {finish!r}")
         if not ids or logprobs is None or len(logprobs) != len(ids):
-            told_of = "no logprobs" if logprobs is None else f"{len(logprobs)} logprobs"
-            raise DataError(f"SkyRL's engine gave {len(ids)} tokens and {told_of}")
+            known = "no logprobs" if logprobs is None else f"{len(logprobs)} logprobs"
+            raise DataError(f"SkyRL's engine gave {len(ids)} tokens and {known}")
         truncated = sampling.truncated or bool(self._params.get("min_p"))
         return Completion(
             tokens(ids), np.asarray(logprobs, np.float32), np.full(len(ids), version, np.int32), finish,

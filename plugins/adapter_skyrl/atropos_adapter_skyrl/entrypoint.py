@@ -202,7 +202,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
             self.close()
 
     def close(self) -> None:
-        """Release everything; may be called twice. What does not close is told: the training is what it was without it."""
+        """Release everything; may be called twice. What does not close is reported: the training is what it was without it."""
         runner, self._runner = self._runner, None
         if runner is None:
             return

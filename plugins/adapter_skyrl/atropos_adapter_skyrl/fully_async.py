@@ -1,6 +1,6 @@
 """SkyRL's fully asynchronous trainer around a source of ours: generation goes on while a step is trained.
 
-It knows no callbacks, so the source is told here: of each step, with the ids of the groups that SkyRL took out of its
+It knows no callbacks, so the source is notified here: of each step, with the ids of the groups that SkyRL took out of its
 buffer, and of each checkpoint. What else was generated is not in a checkpoint, and is not committed.
 """
 
@@ -41,7 +41,9 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._taken: set[int] = set()  # draws whose groups SkyRL took out of its buffer, and the source was not told of
+        self._taken: set[int] = (
+            set()
+        )  # draws whose groups SkyRL took out of its buffer, and the source was not notified of
         self._wants_checkpoint = False
 
     async def train(self) -> None:

@@ -10,15 +10,15 @@ from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, Gene
 
 from atropos_adapter_skyrl.dataset import Block, blocks_of
 from atropos_adapter_skyrl.rows import output_of
-from atropos_adapter_skyrl.source import Asked, Source
+from atropos_adapter_skyrl.source import GroupRequest, Source
 from atropos_core.errors import DataError
 from atropos_core.seeds import derive
 
-_ID_BITS = 61  # a draw's id is below 2**62 on the wire; what a process before this one asked for has other ids
+_ID_BITS = 61  # a draw's id is below 2**62 on the wire; what a process before this one requested has other ids
 
 
 class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no types
-    """Each call asks for groups under ids that nobody had before, so that nothing stale can ever match: SkyRL's own ids
+    """Each call requests groups under ids that nobody had before, so that nothing stale can ever match: SkyRL's own ids
     repeat in every epoch, in evaluations and in dynamic sampling. Seeds derive from where a row stands in the run."""
 
     def __init__(self, source: Source, *, seed: int = 0, step_wise: bool = False, own_advantages: bool = False) -> None:
@@ -27,7 +27,9 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
         self._step_wise = step_wise
         self._own_advantages = own_advantages
         self._next = secrets.randbits(_ID_BITS)
-        self._asked: Counter[tuple[str, Block]] = Counter()  # in the present step, so that asked again is played anew
+        self._requested: Counter[tuple[str, Block]] = (
+            Counter()
+        )  # in the present step, so that one that comes again is played anew
         self._step: dict[str, int] = {}
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
@@ -38,27 +40,30 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
         metadata = input_batch.get("batch_metadata")
         phase, step = (metadata.training_phase, metadata.global_step or 0) if metadata else ("train", 0)
         blocks = blocks_of(input_batch)
-        asked = [
-            Asked(block.draw(self._fresh(), self._seed_of(phase, step, block)), block.n, phase == "train")
+        requests = [
+            GroupRequest(block.draw(self._fresh(), self._seed_of(phase, step, block)), block.n, phase == "train")
             for block in blocks
         ]
-        arrived = await self.source.fetch(asked, params, step_wise=self._step_wise)
-        for block, one in zip(blocks, arrived, strict=True):
+        results = await self.source.fetch(requests, params, step_wise=self._step_wise)
+        for block, one in zip(blocks, results, strict=True):
             if len(one.trajectories) != block.n:
                 raise DataError(f"a group of {block.n} came with {len(one.trajectories)} trajectories")
         output: Any = output_of(
-            [rows for one in arrived for rows in one.trajectories],
+            [rows for one in results for rows in one.trajectories],
             input_batch["trajectory_ids"],
-            [one.seconds for one in arrived for _ in one.trajectories],
+            [one.seconds for one in results for _ in one.trajectories],
             step_wise=self._step_wise,
             own_advantages=self._own_advantages and phase == "train",
             arrays=phase == "train"
             and not self._step_wise,  # evaluations may be written as JSON, and steps are joined as lists
         )
         output["draw_ids"] = [
-            one.draw.id for one, group in zip(asked, arrived, strict=True) for rows in group.trajectories for _ in rows
+            one.draw.id
+            for one, group in zip(requests, results, strict=True)
+            for rows in group.trajectories
+            for _ in rows
         ]
-        output["rollout_metrics"]["atropos/requeued"] = float(sum(one.requeued for one in arrived))
+        output["rollout_metrics"]["atropos/requeued"] = float(sum(one.requeued for one in results))
         return output
 
     def _fresh(self) -> int:
@@ -68,10 +73,10 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
     def _seed_of(self, phase: str, step: int, block: Block) -> int:
         if self._step.get(phase) != step:
             self._step[phase] = step
-            for known in [one for one in self._asked if one[0] == phase]:
-                del self._asked[known]
-        self._asked[phase, block] += 1
-        return seed_of(self._seed, phase, step, block, self._asked[phase, block] - 1)
+            for known in [one for one in self._requested if one[0] == phase]:
+                del self._requested[known]
+        self._requested[phase, block] += 1
+        return seed_of(self._seed, phase, step, block, self._requested[phase, block] - 1)
 
 
 def seed_of(seed: int, phase: str, step: int, block: Block, again: int) -> int:

@@ -91,10 +91,10 @@ def packed(placed: Sequence[tuple[Row, Place]]) -> bytes:
         _where_any([row.logprobs for row in rows], table[3]), _where_any([row.advantages for row in rows], table[3]),
         [row.trained for row in rows],
     )  # fmt: skip
-    said: dict[str, Any] = {"finish": [row.finish for row in rows]}
+    other: dict[str, Any] = {"finish": [row.finish for row in rows]}
     if any(row.metrics for row in rows):
-        said["metrics"] = [dict(row.metrics) for row in rows]
-    text = json.dumps(said).encode()
+        other["metrics"] = [dict(row.metrics) for row in rows]
+    text = json.dumps(other).encode()
     return b"".join(
         (
             _HEADER.pack(MAGIC, len(rows), len(text)),
@@ -133,8 +133,8 @@ def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
         trained = np.frombuffer(data, np.bool_, size, reader.at)
         if len(data) != reader.at + size + text_bytes:
             raise ValueError(f"{len(data)} bytes, where {count} rows are {reader.at + size + text_bytes}")
-        said = json.loads(data[len(data) - text_bytes :])
-        finishes, metrics = said["finish"], said.get("metrics") or [{}] * count
+        other = json.loads(data[len(data) - text_bytes :])
+        finishes, metrics = other["finish"], other.get("metrics") or [{}] * count
         if not (type(finishes) is type(metrics) is list and len(finishes) == len(metrics) == count):
             raise ValueError(f"{count} rows, and as many reasons to finish and metrics there are not")
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -142,7 +142,7 @@ def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
     places = list(zip(members, steps, strict=True))
     if not (all(prompts) and all(sizes)):
         raise DataError("a worker sent a row without a prompt, or without a reply")
-    _check_said(rewards, finishes, metrics, places)
+    _check_values(rewards, finishes, metrics, places)
     _check_columns(prompt, response, trained, logprobs, advantages, vocabulary, places, prompts, sizes)
     oldest, newest = _versions(versions, trained)
     spans = list(pairwise(accumulate(sizes, initial=0)))
@@ -181,7 +181,7 @@ def _cut(
     return [column[begin:end] if own & flag else None for (begin, end), own in zip(spans, flags, strict=True)]
 
 
-def _check_said(
+def _check_values(
     rewards: Sequence[float], finishes: Sequence[Any], metrics: Sequence[Any], places: Sequence[tuple[int, int]]
 ) -> None:
     for reward, finish, own, place in zip(rewards, finishes, metrics, places, strict=True):

@@ -15,7 +15,7 @@ from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
 from atropos_adapter_skyrl.packed import Pack, packs, unpacked
 from atropos_adapter_skyrl.rows import Row, rows_of
-from atropos_adapter_skyrl.source import Arrived, Asked, Source, all_or_none, failed
+from atropos_adapter_skyrl.source import GroupRequest, GroupResult, Source, all_or_none, failed
 from atropos_core import console
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, ProcessDied
 from atropos_core.exchange import Exchange, WorkFailed
@@ -27,7 +27,7 @@ from atropos_core.types import Draw, Sampling
 
 
 class RingGroups(Source):
-    """Each group is asked of one worker; its rows come beside those of others, and are matched by their id."""
+    """Each group is requested from one worker; its rows come beside those of others, and are matched by their id."""
 
     def __init__(self, options: SkyRLOptions, patience: Patience = DEFAULT_PATIENCE, *, vocabulary: int = 0) -> None:
         """A `vocabulary` of 0 is not known."""
@@ -48,20 +48,22 @@ class RingGroups(Source):
     async def announce(self, version: int) -> None:
         self._newest = max(self._newest, version)
 
-    async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
+    async def fetch(
+        self, requests: Sequence[GroupRequest], params: Mapping[str, Any], *, step_wise: bool
+    ) -> list[GroupResult]:
         refuse_more(params)
         sampling = sampling_of(params)
-        return await all_or_none([self._one(one, sampling, step_wise) for one in asked])
+        return await all_or_none([self._one(one, sampling, step_wise) for one in requests])
 
-    async def _one(self, asked: Asked, sampling: Sampling, step_wise: bool) -> Arrived:
-        began, cause, draw = time.monotonic(), "", asked.draw
+    async def _one(self, request: GroupRequest, sampling: Sampling, step_wise: bool) -> GroupResult:
+        began, cause, draw = time.monotonic(), "", request.draw
         for attempt in range(self._options.attempts):
             seed = derive(draw.seed, attempt) if attempt else draw.seed
-            said = {"draw": [draw.id, draw.environment, draw.split, draw.index, seed], "n": asked.n}
-            payload = json.dumps(said | {"sampling": vars(sampling), "step_wise": step_wise}).encode()
+            wanted = {"draw": [draw.id, draw.environment, draw.split, draw.index, seed], "n": request.n}
+            payload = json.dumps(wanted | {"sampling": vars(sampling), "step_wise": step_wise}).encode()
             try:
                 found = await self.exchange.ask(payload, deadline_s=self._options.deadline_s, read=self._read)
-                trajectories = in_order(found, asked.n, step_wise=step_wise)
+                trajectories = in_order(found, request.n, step_wise=step_wise)
                 self._refuse_versions(found)
             except DataError as error:
                 cause = Exception.__str__(error)
@@ -72,8 +74,8 @@ class RingGroups(Source):
             except (WorkFailed, DeadlineExceeded) as error:
                 cause = Exception.__str__(error)
                 continue
-            return Arrived(trajectories, time.monotonic() - began, attempt)
-        raise failed(asked, cause, self._options.attempts)
+            return GroupResult(trajectories, time.monotonic() - began, attempt)
+        raise failed(request, cause, self._options.attempts)
 
     def _refuse_versions(self, found: Sequence[Pack]) -> None:
         """Raises DataError for tokens of weights that never were, or that are too old."""
@@ -110,7 +112,7 @@ def in_order(found: Sequence[Pack], n: int, *, step_wise: bool) -> list[list[Row
 
 
 async def work(hands: Hands, player: Player, *, attempts: int = 3) -> int:
-    """Play what is asked, until whoever asks has gone. How many groups were sent. Raises what an engine ended with."""
+    """Play what is requested until SkyRL has gone. How many groups were sent. Raises what an engine ended with."""
     playing: set[asyncio.Task[bool]] = set()
     broken: list[BaseException] = []
     sent = 0
@@ -141,15 +143,15 @@ async def work(hands: Hands, player: Player, *, attempts: int = 3) -> int:
 
 
 async def _play(hands: Hands, player: Player, job: Job, attempts: int) -> bool:
-    asked = json.loads(job.payload)
-    draw, n, sampling = Draw(*asked["draw"]), asked["n"], Sampling(**asked["sampling"])
+    request = json.loads(job.payload)
+    draw, n, sampling = Draw(*request["draw"]), request["n"], Sampling(**request["sampling"])
     try:
         if draw.environment not in player.environments:
             raise DataError(f"this worker does not play {draw.environment!r}, but {', '.join(player.environments)}")
         group = await player.play(draw, player.places(draw, n), n, sampling, attempts=attempts)
         if len(group.episodes) < n:
             raise DataError(f"{group.failed[-1].where}: {group.failed[-1].cause}")
-        trajectories = rows_of(group, step_wise=asked["step_wise"])
+        trajectories = rows_of(group, step_wise=request["step_wise"])
     except (ConfigError, DataError) as error:
         await hands.give_up(job, Exception.__str__(error))
         return False

@@ -181,7 +181,7 @@ def _metrics(rows: Sequence[Row]) -> dict[str, float]:
         if row.metrics and row.last:
             for name, value in row.metrics.items():
                 named.setdefault(f"environment/mean_{name}", []).append(value)
-    told = {name: float(np.mean(values)) for name, values in named.items()}
+    metrics = {name: float(np.mean(values)) for name, values in named.items()}
     if rows:
         versions, trained = (
             np.concatenate([row.versions for row in rows]),
@@ -189,8 +189,8 @@ def _metrics(rows: Sequence[Row]) -> dict[str, float]:
         )
         if trained[first := int(trained.argmax())]:
             versions = np.where(trained, versions, versions[first])
-            told |= {
+            metrics |= {
                 "atropos/min_policy_version": float(versions.min()),
                 "atropos/max_policy_version": float(versions.max()),
             }
-    return told
+    return metrics

@@ -1,4 +1,4 @@
-"""Which of SkyRL's forms is installed, told by signatures: what was published as 0.3.0 and what came after it both say 0.3.0."""
+"""Which of SkyRL's forms is installed, known by signatures: what was published as 0.3.0 and what came after it both say 0.3.0."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def form() -> str:
             SkyRLTrainConfig.from_cli_overrides({"trainer.run_name": "1"}).trainer.run_name == "1",
     }  # fmt: skip
     found = [name for name, holds in newer.items() if holds]
-    told = f"newer than what was published as 0.3.0 ({', '.join(found)})" if found else "as published with 0.3.0"
-    return f"{told}, in {Path(skyrl.__path__[0])}"
+    named = f"newer than what was published as 0.3.0 ({', '.join(found)})" if found else "as published with 0.3.0"
+    return f"{named}, in {Path(skyrl.__path__[0])}"
 
 
 def unknown(ours: Mapping[str, Any]) -> Sequence[str]:

@@ -26,11 +26,11 @@ OPEN_DEADLINE_S = 600.0  # of an environment: a data set may have to be fetched
 
 
 class RolloutsFailed(NoProgress):
-    """A group that SkyRL asked for is not to be had. There is no filler: generate() raises this."""
+    """A group that SkyRL requested cannot be had. There is no filler: generate() raises this."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class GroupRequest:
     """One group that a generate() waits for: its draw, whose id nobody had before, and how often it is played."""
 
     draw: Draw
@@ -39,7 +39,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class GroupResult:
     """Its trajectories [n], each of one row or more, and how long they took."""
 
     trajectories: list[list[Row]]
@@ -48,13 +48,15 @@ class Arrived:
 
 
 class Source(ABC):
-    """Gives the groups that are asked for. Any number of calls at a time."""
+    """Gives the groups that are requested. Any number of calls at a time."""
 
     version = 0  # of the policy: training steps that the weights have seen
 
     @abstractmethod
-    async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
-        """In the order of `asked`. Raises RolloutsFailed, DataError, and what an engine or the API ended with."""
+    async def fetch(
+        self, requests: Sequence[GroupRequest], params: Mapping[str, Any], *, step_wise: bool
+    ) -> list[GroupResult]:
+        """In the order of `requests`. Raises RolloutsFailed, DataError, and what an engine or the API ended with."""
 
     async def open(self) -> None:
         """Called once, in the event loop of the training."""
@@ -75,7 +77,7 @@ class Source(ABC):
         """Release everything; may be called twice."""
 
 
-async def all_or_none(each: Sequence[Any]) -> list[Arrived]:
+async def all_or_none(each: Sequence[Any]) -> list[GroupResult]:
     """The results of these coroutines. The first that raises ends the others, and is raised itself."""
     if len(each) == 1:
         return [await each[0]]
@@ -87,12 +89,12 @@ async def all_or_none(each: Sequence[Any]) -> list[Arrived]:
     return [task.result() for task in tasks]
 
 
-def failed(asked: Asked, cause: Failed | str, attempts: int) -> RolloutsFailed:
-    draw = asked.draw
-    told = cause if isinstance(cause, str) else f"{cause.where}: {cause.cause}"
+def failed(request: GroupRequest, cause: Failed | str, attempts: int) -> RolloutsFailed:
+    draw = request.draw
+    reason = cause if isinstance(cause, str) else f"{cause.where}: {cause.cause}"
     return RolloutsFailed(
         f"task {draw.index} ({draw.split}) of environment {draw.environment!r} failed {attempts} times; the last time "
-        f"in {told}" + ("" if isinstance(cause, str) or not cause.trace else f"\n{cause.trace.rstrip()}")
+        f"in {reason}" + ("" if isinstance(cause, str) or not cause.trace else f"\n{cause.trace.rstrip()}")
     )
 
 
@@ -116,11 +118,13 @@ class Here(Source):
         self._parts = await self._build(self._engine({}))
         await open_all(self._parts.environments)
 
-    async def fetch(self, asked: Sequence[Asked], params: Mapping[str, Any], *, step_wise: bool) -> list[Arrived]:
+    async def fetch(
+        self, requests: Sequence[GroupRequest], params: Mapping[str, Any], *, step_wise: bool
+    ) -> list[GroupResult]:
         assert self._parts is not None, "open() comes first"
         environments, rewards, sampling = self._parts.environments, self._parts.rewards, sampling_of(params)
 
-        async def play(one: Asked) -> Arrived:
+        async def play(one: GroupRequest) -> GroupResult:
             began, failures = time.monotonic(), 0
             engine = self._engine(params)
             player = Player(
@@ -133,14 +137,14 @@ class Here(Source):
                     group = await player.play(draw, places, one.n, sampling, attempts=self._attempts)
                     failures += len(group.failed)
                     if len(group.episodes) == one.n:
-                        return Arrived(rows_of(group, step_wise=step_wise), time.monotonic() - began, failures)
+                        return GroupResult(rows_of(group, step_wise=step_wise), time.monotonic() - began, failures)
                     if group.failed[-1].where != "reward":  # a play, which has had all its attempts
                         break
             finally:
                 await engine.finish()
             raise failed(one, group.failed[-1], self._attempts)
 
-        return await all_or_none([play(one) for one in asked])
+        return await all_or_none([play(one) for one in requests])
 
     def _engine(self, params: Mapping[str, Any]) -> SkyRLEngine:
         return SkyRLEngine(
@@ -148,7 +152,7 @@ class Here(Source):
         )
 
     async def close(self) -> None:
-        """What does not close is told: the training is what it was without it."""
+        """What does not close is reported: the training is what it was without it."""
         parts, self._parts = self._parts, None
         if parts is not None:
             try:
@@ -168,7 +172,7 @@ async def open_all(environments: Mapping[str, Environment]) -> None:
 
 
 async def close_all(environments: Mapping[str, Environment]) -> None:
-    """All are tried. What goes wrong is told, and not raised."""
+    """All are tried. What goes wrong is reported, and not raised."""
     closing = [within(environment.close(), CLOSE_DEADLINE_S, "close()") for environment in environments.values()]
     ended = await asyncio.gather(*closing, return_exceptions=True)
     for name, error in zip(environments, ended, strict=True):

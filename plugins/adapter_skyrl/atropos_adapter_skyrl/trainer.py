@@ -1,4 +1,4 @@
-"""SkyRL's trainer around a source of ours: opened and closed with the training, told of every version and checkpoint."""
+"""SkyRL's trainer around a source of ours: opened and closed with the training, notified of every version and checkpoint."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ async def play(model: Path) -> str:
 
     source = Here(build, ToyClient(model), ChatTokenizer(model), deadline_s=60.0, attempts=1)
     params = get_sampling_params_for_backend("vllm", cfg.generator.sampling_params)
-    asked, uids = prepare_generator_input([TaskDataset(environments, "train")[0]], N, params, "", "train", 1)
+    batch, uids = prepare_generator_input([TaskDataset(environments, "train")[0]], N, params, "", "train", 1)
     async with opened(source):
-        output = await AtroposGenerator(source).generate(asked)
+        output = await AtroposGenerator(source).generate(batch)
     validate_generator_output(N, output)
     columns = [output[name] for name in ("prompt_token_ids", "response_ids")]
     rewards = [[0.0] * (len(row) - 1) + [reward] for row, reward in zip(columns[1], output["rewards"], strict=True)]

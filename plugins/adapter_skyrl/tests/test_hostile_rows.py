@@ -12,7 +12,7 @@ from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.packed import Place, packed
 from atropos_adapter_skyrl.rings import RingGroups
 from atropos_adapter_skyrl.rows import Row
-from atropos_adapter_skyrl.source import Asked, RolloutsFailed
+from atropos_adapter_skyrl.source import GroupRequest, RolloutsFailed
 from atropos_core.hands import Hands
 from atropos_core.types import Draw
 
@@ -106,7 +106,7 @@ async def answered(folder, messages: list[bytes], *, attempts: int):
 
     working = asyncio.create_task(asyncio.to_thread(work))
     try:
-        [arrived] = await source.fetch([Asked(Draw(1, "none", "train", 0, 1), N, True)], PARAMS, step_wise=False)
+        [arrived] = await source.fetch([GroupRequest(Draw(1, "none", "train", 0, 1), N, True)], PARAMS, step_wise=False)
         return arrived
     finally:
         await working

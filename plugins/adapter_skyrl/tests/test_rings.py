@@ -13,7 +13,7 @@ import pytest
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.packed import NEWEST, PACK_BYTES, Pack, Place, packed, packs, unpacked
 from atropos_adapter_skyrl.rings import RingGroups, in_order, work
-from atropos_adapter_skyrl.source import Asked, RolloutsFailed
+from atropos_adapter_skyrl.source import GroupRequest, RolloutsFailed
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
@@ -111,7 +111,7 @@ def source_of(folder, **options):
 
 
 def asked(number=1, n=N):
-    return Asked(Draw(number, "none", "train", 0, number), n, True)
+    return GroupRequest(Draw(number, "none", "train", 0, number), n, True)
 
 
 async def test_without_a_worker_a_group_is_late_and_raised(tmp_path):
