@@ -2,13 +2,15 @@
 
     .venv-skyrl/bin/python -m benchmarks.skyrl_throughput [--repeat 5] [--groups 4096] [--connections 4]
 
-One producer process has scored groups of 16 episodes (numpy, as a rollout ends; playing them is not measured). Measured is all
-that follows: `rows_of`, one message for each group, the exchange in shared memory, reading, order and version checks, the lists
-and arrays of `AtroposGenerator.generate()` and SkyRL's own `validate_generator_output`, in calls of 32 groups. HTTP: the same
-groups as JSON, one group a request, over several kept connections of one process, to a server in this process, into the same
-rows, output and validation. Also given: seconds of CPU for a trajectory at both ends, which do not depend on how busy the
-machine is as rates do, and the table of where this end's go. SkyRL's conversion of the output to tensors is timed after that,
-with arrays and with lists, as it is SkyRL's. Ways alternate; medians. Writes benchmarks/results/skyrl_throughput.json.
+One producer process has scored groups of 16 episodes (numpy, as a rollout ends; playing them is not measured). Measured is
+all that follows: `rows_of`, one message for each group, the exchange in shared memory in a thread of its own, reading, the
+checks of values, order and versions, the views of `AtroposGenerator.generate()` and SkyRL's own `validate_generator_output`,
+in calls of 32 groups. HTTP: the same groups as JSON, one group a request, over several kept connections of one process, to a
+server in this process, into the same rows, output and validation. Also given: seconds of CPU for a trajectory at both ends,
+which do not depend on how busy the machine is as rates do, and the table of where this end's go. SkyRL's conversion of the
+output to tensors is timed after that, with arrays and with lists, as it is SkyRL's. Ways alternate; medians. Writes
+benchmarks/results/skyrl_throughput.json. With a checkout of SkyRL on PYTHONPATH it is that one: --results
+skyrl_throughput_source.json.
 """
 
 from __future__ import annotations
@@ -201,6 +203,7 @@ def main() -> None:
         "--groups", type=int, default=4096, help="of 16 trajectories, in each run through shared memory"
     )
     parser.add_argument("--connections", type=int, default=4, help="of HTTP")
+    parser.add_argument("--results", default="skyrl_throughput.json", help="the file in benchmarks/results")
     wanted = parser.parse_args()
     results: dict[str, Any] = {"machine": described(), "SkyRL": form().split(", in ")[0], "goal": GOAL, "missed": []}
     table = []
@@ -234,7 +237,7 @@ def main() -> None:
             results[name] = found | {"µs of CPU by stage": profile(sizes)}
             if name == "256 tokens" and found["shared memory"]["a second"] < GOAL:
                 results["missed"].append(f"{name}: {found['shared memory']['a second']:,.0f} a second, wanted {GOAL:,}")
-    (RESULTS / "skyrl_throughput.json").write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / wanted.results).write_text(json.dumps(results, indent=1) + "\n")
     console.table(("", "way", "a second", "best", "µs of CPU here", "in the producer"), table)
     stages = [
         (stage, *(f"{results[name]['µs of CPU by stage'][stage]:.1f}" for name in TOKENS))
