@@ -83,7 +83,14 @@ class EventLoopBlocked(AtroposError):
 
 
 class OutOfMemory(AtroposError):
-    """The system refused memory that a process asked for."""
+    """The system, or a device, refused memory that a process asked for."""
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        less = (
+            "Give it more (`ulimit -v`, the machine, its container), or ask for less: `atropos run ... --dry-run` says what each "
+            "part holds."
+        )
+        super().__init__(message, remedy=remedy or less)
 
 
 class EndsProcess(AtroposError):

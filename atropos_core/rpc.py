@@ -18,7 +18,7 @@ from typing import Any
 from atropos_core import errors
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
 from atropos_core.contained import contained
-from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied, RemoteError
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, OutOfMemory, ProcessDied, RemoteError
 from atropos_core.liveness import Owed
 
 Handler = Callable[..., Awaitable[Any]]
@@ -271,6 +271,10 @@ class Peer:
 def _rebuild(name: str, kind: str, message: str, remedy: str | None, trace: str) -> Exception:
     if kind == "NotImplementedError":  # an answer that interfaces allow: callers do without
         return NotImplementedError(message)
+    if (
+        kind in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in message
+    ):  # Python's, torch's for GPUs and CPUs
+        return OutOfMemory(f"{name} was refused memory: {kind}: {message}\n{trace.rstrip()}")
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, AtroposError):
         made: AtroposError = known(message, remedy=remedy)

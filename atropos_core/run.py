@@ -45,6 +45,7 @@ from atropos_core.timed import timed_parts
 from atropos_core.tokenizer import ChatTokenizer
 from atropos_core.types import Metrics
 
+PARTS = ("checkpoints", "logs", "rollouts")  # folders of a run directory
 ENGINE_SERVER = (
     "atropos_trajectory_api.door:open_door"  # the plugin that brings `atropos train` has the HTTP server for it
 )
@@ -81,8 +82,8 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     named, directory = directory, directory.absolute()  # whatever directory a component may change to
     if not plan.config.oversubscribe:
         plan_memory(plan, directory).check()
+    _close_to_others(directory)
     with private_files(), locked(directory), end_noted(directory):
-        make_private(directory)
         checkpoints = Checkpoints(directory / "checkpoints")
         _write(directory / "config.toml", to_toml(plan.resolved()))  # on a resume as well: with what it changed
         for left in range(plan.config.restarts, -1, -1):
@@ -125,13 +126,24 @@ def make_directory(directory: Path) -> Path:
                 f"{directory} is not empty.",
                 remedy=f"Choose another, or go on with what is there: atropos resume {directory}",
             )
-        for name in ("checkpoints", "logs", "rollouts"):
+        for name in PARTS:
             make_private(directory / name)
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {directory} cannot be made: {error.strerror}.", remedy="Choose another with --dir."
         ) from error
     return directory
+
+
+def _close_to_others(directory: Path) -> None:
+    """Raises RunDirectoryError for what another user could lead elsewhere."""
+    try:
+        for each in (directory, *(directory / name for name in PARTS)):
+            make_private(each)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {directory} cannot be used: {error.strerror}.", remedy="Use one that is yours alone."
+        ) from error
 
 
 @contextmanager

@@ -13,11 +13,7 @@ def named(error: OSError | MemoryError) -> AtroposError | None:
     where, said = innermost_line(error.__traceback__), f"{type(error).__name__}: {error}"
     number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
     if number == errno.ENOMEM:
-        return OutOfMemory(
-            f"this process was refused memory{where}: {said}",
-            remedy="Give it more (`ulimit -v`, the machine, its container), or ask for less: `atropos run ... --dry-run` says what "
-            "each part holds.",
-        )
+        return OutOfMemory(f"this process was refused memory{where}: {said}")
     if number == errno.EMFILE:
         return AtroposError(f"this process may open no more files{where}: {said}", remedy="Raise `ulimit -n`.")
     if number == errno.EBADF:

@@ -99,9 +99,9 @@ def test_what_ends_a_process_is_a_failed_rollout_with_its_cause(atropos, tmp_pat
     assert "handler of its own for SIGTERM" in ended.err
 
 
+LIMIT = "resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))"  # `ulimit -v`, in mid-run
 PLUGIN = """
-import ctypes, os, sys
-from atropos_core.builtin.curricula import *
+import ctypes, os, resource, sys
 from atropos_core.hooks import hookimpl
 from atropos_core.interfaces import Sink
 from atropos_core.registry import Options, Provider
@@ -153,7 +153,7 @@ def test_a_component_that_ends_the_process_ends_the_run_by_name(atropos, sevens,
         ("sink", "os.kill(os.getpid(), 9)", "was killed by SIGKILL (the kernel does that when memory runs out)"),
         ("sink", "os.closerange(3, 4096)", "a descriptor of this process was closed by code that does not own it"),
         ("sink", "os.closerange(0, 4096)", "was ended with exit code 1 by code in it, before it was done"),
-        ("sink", "bytearray(1 << 46)", "OutOfMemory this process was refused memory in ends.py"),
+        ("sink", f"{LIMIT}; bytearray(1 << 33)", "OutOfMemory this process was refused memory in ends.py"),
     )
 
 

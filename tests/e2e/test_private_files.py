@@ -77,3 +77,28 @@ def test_a_directory_of_another_user_is_not_used() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         make_private(theirs)  # root may use anybody's
         assert open_to_others(theirs) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can plant the links of another user: run this as root")
+def test_links_that_another_user_planted_are_refused_and_what_they_lead_to_stays_as_it_was(atropos, sevens, tmp_path):
+    run = ("run", "--model", "toy", "--env", sevens, "--dir", "run", "--steps", "1", "--set", "evaluation.problems=0")
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(victim)
+    ended = atropos(*run)
+    assert ended.code != 0 and "is not empty" in ended.err, "a new run follows no link at all"
+    (tmp_path / "run" / "lock").unlink()
+    assert atropos(*run).code == 0
+    for name in ("lock", "config.tmp", "checkpoints/latest"):
+        link = tmp_path / "run" / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim)
+        os.chown(link, 1, 1, follow_symlinks=False)
+        ended = atropos("resume", "run", "--steps", "2")
+        assert ended.code == 1 and f"user 1 has put a link into it, {link.name}" in ended.err, ended.err
+        link.unlink()
+    (tmp_path / "run" / "logs").rename(tmp_path / "logs")
+    (tmp_path / "run" / "logs").symlink_to(tmp_path / "logs")  # one's own, to a larger disk say
+    assert atropos("resume", "run", "--steps", "2").code == 0
+    assert victim.read_text() == "mine"

@@ -24,6 +24,7 @@ from atropos_core.errors import (
     ConfigError,
     DataError,
     DeadlineExceeded,
+    OutOfMemory,
     ProcessDied,
     ProcessSilent,
     RemoteError,
@@ -63,6 +64,11 @@ async def misbehave(options):
         await asyncio.sleep(1.0)
     if options.how == "raise":
         raise KeyError("my own bug")
+    if options.how == "memory":
+        import resource
+        held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + (64 << 20),) * 2)
+        bytearray(1 << 30)
     if options.how == "die":
         print("last words", flush=True)
         os._exit(7)
@@ -396,6 +402,12 @@ async def test_what_a_child_raises_arrives_with_its_traceback(start):
     assert "engine raised KeyError: my own bug" in str(caught.value)
     assert "rigged.py" in str(caught.value), "the line over there"
     assert (await engine.open()).architecture == "Rigged", "the child lives on"
+
+
+async def test_a_child_that_is_refused_memory_is_an_error_of_that_name_and_says_where(start):
+    with pytest.raises(OutOfMemory, match=r"engine was refused memory: MemoryError") as raised:
+        await sampled(await start("engine", "memory"))
+    assert "bytearray(1 << 30)" in str(raised.value) and "ulimit -v" in str(raised.value)
 
 
 async def test_a_component_that_cannot_be_built_leaves_no_process(start, tmp_path):
