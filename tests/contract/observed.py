@@ -22,6 +22,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config import ApiSection, Layer, load, nest
 from atropos_core.errors import AtroposError
 from atropos_core.hosting import LocalEndpoint
+from atropos_core.liveness import DEFAULT_PATIENCE
 from atropos_core.plugins import load_plugins
 from atropos_core.registry import Provider, RunContext, load_reference
 from atropos_core.run import ENGINE_SERVER, execute, make_directory
@@ -263,7 +264,7 @@ async def taught(name: str, options: Any, provider: Provider[Any]) -> Seen:
         seen |= {"engine": (engine.offer.provider.name, around.devices, around.threads)}
     else:
         with listening() as (url, heads):
-            source = ServerSource(options.model_copy(update={"url": url}))
+            source = ServerSource(options.model_copy(update={"url": url}), DEFAULT_PATIENCE)
             try:
                 await source.open()
             except AtroposError:

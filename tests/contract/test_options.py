@@ -562,7 +562,7 @@ tests/e2e/test_health.py::test_pause_saves_the_step_and_a_resume_goes_on_with_wh
   run: health.action
 tests/unit/test_rollouts.py::test_a_hosted_reward_that_hangs_once_fails_that_group_alone
   run: reward.deadline_s reward.runs_in
-tests/e2e/test_stopped.py::test_a_stopped_engine_is_named_and_begun_again_and_a_stopped_trainer_ends_the_run
+tests/unit/test_hosting.py::test_no_process_is_given_up_before_its_usual_call_is_known_or_while_it_is_told_to_be_silent
   run: watch.say_s watch.least_s watch.times
 tests/e2e/test_roles.py::test_the_trainer_waits_for_workers_aloud_and_not_for_ever
   run: api.wait_s
