@@ -73,12 +73,12 @@ def shared(folder: str, sizes: tuple[int, int], rate: float) -> None:
         hands = Hands.connect(Path(folder), HANDS, slots=128)
         while not hands.ended:
             for job in hands.take(1.0):
-                data = made[sent % KINDS]
+                parts = [data := made[sent % KINDS]]
                 if rate:
                     start = start or time.perf_counter()
                     due = _wait_until(start + sent * N / rate)
-                    data = data[:REWARD_AT] + np.float64(due).tobytes() + data[REWARD_AT + 8 :]
-                hands.send(job, [data])
+                    parts = [data[:REWARD_AT], np.float64(due).tobytes(), memoryview(data)[REWARD_AT + 8 :]]
+                hands.send(job, parts)
                 hands.done(job)
                 sent += 1
         hands.close()

@@ -205,9 +205,10 @@ def _check_columns(
     if int(np.maximum.reduce(flags := trained.view(np.uint8))) > 1:
         at = int(flags.argmax())
         raise DataError(f"{_named('response', places, sizes)('trained', at)} is {flags[at]}: a mask is 0 or 1")
-    unsampled = np.zeros(len(prompt), np.bool_)
-    of_prompts = TokenColumns(prompt, unsampled, unsampled, None, None, None, None)
-    check_token_columns(of_prompts, vocabulary, _named("prompt", places, prompts))
+    if int(np.maximum.reduce(prompt.view(np.uint32))) >= (vocabulary or 1 << 31):  # then the schema says which it is
+        unsampled = np.zeros(len(prompt), np.bool_)
+        of_prompts = TokenColumns(prompt, unsampled, unsampled, None, None, None, None)
+        check_token_columns(of_prompts, vocabulary, _named("prompt", places, prompts))
     of_replies = TokenColumns(response, trained, trained, logprobs, None, advantages, None)
     check_token_columns(of_replies, vocabulary, _named("response", places, sizes))
 
