@@ -63,11 +63,11 @@ class DeadlineExceeded(AtroposError):
 
 
 class ProcessDied(AtroposError):
-    """A child process that the run needs has ended."""
+    """A process that the run needs has ended."""
 
 
 class ProcessSilent(ProcessDied):
-    """A child process that the run needs still is, and gives no answer."""
+    """A process that the run needs, here or elsewhere, is there and gives no answer."""
 
 
 class EngineReplaced(ProcessDied):
@@ -102,7 +102,7 @@ class WeightsMismatch(AtroposError):
 
 
 class Misaligned(AtroposError):
-    """The engine does not sample from the weights that were published."""
+    """Tokens were not sampled from the weights that were published, or not with the logprobs that they claim."""
 
 
 class TrainingDiverged(AtroposError):
@@ -126,7 +126,7 @@ class CheckpointError(AtroposError):
 
 
 class RunDirectoryError(AtroposError):
-    """The run directory cannot be made, written or locked."""
+    """A run directory, or a file of results, cannot be made, written or locked."""
 
 
 class HubClosed(AtroposError):
@@ -150,11 +150,11 @@ class ApiError(AtroposError):
 
 
 class AccessRefused(ApiError):
-    """The trajectory API wants a token, or another one."""
+    """A server, an engine or a ring wants a token, another one, or another user of the machine."""
 
 
 class NoProgress(AtroposError):
-    """The run goes on without anything to train on."""
+    """Step after step left nothing to train on, or play after play nothing to keep."""
 
 
 class RunPaused(AtroposError):

@@ -9,7 +9,7 @@ import shlex
 import pytest
 import typer
 
-from atropos_core import hooks
+from atropos_core import errors, hooks
 from atropos_core.cli import make_app
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import PAGES
@@ -21,6 +21,20 @@ def test_the_page_of_hooks_has_every_hook_with_its_docstring():
     assert set(re.findall(r"^### `(\w+)", page, re.M)) == set(named)
     for name, hook in named.items():
         assert inspect.getdoc(hook) in page, name
+
+
+def test_the_glossary_has_every_error_with_its_docstring():
+    named = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", (REPOSITORY / "docs/glossary.md").read_text(), re.M))
+    classes = {
+        name: each for name, each in vars(errors).items() if inspect.isclass(each) and each is not errors.AtroposError
+    }
+    assert named == {name: (inspect.getdoc(each) or "").partition("\n\n")[0] for name, each in classes.items()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_link_between_pages_leads_to_a_file(page):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
