@@ -61,10 +61,10 @@ def engine(place: Scene, name: str, model: str | Path, bridge: str, port: int) -
     return place.start(name, "engine", "--model", str(model), "--bridge", bridge, "--port", str(port))
 
 
-def training(place: Scene, bridge: str, port: int, steps: int = 200) -> Role:
+def training(place: Scene, bridge: str, port: int, *more: str, steps: int = 200) -> Role:
     return place.start(
         "run", "run", "--model", "tiny", "--env", "gsm8k", "--dir", "run", "--steps", str(steps), "--engine", "remote",
-        "--set", f"engine.url=http://127.0.0.1:{port}", "--bridge", bridge, *RUN,
+        "--set", f"engine.url=http://127.0.0.1:{port}", "--bridge", bridge, *RUN, *more,
     )  # fmt: skip
 
 
@@ -130,23 +130,29 @@ def test_an_engine_elsewhere_that_differs_is_named_before_anything_is_learned_fr
     assert named in run.text and "Traceback" not in run.text
 
 
-def test_another_process_behind_an_engines_address_ends_the_run_by_name_and_a_resume_opens_it_anew(place, tmp_path):
+def test_another_process_behind_an_engines_address_is_opened_anew_as_often_as_restarts_say_and_then_ends_the_run(
+    place, tmp_path
+):
     ports = free_port(), free_port()
     for model, port in zip(("tiny", other(tmp_path, with_weights)), ports, strict=True):
         engine(place, f"engine-{port}", model, "checkpoint", port).says(r"(http://[\w.:]+)")
     with Relay(ports[0]) as relay:
-        run = training(place, "checkpoint", relay.port)
+        run = training(place, "checkpoint", relay.port, "--set", "restarts=1", "--set", "checkpoint.every=1")
         place.wait_for_step(2, run)
         relay.turn_to(ports[1])
+        run.says("starting again from the last checkpoint", 120)
+        assert "EngineReplaced" not in run.text, "nobody has seen it as an error of the run"
+        place.wait_for_step(place.metrics[-1]["step"] + 2, run)
+        relay.turn_to(ports[0])
         assert run.ends(120) == 1, place.all_text
         said = " ".join(run.text.split())
         assert "EngineReplaced" in said and "another process than the one that the run opened" in said
-        steps = len(place.metrics)
-        resumed = place.start("resumed", "resume", "run", "--set", "training.steps=3")
+        steps = int(place.metrics[-1]["step"])
+        resumed = place.start("resumed", "resume", "run", "--set", f"training.steps={steps + 1}")
         assert resumed.ends(120) == 0, place.all_text
-    assert len(place.metrics) <= steps
+    assert [line["step"] for line in place.metrics] == list(range(1, steps + 2))
     assert max(line["alignment/max_abs_logprob_diff"] for line in place.metrics) <= 1e-4, (
-        "it was sent the run's weights"
+        "each was sent the run's weights"
     )
 
 
