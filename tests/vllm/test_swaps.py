@@ -1,0 +1,101 @@
+"""What is swapped in a vLLM server behind a run that is attached to it: the rows of docs/swaps.md that speak of vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from atropos_env_gsm8k.plugin import HERE
+from tests.conftest import metrics_of
+from tests.e2e.runs import RunningRun
+from tests.vllm.hosted import Hosted, start
+
+pytestmark = pytest.mark.timeout(400)
+
+RUN = (
+    "run", "--env", "gsm8k", "--engine", "vllm", "--bridge", "checkpoint", "--steps", "500", "--set", "evaluation.problems=0",
+    "--set", "training.groups_per_step=2", "--set", "training.group_size=4", "--set", "checkpoint.every=0",
+    "--set", "trainer.learning_rate=1e-3",
+)  # fmt: skip
+
+
+def odd(folder: Path) -> Path:
+    """The tiny policy with another chat template, other stop tokens and other defaults of sampling."""
+    shutil.copytree(HERE / "tiny", folder)
+    for path in folder.glob("chat_template.jinja"):
+        path.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    (folder / "generation_config.json").write_text(
+        json.dumps(
+            {"eos_token_id": list(range(1, 598)), "temperature": 0.1, "top_k": 1, "top_p": 0.1, "do_sample": True}
+        )
+    )
+    return folder
+
+
+def other_weights(folder: Path) -> Path:
+    shutil.copytree(HERE / "tiny", folder)
+    path, random = folder / "model.safetensors", np.random.default_rng(0)
+    held = load_file(path)
+    made = {name: (value + random.normal(0, 0.05, value.shape)).astype(value.dtype) for name, value in held.items()}
+    save_file(made, path, metadata={"format": "pt"})
+    return folder
+
+
+async def post(server: Hosted, path: str, body: dict[str, str] | None = None) -> None:
+    headers = {"Authorization": f"Bearer {server.key}"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.post(server.url + path, json=body) as answer:
+        assert answer.status < 400, await answer.text()
+
+
+def attached(server: Hosted, folder: Path) -> RunningRun:
+    return RunningRun(folder, *RUN, "--dir", str(folder), "--set", f"engine.url={server.url}")
+
+
+async def test_what_is_swapped_in_a_server_in_mid_run_is_noticed_or_has_no_effect(tmp_path, monkeypatch):
+    server = await start(odd(tmp_path / "odd"), tmp_path / "server")
+    monkeypatch.setenv("VLLM_API_KEY", server.key)
+    runs: list[RunningRun] = []
+    try:
+        runs.append(run := attached(server, tmp_path / "weights"))
+        await asyncio.to_thread(run.wait_for_step, 3)
+        before = metrics_of(run.folder)
+        assert max(line["alignment/max_abs_logprob_diff"] for line in before) <= 1e-4, (
+            "template, stops and defaults: none"
+        )
+        assert min(line["tokens/mean"] for line in before) > 2, (
+            "a reply of one token each, by the server's own stop tokens"
+        )
+        await server.engine.pause()
+        await server.engine.load_weights(other_weights(tmp_path / "other"))
+        await post(server, "/resume")  # under the version that the run knows
+        assert await asyncio.to_thread(run.ended_within, 120) == 1
+        assert "Misaligned" in run.text, run.text
+
+        runs.append(run := attached(server, tmp_path / "anew"))
+        await asyncio.to_thread(run.wait_for_step, 2)
+        stop = asyncio.Event()
+
+        async def forget() -> None:  # as one that was started anew, whatever a run says to it
+            while not stop.is_set():
+                await post(server, "/update_weight_version", {"new_version": "default"})
+                await asyncio.sleep(0.002)
+
+        forgetting = asyncio.create_task(forget())
+        try:
+            assert await asyncio.to_thread(run.ended_within, 120) == 1
+        finally:
+            stop.set()
+            await forgetting
+        said = " ".join(run.text.split())
+        assert "NoProgress" in said and "version" in said, run.text
+    finally:
+        for run in runs:
+            run.process.kill()
+        await server.engine.close()
