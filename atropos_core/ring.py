@@ -204,7 +204,7 @@ class RingProducer:
     def _attached(self) -> asyncio.AbstractEventLoop:
         if self._loop is None and self.error is None:
             self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._socket.fileno(), self._collect)
+            self._loop.add_reader(self._socket.fileno(), self._collect, 1)
         return asyncio.get_running_loop()
 
     def _ring_soon(self, loop: asyncio.AbstractEventLoop, after_s: float = 0.0) -> None:

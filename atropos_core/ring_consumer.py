@@ -120,7 +120,7 @@ class RingConsumer:
             nonlocal failure
             self._answer_due = True  # what `handle` answers goes out below
             try:
-                if leases := self._take(_TAKE):
+                if leases := self._take(1):  # one datagram: where more wait, the loop is back here in its next turn
                     handle(leases)
                 self.send_answers()
             except Exception as error:  # noqa: BLE001 - whoever awaits this raises it

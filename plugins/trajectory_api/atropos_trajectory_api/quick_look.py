@@ -116,10 +116,7 @@ def _look(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Dr
         if type(trained) is not int or trained < 0 or np.count_nonzero(counted & ~bits):
             return None
     for at in (rewards, *(_part_at(name, mark, episodes) for name, mark in parts.items())):
-        if at < 0 or not all(
-            -LARGEST_REWARD <= value <= LARGEST_REWARD
-            for value in np.frombuffer(frame, np.float32, episodes, start + at).tolist()
-        ):
+        if at < 0 or not _are_rewards(np.frombuffer(frame, np.float32, episodes, start + at).tolist()):
             return None
     name, messages, answer, data = task["~f"]
     if not (
@@ -143,14 +140,21 @@ def _look(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Dr
 
 def _ones(count: int, *lists: list[Any]) -> bool:
     """Each has so many entries, or one that stands for all."""
-    return all(len(values) == count or len(values) == 1 for values in lists)
+    return {count, *map(len, lists)} <= {count, 1}
+
+
+def _are_rewards(values: list[float]) -> bool:
+    """Within bounds; a sum with nan in it is no number, and what `min` and `max` say of nan depends on where it stands."""
+    total = sum(values)
+    return total == total and -LARGEST_REWARD <= min(values) and max(values) <= LARGEST_REWARD
 
 
 def _oldest(versions: list[int], lengths: list[int], bits: np.ndarray[Any, Any], total: int) -> int | None:
     """Of sampled tokens."""
-    flags = np.unpackbits(bits, count=total).view(np.bool_)
     if min(versions) == max(versions):
-        return versions[0] if versions[0] != UNKNOWN_VERSION and np.count_nonzero(flags) else None
+        sampled = bits if total % 8 == 0 else np.unpackbits(bits, count=total)
+        return versions[0] if versions[0] != UNKNOWN_VERSION and np.count_nonzero(sampled) else None
+    flags = np.unpackbits(bits, count=total).view(np.bool_)
     of_sampled = np.repeat(versions, lengths)[flags]
     known = of_sampled[of_sampled != UNKNOWN_VERSION]
     return int(known.min()) if len(known) else None
