@@ -146,7 +146,7 @@ def _ones(count: int, *lists: list[Any]) -> bool:
 def _are_rewards(values: list[float]) -> bool:
     """Within bounds; a sum with nan in it is no number, and what `min` and `max` say of nan depends on where it stands."""
     total = sum(values)
-    return total == total and -LARGEST_REWARD <= min(values) and max(values) <= LARGEST_REWARD
+    return total == total and min(values) >= -LARGEST_REWARD and max(values) <= LARGEST_REWARD
 
 
 def _oldest(versions: list[int], lengths: list[int], bits: np.ndarray[Any, Any], total: int) -> int | None:
