@@ -18,7 +18,7 @@ from typing import Any, cast
 import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from atropos_trajectory_api.answers import plain_error
 from atropos_trajectory_api.gate import HEAD_BYTES, HEAD_LINES, URL_BYTES, WAITING_BYTES, Gate, Peer
@@ -27,6 +27,9 @@ SCOPE_KEY = "atropos.connection"
 LEAST_READ = 1 << 16  # bytes of a waiting answer in `head_s`; who reads less is not at it
 CHUNKED_BYTES = 1 << 12  # of a chunked body that are looked at before others have a turn
 CHUNK_COST = 16  # bytes around its content that a chunked body may have for each of the content
+BODY_S = 0.1  # that a request may wait for its body before the application is asked, which waits at a greater cost
+UNTAKEN_BYTES = 1 << 16  # of answers that a client has not taken: with more, its further requests wait
+LOOK_AGAIN_S = 0.005, 0.25  # at what it has taken, at first and at most
 LINGER_S, LINGER_BYTES = 1.0, 1 << 24  # what is still read from who was refused, so that no reset takes the answer away
 _END = b"\r\n\r\n"
 
@@ -101,6 +104,11 @@ class Connection(HttpToolsProtocol):
     _in_head = True
     _refused = False
     _discarded = 0
+    _held: tuple[RequestResponseCycle, Any] | None = None  # a request that the application was not asked for yet
+    _asking: asyncio.TimerHandle | None = None
+    _pause_s = LOOK_AGAIN_S[0]
+    _untaken = 0  # bytes of answers, when some were taken last
+    _unread_since: float | None = None
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _had_all = False  # when the connection ended, the client's machine had acknowledged all that was written
@@ -151,6 +159,7 @@ class Connection(HttpToolsProtocol):
         self._wait_as(b"")
         self._head_is_there()
         self._is_read()
+        self._forget_held()
         super().connection_lost(exc)
 
     def make_way(self) -> None:
@@ -200,6 +209,25 @@ class Connection(HttpToolsProtocol):
         self._look_at_rest()
         if not self._flow.enough and not (self._is_served and len(self.cycle.body) > HIGH_WATER_LIMIT):
             self.flow.resume_reading()
+
+    def _go_on_when_taken(self) -> None:
+        """No answer is made for a client that takes none of those before."""
+        if self.is_gone or self._refused or self._is_served:
+            return
+        untaken = self._unacknowledged()
+        if untaken <= UNTAKEN_BYTES:
+            self._unread_since = None
+            self._go_on()
+            return
+        now = self.loop.time()
+        if self._unread_since is None or untaken < self._untaken:
+            self._unread_since, self._untaken = now, untaken
+        if now - self._unread_since > self.gate.head_s:
+            self.gate.count("unread")
+            self.transport.abort()
+            return
+        self.loop.call_later(self._pause_s, self._go_on_when_taken)
+        self._pause_s = min(2 * self._pause_s, LOOK_AGAIN_S[1])
 
     def _head(self) -> bool:
         """Feed the next head to the parser; whether it is there, and within bounds."""
@@ -256,6 +284,8 @@ class Connection(HttpToolsProtocol):
         if isinstance(part, memoryview):
             part.release()
         self._wait_as(b"" if whole else rest[size:])
+        if self._held is not None and self._asking is None:
+            self._asking = self.loop.call_later(BODY_S, self._ask)
 
     @property
     def _is_served(self) -> bool:
@@ -270,6 +300,7 @@ class Connection(HttpToolsProtocol):
         may_linger = self.gate.linger(self)
         self._head_is_there()
         self._wait_as(b"")
+        self._forget_held()
         begun = self._is_served and self.cycle.response_started
         if self._is_served:
             self.cycle.disconnected = True
@@ -291,6 +322,26 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._late = self.loop.call_later(LINGER_S, self.transport.close)
+
+    # -- the application is asked once the body is there, or much of it, or after a moment: one that never comes costs no task
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.waiting_for_100_continue:
+            super()._start_asgi_task(cycle, app)
+        else:
+            self._held = (cycle, app)
+
+    def _ask(self) -> None:
+        held = self._held
+        self._forget_held()
+        if held is not None and not self.is_gone:
+            super()._start_asgi_task(*held)
+
+    def _forget_held(self) -> None:
+        self._held = None
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
 
     # -- the parser's callbacks
 
@@ -320,11 +371,14 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._around -= (CHUNK_COST + 1) * len(body) if self._chunked else 0
         super().on_body(body)
+        if self._held is not None and len(self.cycle.body) > HIGH_WATER_LIMIT:
+            self._ask()
 
     def on_message_complete(self) -> None:
         self._in_head = True
         self.gate.serve(self)
         super().on_message_complete()
+        self._ask()
         if not self._is_served:
             self.gate.rest(self)
 
@@ -334,7 +388,8 @@ class Connection(HttpToolsProtocol):
             self.gate.rest(self)
         if self._rest and not self.is_gone:
             self._unset_keepalive_if_required()
-            self.loop.call_soon(self._go_on)
+            self._pause_s = LOOK_AGAIN_S[0]
+            self.loop.call_soon(self._go_on_when_taken)
 
     # -- what leaves
 

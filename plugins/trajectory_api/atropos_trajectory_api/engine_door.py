@@ -30,6 +30,7 @@ from atropos_trajectory_api.frames import Asked, Gone, Handler, Native, refusal
 
 LOAD_S = 1800.0
 SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
+SILENT_S = 60.0  # that an upload may stand still; LOAD_S for each file of it
 FILES = 10_000  # of one upload
 FORMER = 1000  # trainers that are remembered
 SENT: Mapping[Transport, str] = {
@@ -40,17 +41,20 @@ _UPLOADS = "/v1/engine/uploads/"
 _SAMPLES = "/v1/engine/samples"
 
 
-def engine_app(engine: Engine, takes: Transport | None, info: ModelInfo | None = None) -> EngineDoor:
+def engine_app(
+    engine: Engine, takes: Transport | None, info: ModelInfo | None = None, *, silent_s: float = SILENT_S
+) -> EngineDoor:
     """`takes`: what the engine was started to be sent, one of SENT; None: nothing. `info` is what `engine.open()` gave;
-    without it the first caller's `open` opens the engine."""
-    return EngineDoor(engine, takes, info)
+    without it the first caller's `open` opens the engine. `silent_s`: that an upload may stand still."""
+    return EngineDoor(engine, takes, info, silent_s)
 
 
 class EngineDoor:
     """An ASGI application. `close` removes what uploads have left."""
 
-    def __init__(self, engine: Engine, takes: Transport | None, info: ModelInfo | None) -> None:
+    def __init__(self, engine: Engine, takes: Transport | None, info: ModelInfo | None, silent_s: float) -> None:
         self._engine = engine
+        self._silent_s = silent_s
         self._info = info
         self._instance = secrets.token_hex(8)
         self._opening = asyncio.Lock()
@@ -172,7 +176,7 @@ class EngineDoor:
         try:
             if self._takes is None:
                 await _refuse(None)
-            await self._write(where, receive)
+            await within(self._write(where, receive), LOAD_S, "the upload of a file")
         except Gone:
             return
         except AtroposError as error:
@@ -201,7 +205,7 @@ class EngineDoor:
         with path.open("wb") as file:
             more = True
             while more:
-                message = await receive()
+                message = await within(receive(), self._silent_s, "the client of an upload")
                 if message["type"] == "http.disconnect":
                     raise Gone
                 more = message.get("more_body", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import signal
 import socket
@@ -153,6 +154,7 @@ async def _serve(options: ServeOptions, listening: socket.socket, token: bytes |
         async with contextlib.AsyncExitStack() as stack:
             await _same_host(service, options, app, stack)
             _say(options, service, listening.getsockname()[1], token is not None)
+            _spare_the_collector()
             await Server(config, app.stop).serve(sockets=[listening])
         console.say(
             "ended; " + ("what was acknowledged is in the journal." if options.journal else "nothing was kept.")
@@ -200,6 +202,13 @@ def _say(options: ServeOptions, service: Service, port: int, with_token: bool) -
             ("metrics", f"{url}/metrics   document: {url}/openapi.json"),
         ]
     )
+
+
+def _spare_the_collector() -> None:
+    """What is there now stays: Python's collector need not look at it again. Each of its whole rounds, which many short
+    connections bring on several times a second, held everyone up for some 50 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 def _loop_factory() -> Any:

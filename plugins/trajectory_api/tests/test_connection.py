@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from atropos_trajectory_api.connection import OneWrite
-from plugins.trajectory_api.tests.running import running
+from atropos_trajectory_api.connection import BODY_S, UNTAKEN_BYTES, OneWrite
+from plugins.trajectory_api.tests.running import Running, running
 from tests.raw_http import request
 
 
@@ -67,3 +68,50 @@ def test_an_answer_comes_whole(tmp_path: Path):
             end.sendall(request("GET", "/info"))
             head, _, body = end.recv(1 << 16).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200") and body == b'{"batch_size":-1,"max_token_len":-1}'
+
+
+def answered(server: Running) -> int:
+    """Requests for /openapi.json that were answered so far."""
+    return sum(one.latency.count for route, one in server.service.observed.routes.items() if route == "/openapi.json")
+
+
+def test_a_client_that_takes_no_answers_gets_no_further_ones_made(tmp_path: Path):
+    """Its requests were sent ahead; each answer would be copied for nobody."""
+    with running(tmp_path) as server, socket.socket() as end:
+        whole = len(server.client.get("/openapi.json").content)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        end.connect(("127.0.0.1", server.port))
+        many = 200
+        end.sendall(request("GET", "/openapi.json") * many)
+        time.sleep(0.5)
+        assert answered(server) - 1 <= UNTAKEN_BYTES // whole + 4
+        end.settimeout(20)
+        left = many * whole
+        while left > 0:
+            left -= len(end.recv(1 << 20))  # heads are read for bodies: it ends before the last ones
+        assert answered(server) - 1 > many // 2, "and who reads gets them"
+
+
+def test_a_request_whose_body_does_not_come_costs_no_task_until_others_would_wait_for_it(tmp_path: Path):
+    with running(tmp_path) as server:
+
+        def tasks() -> int:
+            return len(server._server.server_state.tasks)
+
+        ends = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(20)]
+        began = time.monotonic()
+        for end in ends:
+            end.sendall(b"POST /scored_data HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{")
+        most = 0
+        while time.monotonic() - began < BODY_S / 2:
+            most = max(most, tasks())
+        sent_s = time.monotonic() - began
+        until = time.monotonic() + 5
+        while tasks() < len(ends) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert tasks() == len(ends), "the application waits for them now, and ends them at its deadline"
+        assert most == 0 or sent_s > BODY_S
+        for end in ends:
+            end.sendall(b" " * 48 + b"}")
+            assert end.recv(1 << 16).startswith(b"HTTP/1.1 422")
+            end.close()

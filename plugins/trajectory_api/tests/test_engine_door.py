@@ -213,6 +213,25 @@ async def test_an_upload_stays_in_its_folder(name: str):
         assert sent[0]["status"] == 422
 
 
+async def test_an_upload_that_stands_still_is_ended_with_its_cause():
+    sent: list[Any] = []
+    door = engine_app(Loads(), "checkpoint", silent_s=0.2)
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    where = {"type": "http", "method": "PUT", "path": "/v1/engine/uploads/one.whole/model.safetensors"}
+    try:
+        await asyncio.wait_for(door(where, receive, send), 10)
+    finally:
+        door.close()
+    assert sent[0]["status"] == 503
+    assert b"the client of an upload gave no answer within 0.2 s" in sent[1]["body"]
+
+
 async def test_a_door_for_workers_samples_and_changes_nothing(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     engine = Loads()
