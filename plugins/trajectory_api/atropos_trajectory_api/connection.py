@@ -159,8 +159,14 @@ class Connection(HttpToolsProtocol):
         self._wait_as(b"")
         self._head_is_there()
         self._is_read()
+        is_asked = self._is_served and self._held is None
         self._forget_held()
         super().connection_lost(exc)
+        self.parser = cast(
+            Any, None
+        )  # it knows this connection, and a cycle does: only Python's collector would find them
+        if not is_asked:
+            self.cycle = cast(Any, None)
 
     def make_way(self) -> None:
         """For another connection: this one waits for its client."""
