@@ -54,6 +54,7 @@ test-skyrl: .venv-skyrl/stamp
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
 	$(PIP) --no-build-isolation -e '.[soak]'
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m long -n 2 --dist loadfile
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak_mutants
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_normalization

@@ -117,15 +117,20 @@ def new_directory(name: str, parent: Path = Path("runs")) -> Path:
     raise RunDirectoryError(f"{parent} has a hundred runs of this second.")
 
 
+def refuse_used(directory: Path) -> None:
+    """Raises RunDirectoryError where something is in it."""
+    if directory.exists() and any(directory.iterdir()):
+        raise RunDirectoryError(
+            f"{directory} is not empty.",
+            remedy=f"Choose another, or go on with what is there: atropos resume {directory}",
+        )
+
+
 def make_directory(directory: Path) -> Path:
     """An empty directory for a new run, its user's alone."""
     try:
         make_private(directory)
-        if any(directory.iterdir()):
-            raise RunDirectoryError(
-                f"{directory} is not empty.",
-                remedy=f"Choose another, or go on with what is there: atropos resume {directory}",
-            )
+        refuse_used(directory)
         for name in PARTS:
             make_private(directory / name)
     except OSError as error:

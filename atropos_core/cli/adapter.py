@@ -15,6 +15,7 @@ from atropos_core.cli.options import (
     SeedOption,
     SetOption,
     StepsOption,
+    Uses,
     configure,
 )
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from atropos_core.plugins import Plugins
 
 KNOWN = ("atropos-plugin-adapter-skyrl", "atropos-plugin-adapter-roll")
+
+
+USES = Uses(
+    "atropos adapter",  # what the other framework has no place for, it does in its own way
+    ("model", "seed", "environment", "reward", "sampling", "evaluation", "training", "transform", "checkpoint", "trainer.learning_rate"),
+)  # fmt: skip
 
 
 def add(app: typer.Typer) -> None:
@@ -132,7 +139,7 @@ def _export(name: str, file: Path | None, out: Path, options: Sequence[str], run
     from atropos_core.plugins import load_plugins
 
     _known(load_plugins(), name)
-    loaded, resolved, plugins = configure(file, **run, download=False)
+    loaded, resolved, plugins = configure(file, **run, uses=USES, download=False)
     make_plan(loaded.config, resolved, plugins, training=False, sampling=False)  # every name and option is there
     made = _build(plugins, name, options, out, resolved.directory)
     try:

@@ -7,11 +7,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atropos_core.cli.options import EngineOption, EnvOption, ModelOption, SeedOption, SetOption, configure
+from atropos_core.cli.options import (
+    PLAYED,
+    EngineOption,
+    EnvOption,
+    ModelOption,
+    SeedOption,
+    SetOption,
+    Uses,
+    configure,
+)
 
 if TYPE_CHECKING:
     from atropos_core.assemble import Plan
     from atropos_core.evaluation import Evaluation
+
+
+USES = Uses(
+    "atropos eval",
+    (
+        *PLAYED,
+        *(
+            f"evaluation.{name}"
+            for name in ("problems", "samples", "pass_at", "temperature", "top_p", "top_k", "max_tokens")
+        ),
+        "training.rollout_deadline_s",
+    ),
+)
 
 
 def add(app: typer.Typer) -> None:
@@ -66,10 +88,9 @@ def evaluate(
         console.facts([("policy", model)])
         out = out or run / "evaluations" / f"step-{step:06d}-{time.strftime('%Y%m%d-%H%M%S')}"
     own = {"problems": problems, "samples": samples, "temperature": temperature}
-    flags = [f"evaluation.{name}={value}" for name, value in own.items() if value is not None]
     loaded, resolved, plugins = configure(
         run / "config.toml" if run else None, env=env, model=model, engine=engine, seed=seed,
-        changes=[*flags, *(changes or [])],
+        changes=changes, flags={f"evaluation.{name}": value for name, value in own.items()}, uses=USES,
     )  # fmt: skip
     if not loaded.config.evaluation.problems:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,22 @@ SetOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Uses:
+    """What a command makes use of: sections and values of a run file, by path."""
+
+    command: str
+    paths: tuple[str, ...]
+
+    def has(self, path: str) -> bool:
+        if path.startswith("engine.replica"):  # only a run that trains has more than one
+            return False
+        return any(f"{path}.".startswith(f"{one}.") or one.startswith(f"{path}.") for one in self.paths)
+
+
+PLAYED = ("model", "seed", "deterministic", "environment", "reward", "engine", "sampling", "watch")
+
+
 def configure(
     file: Path | None = None,
     *,
@@ -51,10 +68,13 @@ def configure(
     seed: int | None = None,
     deterministic: bool = False,
     changes: Sequence[str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    uses: Uses | None = None,
     download: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
-    """Flags over file over the model's preset over defaults. Without `download`, a model of the hub is known by its name
-    alone."""
+    """Flags over file over the model's preset over defaults. `flags`: values that the command has flags of its own for, by
+    path. `uses`: what it makes use of, where that is not all. Without `download`, a model of the hub is known by its name
+    alone. Raises ConfigError for a --set that would do nothing: a run file may serve several commands, a flag is for this one."""
     from atropos_core import config
     from atropos_core.errors import ConfigError
     from atropos_core.plugins import load_plugins
@@ -67,34 +87,52 @@ def configure(
         "bridge.use": bridge,
         "engine.use": engine,
         "trainer.use": trainer,
+        **(flags or {}),
     }
     pairs += [(path, value) for path, value in single.items() if value is not None]
     pairs += [("deterministic", True)] if deterministic else []
-    flags = config.nest(pairs)
+    changed = [config.parse_flag(change) for change in changes or ()]
+    _refuse_idle(changed, {path for path, _ in pairs}, uses)
+    given = config.nest(pairs)
     layers = [config.read_file(file)] if file is not None else []
     for section, chosen in (("environment", env), ("reward", reward)):
         if chosen:
             known = {
                 name for layer in layers for name in layer.values.get(section, {})
             }  # of the file: its `use` stands
-            flags[section] = {_short(name): {} if name in known else {"use": _absolute(name)} for name in chosen}
-            if len(flags[section]) < len(chosen):
+            given[section] = {_short(name): {} if name in known else {"use": _absolute(name)} for name in chosen}
+            if len(given[section]) < len(chosen):
                 raise ConfigError(
                     f"two of {', '.join(chosen)} have the same short name.", remedy="Name them apart in a run file."
                 )
-    _overlay(flags, config.nest(config.parse_flag(change) for change in changes or ()))
-    layers = [_only(layer, "environment", flags if env else None) for layer in layers]
-    layers = [_only(layer, "reward", flags if reward else None) for layer in layers]
+    _overlay(given, config.nest(changed))
+    layers = [_only(layer, "environment", given if env else None) for layer in layers]
+    layers = [_only(layer, "reward", given if reward else None) for layer in layers]
     if reward:
         layers.insert(0, config.Layer("flag --reward", {"reward": {}}))
     plugins = load_plugins()
     reference = next(
-        (layer["model"] for layer in (flags, *(entry.values for entry in layers)) if "model" in layer), None
+        (layer["model"] for layer in (given, *(entry.values for entry in layers)) if "model" in layer), None
     )
     resolved = plugins.resolve_model(str(reference or config.RunConfig().model), download=download)
     layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
-    layers.append(config.Layer(config.FLAG, flags))
+    layers.append(config.Layer(config.FLAG, given))
     return config.load([_anchored(layer) for layer in layers]), resolved, plugins
+
+
+def _refuse_idle(changed: Sequence[tuple[str, Any]], flags: set[str], uses: Uses | None) -> None:
+    from atropos_core.errors import ConfigError
+
+    for path, _ in changed:
+        if path in flags:
+            raise ConfigError(
+                f"{path} is given twice: by a flag of its own and by --set.", remedy="Leave one of them out."
+            )
+        if uses is not None and not uses.has(path):
+            raise ConfigError(
+                f"--set {path} has no effect on `{uses.command}`, which uses {', '.join(uses.paths)}.",
+                remedy="Leave it out. In a run file it may stay, for the other commands that read the file.",
+            )
 
 
 def _short(reference: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atropos_core.cli.options import (
+    PLAYED,
     EngineOption,
     EnvOption,
     FileArgument,
@@ -15,6 +16,7 @@ from atropos_core.cli.options import (
     RewardOption,
     SeedOption,
     SetOption,
+    Uses,
     configure,
 )
 
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from atropos_core.assemble import Plan
     from atropos_core.processing import Lines
     from atropos_core.types import Split
+
+
+USES = Uses(
+    "atropos process",
+    (*PLAYED, *(f"training.{name}" for name in ("group_size", "groups_per_step", "rollout_deadline_s"))),
+)
 
 
 def add(app: typer.Typer) -> None:
@@ -60,10 +68,10 @@ def process(
     from atropos_core.assemble import make_plan
     from atropos_core.processing import Lines
 
-    size = [f"training.group_size={group_size}"] if group_size is not None else []
     loaded, resolved, plugins = configure(
-        file, env=env, model=model, engine=engine, reward=reward, seed=seed, changes=[*(changes or []), *size]
-    )
+        file, env=env, model=model, engine=engine, reward=reward, seed=seed, changes=changes,
+        flags={"training.group_size": group_size}, uses=USES,
+    )  # fmt: skip
     plan = make_plan(loaded.config, resolved, plugins, training=False)
     lines = Lines(out)
     try:

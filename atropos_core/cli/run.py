@@ -66,7 +66,7 @@ def run(
     from atropos_core import console
     from atropos_core.assemble import make_plan
     from atropos_core.errors import Interrupted
-    from atropos_core.run import execute, make_directory, new_directory
+    from atropos_core.run import execute, make_directory, new_directory, refuse_used
 
     loaded, resolved, plugins = configure(
         file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
@@ -76,6 +76,8 @@ def run(
     for broken in plugins.broken():
         console.warn(f"plugin {broken.name!r} does not load and is left out; `atropos plugins` says why.")
     if dry_run:
+        if directory is not None:
+            refuse_used(directory)
         _say_memory(plan, directory or Path("runs"))
         return
     directory = make_directory(directory) if directory else new_directory("-".join(loaded.config.environment))

@@ -59,7 +59,7 @@ def ran(values: Mapping[str, Any]) -> Seen:
             ended = "whole"
         except AtroposError as error:
             ended = f"{type(error).__name__}: {error}".replace(made, "")
-        return {"ended": ended, "scored": len(SCORED), **_left_in(folder / "run")}
+        return {"ended": ended, "scored": len(SCORED), **left_in(folder / "run")}
 
 
 def asked(values: Mapping[str, Any]) -> Seen:
@@ -114,7 +114,7 @@ def _with_another_template(folder: Path) -> Path:
     return folder
 
 
-def _left_in(folder: Path) -> dict[str, object]:
+def left_in(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -294,15 +294,23 @@ async def called(name: str, options: Any, provider: Provider[Any]) -> Seen:
         return {"heads": heads[:1]}
 
 
+class Heads(list[tuple[str, str | None]]):
+    """Path and token of each request, and their bodies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bodies: list[bytes] = []
+
+
 @contextmanager
-def listening() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
-    """A server that refuses everything, and keeps path and token of what it was asked."""
-    heads: list[tuple[str, str | None]] = []
+def listening() -> Iterator[tuple[str, Heads]]:
+    """A server that refuses everything, and keeps what it was asked."""
+    heads = Heads()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             heads.append((self.path, self.headers.get("Authorization")))
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            heads.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
             self.send_response(404)
             self.send_header("Content-Length", "0")
             self.end_headers()

@@ -21,7 +21,7 @@ from tests.e2e.roles import Scene, scene
 KINDS = ("server", "trainer", "worker")
 STEPS_A_KILL = 2
 GROUPS, TASKS = 8, 16
-TRAINED = ("--model", "toy", "--set", "evaluation.problems=4", "--set", f"training.groups_per_step={GROUPS}",
+TRAINED = ("--model", "toy", "--set", f"training.groups_per_step={GROUPS}",
            "--set", "training.group_size=4", "--set", "engine.latency_s=0.05", "--set", "checkpoint.every=2",
            "--set", "curriculum.use=ledger", "--set", "health.action=off")  # fmt: skip
 PLAY = """

@@ -67,7 +67,12 @@ def test_the_saved_run_file_has_the_options_of_the_adapter(uninterrupted):
 
 @pytest.mark.parametrize(
     ("bridge", "role"),
-    [("lora", "trainer"), ("lora", "supervisor"), ("checkpoint", "engine"), ("checkpoint", "supervisor")],
+    [
+        pytest.param("lora", "trainer", marks=pytest.mark.long),
+        ("lora", "supervisor"),
+        ("checkpoint", "engine"),
+        pytest.param("checkpoint", "supervisor", marks=pytest.mark.long),
+    ],
 )
 def test_a_killed_process_ends_the_run_and_resume_reaches_the_same_bits(bridge, role, tmp_path, uninterrupted):
     folder = tmp_path / "run"

@@ -52,7 +52,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, uninterrupted):
     assert weights(folder, 9) == uninterrupted
 
 
-@pytest.mark.parametrize("role", ["engine", "trainer"])
+@pytest.mark.parametrize(
+    "role", [pytest.param("engine", marks=pytest.mark.long), "trainer"]
+)  # an engine: the next test
 def test_a_run_that_may_restart_goes_on_by_itself_to_the_same_bits(role, tmp_path, uninterrupted):
     folder = tmp_path / "run"
     run = RunningRun(folder, "run", "--dir", str(folder), *QUICK, "--set", "restarts=1")

@@ -20,7 +20,8 @@ from tests.e2e.roles import Scene, scene
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("--model", "toy", "--set", "evaluation.problems=4", "--set", "training.groups_per_step=8")
+QUICK = ("--model", "toy", "--set", "training.groups_per_step=8")
+EVALUATED = ("--set", "evaluation.problems=4")  # where an environment is named
 SLOW = (*QUICK, "--set", "engine.latency_s=0.02", "--set", "checkpoint.every=4")
 
 
@@ -59,7 +60,7 @@ def status(place: Scene) -> dict[str, Any]:
 
 
 def test_four_processes_train_as_one_run_does(place):
-    trainer = place.train(*QUICK, "--env", SEVENS, "--steps", "40", "--set", "trainer.learning_rate=20.0")
+    trainer = place.train(*QUICK, *EVALUATED, "--env", SEVENS, "--steps", "40", "--set", "trainer.learning_rate=20.0")
     workers = [place.worker(number, SEVENS) for number in (1, 2)]
     assert trainer.ends(120) == 0, place.all_text
     lines = place.metrics
@@ -80,7 +81,7 @@ def test_four_processes_train_as_one_run_does(place):
 def test_a_curriculum_beside_the_trainer_learns_from_what_two_workers_played(place):
     steps = ("--steps", "20", "--set", "trainer.learning_rate=20.0")
     adaptive = ("--set", "curriculum.use=prioritized", "--set", "checkpoint.every=20")
-    trainer = place.train(*QUICK, "--env", SEVENS, *steps, *adaptive)
+    trainer = place.train(*QUICK, *EVALUATED, "--env", SEVENS, *steps, *adaptive)
     workers = [place.worker(number, SEVENS) for number in (1, 2)]
     assert trainer.ends(120) == 0, place.all_text
     assert drawn(place.folder / "run") == Counter(range(20 * 8)), "every draw once, none lost"
@@ -109,7 +110,7 @@ def test_a_worker_waits_for_a_trainer_aloud_and_not_for_ever(place):
 
 def test_an_environment_that_is_not_installed_here_is_trained_and_not_evaluated(place):
     (place.folder / "run.toml").write_text('[environment.sevens]\nuse = "of_the_workers"\n')
-    trainer = place.train("run.toml", *QUICK, "--steps", "3")
+    trainer = place.train("run.toml", *QUICK, *EVALUATED, "--steps", "3")
     trainer.says("environment 'sevens' is not installed here")
     place.worker(1, SEVENS)
     assert trainer.ends() == 0, place.all_text
@@ -307,7 +308,7 @@ def test_a_worker_that_waits_for_a_trainer_ends_when_told(place):
     assert worker.terminate() == 0, worker.text
 
 
-@pytest.mark.parametrize("bridge", ["checkpoint", "lora"])
+@pytest.mark.parametrize("bridge", [pytest.param("checkpoint", marks=pytest.mark.long), "lora"])
 def test_an_engine_alone_serves_one_run_after_the_other_each_from_its_own_start(place, tmp_path, bridge):
     (tmp_path / "engine.toml").write_text(f'model = "tiny"\n[bridge]\nuse = "{bridge}"\n')
     engine = place.start("engine", "engine", "engine.toml", "--port", "0")

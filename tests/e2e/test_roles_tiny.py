@@ -14,12 +14,10 @@ from tests.e2e.roles import Role, Scene, scene
 
 pytestmark = pytest.mark.slow
 
-SMALL = (
-    "--set", "training.groups_per_step=4", "--set", "training.group_size=4", "--set", "evaluation.problems=8",
-    "--set", "checkpoint.every=2",
-)  # fmt: skip
+SMALL = ("--set", "training.groups_per_step=4", "--set", "training.group_size=4", "--set", "checkpoint.every=2")
 
 
+@pytest.mark.long  # the test after it shows the same of eight steps, but for the gain
 @pytest.mark.timeout(600)
 def test_four_processes_train_the_tiny_policy(tmp_path):
     with scene(tmp_path) as place:
@@ -38,8 +36,10 @@ def test_four_processes_train_the_tiny_policy(tmp_path):
 
 def test_a_killed_engine_restarts_the_trainer_and_its_workers_go_on(tmp_path):
     with scene(tmp_path) as place:
-        trainer = place.train("--env", "gsm8k", "--steps", "8", *SMALL, "--set", "restarts=1")
-        worker = place.worker(1, "gsm8k")
+        trainer = place.train(
+            "--env", "gsm8k", "--steps", "8", *SMALL, "--set", "evaluation.problems=8", "--set", "restarts=1"
+        )
+        workers = [place.worker(number, "gsm8k") for number in (1, 2)]
         place.wait_for_step(4, trainer)
         children = {
             child.cmdline()[-1]: child for child in psutil.Process(trainer.process.pid).children(recursive=True)
@@ -48,7 +48,11 @@ def test_a_killed_engine_restarts_the_trainer_and_its_workers_go_on(tmp_path):
         assert trainer.ends(180) == 0, place.all_text
         assert "starting again from the last checkpoint (0 more times at most)" in trainer.text
         assert [line["step"] for line in place.metrics] == list(range(9))
-        assert worker.terminate() == 0
+        assert max(line["alignment/max_abs_logprob_diff"] for line in place.metrics) <= 1e-4
+        for worker in workers:
+            assert worker.terminate() == 0
+            assert int(worker.says(r"(\d+) groups sent")) > 0
+        assert place.server.terminate() == 0
 
 
 @pytest.fixture

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atropos_core.cli.options import ModelOption, RewardOption, SetOption
+from atropos_core.cli.options import ModelOption, RewardOption, SetOption, Uses
 
 if TYPE_CHECKING:
     from atropos_core.assemble import Plan
     from atropos_core.hands import Hands
     from atropos_core.interfaces import Engine
     from atropos_core.liveness import Patience
+
+
+USES = Uses("atropos skyrl-env", ("model", "environment", "reward", "training.rollout_deadline_s", "watch"))
 
 
 def add(app: typer.Typer) -> None:
@@ -48,7 +51,7 @@ def skyrl_env(
     from atropos_core.config import read_token
     from atropos_core.remote import RemoteEngine
 
-    loaded, resolved, plugins = configure(file, env=[name], model=model, reward=reward, changes=changes)
+    loaded, resolved, plugins = configure(file, env=[name], model=model, reward=reward, changes=changes, uses=USES)
     plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)
     token = read_token(token_file) if token_file else None
     engine = RemoteEngine(engine_url, token, patience=plan.config.watch.patience())

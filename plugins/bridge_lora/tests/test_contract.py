@@ -32,7 +32,7 @@ class MarksTheOldOnesAsNew(LoraBridge):
             yield
 
 
-@pytest.mark.slow
+@pytest.mark.long  # `tests/contract/test_component_contracts.py` plants such bugs into a bridge of the toy policy
 @pytest.mark.parametrize(("bridge", "broken"), [(GoesOnAfterAnError, "failure"), (MarksTheOldOnesAsNew, "pauses")])
 def test_a_planted_bug_is_found_by_the_check_that_names_it(bridge: type[LoraBridge], broken: str) -> None:
     provider = Provider(bridge.__name__, "", LoraBridgeOptions, bridge, transports)

@@ -128,7 +128,7 @@ async def test_two_ranks_give_the_loss_curve_of_one_process(open_trainer, make_b
                 assert two[key] == pytest.approx(one[key], abs=1e-4, rel=1e-4), key
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 async def test_the_gradient_is_that_of_one_process(open_trainer, make_batch, model_of, gate, tmp_path, ranks):
     options = {"learning_rate": 1e-3, "max_grad_norm": 1e9, "tokens_per_microbatch": 40}
 
@@ -155,7 +155,7 @@ async def test_the_gradient_is_that_of_one_process(open_trainer, make_batch, mod
             assert theirs["loss"] == pytest.approx(mine["loss"], abs=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["full", "bfloat16", "lora"])
+@pytest.mark.parametrize("kind", ["full", pytest.param("bfloat16", marks=pytest.mark.long), "lora"])
 async def test_a_checkpoint_of_two_ranks_is_one_processs_and_back(
     open_trainer, make_batch, model_of, gate, tmp_path, kind
 ):
@@ -193,7 +193,7 @@ async def test_a_checkpoint_of_two_ranks_is_one_processs_and_back(
             assert mine is None or torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("while_stepping", [True, False])
+@pytest.mark.parametrize("while_stepping", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_a_killed_rank_ends_the_run_with_its_name_and_leaves_nothing(
     make_batch, model_of, gate, tmp_path, while_stepping
 ):

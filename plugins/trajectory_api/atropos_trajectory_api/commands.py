@@ -74,6 +74,12 @@ def serve(
         flag = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-").replace("directory", "dir")
         raise ConfigError(f"{flag}: {first['msg']} (given: {first['input']!r}).") from None
 
+    if not options.journal and options.changed("sync"):
+        raise ConfigError(
+            "--sync has no effect with --no-journal: it says how often the journal waits for the disk.",
+            remedy="Leave one of them out.",
+        )
+
     from atropos_trajectory_api.serving import serve as run
 
     run(options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +18,18 @@ from atropos_core.cli.options import (
     SetOption,
     StepsOption,
     TrainerOption,
+    Uses,
 )
 
 ApiOption = Annotated[str, typer.Option("--api", help="The server: http://HOST:8000", show_default=False)]
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", help="A file that holds the server's token.", show_default=False)
 ]
+
+
+WAIT_S = 600.0  # of a worker, for a trainer
+WORKER = Uses("atropos env", ("model", "environment", "reward", "training.rollout_deadline_s", "watch"))
+ENGINE = Uses("atropos engine", ("model", "seed", "deterministic", "engine", "bridge", "trainer", "watch"))
 
 
 def add(app: typer.Typer) -> None:
@@ -71,11 +76,10 @@ def train(
     from atropos_core.errors import ConfigError, Interrupted
     from atropos_core.run import execute, make_directory, new_directory
 
-    given = {"url": api, "token_file": token_file and str(token_file), "engine_address": engine_address}
-    flags = [f"api.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    given = {"api.url": api, "api.token_file": token_file and str(token_file), "api.engine_address": engine_address}
     loaded, resolved, plugins = configure(
         file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
-        changes=[*flags, *(changes or [])],
+        changes=changes, flags=given,
     )  # fmt: skip
     if loaded.config.api is None:
         raise ConfigError(
@@ -112,7 +116,10 @@ def env(
     weight: Annotated[float, typer.Option(min=1e-6, help="Its part of the batches beside other environments'.")] = 1.0,
     minimum: Annotated[float, typer.Option(min=0.0, max=1.0, help="Its part of each batch at least.")] = 0.0,
     drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds at the end for what is being played.")] = 60.0,
-    wait_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a trainer at the start.")] = 600.0,
+    wait_s: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Seconds to wait at the start for a trainer that names the model. \\[default: 600]"),
+    ] = None,
     changes: SetOption = None,
 ) -> None:
     """Play an environment for the trainer of a trajectory API, as one of any number of workers.
@@ -126,7 +133,14 @@ def env(
     import asyncio
 
     from atropos_core import console
+    from atropos_core.errors import ConfigError
     from atropos_trajectory_api.roles import WorkerOptions
+
+    if model is not None and wait_s is not None:
+        raise ConfigError(
+            "--wait-s has no effect with --model: a trainer is awaited for the model that it names.",
+            remedy="Leave one of them out.",
+        )
 
     async def main() -> int:
         from atropos_core.assemble import make_plan
@@ -139,10 +153,12 @@ def env(
         server = Api(api, token)
         try:
             with draining_signals(stop):
-                played = model or await await_policy(server, wait_s, stop)
+                played = model or await await_policy(server, WAIT_S if wait_s is None else wait_s, stop)
                 if played is None:
                     return 0
-                loaded, resolved, plugins = configure(file, env=[name], model=played, reward=reward, changes=changes)
+                loaded, resolved, plugins = configure(
+                    file, env=[name], model=played, reward=reward, changes=changes, uses=WORKER
+                )
                 server.patience = loaded.config.watch.patience()
                 plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)
                 [environment] = loaded.config.environment
@@ -187,15 +203,24 @@ def engine(
     from atropos_core import console
     from atropos_core.assemble import make_plan
     from atropos_core.cli.options import configure
-    from atropos_core.config import FLAG
+    from atropos_core.config import FLAG, read_token
+    from atropos_core.errors import ConfigError
     from atropos_trajectory_api.engine_role import sent_weights, serve_engine
 
+    if token_file is not None:
+        read_token(token_file)  # what is wrong with it is said before a model is loaded
     loaded, resolved, plugins = configure(
-        file, model=model, engine=engine, bridge=bridge, trainer=trainer, changes=changes
+        file, model=model, engine=engine, bridge=bridge, trainer=trainer, changes=changes, uses=ENGINE
     )
     plan = make_plan(loaded.config, resolved, plugins, training=False, playing=False)
     by_bridge = loaded.origins.get("bridge.use") in (FLAG, str(file))  # not a default, nor a model's preset
     plan = sent_weights(plan, plugins, by_bridge=by_bridge)
+    of_trainer = [path for path, origin in loaded.origins.items() if path.startswith("trainer.") and origin == FLAG]
+    if of_trainer and "trainer" not in plan.single:
+        raise ConfigError(
+            f"{of_trainer[0]} has no effect: the engine is sent whole models, and needs the trainer's options for adapters alone.",
+            remedy="Leave it out, or use --bridge lora.",
+        )
     try:
         asyncio.run(serve_engine(plan, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", token_file))
     except (asyncio.CancelledError, KeyboardInterrupt):

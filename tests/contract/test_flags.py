@@ -1,0 +1,357 @@
+"""Every flag of every command has an effect, or is refused where it would have none.
+
+The flags are read off the command line itself, so that a new one without an entry fails. An entry is one of: `CHANGED`, where the
+command runs here with and without the flag and what it prints or leaves must differ; `NAMED`, where a value that cannot be is
+refused by name before anything is started; `SEEN_IN`, the test, or the file of tests, that has the effect and gives the flag.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.cli import make_app, run_app
+from tests.contract import observed
+
+ROOT = Path(__file__).parents[2]
+TASKS = Path(__file__).parent / "watched_tasks.py"
+WATCHED, CONSTANT = f"{TASKS}:Watched", f"{TASKS}:Constant"
+
+
+def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
+def flags() -> set[str]:
+    """As "command --flag"."""
+    return {
+        f"{name} {parameter.opts[0]}"
+        for name, command in commands(typer.main.get_command(make_app()))
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+    }
+
+
+# -- run here
+
+SMALL = ("--set", "training.groups_per_step=2", "--set", "training.group_size=2", "--set", "evaluation.problems=2")
+TOY = ("--model", "toy", "--engine", "toy", "--trainer", "toy", "--bridge", "local")
+TEACHABLE = ("run", *TOY, "--env", WATCHED, *SMALL, "--dir", "run")
+SHARED = {  # by every command that makes a configuration of them
+    "--env": ("--env", CONSTANT),
+    "--model": ("--model", "other-model"),
+    "--reward": ("--reward", "format"),
+    "--seed": ("--seed", "7"),
+    "--set": ("--set", "sampling.max_tokens=3"),
+    "--bridge": ("--bridge", "ipc"),
+    "--engine": ("--engine", "hf"),
+    "--trainer": ("--trainer", "grpo"),
+    "--deterministic": ("--deterministic",),
+    "--steps": ("--steps", "2"),
+    "--dir": ("--dir", "elsewhere"),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    base: tuple[str, ...]
+    flags: dict[str, tuple[str, ...]]
+    prepared: tuple[str, ...] = ()  # a command before it
+    shared: tuple[str, ...] = ()  # of SHARED
+
+    def changes(self) -> dict[str, tuple[str, ...]]:
+        return {**{flag: SHARED[flag] for flag in self.shared}, **self.flags}
+
+
+POLICY = ("--env", "--model", "--reward", "--seed", "--set", "--engine")
+TRIALS = {
+    "run": Trial(
+        (*TEACHABLE, "--steps", "1"), {"--dry-run": ("--dry-run",)},
+        shared=(*POLICY, "--bridge", "--trainer", "--deterministic", "--steps", "--dir"),
+    ),
+    "resume": Trial(
+        ("resume", "run", "--steps", "2"), {"--steps": ("--steps", "3"), "--set": ("--set", "training.group_size=3")},
+        prepared=(*TEACHABLE, "--steps", "1"),
+    ),
+    "eval": Trial(
+        ("eval", "--env", WATCHED, "--model", "toy", "--problems", "2", "--temperature", "1", "--out", "out"),
+        {"--problems": ("--problems", "3"), "--samples": ("--samples", "2"), "--temperature": ("--temperature", "0.1"),
+         "--out": ("--out", "elsewhere")},
+        shared=("--env", "--model", "--seed", "--set", "--engine"),
+    ),
+    "eval RUN": Trial(
+        ("eval", "run", "--out", "out"), {"--step": ("--step", "1")},
+        prepared=(*TEACHABLE, "--steps", "2", "--set", "checkpoint.every=1", "--set", "trainer.learning_rate=50.0"),
+    ),
+    "process": Trial(
+        ("process", "--env", WATCHED, "--model", "toy", "--groups", "2", "--group-size", "2", "--out", "out.jsonl"),
+        {"--groups": ("--groups", "3"), "--group-size": ("--group-size", "3"), "--test": ("--test",),
+         "--old-schema": ("--old-schema",), "--out": ("--out", "elsewhere.jsonl")},
+        shared=POLICY,
+    ),
+    "config show": Trial(
+        ("config", "show", *TOY, "--env", WATCHED), {},
+        shared=(*POLICY, "--bridge", "--trainer", "--deterministic", "--steps"),
+    ),
+    "new": Trial(("new", "environment", "word_tally"), {}, shared=("--dir",)),
+    "check": Trial(
+        ("check", f"{TASKS}:Unsteady"),
+        {"--kind": ("--kind", "reward"), "--set": ("--set", "fails=true"), "--skip": ("--skip", "scores")},
+    ),
+    "adapter": Trial(
+        ("adapter", "skyrl", "--env", "gsm8k", "--model", "tiny", "--out", "out"),
+        {"--option": ("--option", "attempts=9"), "--out": ("--out", "elsewhere")},
+        shared=("--env", "--model", "--reward", "--steps", "--seed", "--set"),
+    ),
+    "train": Trial(
+        ("train", *TOY, "--api", "URL/a", "--steps", "1", "--dir", "run"),
+        {"--api": ("--api", "URL/b"), "--token-file": ("--token-file", "token"),
+         "--engine-address": ("--engine-address", "localhost:0")},
+        shared=(*POLICY, "--bridge", "--trainer", "--steps", "--dir"),
+    ),
+    "env": Trial(
+        ("env", WATCHED, "--api", "URL/a", "--model", "toy"),
+        {"--api": ("--api", "URL/b"), "--token-file": ("--token-file", "token"), "--weight": ("--weight", "3"),
+         "--minimum": ("--minimum", "0.5"), "--model": ("--model", "other-model"), "--file": ("--file", "run.toml"),
+         "--reward": ("--reward", "nonsense"), "--set": ("--set", "environment.watched.nonsense=1")},
+    ),
+}  # fmt: skip
+CHANGED = {f"{name.removesuffix(' RUN')} {flag}": name for name, trial in TRIALS.items() for flag in trial.changes()}
+
+
+WITHOUT: dict[tuple[str, ...], object] = {}  # what each command leaves without the flag
+
+
+@pytest.mark.parametrize("flag", list(CHANGED))
+def test_a_flag_changes_what_a_command_prints_or_leaves(flag, tmp_path, monkeypatch, capsys):
+    trial = TRIALS[CHANGED[flag]]
+    arguments = trial.changes()[flag.rpartition(" ")[2]]
+
+    def ran(name: str, *more: str) -> object:
+        return outcome(tmp_path / name, trial, more, monkeypatch, capsys)
+
+    if trial.base not in WITHOUT:
+        WITHOUT[trial.base] = ran("before")
+        assert WITHOUT[trial.base] == ran("again"), "or the flag is not what makes the difference"
+    assert WITHOUT[trial.base] != ran("after", *arguments)
+
+
+def outcome(folder: Path, trial: Trial, more: tuple[str, ...], monkeypatch: Any, capsys: Any) -> object:
+    """What `atropos` printed, and left in an empty folder, but for times."""
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "160")
+    shutil.copytree(TOY_MODEL, "other-model")
+    Path("other-model/chat_template.jinja").write_text("<|user|>" + (TOY_MODEL / "chat_template.jinja").read_text())
+    Path("token").write_text("a-token")
+    Path("token").chmod(0o600)
+    Path("run.toml").write_text("[environment.watched]\nnonsense = 1\n")
+    if trial.prepared:
+        assert run_app(list(trial.prepared)) == 0
+    with observed.listening() as (url, heads):
+        capsys.readouterr()
+        code = run_app([one.replace("URL", url) for one in (*trial.base, *more)])
+        said = capsys.readouterr()
+        bodies = [re.sub(rb'"name":"[^"]*"', b"", body) for body in heads.bodies if b'"minimum"' in body]
+        asked = [*heads[:1], *bodies]
+
+    def plain(text: str) -> str:
+        text = text.replace(str(folder), "").replace(url, "URL")
+        return re.sub(
+            r"\d[\d,.]* ?(tokens/s|s\b|ms|GB|MB)|\d+:\d\d left|\S*\d{8}-\d{6}\S*|\d+(\.\d+)? %|\d+%", "", text
+        )
+
+    refused = plain(said.err) if code else ""
+    printed = (
+        plain(said.out) if not any(one in trial.base for one in ("run", "resume", "train", "eval", "process")) else ""
+    )
+    return code, printed, refused, asked, left(folder, plain)
+
+
+def left(folder: Path, plain: Any) -> dict[str, object]:
+    found = dict(observed.left_in(folder))
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".json" and "evaluation" in (figures := json.loads(path.read_text())):
+            found[name] = figures["metrics"], plain(figures["model"])
+        elif path.name in ("config.toml", "skyrl.sh", "run.toml"):
+            found[name] = plain(path.read_text())
+    return found
+
+
+# -- refused by name
+
+NAMED = {
+    "engine --model": ("engine", "--model", "nonsense"),
+    "engine --engine": ("engine", "--engine", "nonsense"),
+    "engine --bridge": ("engine", "--model", "tiny", "--bridge", "nonsense"),
+    "engine --trainer": ("engine", "--model", "tiny", "--bridge", "lora", "--trainer", "nonsense"),
+    "engine --token-file": ("engine", "--model", "tiny", "--token-file", "nonsense"),
+    "engine --set": ("engine", "--model", "tiny", "--set", "engine.nonsense=1"),
+    "skyrl-env --model": ("skyrl-env", WATCHED, "--rings", "r", "--engine-url", "http://h", "--model", "nonsense"),
+    "skyrl-env --reward": ("skyrl-env", WATCHED, "--rings", "r", "--engine-url", "http://h", "--reward", "nonsense"),
+    "skyrl-env --file": ("skyrl-env", WATCHED, "--rings", "r", "--engine-url", "http://h", "--file", "nonsense"),
+    "skyrl-env --set": (
+        "skyrl-env",
+        WATCHED,
+        "--rings",
+        "r",
+        "--engine-url",
+        "http://h",
+        "--set",
+        "reward.nonsense.use=1",
+    ),
+    "skyrl-env --token-file": (
+        "skyrl-env",
+        WATCHED,
+        "--rings",
+        "r",
+        "--engine-url",
+        "http://h",
+        "--token-file",
+        "nonsense",
+    ),
+    "skyrl-env --hands": ("skyrl-env", WATCHED, "--rings", "r", "--engine-url", "http://h", "--hands", "0"),
+    "serve --sync": ("serve", "--sync", "nonsense"),
+    "serve --model": ("serve", "--model", "nonsense"),
+}
+
+
+@pytest.mark.parametrize("flag", list(NAMED))
+def test_a_value_that_cannot_be_is_refused_by_name(flag, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_app(list(NAMED[flag])) != 0
+    said = capsys.readouterr().err
+    assert "nonsense" in said or flag.rpartition(" ")[2] in said
+    assert not any(tmp_path.glob("**/*.sock")), "nothing was started"
+
+
+IDLE = [  # flags that would do nothing beside others, and what is said
+    (("run", "--env", "gsm8k", "--steps", "3", "--set", "training.steps=4"), "training.steps is given twice"),
+    (("eval", "--env", "gsm8k", "--model", "tiny", "--samples", "2", "--set", "evaluation.samples=3"), "given twice"),
+    (("process", "--out", "o", "--env", "gsm8k", "--group-size", "2", "--set", "training.group_size=3"), "given twice"),
+    (("train", "--api", "http://h", "--set", "api.url=http://i"), "api.url is given twice"),
+    *((("eval", "--env", "gsm8k", "--model", "tiny", "--set", f"{path}=1"), f"--set {path} has no effect on `atropos eval`")
+      for path in ("trainer.learning_rate", "bridge.keep", "evaluation.every", "training.steps", "checkpoint.every", "hub.size_mb",
+                   "curriculum.seed", "transform.zscore.clip", "health.action", "api.url", "engine.replica.b.threads", "restarts")),
+    *((("process", "--out", "o", "--env", "gsm8k", "--set", f"{path}=1"), f"--set {path} has no effect on `atropos process`")
+      for path in ("trainer.learning_rate", "evaluation.problems", "training.steps")),
+    *((("env", "gsm8k", "--api", "http://127.0.0.1:9", "--model", "tiny", "--set", f"{path}=1"),
+       f"--set {path} has no effect on `atropos env`")
+      for path in ("seed", "engine.threads", "sampling.temperature", "training.group_size", "evaluation.problems")),
+    (("engine", "--model", "tiny", "--set", "training.steps=3"), "--set training.steps has no effect on `atropos engine`"),
+    (("engine", "--model", "tiny", "--trainer", "grpo"), "trainer.use has no effect: the engine is sent whole models"),
+    (("engine", "--model", "tiny", "--set", "trainer.lora.rank=8"), "trainer.lora.rank has no effect"),
+    (("skyrl-env", "gsm8k", "--rings", "r", "--engine-url", "http://h", "--set", "sampling.max_tokens=3"),
+     "--set sampling.max_tokens has no effect on `atropos skyrl-env`"),
+    (("adapter", "skyrl", "--env", "gsm8k", "--out", "o", "--set", "bridge.use=lora"), "--set bridge.use has no effect"),
+    (("adapter", "skyrl", "doctor", "--option", "attempts=9"), "attempts has no effect on `atropos adapter skyrl doctor`"),
+    (("adapter", "skyrl", "doctor", "--seed", "3"), "does not take --seed"),
+    (("adapter", "list", "--seed", "3"), "does not take --seed"),
+    (("env", "gsm8k", "--api", "http://127.0.0.1:9", "--model", "tiny", "--wait-s", "3"), "--wait-s has no effect with --model"),
+    (("serve", "--no-journal", "--sync", "always"), "--sync has no effect with --no-journal"),
+    (("serve", "--tls-key", "key.pem"), "TLS needs both --tls-cert and --tls-key"),
+    (("eval", "--step", "3", "--model", "tiny", "--env", "gsm8k"), "--step is of a run's checkpoint"),
+    (("train", "--api", "http://h", "--set", "hub.size_mb=9"), "hub.size_mb has no effect with [api]"),
+    (("train", "--api", "http://h", "--set", "evaluation.every=9"), "evaluation.every has no effect with [api]"),
+    (("check", "gsm8k", "--skip", "nonsense"), "there is no check named 'nonsense'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "wanted"), IDLE, ids=lambda one: " ".join(one) if isinstance(one, tuple) else "")
+def test_a_flag_that_would_do_nothing_is_refused(arguments, wanted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run_app(list(arguments)) != 0
+    assert wanted in " ".join(capsys.readouterr().err.split())
+    assert not os.listdir(tmp_path), "nothing was begun"
+
+
+def test_a_run_file_for_several_commands_may_hold_what_one_of_them_does_not_use(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(
+        f'[environment.watched]\nuse = "{WATCHED}"\n[trainer]\nlearning_rate = 3.0\n[hub]\nsize_mb = 9\n'
+    )
+    toy = ("--model", "toy", "--groups", "1", "--group-size", "1", "--out", "out.jsonl")
+    assert run_app(["process", "run.toml", *toy]) == 0, capsys.readouterr().err
+
+
+def test_a_dry_run_says_that_the_directory_cannot_be_the_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("used").mkdir()
+    Path("used/something").touch()
+    assert run_app(["run", *TOY, "--env", WATCHED, "--dry-run", "--dir", "used"]) == 1
+    assert "used is not empty" in capsys.readouterr().err
+    assert run_app(["run", *TOY, "--env", WATCHED, "--dry-run", "--dir", "new"]) == 0
+    assert not Path("new").exists()
+
+
+# -- seen elsewhere
+
+SEEN_IN = {
+    "plugins/trajectory_api/tests/test_serve.py::test_a_port_that_is_taken_is_named_and_its_owner_left_alone": "serve --port",
+    "plugins/trajectory_api/tests/test_serve.py::test_the_token_is_in_no_line_that_it_prints": "serve --token-file",
+    "plugins/trajectory_api/tests/test_serve.py::test_the_oldest_silent_connections_make_way_for_new_ones": "serve --connections",
+    "plugins/trajectory_api/tests/test_serve.py::test_over_tls_workers_and_trainers_want_the_certificate_to_be_trusted":
+        "serve --tls-cert --tls-key",
+    "plugins/trajectory_api/tests/test_serve.py::test_flags_that_cannot_be_are_named": "serve --host",
+    "plugins/trajectory_api/tests/test_service.py::test_a_group_that_never_fits_is_refused_with_the_flags_that_make_room_for_it":
+        "serve --hub-mb --hub-sequences",
+    "plugins/trajectory_api/tests/test_versions.py::test_a_server_without_a_journal_is_told_again_before_it_refuses_anything":
+        "serve --journal",
+    "plugins/trajectory_api/tests/test_client.py::test_a_trainer_that_was_away_for_longer_than_its_lease_has_lost_it":
+        "serve --lease-s",
+    "plugins/trajectory_api/tests/test_client.py::test_a_body_however_far_beyond_the_limit_is_refused_by_name": "serve --body-mb",
+    "plugins/trajectory_api/tests/test_documents.py::test_the_example_client_plays_leases_and_commits": "serve --dir",
+    "plugins/trajectory_api/tests/played.py": "serve --same-host",
+    "tests/e2e/test_api_hostile.py": "serve --hold-s --in-flight-mb --request-s",
+    "tests/e2e/api_faults.py": "serve --silent-s",
+    "plugins/trajectory_api/tests/test_access.py": "serve --cors",
+    "plugins/trajectory_api/tests/test_shift.py": "env --drain-s",
+    "tests/e2e/test_roles_tiny.py::test_a_server_for_other_machines_wants_a_token": "engine --host",
+    "tests/e2e/test_roles.py::test_an_engine_alone_refuses_what_it_was_not_started_for_and_says_what_to_type": "engine --port",
+    "tests/e2e/test_roles.py::test_a_worker_that_is_killed_leaves_its_draws_to_another": "env --concurrency",
+    "tests/e2e/test_roles.py::test_a_worker_waits_for_a_trainer_aloud_and_not_for_ever": "env --wait-s",
+    "tests/skyrl/test_train_rings.py::test_a_worker_gives_up_where_skyrl_does_not_come":
+        "skyrl-env --rings --engine-url --wait-s",
+}  # fmt: skip
+
+
+def seen() -> dict[str, str]:
+    return {
+        f"{command} {flag}": test
+        for test, entry in SEEN_IN.items()
+        for command, *flags in [entry.split()]
+        for flag in flags
+    }
+
+
+@pytest.mark.parametrize("flag", list(seen()))
+def test_the_test_that_an_entry_names_is_there_and_gives_the_flag(flag):
+    file, _, name = seen()[flag].partition("::")
+    tree = ast.parse((ROOT / file).read_text())
+    found = [one for one in ast.walk(tree) if getattr(one, "name", None) == name] if name else [tree]
+    given = flag.rpartition(" ")[2]
+    spelt = rf"{given}\b|{given.replace('--', '--no-')}\b|\b{given[2:].replace('-', '_')}="
+    assert len(found) == 1 and re.search(spelt, ast.unparse(found[0]))
+
+
+def test_there_is_an_entry_for_every_flag():
+    known = {*CHANGED, *NAMED, *seen()}
+    assert not (new := sorted(flags() - known)), f"say how the effect of a new flag is seen: {new}"
+    assert not (gone := sorted(known - flags())), f"these are no flags any more: {gone}"
