@@ -90,7 +90,7 @@ TRIALS = {
     ),
     "eval": Trial(
         ("eval", "--env", WATCHED, "--model", "toy", "--problems", "2", "--temperature", "1", "--out", "out"),
-        {"--problems": ("--problems", "3"), "--samples": ("--samples", "2"), "--temperature": ("--temperature", "0.1"),
+        {"--problems": ("--problems", "3"), "--samples": ("--samples", "2"), "--temperature": ("--temperature", "0"),
          "--out": ("--out", "elsewhere")},
         shared=("--env", "--model", "--seed", "--set", "--engine"),
     ),
@@ -227,6 +227,7 @@ NAMED = {
         "nonsense",
     ),
     "skyrl-env --hands": ("skyrl-env", WATCHED, "--rings", "r", "--engine-url", "http://h", "--hands", "0"),
+    "env --drain-s": ("env", WATCHED, "--api", "http://127.0.0.1:9", "--drain-s", "-1"),
     "serve --sync": ("serve", "--sync", "nonsense"),
     "serve --model": ("serve", "--model", "nonsense"),
 }
@@ -322,7 +323,6 @@ SEEN_IN = {
     "tests/e2e/test_api_hostile.py": "serve --hold-s --in-flight-mb --request-s",
     "tests/e2e/api_faults.py": "serve --silent-s",
     "plugins/trajectory_api/tests/test_access.py": "serve --cors",
-    "plugins/trajectory_api/tests/test_shift.py": "env --drain-s",
     "tests/e2e/test_roles_tiny.py::test_a_server_for_other_machines_wants_a_token": "engine --host",
     "tests/e2e/test_roles.py::test_an_engine_alone_refuses_what_it_was_not_started_for_and_says_what_to_type": "engine --port",
     "tests/e2e/test_roles.py::test_a_worker_that_is_killed_leaves_its_draws_to_another": "env --concurrency",

@@ -96,7 +96,7 @@ class Forgetful(IpcBridge):
 def atropos_bridges():
     yield Provider(
         "forgetful", "never publishes", IpcOptions, Forgetful, lambda options: frozenset({"posix_shm"}),
-        tells=lambda options: {"weight_transfer": "atropos_ipc"},  # for an engine with a server
+        announces=lambda options: {"weight_transfer": "atropos_ipc"},  # for an engine with a server
     )
 """
 
