@@ -55,7 +55,8 @@ def sections(cfg):
 
 @pytest.mark.parametrize("source", ["here", "rings"])
 def test_every_option_is_read_or_refused_by_name(tmp_path, source):
-    options = SkyRLOptions(source=source, rings=tmp_path, run=tmp_path / "run.toml")
+    folder = {"rings": tmp_path} if source == "rings" else {}
+    options = SkyRLOptions.model_validate({"source": source, "run": tmp_path / "run.toml", **folder})
     cfg = config(tmp_path)
     check(cfg, options)
     seen = 0
