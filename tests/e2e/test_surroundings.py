@@ -22,6 +22,8 @@ from tests.conftest import metrics_of
 SLOW = ("run", "--model", "toy", "--dir", "run", "--set", "evaluation.problems=0", "--set", "engine.latency_s=0.05",
         "--set", "training.groups_per_step=4", "--set", "training.group_size=4", "--set", "checkpoint.every=3")  # fmt: skip
 
+QUICK = ("--set", "engine.latency_s=0")
+
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "atropos_core", *arguments]
@@ -103,9 +105,9 @@ def test_one_ctrl_c_saves_and_a_second_ends_at_once(sevens, tmp_path):
 
 def test_a_run_that_was_stopped_by_ctrl_z_goes_on_as_if_no_time_had_passed(sevens, tmp_path):
     """For longer than the event loop may be held and a rollout may take."""
-    bounds = ("--set", "training.rollout_deadline_s=3")
-    run = " ".join(command(*SLOW, "--env", sevens, "--steps", "40", *bounds))
-    script = f"{run}; echo stopped with $?; sleep 5; fg; echo ended with $?"
+    bounds = ("--set", "training.rollout_deadline_s=2")
+    run = " ".join(command(*SLOW, "--env", sevens, "--steps", "20", *bounds))
+    script = f"{run}; echo stopped with $?; sleep 3; fg; echo ended with $?"
     terminal = Terminal(tmp_path, ["/bin/bash", "--norc", "-mc", script], ATROPOS_BLOCKED_AFTER_S="2")
     terminal.wait_for_step(3)
     terminal.type(b"\x1a")
@@ -113,27 +115,23 @@ def test_a_run_that_was_stopped_by_ctrl_z_goes_on_as_if_no_time_had_passed(seven
     said = terminal.read()
     assert "stopped with 148" in said and "ended with 0" in said, said
     lines = metrics_of(tmp_path / "run")
-    assert [line["step"] for line in lines] == list(range(1, 41))
+    assert [line["step"] for line in lines] == list(range(1, 21))
     assert sum(line.get("rollouts/failed", 0) + line["groups/failed"] for line in lines) == 0, said
 
 
-def test_a_pipe_that_nobody_reads_ends_no_run(sevens, tmp_path):
-    run = subprocess.Popen(command(*SLOW, "--env", sevens, "--steps", "4"), cwd=tmp_path, stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE)  # fmt: skip
+def test_64_descriptors_a_pipe_that_nobody_reads_and_a_hangup_that_nohup_ignores_end_no_run(sevens, tmp_path):
+    words = " ".join(command(*SLOW, "--env", sevens, "--steps", "8", "--set", "training.groups_per_step=32"))
+    run = subprocess.Popen(["nohup", "/bin/bash", "-c", f"ulimit -n 64; exec {words}"], cwd=tmp_path, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
     assert run.stdout is not None and run.stderr is not None
     run.stdout.close()
     run.stderr.close()
-    assert run.wait(60) == 0
-    assert (tmp_path / "run/summary.json").is_file()
-
-
-def test_hangups_that_nohup_ignores_stay_ignored(sevens, tmp_path):
-    run = subprocess.Popen(["nohup", *command(*SLOW, "--env", sevens, "--steps", "12")], cwd=tmp_path,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
     while not (tmp_path / "run/metrics.jsonl").exists():
+        assert run.poll() is None
         time.sleep(0.02)
     os.killpg(run.pid, signal.SIGHUP)
     assert run.wait(60) == 0
+    assert (tmp_path / "run/summary.json").is_file()
 
 
 def test_a_stopped_supervisor_is_named_by_the_process_that_waits_for_it(sevens, tmp_path):
@@ -149,12 +147,6 @@ def test_a_stopped_supervisor_is_named_by_the_process_that_waits_for_it(sevens, 
     assert f"is stopped; to let it go on: kill -CONT {child.pid}" in said
     run.stderr.close()
     assert run.wait(60) == 0
-
-
-def test_64_descriptors_are_enough(sevens, tmp_path):
-    run = " ".join(command(*SLOW, "--env", sevens, "--steps", "3", "--set", "training.groups_per_step=32"))
-    ended = subprocess.run(["/bin/bash", "-c", f"ulimit -n 64; {run}"], cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
 
 
 CLOCK = """
@@ -225,7 +217,7 @@ def test_a_clock_that_jumps_by_days_and_back_changes_nothing(atropos, sevens, tm
     counting = "import time; print(len({time.time() // 86400 for _ in range(9) if not time.sleep(0.007)}))"
     jumps = subprocess.run([sys.executable, "-c", counting], env={**os.environ, **clock}, capture_output=True)
     assert int(jumps.stdout) > 1, "the clock of the test does jump"
-    ended = atropos(*SLOW, "--env", sevens, "--steps", "6", **clock)
+    ended = atropos(*SLOW, *QUICK, "--env", sevens, "--steps", "6", **clock)
     assert ended.code == 0, ended.err
     lines = metrics_of(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(1, 7))
@@ -257,7 +249,7 @@ def test_a_disk_that_becomes_read_only_is_a_named_error_and_what_was_saved_is_wh
 
 
 def test_missing_files_of_checkpoints_and_changed_code_are_named_at_a_resume(atropos, sevens, tmp_path):
-    assert atropos(*SLOW, "--env", sevens, "--steps", "6").code == 0
+    assert atropos(*SLOW, *QUICK, "--env", sevens, "--steps", "6").code == 0
     (tmp_path / "run/checkpoints/step-000006/policy/table.npy").unlink()
     source = tmp_path / "sevens.py"
     source.write_text(source.read_text().replace('text.count("7") / 8', 'text.count("7") / 4'))
