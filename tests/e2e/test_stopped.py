@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from tests.e2e.runs import QUICK, RunningRun
 
 pytestmark = pytest.mark.slow
 
-BOUNDS = ("--set", "watch.say_s=2", "--set", "watch.least_s=4", "--set", "watch.times=100")
+BOUNDS = ("--set", "watch.say_s=1", "--set", "watch.least_s=3", "--set", "watch.times=100")
 
 
 def begin(folder: Path, *arguments: str) -> RunningRun:
@@ -48,6 +47,7 @@ def an_engine_is_begun_again_and_a_trainer_ends_the_run(folder: Path, atropos) -
         until = time.monotonic() + 60
         while "trainer" not in run.children or run.children["engine"].pid == engine.pid:
             assert time.monotonic() < until, run.text
+            time.sleep(0.2)
             run.wait_for_step(3)
         trainer = stop(run, "trainer")
         found = atropos("doctor", str(folder))
@@ -84,30 +84,11 @@ def a_teacher_ends_the_run(folder: Path, atropos) -> None:
         run.process.kill()
 
 
-def servers_elsewhere_end_the_run_at_the_same_bound(folder: Path, atropos) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # its kernel takes connections, and nobody reads them
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        engine = ("--engine", "remote", "--set", f"engine.url={url}", "--bridge", "checkpoint")
-        teacher = ("--set", "teacher.big.use=distillation", "--set", f"teacher.big.url={url}/v1",
-                   "--set", "teacher.big.tokenizer=tiny", "--set", "trainer.distillation.alone=true")  # fmt: skip
-        runs = [begin(folder.with_name(name), *how) for name, how in (("remote", engine), ("by-url", teacher))]
-        try:
-            for run, said in zip(
-                runs, ("has answered nothing for 4 s, POST /v1/engine/open", "gave no answer to GET"), strict=True
-            ):
-                assert run.ended_within(60) == 1
-                assert url in run.text and said in " ".join(run.text.split()), run.text
-        finally:
-            for run in runs:
-                run.process.kill()
-
-
 def test_what_is_stopped_is_named_and_given_up_at_the_bound_of_the_run_file(tmp_path, atropos):
     scenes = (
         an_engine_is_begun_again_and_a_trainer_ends_the_run,
         a_rank_ends_the_run_with_its_trainer,
         a_teacher_ends_the_run,
-        servers_elsewhere_end_the_run_at_the_same_bound,
     )
     with ThreadPoolExecutor(3) as side_by_side:  # each waits more than it works
         for ended in [side_by_side.submit(scene, tmp_path / scene.__name__, atropos) for scene in scenes]:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from atropos_core import hookimpl
-from atropos_core.assemble import Parts, Plan, build, build_for_evaluation, make_plan
+from atropos_core.assemble import Parts, Plan, build, build_for_evaluation, contexts, make_plan
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine, ToyTrainer
@@ -232,6 +232,31 @@ async def test_components_are_told_what_trainer_and_bridge_have_to_tell(tmp_path
     assert seen == [{"port": 7, "advantages": {"baseline": "group", "divided": True}}], (
         "the default transform's as well"
     )
+
+
+def test_components_wait_for_servers_elsewhere_as_long_as_the_run_file_says(tmp_path):
+    teacher = {"big": {"use": "distillation", "url": "http://127.0.0.1:9/v1", "tokenizer": "tiny-teacher"}}
+    run = {
+        "environment": {"gsm8k": {"use": "gsm8k"}}, "bridge": {"use": "checkpoint"}, "teacher": teacher,
+        "engine": {"use": "remote", "url": "http://127.0.0.1:9"}, "watch": {"least_s": 7.0},
+        "trainer": {"use": "grpo", "distillation": {"kind": "forward"}},
+    }  # fmt: skip
+    plugins = load_plugins()
+    config = load([Layer(FLAG, run)]).config
+    made = contexts(make_plan(config, plugins.resolve_model("tiny"), plugins), tmp_path)
+    assert {chosen.label for chosen, _ in made} >= {"engine", "trainer", "bridge", "teacher.big"}
+    assert all(RunContext.from_record(context.record()) == context for _, context in made), "in other processes too"
+    for chosen, context in made:
+        assert context.patience.least_s == 7.0
+        if chosen.label in ("engine", "teacher.big"):
+            assert least_s_of(chosen.build(context)) == 7.0
+
+
+def least_s_of(component: Any) -> float:
+    """What waits for the server inside: an `Api` or a `ServerWatch`."""
+    if hasattr(component, "_api"):
+        return float(component._api.patience.least_s)
+    return float(component._source._watch._patience.least_s)
 
 
 def test_a_bridge_whose_options_are_wrong_is_not_the_one_that_is_advised():
