@@ -108,7 +108,8 @@ class Api:
         `wait_s`, which is how long the server itself may take to answer. `content`: a callable that gives the raw body
         anew for each try, in place of `body`."""
         http = import_httpx("--api")
-        until = time.monotonic() + wait_s + (self._timeout_s if deadline_s is None else deadline_s)
+        began = time.monotonic()
+        until = began + wait_s + (self._timeout_s if deadline_s is None else deadline_s)
         frame = None if body is None else encode_bytes(body)
         pause = _BACKOFF_S[0]
         is_long = wait_s > LONG_POLL_S
@@ -141,6 +142,11 @@ class Api:
                         f"{method} {self.url}{path} got no answer in time: {reason(error)}.",
                         remedy="Is the server up (`atropos serve`), and can this machine reach it?",
                     ) from error
+                if not self._said and until - left - began > self.patience.say_s / 4:
+                    self._said = True
+                    console.warn(
+                        f"no answer from {self.url} yet: {reason(error)}. Trying on, for {left:.0f} s at most."
+                    )
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left - _LAST_S / 2))
                 pause = min(2 * pause, _BACKOFF_S[1])
 

@@ -206,7 +206,14 @@ def check_torch(deadline_s: float = TORCH_DEADLINE_S) -> list[Finding]:
         )
     except subprocess.TimeoutExpired:
         detail = f"{installed}; it did not import within {deadline_s:g} s"
-        return [Finding("torch", None, detail, "A first import reads 1 GB from disk: ask again.")]
+        return [
+            Finding(
+                "torch",
+                None,
+                detail,
+                "A first import reads 1 GB from disk, and a busy machine takes longer: look again.",
+            )
+        ]
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         detail = f"{installed} does not import: {last}"

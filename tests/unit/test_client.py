@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -33,6 +34,30 @@ async def test_a_server_that_is_not_there_is_an_error_at_the_deadline_and_not_be
         await api.about(deadline_s=1.0)
     assert time.monotonic() - began > 0.9
     await api.close()
+
+
+async def test_a_server_that_is_not_there_is_said_once_and_when_it_answers(capfd):
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    api = Api(f"http://127.0.0.1:{port}", patience=QUICK)
+    calls = [asyncio.create_task(api.about(deadline_s=30.0)) for _ in range(3)]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + encode_bytes({"protocol": 1}))
+        writer.close()
+
+    said = ""
+    async with asyncio.timeout(20):
+        while "Trying on" not in said:
+            await asyncio.sleep(0.05)
+            said += "".join(capfd.readouterr())
+    async with await asyncio.start_server(answer, "127.0.0.1", port):
+        assert await asyncio.gather(*calls) == [{"protocol": 1}] * 3
+    await api.close()
+    said += "".join(capfd.readouterr())
+    assert (said.count("no answer from"), said.count("answers again")) == (1, 1), said
 
 
 async def test_a_server_that_is_too_busy_to_read_a_call_is_asked_again():
