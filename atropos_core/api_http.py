@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import httpx
 
 CONTENT_TYPE = "application/x-atropos"
+GROUP_FRAMES = 2  # how groups travel: 2 is one array a column; servers that do not say read rows alone
 DAMAGED = "damaged"  # why a trainer or a server drops groups: what is in them cannot be trained
 OTHER_TIMELINE = "other_timeline"  # why a trainer drops groups: of weights newer than its own
 NOT_WANTED = (1 << 63) - 1  # in place of a group's id: another play of its draw was sooner, or no trainer wants it

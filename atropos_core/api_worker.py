@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import console
-from atropos_core.api_http import LONG_POLL_S, NOT_WANTED, Api, UnknownThere, in_background, reason
+from atropos_core.api_http import GROUP_FRAMES, LONG_POLL_S, NOT_WANTED, Api, UnknownThere, in_background, reason
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import (
     AccessRefused,
@@ -80,8 +80,16 @@ class Worker:
 
     @classmethod
     async def register(cls, api: Api, spec: WorkerSpec, *, deadline_s: float | None = None) -> Worker:
-        """Raises TokenizerMismatch where the policy's tokenizer is another."""
+        """Raises TokenizerMismatch where the policy's tokenizer is another, ApiError where the server is too old to read what
+        this worker would send."""
         worker = cls(api, spec)
+        about = await api.about(deadline_s)
+        if (frames := about.get("frames", 1)) < GROUP_FRAMES:
+            raise ApiError(
+                f"{api.url} is an `atropos serve` of an older version ({about.get('version')}), which reads groups of form {frames}, "
+                f"and this worker sends form {GROUP_FRAMES}.",
+                remedy="Start the server with this version; it reads what older workers send.",
+            )
         await worker._register(deadline_s)
         await worker._find_ring()
         worker._beating = asyncio.create_task(in_background(worker._beat, worker.broken))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from atropos_core import __version__
+from atropos_core.api_http import GROUP_FRAMES
 from atropos_core.client import UnknownThere
 from atropos_core.errors import DataError, HubFull
 from atropos_core.group_schema import check_draw, check_group
@@ -60,7 +61,13 @@ class Doors:
 
     async def about(self, asked: Asked) -> dict[str, Any]:
         service = self._service
-        return {"protocol": 1, "version": __version__, "policy": _policy(service), "same_host": service.same_host}
+        return {
+            "protocol": 1,
+            "frames": GROUP_FRAMES,
+            "version": __version__,
+            "policy": _policy(service),
+            "same_host": service.same_host,
+        }
 
     # -- workers
 

@@ -21,7 +21,7 @@ _ERRORS = {
 _NEWS = "version, engines, policy"
 # method, path, summary, keys taken (None: no body), keys given
 NATIVE: tuple[tuple[str, str, str, str | None, str], ...] = (
-    ("get", "/v1", "What is this server?", None, "protocol, version, policy, same_host"),
+    ("get", "/v1", "What is this server?", None, "protocol, frames, version, policy, same_host"),
     ("post", "/v1/workers", "A worker registers",
      "name, environment, tasks, weight, minimum, group_size, tokenizer, vocabulary, playing", f"worker, heartbeat_s, {_NEWS}"),
     ("delete", "/v1/workers/{worker}", "It has ended: its draws go to others", None, ""),
