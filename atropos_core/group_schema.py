@@ -43,7 +43,10 @@ MOST_CHARACTERS = 500  # of a name that is kept for every group: an environment,
 MOST_NAME = 200  # characters of a metric's or part's name
 LOOK_S = 2.0  # at an environment's tasks, before a run begins
 MAX_DEPTH = 64  # of lists and mappings in what is left to environments
-_INT31, _INT63 = 1 << 31, 1 << 63
+ID_BOUND, NUMBER_BOUND = (
+    1 << 31,
+    1 << 63,
+)  # token ids and versions are below the one, numbers of draws and seeds below the other
 
 # Means of these are recorded as eval/NAME and reward/NAME, where the run has numbers of its own.
 RUN_METRICS = frozenset({"reward", "accuracy", "problems", "failed", "version"})
@@ -127,7 +130,7 @@ def check_draw(draw: Any) -> None:
     if not isinstance(draw, Draw):
         raise DataError(f"a {type(draw).__name__} is no draw")
     for name, number in (("id", draw.id), ("index", draw.index), ("seed", draw.seed)):
-        if type(number) is not int or not -_INT63 <= number < _INT63:
+        if type(number) is not int or not -NUMBER_BOUND <= number < NUMBER_BOUND:
             _refuse(f"draw.{name}", number, "must be a whole number of 64 bits")
     check_name("draw.environment", draw.environment)
     if type(draw.split) is not str or draw.split not in ("train", "test"):
@@ -173,7 +176,7 @@ def check_sampling(sampling: Any) -> None:
         raise DataError(f"a {type(sampling).__name__} says nothing of sampling")
     for name, least in (("max_tokens", 1), ("top_k", 0)):
         number = getattr(sampling, name)
-        if type(number) is not int or not least <= number < _INT31:
+        if type(number) is not int or not least <= number < ID_BOUND:
             _refuse(f"sampling.{name}", number, f"must be a whole number of {least} or more")
     check_temperature("sampling.temperature", sampling.temperature)
     if not _is_number(sampling.top_p, 0.0, 1.0) or not sampling.top_p:
@@ -249,7 +252,7 @@ def check_token_columns(columns: TokenColumns, vocabulary: int, named: Named) ->
     highest = int(
         np.maximum.reduce(columns.tokens.view(np.uint32))
     )  # one pass for both ends: below 0 is above them all
-    if highest >= (vocabulary or _INT31):
+    if highest >= (vocabulary or ID_BOUND):
         at = int(columns.tokens.view(np.uint32).argmax())
         _refuse_token(named("tokens", at), int(columns.tokens[at]), vocabulary)
     counted = columns.sampled if columns.trained is columns.sampled else columns.sampled | columns.trained
@@ -353,7 +356,7 @@ def _check_rollouts(rollouts: Sequence[Any], vocabulary: int, name_of: Callable[
     if not tokens:
         return False
     ids = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
-    closer |= bool(np.maximum.reduce(ids.view(np.uint32)) >= (vocabulary or _INT31))
+    closer |= bool(np.maximum.reduce(ids.view(np.uint32)) >= (vocabulary or ID_BOUND))
     for name, columns in floats.items():
         closer |= not _is_within(columns[0] if len(columns) == 1 else np.concatenate(columns), *_BOUNDS[name])
     if closer:
@@ -430,7 +433,7 @@ def _check_teacher(columns: TokenColumns, vocabulary: int, named: Named) -> None
     if not len(teacher.token_ids):
         return
     highest = int(teacher.token_ids.view(np.uint32).argmax())
-    if int(teacher.token_ids.view(np.uint32)[highest]) >= (vocabulary or _INT31):
+    if int(teacher.token_ids.view(np.uint32)[highest]) >= (vocabulary or ID_BOUND):
         at = int(np.searchsorted(teacher.offsets, highest, "right")) - 1
         _refuse_token(named("teacher", at), int(teacher.token_ids[highest]), vocabulary)
     if _is_within(teacher.logprobs, LOWEST_LOGPROB, LOGPROB_ROUNDING):
