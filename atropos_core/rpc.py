@@ -271,9 +271,8 @@ class Peer:
 def _rebuild(name: str, kind: str, message: str, remedy: str | None, trace: str) -> Exception:
     if kind == "NotImplementedError":  # an answer that interfaces allow: callers do without
         return NotImplementedError(message)
-    if (
-        kind in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in message
-    ):  # Python's, torch's for GPUs and CPUs
+    # Python's, torch's for GPUs and for CPUs.
+    if kind in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in message:
         return OutOfMemory(f"{name} was refused memory: {kind}: {message}\n{trace.rstrip()}")
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, AtroposError):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -54,11 +55,11 @@ async def post(server: Hosted, path: str, body: dict[str, str] | None = None) ->
         assert answer.status < 400, await answer.text()
 
 
-def attached(server: Hosted, folder: Path) -> RunningRun:
-    return RunningRun(folder, *RUN, "--dir", str(folder), "--set", f"engine.url={server.url}")
+def attached(server: Hosted, folder: Path, *more: str) -> RunningRun:
+    return RunningRun(folder, *RUN, "--dir", str(folder), "--set", f"engine.url={server.url}", *more)
 
 
-async def test_what_is_swapped_in_a_server_in_mid_run_is_noticed_or_has_no_effect(tmp_path, monkeypatch):
+async def test_what_is_swapped_in_a_server_or_stops_it_in_mid_run_is_noticed_or_has_no_effect(tmp_path, monkeypatch):
     server = await start(odd(tmp_path / "odd"), tmp_path / "server")
     monkeypatch.setenv("VLLM_API_KEY", server.key)
     runs: list[RunningRun] = []
@@ -95,6 +96,21 @@ async def test_what_is_swapped_in_a_server_in_mid_run_is_noticed_or_has_no_effec
             await forgetting
         said = " ".join(run.text.split())
         assert "NoProgress" in said and "version" in said, run.text
+
+        bounds = ("--set", "watch.say_s=2", "--set", "watch.least_s=4", "--set", "watch.times=5")
+        runs.append(run := attached(server, tmp_path / "stopped", *bounds))
+        await asyncio.to_thread(run.wait_for_step, 2)
+        processes = psutil.Process(server.child.process.pid).children(recursive=True)
+        for process in processes:
+            process.suspend()
+        try:
+            assert await asyncio.to_thread(run.ended_within, 60) == 1
+        finally:
+            for process in processes:
+                process.resume()
+        said = " ".join(run.text.split())
+        assert "ProcessSilent engine (pid " in said, run.text
+        assert f"the vLLM server at {server.url} has given no answer to /inference/v1/generate for" in said, run.text
     finally:
         for run in runs:
             run.process.kill()
