@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from atropos_core import console
 from benchmarks.machine import RESULTS, described
 from tests.e2e.attacked import Attacked, attacked, call_for
@@ -39,6 +41,7 @@ def main() -> None:
     missed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         with serving(atropos_serve("--dir", f"{folder}/api", *BOUNDED), Path(folder, "output")) as server:
+            nice = psutil.Process(server.process.pid).nice()
             alone = Attacked()
             call_for(server.port, min(wanted.seconds, 5.0), alone)
             for kind in wanted.only or KINDS:
@@ -56,7 +59,7 @@ def main() -> None:
     kept = {
         "what": "eight attackers of each kind, and a good client",
         **described(),
-        "seconds": wanted.seconds, "load_average": os.getloadavg(), "share_of_a_core": SHARE, "server": " ".join(BOUNDED),
+        "seconds": wanted.seconds, "load_average": os.getloadavg(), "share_of_a_core": SHARE, "nice": nice, "server": " ".join(BOUNDED),
         "alone": figures(alone),
         "kinds": kinds, "defaults, plain JSON of 40 MB": by_default, "lines_of_log": lines, "refused": refused, "missed": missed,
     }  # fmt: skip
