@@ -239,7 +239,61 @@ def roll() -> Figures:
     }
 
 
-COMPUTED = (soak, engine, whole_loop, trainer, curriculum, transforms_and_rewards, sinks, vllm, roll)
+def skyrl() -> Figures:
+    published, newest, long = results("skyrl_throughput"), results("skyrl_throughput_source"), results("soak_skyrl")
+    sizes = ("256 tokens", "1,000 tokens")
+    rows = []
+
+    def row(of: str, *values: Any) -> None:
+        rows.append(f"{of} | {' | '.join(str(value) for value in values)} |")
+
+    def rates(found: Any, way: str) -> list[str]:
+        return [f"{found[size][way]['a second']:,.0f} ({found[size][way]['best']:,.0f})" for size in sizes]
+
+    def stage(name: str, *sources: Any) -> list[str]:
+        return ["; ".join(f"{one[size]['µs of CPU by stage'][name]:.1f}" for one in sources) for size in sizes]
+
+    http = "HTTP/JSON, 4 connections"
+    row("trajectories a second, median (best), SkyRL 0.3.0", *rates(published, "shared memory"))
+    row("the same, SkyRL a9564572", *rates(newest, "shared memory"))
+    row("HTTP/JSON over 4 connections, 0.3.0", *rates(published, http))
+    for of, name in {
+        "episodes to rows": "producer: episodes to rows",
+        "rows to messages": "producer: rows to messages",
+        "messages to rows, checked and in order": "messages to rows in order",
+        "ours, there: rows to `GeneratorOutput`": "rows to GeneratorOutput",
+        "| SkyRL's `validate_generator_output`": "validate_generator_output (SkyRL's)",
+        "of lists instead: rows to `GeneratorOutput`": "for comparison: rows to lists alone",
+        "of lists instead: `validate_generator_output`": "for comparison: validation of lists",
+    }.items():
+        row(of, *stage(name, published))
+    row(
+        "SkyRL's tensors, after validation; a9564572",
+        *stage("after it: tensors of arrays (SkyRL's)", published, newest),
+    )
+    row("of lists instead: SkyRL's tensors; a9564572", *stage("for comparison: tensors of lists", published, newest))
+    for of, way in (("with the exchange", "shared memory"), ("the same for HTTP/JSON", http)):
+        row(of, *(f"{published[size][way]['µs of CPU here']:.1f}" for size in sizes))
+    for size in sizes:
+        one = long["speed"][size]
+        p50, p99 = one["p50 and p99 at half of the goal, ms"]
+        row(
+            "in the same run",
+            f"{one['shared memory, a second']:,.0f} ({one['best']:,.0f}); {one['HTTP/JSON, a second']:,.0f}",
+        )
+        row("p50 and p99", f"{p50:.3f} and {p99:.2f} ms")
+    kills, memory = long["kills"], long["memory"]
+    usual, most = kills["a death is noticed after, median and most, ms"]
+    rows.append(f"every field bit-equal; {kills['groups played again']} groups played again |")
+    row("until a death is noticed, median and most", f"{usual:.0f} and {most:.0f} ms")
+    alone, engine_too = (
+        memory[name] for name in ("the adapter alone, MB", "with an engine of 0.5 B parameters in bfloat16, MB")
+    )
+    row("in bfloat16 beside it", f"{alone:.0f}; {engine_too:,.0f} MB")
+    return {"docs/skyrl.md": rows}
+
+
+COMPUTED = (soak, engine, whole_loop, trainer, curriculum, transforms_and_rewards, sinks, vllm, roll, skyrl)
 
 
 @pytest.mark.parametrize("computed", COMPUTED, ids=lambda computed: computed.__name__)
