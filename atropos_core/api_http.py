@@ -149,6 +149,8 @@ class Api:
                         f"no answer from {self.url} yet: {reason(error)}. Trying on, for {left:.0f} s at most."
                     )
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left - _LAST_S / 2))
+                if isinstance(error, http.ConnectError):  # refused, which is no silence
+                    flight.since = time.monotonic() + (0.0 if is_long else wait_s)
                 pause = min(2 * pause, _BACKOFF_S[1])
 
     async def stream(self, path: str, frame: bytes) -> AsyncGenerator[Any, None]:
