@@ -2,7 +2,7 @@
 
 What this reads, `wire_json.parse` reads to the same values, which a test holds it to; what this is not sure of is put to
 that, which says what is wrong. simdjson leaves the numbers where it wrote them, and a whole column is copied out at once:
-for a group of 8 x 64 that takes 25 us, and as lists of Python numbers, made arrays again, 60.
+a group of 8 x 64 is read and checked in 51 us, and by way of lists of Python numbers in 69 (CPU time of one core).
 """
 
 from __future__ import annotations

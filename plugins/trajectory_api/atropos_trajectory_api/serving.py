@@ -205,8 +205,8 @@ def _say(options: ServeOptions, service: Service, port: int, with_token: bool) -
 
 
 def _spare_the_collector() -> None:
-    """What is there now stays: Python's collector need not look at it again. Each of its whole rounds, which many short
-    connections bring on several times a second, held everyone up for some 50 ms."""
+    """What is there now stays: Python's collector, which many short connections set to work often, need not look at all of
+    it again each time."""
     gc.collect()
     gc.freeze()
 
