@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -16,7 +17,7 @@ from atropos_core.assemble import Parts, Plan, build, make_plan
 from atropos_core.errors import AtroposError, DeadlineExceeded, FitError
 from atropos_core.interfaces import Finding, Transport
 from atropos_core.plugins import Plugins, load_plugins
-from atropos_core.registry import Offer, check_requires
+from atropos_core.registry import Offer, Provider, check_requires
 from atropos_core.testing import eventloop
 from atropos_core.testing.report import RAISED, Report, of_error
 from atropos_core.testing.scenes import DEADLINE_S, PAUSED_FOR_S, SAMPLES_ON, Scene, connect, wrong_with
@@ -144,8 +145,8 @@ class BridgeContract:
     def _plan_of(self, plugins: Plugins, engine: Offer, trainer: Offer, bridge: str) -> Plan:
         model = plugins.resolve_model(self._model or ("toy" if engine.provider.name == "toy" else "tiny"))
         values = {
-            "engine": {"use": engine.provider.name, "threads": 1},
-            "trainer": {"use": trainer.provider.name, "threads": 1},
+            "engine": _one_thread(engine.provider),
+            "trainer": _one_thread(trainer.provider),
             "bridge": {"use": bridge, **self._subject.options.model_dump()},
             "environment": {"none": {"use": "atropos_core.testing.samples:NoEnvironment"}},
             "sink": {},
@@ -270,3 +271,8 @@ def _open_handles() -> int:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
         return 0  # no such thing on this system
+
+
+def _one_thread(provider: Provider[Any]) -> dict[str, Any]:
+    """Where it has a process of its own; elsewhere that option has no effect, and is refused."""
+    return {"use": provider.name} | ({"threads": 1} if provider.runs_in == "process" else {})
