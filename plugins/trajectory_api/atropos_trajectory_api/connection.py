@@ -21,7 +21,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from atropos_trajectory_api.answers import plain_error
-from atropos_trajectory_api.gate import HEAD_BYTES, HEAD_LINES, URL_BYTES, WAITING_BYTES, Gate, Peer
+from atropos_trajectory_api.gate import HEAD_BYTES, HEAD_LINES, URL_BYTES, WAITING_BYTES, Client, Gate, Peer
 
 SCOPE_KEY = "atropos.connection"
 LEAST_READ = 1 << 16  # bytes of a waiting answer in `head_s`; who reads less is not at it
@@ -95,6 +95,7 @@ class Connection(HttpToolsProtocol):
     peer: Peer = ""
     may_call = True  # its user may, where there is no token
     is_surplus = False
+    handshake: Client | None = None  # of TLS, which has had this connection's place until now
     _flow: Flow
     _rest: bytes | bytearray = b""  # not looked at yet
     _searched = 0  # so far there is no end of a head in it
@@ -117,6 +118,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, OneWrite(transport, self.loop)))
         self.flow = self._flow = Flow(transport)
         self.peer, self.may_call = self.gate.peer(self.client, self.server)
+        if self.handshake is not None:
+            self.gate.leave(self.handshake)
         if not self.gate.enter(self):
             self.gate.count("full")
             self.transport.abort()

@@ -30,8 +30,8 @@ REQUEST_S = 60.0  # in which a call must have arrived
 class _Server(HttpServer):
     """Signals belong to the process around it."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+        super().__init__(config, gate)
         self.listens = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -84,7 +84,7 @@ async def open_door(
         )
     gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None)
     config = http_config(Access(bounded, token=token), gate, lifespan=False, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
-    server = _Server(config)
+    server = _Server(config, gate)
     serving = asyncio.create_task(server.serve([bound]))
     door = Door(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}", app, server, serving)
     try:

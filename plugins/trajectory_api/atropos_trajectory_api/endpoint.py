@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import time
-from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from atropos_trajectory_api.connection import connections
+from atropos_trajectory_api.connection import Connection, connections
 from atropos_trajectory_api.gate import AT_ONCE, SAY_AGAIN_S, Gate
+from atropos_trajectory_api.tls import TlsListener
 
 BACKLOG = 1024  # connections that the kernel keeps until they are accepted
 
@@ -23,8 +24,6 @@ def http_config(
     lifespan: bool,
     grace_s: int,
     keep_alive_s: int,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
 ) -> uvicorn.Config:
     """`grace_s` for the answers that are under way at the end; `keep_alive_s` for a connection between two requests."""
     logging.getLogger("asyncio").addFilter(_ONCE_A_MINUTE)
@@ -41,19 +40,35 @@ def http_config(
         backlog=AT_ONCE,
         timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=grace_s,
-        ssl_certfile=tls_cert,
-        ssl_keyfile=tls_key,
     )
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn's, which accepts few connections at a time and lets the kernel keep the rest: asyncio accepts as many as the
-    backlog has before it lets any of them be looked at."""
+    backlog has before it lets any of them be looked at. It is given its sockets; with `tls`, it accepts from them itself."""
+
+    def __init__(self, config: uvicorn.Config, gate: Gate, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(config)
+        self._gate = gate
+        self._tls = tls
+        self._listeners: list[TlsListener] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for one in sockets or ():
+        given = sockets or []
+        await super().startup(given if self._tls is None else [])
+        for one in given:
             one.listen(BACKLOG)
+            if self._tls is not None:
+                self._listeners.append(TlsListener(one, self._tls, self._gate, self._connection))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            await listener.close()
+        await super().shutdown(sockets)
+
+    def _connection(self) -> Connection:
+        made: type[Connection] = self.config.http_protocol_class  # type: ignore[assignment]
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 class _OnceAMinute(logging.Filter):

@@ -164,6 +164,8 @@ CAUSES = {
     "head_lines": f"a request's head has more than {HEAD_LINES} lines",
     "url": f"an address has more than {URL_BYTES} bytes",
     "head_time": "a request's head did not end in time (`atropos serve --request-s`)",
+    "handshake": "a TLS handshake did not end in time (`atropos serve --request-s`)",
+    "accept": "this process has no descriptors left for them (ulimit -n)",
     "malformed": "what was sent is not HTTP/1.1",
     "chunks": "a chunked body has more extensions, trailers or small chunks than content",
     "pipelined": "more requests were sent ahead than are kept",

@@ -25,6 +25,7 @@ from atropos_trajectory_api.config import ServeOptions
 from atropos_trajectory_api.endpoint import HttpServer, http_config
 from atropos_trajectory_api.gate import Gate
 from atropos_trajectory_api.service import Service
+from atropos_trajectory_api.tls import tls_context
 
 DRAIN_S = 10.0
 SWITCH_S = 0.001  # that the loop waits for a thread that reads a large body; 0.005 otherwise, several times in one call
@@ -37,8 +38,10 @@ RUNNING = "running"  # a file in the directory while a server has it: what is fo
 class Server(HttpServer):
     """uvicorn's, which ends with 0 on the first signal and holds nobody up."""
 
-    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(
+        self, config: uvicorn.Config, gate: Gate, stop: Callable[[], None], tls: ssl.SSLContext | None
+    ) -> None:
+        super().__init__(config, gate, tls)
         self._stop = stop
 
     @contextlib.contextmanager
@@ -67,14 +70,13 @@ def serve(options: ServeOptions) -> None:
         )
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("TLS needs both --tls-cert and --tls-key.")
-    if options.tls_cert is not None and options.tls_key is not None:
-        refuse_what_is_no_certificate(options.tls_cert, options.tls_key)
+    tls = tls_context(options.tls_cert, options.tls_key) if options.tls_cert and options.tls_key else None
     vocabulary = ids_of(options.model) if options.model else 0
     listening = bind(options.host, options.port)
     try:
         sys.setswitchinterval(SWITCH_S)
         with private_files():
-            asyncio.Runner(loop_factory=_loop_factory()).run(_serve(options, listening, token, vocabulary))
+            asyncio.Runner(loop_factory=_loop_factory()).run(_serve(options, listening, token, vocabulary, tls))
     finally:
         listening.close()
 
@@ -86,19 +88,6 @@ def _close_to_others(directory: Path) -> None:
     except OSError as error:
         raise RunDirectoryError(
             f"the server's directory {directory} cannot be used: {error.strerror}.", remedy="Choose another with --dir."
-        ) from error
-
-
-def refuse_what_is_no_certificate(cert: Path, key: Path) -> None:
-    """Raises ConfigError."""
-    try:
-        for path in (cert, key):  # OpenSSL does not say which of them is not there
-            path.open("rb").close()
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, password="")  # nobody is asked
-    except OSError as error:
-        raise ConfigError(
-            f"--tls-cert {cert} and --tls-key {key} cannot be used: {error}.",
-            remedy="Both are PEM files, the key is that of the certificate and has no passphrase.",
         ) from error
 
 
@@ -135,7 +124,9 @@ def bind(host: str, port: int) -> socket.socket:
     return made
 
 
-async def _serve(options: ServeOptions, listening: socket.socket, token: bytes | None, vocabulary: int) -> None:
+async def _serve(
+    options: ServeOptions, listening: socket.socket, token: bytes | None, vocabulary: int, tls: ssl.SSLContext | None
+) -> None:
     mark = Path(options.directory) / RUNNING if options.journal else None
     if options.journal or options.same_host:
         _close_to_others(options.directory)
@@ -147,15 +138,12 @@ async def _serve(options: ServeOptions, listening: socket.socket, token: bytes |
             mark.touch()
         app = App(service, options, token=token, vocabulary=vocabulary, killed_at=killed_at)
         gate = Gate(options.request_s, options.connections, check_users=token is None, refused=service.observed.refused)
-        config = http_config(
-            app, gate, lifespan=True, grace_s=int(DRAIN_S), keep_alive_s=KEEP_ALIVE_S,
-            tls_cert=options.tls_cert, tls_key=options.tls_key,
-        )  # fmt: skip
+        config = http_config(app, gate, lifespan=True, grace_s=int(DRAIN_S), keep_alive_s=KEEP_ALIVE_S)
         async with contextlib.AsyncExitStack() as stack:
             await _same_host(service, options, app, stack)
             _say(options, service, listening.getsockname()[1], token is not None)
             _spare_the_collector()
-            await Server(config, app.stop).serve(sockets=[listening])
+            await Server(config, gate, app.stop, tls).serve(sockets=[listening])
         console.say(
             "ended; " + ("what was acknowledged is in the journal." if options.journal else "nothing was kept.")
         )

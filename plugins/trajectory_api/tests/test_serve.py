@@ -222,6 +222,47 @@ def test_over_tls_a_batch_whose_client_went_away_before_it_had_all_is_served_aga
         assert tags(got) == [1]
 
 
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["silent", "half a hello"])
+def test_handshakes_that_do_not_end_make_way_for_one_that_does(
+    said: bytes, served: Callable[..., Served], pem: tuple[Path, Path]
+) -> None:
+    cert, key = pem
+    tls = ("--port", "0", "--tls-cert", str(cert), "--tls-key", str(key))
+    server, trusting = served(*tls, "--connections", "8"), ssl.create_default_context(cafile=str(cert))
+    with contextlib.ExitStack() as stack:
+        port = int(server.url.rsplit(":", 1)[1])
+        held = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(60)]
+        for one in held:
+            one.sendall(said)
+        client = stack.enter_context(httpx.Client(base_url=server.url, verify=trusting, timeout=20))
+        assert client.get("/status").status_code == 200
+        ended = 0
+        for one in held[:-8]:  # the oldest went first
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(1) == b""
+            ended += 1
+        assert ended == 52
+        assert client.get("/status").status_code == 200  # over the connection that it has
+        assert 'atropos_refused_connections_total{cause="made_way_silent"} ' in client.get("/metrics").text
+
+
+def test_a_handshake_that_does_not_end_is_ended_as_a_head_is(
+    served: Callable[..., Served], pem: tuple[Path, Path]
+) -> None:
+    cert, key = pem
+    server = served("--port", "0", "--tls-cert", str(cert), "--tls-key", str(key), "--request-s", "1")
+    trusting = ssl.create_default_context(cafile=str(cert))
+    with (
+        socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), 20) as silent,
+        contextlib.suppress(ConnectionError),
+    ):
+        assert silent.recv(1) == b""  # within the 20 s that it waits here, where asyncio would take 60
+    with httpx.Client(base_url=server.url, verify=trusting, timeout=20) as client:
+        assert 'atropos_refused_connections_total{cause="handshake"} 1' in client.get("/metrics").text
+    server.process.terminate()
+    assert server.process.wait(20) == 0 and "Traceback" not in server.text, server.text
+
+
 async def test_over_tls_workers_and_trainers_want_the_certificate_to_be_trusted(
     served: Callable[..., Served], pem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
