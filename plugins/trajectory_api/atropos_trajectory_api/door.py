@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from atropos_core.errors import ConfigError, DeadlineExceeded
 from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_trajectory_api.access import Access, is_loopback, read_token
-from atropos_trajectory_api.endpoint import HttpServer, http_config
+from atropos_trajectory_api.endpoint import HttpServer
 from atropos_trajectory_api.engine_door import EngineDoor, engine_app
 from atropos_trajectory_api.gate import Gate
 from atropos_trajectory_api.limits import Limits
@@ -30,8 +30,8 @@ REQUEST_S = 60.0  # in which a call must have arrived
 class _Server(HttpServer):
     """Signals belong to the process around it."""
 
-    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
-        super().__init__(config, gate)
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        super().__init__(app, gate, lifespan=False, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
         self.listens = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -83,8 +83,7 @@ async def open_door(
             app, body_bytes=BODY_BYTES, in_flight_bytes=8 * BODY_BYTES, request_s=REQUEST_S, hold_s=REQUEST_S
         )
     gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None)
-    config = http_config(Access(bounded, token=token), gate, lifespan=False, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
-    server = _Server(config, gate)
+    server = _Server(Access(bounded, token=token), gate)
     serving = asyncio.create_task(server.serve([bound]))
     door = Door(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}", app, server, serving)
     try:

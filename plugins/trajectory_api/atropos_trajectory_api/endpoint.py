@@ -17,37 +17,36 @@ from atropos_trajectory_api.tls import TlsListener
 BACKLOG = 1024  # connections that the kernel keeps until they are accepted
 
 
-def http_config(
-    app: ASGIApp,
-    gate: Gate,
-    *,
-    lifespan: bool,
-    grace_s: int,
-    keep_alive_s: int,
-) -> uvicorn.Config:
-    """`grace_s` for the answers that are under way at the end; `keep_alive_s` for a connection between two requests."""
-    logging.getLogger("asyncio").addFilter(_ONCE_A_MINUTE)
-    return uvicorn.Config(
-        app,
-        http=connections(gate),
-        ws="none",
-        lifespan="on" if lifespan else "off",
-        log_config=None,
-        log_level="warning",
-        access_log=False,  # addresses and queries are nobody's business
-        server_header=False,
-        proxy_headers=False,  # nor whoever a proxy says they are
-        backlog=AT_ONCE,
-        timeout_keep_alive=keep_alive_s,
-        timeout_graceful_shutdown=grace_s,
-    )
-
-
 class HttpServer(uvicorn.Server):
     """uvicorn's, which accepts few connections at a time and lets the kernel keep the rest: asyncio accepts as many as the
     backlog has before it lets any of them be looked at. It is given its sockets; with `tls`, it accepts from them itself."""
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        gate: Gate,
+        *,
+        lifespan: bool,
+        grace_s: int,
+        keep_alive_s: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`grace_s` for the answers that are under way at the end; `keep_alive_s` for a connection between two requests."""
+        logging.getLogger("asyncio").addFilter(_ONCE_A_MINUTE)
+        config = uvicorn.Config(
+            app,
+            http=connections(gate),
+            ws="none",
+            lifespan="on" if lifespan else "off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,  # addresses and queries are nobody's business
+            server_header=False,
+            proxy_headers=False,  # nor whoever a proxy says they are
+            backlog=AT_ONCE,
+            timeout_keep_alive=keep_alive_s,
+            timeout_graceful_shutdown=grace_s,
+        )
         super().__init__(config)
         self._gate = gate
         self._tls = tls

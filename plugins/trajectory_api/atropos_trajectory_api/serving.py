@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
+from starlette.types import ASGIApp
 
 from atropos_core import console
 from atropos_core.errors import ConfigError, RunDirectoryError
@@ -22,7 +22,7 @@ from atropos_core.private import make_private, private_files
 from atropos_trajectory_api.access import is_loopback, read_token
 from atropos_trajectory_api.app import App
 from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.endpoint import HttpServer, http_config
+from atropos_trajectory_api.endpoint import HttpServer
 from atropos_trajectory_api.gate import Gate
 from atropos_trajectory_api.service import Service
 from atropos_trajectory_api.tls import tls_context
@@ -38,10 +38,8 @@ RUNNING = "running"  # a file in the directory while a server has it: what is fo
 class Server(HttpServer):
     """uvicorn's, which ends with 0 on the first signal and holds nobody up."""
 
-    def __init__(
-        self, config: uvicorn.Config, gate: Gate, stop: Callable[[], None], tls: ssl.SSLContext | None
-    ) -> None:
-        super().__init__(config, gate, tls)
+    def __init__(self, app: ASGIApp, gate: Gate, stop: Callable[[], None], tls: ssl.SSLContext | None) -> None:
+        super().__init__(app, gate, lifespan=True, grace_s=int(DRAIN_S), keep_alive_s=KEEP_ALIVE_S, tls=tls)
         self._stop = stop
 
     @contextlib.contextmanager
@@ -138,12 +136,11 @@ async def _serve(
             mark.touch()
         app = App(service, options, token=token, vocabulary=vocabulary, killed_at=killed_at)
         gate = Gate(options.request_s, options.connections, check_users=token is None, refused=service.observed.refused)
-        config = http_config(app, gate, lifespan=True, grace_s=int(DRAIN_S), keep_alive_s=KEEP_ALIVE_S)
         async with contextlib.AsyncExitStack() as stack:
             await _same_host(service, options, app, stack)
             _say(options, service, listening.getsockname()[1], token is not None)
             _spare_the_collector()
-            await Server(config, gate, app.stop, tls).serve(sockets=[listening])
+            await Server(app, gate, app.stop, tls).serve(sockets=[listening])
         console.say(
             "ended; " + ("what was acknowledged is in the journal." if options.journal else "nothing was kept.")
         )

@@ -14,7 +14,7 @@ import httpx
 
 from atropos_trajectory_api.app import App
 from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.endpoint import HttpServer, http_config
+from atropos_trajectory_api.endpoint import HttpServer
 from atropos_trajectory_api.gate import Gate
 from atropos_trajectory_api.service import Service
 from atropos_trajectory_api.serving import bind
@@ -65,7 +65,7 @@ class Running:
             check_users=self._more.get("token") is None,
             refused=self.service.observed.refused,
         )
-        self._server = HttpServer(http_config(self.app, gate, lifespan=True, grace_s=5, keep_alive_s=5))
+        self._server = HttpServer(self.app, gate, lifespan=True, grace_s=5, keep_alive_s=5)
         self._ready.set()
         await self._server.serve(sockets=[self._socket])
         await self.service.close()
