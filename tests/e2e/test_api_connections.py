@@ -20,7 +20,7 @@ from tests.served import Server, atropos_serve, serving
 
 ANSWER_S = 20.0
 CONNECTIONS = 100
-DESCRIPTORS = 512
+DESCRIPTORS = 256
 NOBODY = 65534
 HEAD = b"POST /v1/groups HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
