@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import psutil
 
+from atropos_core.api_http import CONTENT_TYPE, GROUP_FRAMES
 from atropos_core.assemble import contexts, make_plan
 from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.codec import encode_bytes
 from atropos_core.config import ApiSection, Layer, load, nest
 from atropos_core.errors import AtroposError
 from atropos_core.hosting import LocalEndpoint
@@ -304,16 +306,20 @@ class Heads(list[tuple[str, str | None]]):
 
 @contextmanager
 def listening() -> Iterator[tuple[str, Heads]]:
-    """A server that refuses everything, and keeps what it was asked."""
+    """A server that says it is a trajectory API, refuses everything else, and keeps what it was asked."""
     heads = Heads()
+    about = encode_bytes({"protocol": 1, "frames": GROUP_FRAMES, "version": "0", "policy": None, "same_host": None})
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             heads.append((self.path, self.headers.get("Authorization")))
             heads.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
-            self.send_response(404)
-            self.send_header("Content-Length", "0")
+            found = about if self.path.endswith("/v1/") else b""
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Length", str(len(found)))
+            self.send_header("Content-Type", CONTENT_TYPE)
             self.end_headers()
+            self.wfile.write(found)
 
         do_POST = do_GET
 

@@ -191,7 +191,7 @@ async def test_a_member_in_a_process_of_its_own_may_hang_or_die_and_comes_back(m
     assert first[0] == second[0]
     said = capfd.readouterr().err
     assert re.search(r"'hangs' gave no rating: DeadlineExceeded", said)
-    assert re.search(r"'dies' gave no rating: ProcessDied: .* ended with exit code 7", said)
+    assert re.search(r"'dies' gave no rating: RemoteError: .* ended with exit code 7", said)
 
 
 @pytest.mark.slow

@@ -240,6 +240,10 @@ class GrpoOptions(Options):
     )
 
     @property
+    def takes_dual_clip(self) -> bool:
+        return CLIPS.get(self.loss, 0) == 3
+
+    @property
     def updates_once(self) -> bool:
         """Whether the ratio to the trainer's own logprobs before the update is 1 throughout."""
         return self.epochs * self.minibatches == 1 and not (self.lora is not None and self.lora.dropout)

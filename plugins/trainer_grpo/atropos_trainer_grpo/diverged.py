@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import TrainingDiverged
 from atropos_core.types import Bools, Floats
-from atropos_trainer_grpo.config import CLIPS, GrpoOptions
+
+if TYPE_CHECKING:  # the update runs where no options can be read from a file
+    from atropos_trainer_grpo.config import GrpoOptions
 
 RESUME = "resume from the last checkpoint with a lower trainer.learning_rate"
 
@@ -24,7 +27,7 @@ def against_old(options: GrpoOptions) -> str:
     else:
         ours = "The policy moves that far within one batch: lower trainer.learning_rate"
     ratios = options.old_logprobs == "rollout" or not options.updates_once  # else all are 1, and a bound is refused
-    clips = ratios and CLIPS.get(options.loss, 0) == 3 and options.dual_clip is None
+    clips = ratios and options.takes_dual_clip and options.dual_clip is None
     return f"{ours}{', or set trainer.dual_clip = 3' if clips else ''}."
 
 
