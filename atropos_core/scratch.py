@@ -7,12 +7,22 @@ import shutil
 import stat
 import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def owned_prefix(role: str) -> str:
     """For `tempfile`: the role, and which process this is."""
     return f"atropos-{role}-{_namespace()}-{os.getpid()}-{_started(os.getpid()) or 0}-"
+
+
+@contextmanager
+def owned_directory(role: str) -> Iterator[Path]:
+    """A temporary directory, removed at the end; where this process is killed, by the next of its role."""
+    sweep(role)
+    with tempfile.TemporaryDirectory(prefix=owned_prefix(role)) as directory:
+        yield Path(directory)
 
 
 def sweep(role: str) -> None:

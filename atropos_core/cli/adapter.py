@@ -114,15 +114,14 @@ def _nothing() -> str:
 
 def _doctor(name: str, model: str, options: Sequence[str]) -> None:
     """Print what the adapter finds. Ends with 1 where something is broken."""
-    from tempfile import TemporaryDirectory
-
     from atropos_core import console
     from atropos_core.plugins import load_plugins
+    from atropos_core.scratch import owned_directory
 
     plugins = load_plugins()
     _known(plugins, name)
-    with TemporaryDirectory(prefix="atropos-adapter-") as directory:
-        made = _build(plugins, name, options, Path(directory), plugins.resolve_model(model).directory)
+    with owned_directory("adapter") as directory:
+        made = _build(plugins, name, options, directory, plugins.resolve_model(model).directory)
         console.facts(sorted(made.versions().items()))
         findings = made.doctor()
     console.findings(findings)

@@ -151,20 +151,20 @@ def _figures(plan: Plan, step: int | None, evaluation: Evaluation) -> dict[str, 
 
 async def _evaluate(plan: Plan) -> Evaluation:
     import asyncio
-    import tempfile
 
     from atropos_core.assemble import build_for_evaluation
     from atropos_core.errors import Interrupted
     from atropos_core.evaluation import evaluate
     from atropos_core.guards import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts import Player
+    from atropos_core.scratch import owned_directory
     from atropos_core.tokenizer import ChatTokenizer
 
     config, task = plan.config, asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
-    with requests_to_end(lambda: task.cancel()), tempfile.TemporaryDirectory(prefix="atropos-eval-") as directory:
-        (Path(directory) / "logs").mkdir()
-        parts = await build_for_evaluation(plan, Path(directory))
+    with requests_to_end(lambda: task.cancel()), owned_directory("eval") as directory:
+        (directory / "logs").mkdir()
+        parts = await build_for_evaluation(plan, directory)
         try:
             await asyncio.gather(
                 parts.engine.open(), *(environment.open() for environment in parts.environments.values())

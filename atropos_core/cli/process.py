@@ -89,7 +89,6 @@ def process(
 
 async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_schema: bool) -> int:
     import asyncio
-    import tempfile
     from contextlib import aclosing
     from time import perf_counter
 
@@ -100,6 +99,7 @@ async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_sche
     from atropos_core.guards import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.processing import draws, native_line, play, write
     from atropos_core.rollouts import Player
+    from atropos_core.scratch import owned_directory
     from atropos_core.tokenizer import ChatTokenizer
     from atropos_core.types import ScoredGroup
 
@@ -115,10 +115,10 @@ async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_sche
             shown_at = now
             say(f"{lines.count + left_out}/{groups} groups  {tokens / (now - started):,.0f} tokens/s")
 
-    with requests_to_end(lambda: task.cancel()), tempfile.TemporaryDirectory(prefix="atropos-process-") as directory:
-        (Path(directory) / "logs").mkdir()
+    with requests_to_end(lambda: task.cancel()), owned_directory("process") as directory:
+        (directory / "logs").mkdir()
         try:
-            parts = await build_for_evaluation(plan, Path(directory))
+            parts = await build_for_evaluation(plan, directory)
             try:
                 await asyncio.gather(parts.engine.open(), *(one.open() for one in parts.environments.values()))
                 player = Player(

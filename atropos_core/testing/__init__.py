@@ -11,12 +11,11 @@ The component is named as for `--env` and `--reward`, or given as a Provider, a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Finding, Loss
+from atropos_core.scratch import owned_directory
 from atropos_core.testing.report import ContractBroken, expect_all_ok
 from atropos_core.testing.subject import Subject, Target, find
 
@@ -46,8 +45,8 @@ def check(
     """All findings on one component. Raises only what finding or configuring it raises."""
     if kind not in KINDS:
         raise ConfigError(f"there is no contract for {kind!r}. There is one for: {', '.join(KINDS)}.")
-    with TemporaryDirectory(prefix="atropos-check-") as directory:
-        return _contract(kind)(find(kind, target, options, Path(directory)), skip=skip, **settings).findings()
+    with owned_directory("check") as directory:
+        return _contract(kind)(find(kind, target, options, directory), skip=skip, **settings).findings()
 
 
 def environment_contract(

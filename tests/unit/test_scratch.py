@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -10,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core.scratch import owned_prefix, sweep
+from atropos_core.scratch import owned_directory, owned_prefix, sweep
 
+KILLED = """
+import os, sys
+from atropos_core.scratch import owned_directory
+with owned_directory(sys.argv[1]) as left:
+    print(left, flush=True)
+    os.kill(os.getpid(), 9)
+"""
 CHILD = """
 import sys, tempfile, time
 from pathlib import Path
@@ -74,3 +82,13 @@ def test_what_is_not_known_to_be_ours_and_dead_stays(tmp_path: Path, monkeypatch
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {*others, "elsewhere", f"{dead}-link", f"{dead}-file"}
     assert (tmp_path / "elsewhere" / "file").exists()
+
+
+def test_the_directory_of_a_killed_process_is_removed_by_the_next_of_its_role():
+    role = f"test-{secrets.token_hex(4)}"
+    child = [sys.executable, "-c", KILLED, role]
+    left = Path(subprocess.run(child, capture_output=True, text=True, timeout=60).stdout.strip())
+    assert left.is_dir()
+    with owned_directory(role) as mine:
+        assert mine.is_dir() and not left.exists()
+    assert not mine.exists()
