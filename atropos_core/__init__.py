@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atropos_core.conversation import Conversation as Conversation
-    from atropos_core.hooks import hookimpl as hookimpl
-    from atropos_core.hooks import hookspec as hookspec
     from atropos_core.interfaces import Environment as Environment
     from atropos_core.interfaces import Score as Score
-    from atropos_core.registry import Options as Options
-    from atropos_core.registry import Provider as Provider
+    from atropos_core.plugins.provider import Options as Options
+    from atropos_core.plugins.provider import Provider as Provider
+    from atropos_core.plugins.spec import hookimpl as hookimpl
+    from atropos_core.plugins.spec import hookspec as hookspec
     from atropos_core.types import Episode as Episode
     from atropos_core.types import Task as Task
 
 __version__ = "0.1.0"
 
-_HOME = {  # what environments and plugins are written with, imported when it is asked for
+_HOME = {  # what environments and plugins are written with, imported on first use
     "Conversation": "conversation",
     "Environment": "interfaces",
     "Episode": "types",
-    "Options": "registry",
-    "Provider": "registry",
+    "Options": "plugins.provider",
+    "Provider": "plugins.provider",
     "Score": "interfaces",
     "Task": "types",
-    "hookimpl": "hooks",
-    "hookspec": "hooks",
+    "hookimpl": "plugins.spec",
+    "hookspec": "plugins.spec",
 }
 
 

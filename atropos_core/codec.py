@@ -35,7 +35,7 @@ _SHORT_BYTES = 64  # an array up to here is written as it is: looking at it cost
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_RECORDS: dict[str, type[Any]] = {
+RECORDS: dict[str, type[Any]] = {
     record.__name__: record
     for record in (
         types.Sampling, types.Task, types.Draw, types.Completion, types.TopK, types.Rollout, types.Episode, types.Failed,
@@ -43,7 +43,7 @@ _RECORDS: dict[str, type[Any]] = {
     )
 }  # fmt: skip
 _FIELDS = {
-    record: attrgetter(*(field.name for field in dataclasses.fields(record))) for record in _RECORDS.values()
+    record: attrgetter(*(field.name for field in dataclasses.fields(record))) for record in RECORDS.values()
 }  # none has fewer than two, so each gives a tuple
 _COLUMNS = attrgetter(*(field.name for field in dataclasses.fields(GroupColumns)))
 _PLACES = {field.name: place for place, field in enumerate(dataclasses.fields(GroupColumns))}
@@ -274,7 +274,7 @@ def decode(frame: Buffer, *, most_bytes: int | None = None) -> Any:
         if tag in ("~a", "~c", "~p"):
             return array(tag, item[tag])
         if tag == "~r":
-            record = _RECORDS.get(item["~r"])
+            record = RECORDS.get(item["~r"])
             if record is None:
                 raise DataError(f"an unknown record {item['~r']!r}")
             return record(*[walk(entry) for entry in item["~f"]])

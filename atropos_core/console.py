@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from atropos_core.interfaces import Finding
-    from atropos_core.profile import Row
 
 LINE_EVERY_S = 5.0  # between progress lines where there is no terminal
 _BAR = 24
@@ -25,7 +24,7 @@ _BAR = 24
 def out() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def say(text: str = "") -> None:
@@ -41,7 +40,7 @@ def fail(error: AtroposError) -> None:
     lines = Exception.__str__(error).splitlines() or [type(error).__name__]
     console = _err()
     _put(console, f"[bold red]{type(error).__name__}[/] {_safe(lines[0])}")
-    for line in lines[1:]:
+    for line in [*lines[1:], *getattr(error, "__notes__", ())]:
         _put(console, line, markup=False)
     if error.remedy:
         _put(console, f"[bold]What to do:[/] {_safe(error.remedy)}")
@@ -80,12 +79,13 @@ def findings(found: Iterable[Finding]) -> None:
 def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:
-        made.add_row(*(_safe(str(cell)) for cell in row))
+        made.add_row(*(Text(str(cell)) for cell in row))
     return made
 
 
@@ -143,32 +143,6 @@ class StepProgress:
         return bar + "  ".join(parts)
 
 
-LEAST_SHARE = 0.005  # of the time, to be worth a line
-
-
-def times_table(rows: Sequence[Row]) -> None:
-    """Where the time went: stages, of which each second is in one, then calls, which overlap."""
-    shown = [
-        (
-            row.name if row.kind == "stage" else f"  {row.name}",
-            f"{row.seconds:.1f}",
-            f"{row.share:.0%}",
-            row.calls or "",
-            " / ".join(_ms(at) for at in (row.p50_s, row.p95_s, row.p99_s)) if row.calls else "",
-            "" if row.items_per_s is None else f"{row.items_per_s:,.1f}",
-        )
-        for row in rows
-        if row.share >= LEAST_SHARE
-    ]
-    table(("stage or call", "s", "share", "times", "p50 / p95 / p99 ms", "items/s"), shown)
-    if less := len(rows) - len(shown):
-        say(f"  {less} more under {LEAST_SHARE:.1%} each: summary.json has all")
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.3g}"
-
-
 def _time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -191,7 +165,7 @@ def _write(text: str) -> None:
 
 
 def _read_by_nobody(file: IO[str]) -> None:
-    """The terminal or pipe has gone: what is said from here on goes nowhere, and the run goes on."""
+    """The terminal or pipe has gone: what is printed from here on goes nowhere, and the run goes on."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file.fileno())
@@ -201,7 +175,7 @@ def _read_by_nobody(file: IO[str]) -> None:
 def _err() -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def _safe(text: str) -> str:

@@ -1,4 +1,4 @@
-"""One conversation with the policy, kept as token histories: what an environment's `play` is written with."""
+"""One conversation with the policy, kept as token histories: what an environment's `rollout` is written with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atropos_core.types import Completion, Episode, Message, Rollout, Sampling, 
 class Conversation:
     """Says messages, samples replies, and keeps every id as it was sampled.
 
-    async def play(self, task, policy, *, seed):
+    async def rollout(self, task, policy, *, seed):
         talk = Conversation(policy, seed=seed)
         guess = await talk.reply(*task.messages)
         guess = await talk.reply({"role": "user", "content": "Are you sure?"})
@@ -46,11 +46,11 @@ class Conversation:
         """Say `messages`, and return what the policy answers. A reply that was cut off at the token limit sets
         `finish` to "length"."""
         history = np.concatenate(self._ids) if self._ids else None
-        said = await self._policy.render(messages, tools=self._tools, after=history)
-        prompt = said if history is None else np.concatenate([history, said])
+        rendered = await self._policy.render(messages, tools=self._tools, after=history)
+        prompt = rendered if history is None else np.concatenate([history, rendered])
         [completion] = await self._policy.sample(prompt, sampling=self._sampling, seed=derive(self._seed, self._turns))
         self._turns += 1
-        self._ids += [said, completion.tokens]
+        self._ids += [rendered, completion.tokens]
         self._sampled += [None, completion]
         self.finish = completion.finish
         answer = await self._policy.parse(completion.tokens)

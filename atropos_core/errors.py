@@ -1,7 +1,7 @@
 """Every error that we raise on purpose.
 
 The command line prints an `AtroposError` in a few lines, and any other exception with its traceback.
-To add one: derive it from the nearest class here, and let its message say what was asked, what is wrong and
+To add one: derive it from the nearest class here, and let its message say what was requested, what is wrong and
 what to do instead. `remedy` is the last part where it can stand by itself.
 """
 
@@ -39,7 +39,7 @@ class PluginError(AtroposError):
 
 
 class FitError(ConfigError):
-    """Components that were chosen cannot work together, or not on this machine."""
+    """The components of a run cannot work together, or not on this machine."""
 
 
 class DataError(AtroposError):
@@ -83,7 +83,7 @@ class EventLoopBlocked(AtroposError):
 
 
 class OutOfMemory(AtroposError):
-    """The system, or a device, refused memory that a process asked for."""
+    """The system, or a device, refused memory that a process requested."""
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         less = (
@@ -142,7 +142,7 @@ class StoreFull(HubFull):
 
 
 class LeaseLost(AtroposError):
-    """Groups that a trainer held are no longer its own: its lease ran out, or another session was opened."""
+    """Groups that a trainer leased are no longer its own: its lease ran out, or another session was opened."""
 
 
 class ApiError(AtroposError):
@@ -154,7 +154,7 @@ class AccessRefused(ApiError):
 
 
 class NoProgress(AtroposError):
-    """Step after step left nothing to train on, or play after play nothing to keep."""
+    """Step after step left nothing to train on, or rollout after rollout nothing to keep."""
 
 
 class RunPaused(AtroposError):
@@ -170,6 +170,6 @@ class RunIll(AtroposError):
 
 
 class Interrupted(AtroposError):
-    """The user asked the run to stop."""
+    """The user stopped the run."""
 
     exit_code = 130

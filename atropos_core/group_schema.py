@@ -1,6 +1,6 @@
-"""What a group may hold: one schema, whichever door it came through, HTTP, shared memory, a journal or an environment in
+"""What a group may hold: one schema, however it arrives: HTTP, shared memory, a journal or an environment in
 this process. What passes can be trained: no arithmetic in 32 bits overflows on it, and it takes no name of the run's own.
-Whether its policy versions ever were is asked beside this (`atropos_core.timeline`): only a trainer knows.
+Whether its policy versions ever were is checked beside this (`atropos_core.rollouts.policy_versions`): only a trainer knows.
 
 Token columns are checked by reductions over all rollouts at once; which value is wrong is looked for only where one is.
 A group of 8 kB in one to eight rollouts costs 12 to 26 us, a quarter of what decoding its frame does (CPU time of one core
@@ -43,10 +43,9 @@ MOST_CHARACTERS = 500  # of a name that is kept for every group: an environment,
 MOST_NAME = 200  # characters of a metric's or part's name
 LOOK_S = 2.0  # at an environment's tasks, before a run begins
 MAX_DEPTH = 64  # of lists and mappings in what is left to environments
-ID_BOUND, NUMBER_BOUND = (
-    1 << 31,
-    1 << 63,
-)  # token ids and versions are below the one, numbers of draws and seeds below the other
+ID_BOUND = 1 << 31  # token ids and versions are below it
+NUMBER_BOUND = 1 << 63  # numbers of draws and seeds are below it
+SPLITS = ("train", "test")
 
 # Means of these are recorded as eval/NAME and reward/NAME, where the run has numbers of its own.
 RUN_METRICS = frozenset({"reward", "accuracy", "problems", "failed", "version"})
@@ -86,7 +85,7 @@ class TokenColumns:
 
 def check_group(group: Any, vocabulary: int = 0, *, episodes: bool = True) -> None:
     """Raises DataError that names the field and the value of a group that must not be trained. A `vocabulary` of 0 is not
-    known; without `episodes`, a group in which every play failed will do."""
+    known; without `episodes`, a group in which every rollout failed will do."""
     if not isinstance(group, ScoredGroup):
         raise DataError(f"a {type(group).__name__} is no ScoredGroup")
     check_draw(group.draw)
@@ -120,7 +119,7 @@ def check_group(group: Any, vocabulary: int = 0, *, episodes: bool = True) -> No
 
 
 def check_episode(episode: Any, vocabulary: int = 0) -> None:
-    """What `check_group` wants of one episode, but for greedy ones, which an evaluation plays. Raises DataError."""
+    """What `check_group` wants of one episode, but for greedy ones, which an evaluation samples. Raises DataError."""
     _check_scored("episode", episode)
     _check_rollouts(episode.rollouts, vocabulary, lambda at: f"rollouts[{at}]")
 
@@ -133,7 +132,7 @@ def check_draw(draw: Any) -> None:
         if type(number) is not int or not -NUMBER_BOUND <= number < NUMBER_BOUND:
             _refuse(f"draw.{name}", number, "must be a whole number of 64 bits")
     check_name("draw.environment", draw.environment)
-    if type(draw.split) is not str or draw.split not in ("train", "test"):
+    if type(draw.split) is not str or draw.split not in SPLITS:
         _refuse("draw.split", draw.split, "must be 'train' or 'test'")
 
 
@@ -152,7 +151,7 @@ def check_task(task: Any) -> None:
 
 def check_tasks(environment: str, tasks: Sequence[Task], most: int = 100_000) -> None:
     """That no two of the first `most` tasks have one id, and each is as `check_task` wants it; where tasks are made as they
-    are asked for, of as many as that makes in LOOK_S. Raises DataError."""
+    are read, of as many as that makes in LOOK_S. Raises DataError."""
     seen: dict[str, int] = {}
     until = time.monotonic() + LOOK_S
     for index in range(min(len(tasks), most)):
@@ -429,7 +428,7 @@ def _is_within(values: NDArray[Any], low: float, high: float) -> bool:
 
 def _check_teacher(columns: TokenColumns, vocabulary: int, named: Named) -> None:
     teacher = columns.teacher
-    assert teacher is not None, "asked only where there is one"
+    assert teacher is not None, "called only where there is one"
     if not len(teacher.token_ids):
         return
     highest = int(teacher.token_ids.view(np.uint32).argmax())

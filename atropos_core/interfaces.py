@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from atropos_core.errors import ConfigError, DataError, PluginError
 from atropos_core.types import (
     Batch,
     Completion,
@@ -77,11 +78,21 @@ class Score:
 
 
 class Environment(ABC):
-    """Poses tasks and plays them out. It sees neither trainer nor engine.
+    """Poses tasks and runs them. It sees neither trainer nor engine.
 
-    One turn is the default: give `tasks` and `score`, and `play` does the rest. For more turns override `play`
+    One turn is the default: give `tasks` and `score`, and `rollout` does the rest. For more turns override `rollout`
     (`atropos_core.conversation.Conversation` keeps the token history).
     """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Raises PluginError for a method under the name that it had before: nobody would call it."""
+        super().__init_subclass__(**keywords)
+        for before, name in (("play", "rollout"), ("play_group", "rollout_group")):
+            if {"task", "policy"} <= set(getattr(getattr(vars(cls).get(before), "__code__", None), "co_varnames", ())):
+                raise PluginError(
+                    f"{cls.__qualname__} has {before}(task, policy, ...), which is called {name}() now.",
+                    remedy=f"Rename it to {name}: what it is given and what it returns are the same.",
+                )
 
     @abstractmethod
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -89,20 +100,20 @@ class Environment(ABC):
 
     async def score(self, task: Task, reply: Message) -> float | Score:
         """How good the assistant's `reply` is. Any finite range will do."""
-        raise NotImplementedError(f"{type(self).__name__} must override either score() or play()")
+        raise NotImplementedError(f"{type(self).__name__} must override either score() or rollout()")
 
     def source(self) -> str:
         """Where the tasks come from, in a few words for the opening lines of a run."""
         return ""
 
     async def open(self) -> None:
-        """Called once before the first play; load data and start helpers here."""
+        """Called once before the first rollout; load data and start helpers here."""
 
     async def close(self) -> None:
         """Called once at the end, also after a failure; may be called twice."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
-        """One play of `task`. Whatever is random in it derives from `seed`."""
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        """One rollout of `task`. Whatever is random in it derives from `seed`."""
         from atropos_core.conversation import Conversation
 
         talk = Conversation(policy, seed=seed)
@@ -110,11 +121,13 @@ class Environment(ABC):
         scored = await self.score(task, reply)
         return talk.episode(scored if isinstance(scored, Score) else Score(scored))
 
-    async def play_group(
+    async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
-        """`n` plays, concurrently. An exception is that play's failure, not the group's."""
-        return await asyncio.gather(*(self.play(task, policy, seed=seed) for seed in seeds[:n]), return_exceptions=True)
+        """`n` rollouts, concurrently. An exception is that rollout's failure, not the group's."""
+        return await asyncio.gather(
+            *(self.rollout(task, policy, seed=seed) for seed in seeds[:n]), return_exceptions=True
+        )
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,7 @@ class ModelInfo:
     vocabulary: int
     dtype: str
     device: str
-    tokenizer: str  # fingerprint, see atropos_core.tokenizer
+    tokenizer: str  # fingerprint, see atropos_core.rollouts.tokenizer
     threads: int = 0
     instance: str = ""  # of an engine behind an address: another process there has another
 
@@ -159,8 +172,8 @@ class WeightServer(Protocol):
     async def transfer_weights(
         self, stage: Literal["init", "start", "update", "finish"], info: Mapping[str, Any], deadline_s: float
     ) -> None:
-        """Have every worker of the server run that stage of the weight transfer which the bridge asked for by announcing
-        `weight_transfer` (Provider.announces). `info` is JSON. Raises WeightsMismatch with what the worker said."""
+        """Have every worker of the server run that stage of the weight transfer which the bridge requested by announcing
+        `weight_transfer` (Provider.announces). `info` is JSON. Raises WeightsMismatch with the worker's message."""
 
 
 class Engine(ABC):
@@ -216,6 +229,24 @@ class Engine(ABC):
 
     async def close(self) -> None:
         """Release everything; may be called twice."""
+
+
+class EngineServer(Protocol):
+    """Lets others sample from an engine over a network, until `close`."""
+
+    url: str  # where workers reach it
+
+    async def close(self) -> None:
+        """Stop serving; the engine goes on. May be called twice."""
+
+
+class ServeEngine(Protocol):
+    """Starts an EngineServer for an engine that is open (`info`), at HOST:PORT. Raises ConfigError where that cannot be, or
+    must not be: others may reach it only with the token of `token_file`."""
+
+    async def __call__(
+        self, engine: Engine, where: str, token_file: Path | None, info: ModelInfo | None = None
+    ) -> EngineServer: ...
 
 
 Writing = Callable[[], AbstractAsyncContextManager[None]]
@@ -302,6 +333,19 @@ class TaskSource:
     )  # may be lazy; None: not in this process
 
 
+def with_weight(sources: Mapping[str, TaskSource]) -> dict[str, TaskSource]:
+    """The sources that a curriculum draws from: a weight of 0 is for evaluation alone. Raises DataError for one without
+    tasks, ConfigError where none is left."""
+    for name, source in sources.items():
+        if source.size == 0:
+            raise DataError(
+                f"environment {name!r} has no training tasks.", remedy="Look at its data source in the run file."
+            )
+    if not (drawn := {name: source for name, source in sources.items() if source.weight > 0}):
+        raise ConfigError("no environment has a weight above 0: there is nothing to train on.")
+    return drawn
+
+
 class Curriculum(Protocol):
     """Decides which task comes next, and learns how each draw was settled."""
 
@@ -359,7 +403,7 @@ class Sink(ABC):
 class Adapter(Protocol):
     """Shows our environments to another framework, in that framework's own types."""
 
-    def export(self, run: Any, out: Path) -> list[Path]: ...  # run: atropos_core.config.RunConfig
+    def export(self, run: Any, out: Path) -> list[Path]: ...  # run: atropos_core.config.run_file.RunConfig
     def versions(self) -> Mapping[str, str]: ...
     def doctor(self) -> Sequence[Finding]: ...
 
@@ -396,7 +440,7 @@ class Marked(Stateful, Protocol):
         """A step has ended, or none has begun. Called after every step: quick, whatever the size of the state."""
 
     def marked(self) -> Mapping[str, Any]:
-        """What `state()` said, or would have said, at the last `mark`, whatever has happened since. Asked when a
+        """What `state()` gave, or would have given, at the last `mark`, whatever has happened since. Called when a
         checkpoint is saved, and not changed afterwards."""
 
 
@@ -406,4 +450,4 @@ class Measured(Protocol):
 
     def metrics(self) -> Metrics:
         """Of the step that has ended, by short names; they appear under the component's path in the run file, as in
-        `transform/NAME/mean`. Asked once after each step."""
+        `transform/NAME/mean`. Called once after each step."""

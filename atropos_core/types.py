@@ -61,7 +61,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Draw:
-    """The curriculum's decision to play one task. Every seed of its rollouts derives from `seed`."""
+    """The curriculum's decision to run one task. Every seed of its rollouts derives from `seed`."""
 
     id: int
     environment: str
@@ -92,18 +92,18 @@ class TopK:
     logprobs: Floats  # [K]
 
     def __post_init__(self) -> None:
-        offsets, held = self.offsets, len(self.token_ids)
+        offsets, size = self.offsets, len(self.token_ids)
         if (
             offsets.ndim != 1
             or not len(offsets)
             or offsets[0] != 0
-            or offsets[-1] != held
+            or offsets[-1] != size
             or (np.diff(offsets) < 0).any()
         ):
-            raise DataError(f"a teacher's offsets must rise from 0 to its {held} token ids")
-        if self.token_ids.shape != (held,) or self.logprobs.shape != (held,):
+            raise DataError(f"a teacher's offsets must rise from 0 to its {size} token ids")
+        if self.token_ids.shape != (size,) or self.logprobs.shape != (size,):
             raise DataError(f"a teacher has {self.logprobs.shape} logprobs for {self.token_ids.shape} token ids")
-        if held and (not np.isfinite(self.logprobs).all() or self.token_ids.min() < 0):
+        if size and (not np.isfinite(self.logprobs).all() or self.token_ids.min() < 0):
             raise DataError("a teacher has a logprob that is not a finite number, or a token id below 0")
 
     @property
@@ -145,13 +145,13 @@ class Rollout:
     @property
     def size_bytes(self) -> int:
         columns = [getattr(self, name) for name in ROLLOUT_COLUMNS]
-        held: int = sum(column.nbytes for column in columns if column is not None)
-        return held + (0 if self.teacher is None else self.teacher.size_bytes)
+        size: int = sum(column.nbytes for column in columns if column is not None)
+        return size + (0 if self.teacher is None else self.teacher.size_bytes)
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One play of a task: one to k rollouts (an environment that rewrites its history starts a new one), scored."""
+    """One run of an environment on a task: one to k rollouts (one that rewrites its history starts a new one), scored."""
 
     rollouts: tuple[Rollout, ...]
     score: float  # the environment's own
@@ -164,16 +164,16 @@ class Episode:
 
 @dataclass(frozen=True)
 class Failed:
-    """A play that did not end in an episode. It is data: it keeps its place in the group."""
+    """A rollout that did not end in an episode. It is data: it keeps its position in the group."""
 
     cause: str  # one line
-    where: str = ""  # e.g. "play", "reward"
+    where: str = ""  # e.g. "rollout", "reward"
     trace: str = ""
 
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """G plays of one task, with rewards; advantages are there once a transform has given them."""
+    """G episodes of one task, with rewards; advantages are there once a transform has given them."""
 
     draw: Draw
     task: Task
@@ -196,9 +196,9 @@ class ScoredGroup:
     def size_bytes(self) -> int:
         """Bytes of the token columns and of `wire` as JSON, plus an allowance of one kilobyte a message for what Python
         keeps beside them."""
-        held = sum(rollout.size_bytes for episode in self.episodes for rollout in episode.rollouts)
-        held += len(json.dumps(self.wire)) if self.wire else 0
-        return held + 1024 * (1 + sum(len(episode.messages) for episode in self.episodes))
+        size = sum(rollout.size_bytes for episode in self.episodes for rollout in episode.rollouts)
+        size += len(json.dumps(self.wire)) if self.wire else 0
+        return size + 1024 * (1 + sum(len(episode.messages) for episode in self.episodes))
 
     @property
     def oldest_version(self) -> int | None:
@@ -265,9 +265,16 @@ class Batch:
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)
 
-    def select(self, chosen: Sequence[int] | NDArray[np.int64]) -> Batch:
+    @property
+    def episode(self) -> NDArray[np.int32]:
+        """[S]: sequences of one episode share a number, and count once wherever a mean is over sequences. They are in the
+        column of that name; without it, each sequence is an episode of its own."""
+        given = self.columns.get("episode")
+        return np.arange(self.sequences, dtype=np.int32) if given is None else given.values
+
+    def select(self, indices: Sequence[int] | NDArray[np.int64]) -> Batch:
         """The batch of these sequences alone, in this order; token, sequence, group and ragged columns follow."""
-        rows = np.asarray(chosen, dtype=np.int64)
+        rows = np.asarray(indices, dtype=np.int64)
         spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
         at = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
         picked = {"token": at, "sequence": rows}

@@ -165,7 +165,7 @@ def rows(found: dict[str, dict[str, list[float]]], queued: int) -> list[dict[str
         return (max if name.endswith("_per_s") else min)(values) if values else None
 
     def row(
-        title: str, name: str, asked: str, holds: Callable[[float, float], bool], *, unit: str, beside: str = ""
+        title: str, name: str, requested: str, holds: Callable[[float, float], bool], *, unit: str, beside: str = ""
     ) -> None:
         upstream = best(beside or name, UPSTREAM) or 0.0
         ours = {kind: best(name, kind) or 0.0 for kind in (OFF, ON)}
@@ -177,7 +177,7 @@ def rows(found: dict[str, dict[str, list[float]]], queued: int) -> list[dict[str
                 UPSTREAM: upstream,
                 **ours,
                 "ratios": {kind: value / upstream if upstream else None for kind, value in ours.items()},
-                "asked": asked,
+                "asked": requested,
                 "holds": {kind: holds(value, upstream) for kind, value in ours.items()},
                 "client_ms": best(f"{base}client_ms", OFF),
                 "server_ms": {kind: best(f"{base}server_ms", kind) for kind in (UPSTREAM, OFF, ON)},
@@ -223,7 +223,7 @@ def show(made: list[dict[str, Any]]) -> None:
             else f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 4}f}{end}"
         )
 
-    def held(row: dict[str, Any]) -> str:
+    def holds_up(row: dict[str, Any]) -> str:
         return "" if not row["asked"] else "yes" if all(row["holds"].values()) else "NO"
 
     console.table(
@@ -231,7 +231,7 @@ def show(made: list[dict[str, Any]]) -> None:
         [
             (
                 row["measure"], row["unit"], *(text(row[kind]) for kind in (UPSTREAM, OFF, ON)),
-                *(text(row["ratios"][kind], "×") for kind in (OFF, ON)), row["asked"], held(row),
+                *(text(row["ratios"][kind], "×") for kind in (OFF, ON)), row["asked"], holds_up(row),
             )
             for row in made
         ],

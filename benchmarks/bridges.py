@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from atropos_core import console
-from atropos_core.footprint import family, pss_bytes
+from atropos_core.observe.memory_usage import family, pss_bytes
 from benchmarks.machine import RESULTS, described
 from benchmarks.memory import make_model
 

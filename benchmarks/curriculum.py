@@ -1,7 +1,7 @@
 """What a curriculum costs at ten million tasks, and what it saves on simulated task banks: python -m benchmarks.curriculum
 
 First: `draw(64)`, settling one draw, the mark of a step's end and the saved state, over ten million tasks of which every one
-has been tried. Second: draws until a simulated learner (benchmarks/task_bank.py) is as accurate as asked for, beside `shuffled` on the
+has been tried. Second: draws until a simulated learner (benchmarks/task_bank.py) is as accurate as required, beside `shuffled` on the
 same banks and seeds; curricula are given the banks' own noisy difficulty as a prior, `learning_progress` on the bank of skills the
 skill, and in a second table nothing. Ends with 1 where a bound is broken: draw(64) under 1 ms, state under 200 MB; at least 20 %
 fewer draws on the bank that a curriculum is made for, at most 10 % more on any other. Writes benchmarks/results/curriculum.json.
@@ -47,7 +47,7 @@ MADE_FOR = {
 TASKS, DRAWS = 10_000_000, 64
 DRAW_MS, STATE_MB = 1.0, 200.0
 FEWER, WORSE = 0.8, 1.1
-FIRST_SEED = 1000  # the options' defaults were chosen on banks 0 to 3: these are none of them
+FIRST_SEED = 1000  # the options' defaults were tuned on banks 0 to 3: these are none of them
 
 
 def made(name: str, seed: int, bank: str = "", *, prior: bool = False) -> Curriculum:

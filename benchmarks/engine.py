@@ -107,8 +107,9 @@ async def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     import torch
 
-    from atropos_core.hosting import Child, HostedEngine
-    from atropos_core.registry import RunContext
+    from atropos_core.plugins.provider import RunContext
+    from atropos_core.processes.child import Child
+    from atropos_core.processes.proxies import HostedEngine
     from atropos_engine_hf.config import HFOptions
     from atropos_engine_hf.engine import HFEngine
 

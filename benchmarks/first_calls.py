@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from atropos_core import console
-from atropos_core.first_calls import settle
+from atropos_core.models.cpu_warmup import settle
 from benchmarks.machine import RESULTS, described
 
 ANGLES = np.outer(np.arange(256, dtype=np.float32), np.float32(10_000) ** (-np.arange(16, dtype=np.float32) / 16))

@@ -46,7 +46,7 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    from atropos_core.policy import within
+    from atropos_core.guards.deadlines import within
     from tests.gpu.checks import CHECKS
     from tests.gpu.report import CheckFailed, Report
 

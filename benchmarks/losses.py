@@ -24,7 +24,7 @@ import torch
 from atropos_core import console
 from atropos_core.advantages import group_advantages
 from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.divergence import divergence
+from atropos_trainer_grpo.kl_estimators import divergence
 from atropos_trainer_grpo.losses import LOSSES, Rows, token_weights
 from atropos_trainer_grpo.update import clip_of
 from benchmarks.machine import RESULTS, described

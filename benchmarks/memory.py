@@ -81,7 +81,7 @@ def watch(model: Path, folder: Path) -> dict[str, int]:
             break
         lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         if metrics.exists() and lines <= 1:
-            loaded = min(loaded or total, total)  # attached and not trained; the least, when no activation is held
+            loaded = min(loaded or total, total)  # attached and not trained; the least, when no activation is kept
         if lines >= 2:
             highest = max(highest, total)
         time.sleep(0.02)

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from atropos_core import console
-from atropos_core.profile import Profile
+from atropos_core.observe.profile import Profile
 from benchmarks.machine import RESULTS, described
 from tests.e2e.sick_runs import command, plant_once
 

@@ -1,7 +1,7 @@
 """Trajectories/s where rollouts and training overlap, beside the same run strictly on-policy: python -m benchmarks.overlap
 
 Generation, update and environment latency take about the same time; the table says how long each took. The tiny policy,
-`engine_hf` and `trainer_grpo`, one thread each; the latency is a sleep at the end of a play, as of a grader or a tool far
+`engine_hf` and `trainer_grpo`, one thread each; the latency is a sleep at the end of a rollout, as of a grader or a tool far
 away, and as long as generation and update are on average in a first run without it. All groups are trained, at a learning
 rate of 1e-9, so that the work of a step stays what it is, with gradient checkpointing, which makes the update about as
 long as the generation. The kinds of run alternate, so that a noisy minute hits all of

@@ -76,7 +76,7 @@ def make_model(directory: Path, kind: str, dtype: str) -> None:
 
 
 def context_of(directory: Path, ranks: int) -> Any:
-    from atropos_core.registry import RunContext
+    from atropos_core.plugins.provider import RunContext
 
     devices = ("cpu",) * ranks
     return RunContext(directory.parent, directory, UPDATES, transport="checkpoint", threads=2, devices=devices)
@@ -84,7 +84,8 @@ def context_of(directory: Path, ranks: int) -> Any:
 
 def predicted(configuration: Configuration, directory: Path) -> tuple[int, list[tuple[str, int]]]:
     """As the run's plan has it."""
-    from atropos_core.memory import Workload, peak
+    from atropos_core.launch.memory_plan import peak
+    from atropos_core.plugins.provider import Workload
     from atropos_trainer_grpo.config import GrpoOptions
     from atropos_trainer_grpo.plugin import holds
 

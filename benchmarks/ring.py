@@ -5,14 +5,16 @@
 One process sends, this one receives; ways alternate, and the median of the repetitions counts. `ring` reads two numbers
 of each message in place; `ring, copied` copies it out, as a server or a trainer does; `ring, asyncio` does that on an
 event loop; `ring, hub` also puts it into a hub without a journal, from which a session takes it; `socket` is sendmsg of a
-length and the payload over SOCK_STREAM, and recv_into one buffer. `ring, server` is the door of a real `atropos serve`
+length and the payload over SOCK_STREAM, and recv_into one buffer. `ring, server` is the endpoint of a real `atropos serve`
 without a journal, `ring, journal` with one: this process is a worker, whose messages are scored groups of about that
 size; each is checked, put into the hub and answered, and none is leased. It has a tenth of the messages, and the 64 slots
 that a worker has; `server us` is what a group takes of the server's processor. Latency is one way, from the moment that a
-message is due (a sender that is held up has no excuse) until its reader has it, at half of the goal's rate, one doorbell
-for each message; for these two until the worker has the answer, at half of the rate that it had before. `nothing` is the
-machine itself: two processes that only look at the clock, and how late a message would be for the times in which one of
-them did not run. No way can be sooner than that. Writes benchmarks/results/ring.json.
+message is due (a sender that is blocked has no excuse) until its reader has it, at half of the goal's rate, one doorbell
+for each message; for these two until the worker has the answer, at 10,000 groups a second of 8 kB and 2,500 of 98 kB, with a
+journal at half of that, and again for a worker that has one group on its way at a time (`alone`). `there and back` is what
+two wake-ups take by themselves: a byte over a socket between two processes that do nothing else. `nothing` is the machine
+itself: two processes that only look at the clock, and how late a message would be for the times in which one of them did
+not run. No way can be sooner than that. Writes benchmarks/results/ring.json.
 """
 
 from __future__ import annotations
@@ -36,20 +38,22 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.client import Api
+from atropos_core.api_client.client import Api
 from atropos_core.codec import encode_bytes
-from atropos_core.hub import Hub, Label, Limits, Want
-from atropos_core.ring import SLOTS, RingProducer
-from atropos_core.ring_consumer import Lease, RingConsumer
-from atropos_core.ring_listener import RingListener
-from atropos_core.ring_socket import short
-from atropos_core.slots import HEADER_BYTES
+from atropos_core.hub.hub import Hub, Label, Limits, Want
+from atropos_core.shm.consumer import RingConsumer, SlotLease
+from atropos_core.shm.listener import RingListener
+from atropos_core.shm.producer import SLOTS, RingProducer
+from atropos_core.shm.segment import HEADER_BYTES
+from atropos_core.shm.socket import short
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 from benchmarks.machine import RESULTS, described
 from tests.served import Server, atropos_serve, serving
 
 SERVERS = {"ring, server": ["--no-journal"], "ring, journal": []}  # options of `atropos serve`
-SIZES = {"8,224 B": (8_224, 40_000), "98,368 B": (98_368, 20_000)}  # bytes, messages a second that are asked for
+SIZES = {"8,224 B": (8_224, 40_000), "98,368 B": (98_368, 20_000)}  # bytes, messages a second that are required
+PACE = {"8,224 B": 10_000, "98,368 B": 2_500}  # groups a second; with a journal half of that
+ALONE = 5_000  # groups, one after the other
 NONCE = "benchmark"
 DEADLINE_S = 120.0
 _SENT = struct.Struct("<q")  # ns, at the head of a payload
@@ -112,14 +116,14 @@ class Reader:
         assert len(payload) == self.size
         self.latencies.append(now - _SENT.unpack_from(payload)[0])
 
-    def copy(self, lease: Lease) -> None:
+    def copy(self, lease: SlotLease) -> None:
         self.see(lease.copy())
 
-    def view(self, lease: Lease) -> None:
+    def view(self, lease: SlotLease) -> None:
         self.see(lease.payload)
 
 
-def from_ring(ring: RingConsumer, see: Callable[[Lease], None]) -> None:
+def from_ring(ring: RingConsumer, see: Callable[[SlotLease], None]) -> None:
     while not ring.ended:
         for lease in ring.take(DEADLINE_S):
             see(lease)
@@ -154,7 +158,7 @@ async def on_a_loop(listener: RingListener, reader: Reader, *, into_hub: bool) -
 
 
 async def through_server(server: Server, size: int, count: int, rate: float) -> dict[str, float]:
-    """As many groups as a worker's slots hold at a time, or `rate` a second."""
+    """As many groups as a worker's slots hold at a time, or `rate` a second; then some one after the other."""
     api = Api(f"http://127.0.0.1:{server.port}")
     offer = (await api.about())["same_host"]
     ring = await RingProducer.open(Path(offer["path"]), offer["nonce"], name="benchmark")
@@ -181,10 +185,15 @@ async def through_server(server: Server, size: int, count: int, rate: float) -> 
             for _ in range(SLOTS):
                 puts.create_task(put_on(numbers))
     seconds, spent_s = (time.perf_counter_ns() - start) / 1e9, server.cpu_s() - spent_s
-    assert (await api.status())["hub"]["groups"] == count
+    found = {"per_s": count / seconds, "server_us": spent_s / count * 1e6} | of_latencies(latencies)
+    latencies.clear()
+    alone = ALONE if rate else 0
+    for number in range(count, count + alone):
+        await put(number, time.perf_counter_ns())
+    assert (await api.status())["hub"]["groups"] == count + alone
     ring.close()
     await api.close()
-    return {"per_s": count / seconds, "server_us": spent_s / count * 1e6} | of_latencies(latencies)
+    return found | {f"alone_{name}": value for name, value in of_latencies(latencies).items()} if alone else found
 
 
 def scored_group(size: int) -> bytes:
@@ -228,7 +237,7 @@ def measure(way: str, size: int, count: int, rate: float, slots: int) -> dict[st
     """One run of two processes."""
     if way in SERVERS:
         with tempfile.TemporaryDirectory() as folder:
-            room = str(1 + 2 * size * count / 1e6)
+            room = str(1 + 2 * size * (count + ALONE) / 1e6)
             command = atropos_serve("--dir", f"{folder}/api", "--hub-mb", room, *SERVERS[way])
             with serving(command, Path(folder) / "output") as server:
                 return asyncio.run(through_server(server, size, count, rate))
@@ -262,6 +271,29 @@ def measure(way: str, size: int, count: int, rate: float, slots: int) -> dict[st
 def of_latencies(latencies: list[int]) -> dict[str, float]:
     ordered = sorted(latencies)
     return {"p50_ms": ordered[len(ordered) // 2] / 1e6, "p99_ms": ordered[len(ordered) * 99 // 100] / 1e6}
+
+
+def there_and_back(count: int = 20_000) -> dict[str, float]:
+    """Of one byte between two processes that wait for nothing else."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    other = multiprocessing.get_context("fork").Process(target=echo, args=(ours, theirs))
+    other.start()
+    theirs.close()
+    latencies = []
+    for _ in range(count):
+        start = time.perf_counter_ns()
+        ours.send(b"a")
+        ours.recv(1)
+        latencies.append(time.perf_counter_ns() - start)
+    ours.close()
+    other.join(DEADLINE_S)
+    return of_latencies(latencies)
+
+
+def echo(ours: socket.socket, theirs: socket.socket) -> None:
+    ours.close()
+    while data := theirs.recv(1):
+        theirs.send(data)
 
 
 def stalls(seconds: float) -> list[int]:
@@ -323,8 +355,10 @@ def main() -> None:
             for way in ways:
                 many = count // 10 if way in SERVERS else count
                 full = measure(way, size, many, 0.0, options.slots)
-                rate = (full["per_s"] if way in SERVERS else goal) / 2
-                runs[way].append((full, measure(way, size, many // 4, rate, options.slots)))
+                rate = goal / 2
+                if way in SERVERS:
+                    rate = PACE[name] / (1 if way == "ring, server" else 2)
+                runs[way].append((full, measure(way, size, many if way in SERVERS else many // 4, rate, options.slots)))
         for way, pairs in runs.items():
             rates = [full["per_s"] for full, _ in pairs]
             row = {
@@ -336,14 +370,23 @@ def main() -> None:
             }
             if way in SERVERS:
                 row["server_us"] = statistics.median(full["server_us"] for full, _ in pairs)
+                row |= {
+                    key: statistics.median(half[key] for _, half in pairs) for key in ("alone_p50_ms", "alone_p99_ms")
+                }
             measured[f"{name}, {way}"] = row
             print(
                 f"{name:9s} {way:15s} {row['per_s']:10,.0f} ({row['per_s_best']:9,.0f})"
                 f"   {row['p50_ms']:.3f} / {row['p99_ms']:.3f} (best p99 {row['p99_ms_best']:.3f})"
-                + (f"   server us {row['server_us']:.0f}" if way in SERVERS else "")
+                + (
+                    f"   server us {row['server_us']:.0f}, alone {row['alone_p50_ms']:.3f} / {row['alone_p99_ms']:.3f}"
+                    if way in SERVERS
+                    else ""
+                )
             )
         measured[f"{name}, nothing"] = {"p99_ms": statistics.median(alone), "p99_ms_best": min(alone)}
         print(f"{name:9s} {'nothing':15s} {'':24s}     / {statistics.median(alone):.3f} (best p99 {min(alone):.3f})")
+    measured["there and back"] = there_and_back()
+    print("there and back: {p50_ms:.3f} / {p99_ms:.3f}".format(**measured["there and back"]))
     segment = {
         name: options.slots * (HEADER_BYTES + size + 64 + -size % HEADER_BYTES) for name, (size, _) in SIZES.items()
     }

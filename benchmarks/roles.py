@@ -80,9 +80,9 @@ def main() -> None:
     roles = f"serve, train, {wanted.workers} x env"
     runs: dict[str, list[dict[str, float]]] = {"atropos run": [], roles: []}
     for _ in range(wanted.repetitions):
-        for name, play in (("atropos run", alone), (roles, four)):
+        for name, measure in (("atropos run", alone), (roles, four)):
             with tempfile.TemporaryDirectory(prefix="atropos-roles-") as folder:
-                runs[name].append(play(Path(folder), wanted))
+                runs[name].append(measure(Path(folder), wanted))
                 console.say(f"{name}: {runs[name][-1]['tokens_per_s']:.0f} tokens/s")
 
     def median(name: str, column: str) -> float:

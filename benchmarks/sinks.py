@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
-from atropos_core.chosen import inner
-from atropos_core.component import Component
-from atropos_core.durable import size_bytes
-from atropos_core.registry import RunContext
+from atropos_core.config.component import Component
+from atropos_core.config.resolve import inner
+from atropos_core.plugins.provider import RunContext
+from atropos_core.storage.atomic import size_bytes
 from benchmarks.machine import RESULTS, described
 from tests.conftest import TOY, metrics_of
 from tests.e2e.runs import finish

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from atropos_adapter_skyrl.packed import packs
+from atropos_adapter_skyrl.row_messages import packs
 from atropos_adapter_skyrl.rows import rows_of
+from atropos_adapter_skyrl.work_client import WorkClient
 from atropos_core.errors import ProcessDied
-from atropos_core.hands import Hands
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 
-N, HANDS, KINDS = 16, 64, 32  # of a group; groups at once; different groups
+N, CONCURRENCY, KINDS = 16, 64, 32  # of a group; groups at once; different groups
 
 
 def group_of(number: int, sizes: tuple[int, int]) -> ScoredGroup:
@@ -39,16 +39,16 @@ def group_of(number: int, sizes: tuple[int, int]) -> ScoredGroup:
 def producing(folder: str, sizes: tuple[int, int], reported: Any) -> None:
     groups, sent, cpu = [group_of(number, sizes) for number in range(KINDS)], 0, time.process_time()
     try:
-        hands = Hands.connect(Path(folder), HANDS, slots=128)
-        while not hands.ended:
-            for job in hands.take(1.0):
+        client = WorkClient.connect(Path(folder), CONCURRENCY, slots=128)
+        while not client.ended:
+            for job in client.take(1.0):
                 if not sent:
                     cpu = time.process_time()
                 for data in packs(rows_of(groups[sent % KINDS], step_wise=False)):
-                    hands.send(job, [data])
-                hands.done(job)
+                    client.send(job, [data])
+                client.done(job)
                 sent += 1
-        hands.close()
+        client.close()
     except ProcessDied:
         pass
     reported.put((time.process_time() - cpu) / max(sent * N, 1))

@@ -2,7 +2,7 @@
 
     .venv-skyrl/bin/python -m benchmarks.skyrl_throughput [--repeat 5] [--groups 4096] [--connections 4]
 
-One producer process has scored groups of 16 episodes (numpy, as a rollout ends; playing them is not measured). Measured is
+One producer process has scored groups of 16 episodes (numpy, as a rollout ends; running them is not measured). Measured is
 all that follows: `rows_of`, one message for each group, the exchange in shared memory in a thread of its own, reading, the
 checks of values, order and versions, the views of `AtroposGenerator.generate()` and SkyRL's own `validate_generator_output`,
 in calls of 32 groups. HTTP: the same groups as JSON, one group a request, over several kept connections of one process, to a
@@ -32,20 +32,20 @@ from skyrl.train.generators.base import BatchMetadata, TrajectoryID
 from skyrl.train.utils.trainer_utils import validate_generator_output
 from skyrl.utils.tok import get_tokenizer
 
-from atropos_adapter_skyrl.aside import Aside
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.dataset import KEY
 from atropos_adapter_skyrl.generator import AtroposGenerator
-from atropos_adapter_skyrl.packed import packs, unpacked
 from atropos_adapter_skyrl.rings import RingGroups, in_order
-from atropos_adapter_skyrl.rows import Row, output_of, rows_of
+from atropos_adapter_skyrl.row_messages import packs, unpacked
+from atropos_adapter_skyrl.rows import TrainingRow, output_of, rows_of
 from atropos_adapter_skyrl.signatures import batch_tensors, form
-from atropos_adapter_skyrl.source import GroupRequest, GroupResult, Source
+from atropos_adapter_skyrl.source import GroupRequest, GroupResult, GroupSource
+from atropos_adapter_skyrl.threaded_source import Aside
 from atropos_core import console
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.types import Draw
 from benchmarks.machine import RESULTS, described
-from benchmarks.skyrl_producers import HANDS, KINDS, N, group_of, posting, producing
+from benchmarks.skyrl_producers import CONCURRENCY, KINDS, N, group_of, posting, producing
 
 GOAL = 37_848
 TOKENS = {"256 tokens": (64, 192), "1,000 tokens": (200, 800)}  # of prompt and reply
@@ -55,19 +55,19 @@ PARAMS = {"max_tokens": 64}
 VOCABULARY = 151_936
 
 
-def from_json(body: bytes) -> list[list[Row]]:
+def from_json(body: bytes) -> list[list[TrainingRow]]:
     return [
-        [Row(np.array(one["prompt"], np.int32), np.array(one["response"], np.int32), np.array(one["mask"], np.bool_),
+        [TrainingRow(np.array(one["prompt"], np.int32), np.array(one["response"], np.int32), np.array(one["mask"], np.bool_),
              np.array(one["logprobs"], np.float32), np.array(one["versions"], np.int32), one["reward"], one["finish"])]
         for one in json.loads(body)
     ]  # fmt: skip
 
 
-class Posted(Source):
+class Posted(GroupSource):
     """Groups as they are posted, to whoever asks next."""
 
     def __init__(self) -> None:
-        self.arrived: asyncio.Queue[list[list[Row]]] = asyncio.Queue(64)
+        self.arrived: asyncio.Queue[list[list[TrainingRow]]] = asyncio.Queue(64)
 
     async def fetch(self, requests: Any, params: Any, *, step_wise: bool) -> list[GroupResult]:
         return [GroupResult(await self.arrived.get(), 0.0) for _ in requests]
@@ -94,7 +94,7 @@ def call(number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def generated(source: Source, calls: int) -> tuple[float, float]:
+async def generated(source: GroupSource, calls: int) -> tuple[float, float]:
     """Trajectories a second, and this process's seconds of CPU for one."""
     generator = AtroposGenerator(source)
     inputs = [call(number) for number in range(calls)]
@@ -119,7 +119,9 @@ async def through_memory(folder: Path, sizes: tuple[int, int], calls: int) -> tu
     while not rings.exchange.workers:  # noqa: ASYNC110 - once, before anything is measured
         await asyncio.sleep(0.01)
     await source.fetch(
-        [GroupRequest(Draw(number, "none", "train", 0, 1), N, True) for number in range(HANDS)], PARAMS, step_wise=False
+        [GroupRequest(Draw(number, "none", "train", 0, 1), N, True) for number in range(CONCURRENCY)],
+        PARAMS,
+        step_wise=False,
     )
     found = await generated(source, calls)
     await source.close()

@@ -1,4 +1,4 @@
-"""The environment `gsm8k` with a grader far away: a play waits before it ends, and computes nothing meanwhile."""
+"""The environment `gsm8k` with a grader far away: a rollout waits before it ends, and computes nothing meanwhile."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from atropos_env_gsm8k.environment import Gsm8k
 
 
 class SlowOptions(Gsm8kOptions):
-    latency_s: float = Field(0.5, ge=0)  # on average; a play waits between half of it and one and a half times as long
+    latency_s: float = Field(
+        0.5, ge=0
+    )  # on average; a rollout waits between half of it and one and a half times as long
 
 
 class SlowGsm8k(Gsm8k):
-    """Training plays wait, held-out ones do not."""
+    """Training rollouts wait, held-out ones do not."""
 
     Options = SlowOptions
 
@@ -27,9 +29,9 @@ class SlowGsm8k(Gsm8k):
         super().__init__(options)
         self._latency_s = options.latency_s
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         began = asyncio.get_running_loop().time()
-        episode = await super().play(task, policy, seed=seed)
+        episode = await super().rollout(task, policy, seed=seed)
         sampled = asyncio.get_running_loop().time()
         if policy.sampling.temperature:
             await asyncio.sleep(self._latency_s * random.Random(seed).uniform(0.5, 1.5))

@@ -33,7 +33,7 @@ from benchmarks.machine import RESULTS, described
 from benchmarks.memory import pss
 from tests.e2e.runs import QUICK, RunningRun, finish, weights
 from tests.pages.blocks import the_block
-from tests.shared_memory import orphans
+from tests.shared_memory import SharedFiles
 
 STEPS = 9  # of QUICK
 ROLES = ("engine", "trainer", "supervisor")
@@ -72,19 +72,20 @@ def learns(seed: int, folder: Path) -> dict[str, Any]:
 
 def survives(role: str, reference: bytes, folder: Path) -> dict[str, Any]:
     """Kill `role` at a random moment between the first step and the last; resume; compare the weights."""
-    before = orphans()
+    files = SharedFiles()
     run = RunningRun(folder, "run", "--dir", str(folder), *QUICK)
     step = random.randrange(1, STEPS - 1)
     run.wait_for_step(step)
     time.sleep(random.uniform(0, 0.3))
     if run.process.poll() is not None:
         return {"role": role, "step": step, "held": True, "note": "the run was faster than the kill"}
+    files.look()
     killed = time.monotonic()
     run.kill(role)
     code = run.ended_within(10)
     seconds = time.monotonic() - killed
     named = role == "supervisor" or f"ProcessDied {role}" in run.text
-    left = orphans() - before
+    left = files.left()
     finish(folder, "resume", str(folder))
     same = weights(folder, STEPS) == reference
     return {"role": role, "step": step, "exit": code, "ended_in_s": seconds, "named": named, "left": sorted(left),
@@ -102,11 +103,11 @@ def main() -> None:
     only = wanted.only.split(",")
     if unknown := set(only) - set(PARTS):
         parser.error(f"there is no part {sorted(unknown)[0]!r}: {', '.join(PARTS)}")
-    held = [part(wanted) for name, part in PARTS.items() if name in only and name not in ("seeds", "kills")]
+    holds_up = [part(wanted) for name, part in PARTS.items() if name in only and name not in ("seeds", "kills")]
     if {"seeds", "kills"} & set(only):
         wanted.seeds, wanted.kills = wanted.seeds * ("seeds" in only), wanted.kills * ("kills" in only)
-        held.append(learning_and_kills(wanted))
-    raise SystemExit(0 if all(held) else 1)
+        holds_up.append(learning_and_kills(wanted))
+    raise SystemExit(0 if all(holds_up) else 1)
 
 
 def learning_and_kills(wanted: argparse.Namespace) -> bool:
@@ -193,7 +194,7 @@ def readme(wanted: argparse.Namespace) -> bool:
 
 
 def written(name: str, result: dict[str, Any]) -> bool:
-    console.table(("", "holds"), [(claim, "yes" if held else "NO") for claim, held in result["holds"].items()])
+    console.table(("", "holds"), [(claim, "yes" if holds_up else "NO") for claim, holds_up in result["holds"].items()])
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     return all(result["holds"].values())

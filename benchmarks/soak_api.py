@@ -36,7 +36,7 @@ from tests.e2e.role_kills import killed_roles
 DISK_MB = 48
 PROMISES = {
     "load": "ten times too many groups cost neither memory nor groups nor anyone's share",
-    "roles": "every draw is trained exactly once, and nothing that no environment played",
+    "roles": "every draw is trained exactly once, and nothing that no environment ran",
     "kills": "every acknowledged group is in the commit log exactly once, and none is torn",
 }
 
@@ -93,7 +93,7 @@ def main() -> None:
     random.seed(wanted.seed)
     os.environ["HF_HUB_OFFLINE"] = "1"
     RESULTS.mkdir(exist_ok=True)
-    rows, all_held = [], True
+    rows, all_hold = [], True
     with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
         for name, part in PARTS.items():
             if wanted.only not in (None, name):
@@ -104,14 +104,19 @@ def main() -> None:
                 found = part(Path(scratch) / name, wanted)
             except AssertionError as error:  # someone did not get on
                 found = {"missed": [str(error)[:4000]]}
-            held = not found["missed"]
-            result = {"machine": machine, "seed": wanted.seed, "took_s": time.monotonic() - since, PROMISES[name]: held}
+            promised = not found["missed"]
+            result = {
+                "machine": machine,
+                "seed": wanted.seed,
+                "took_s": time.monotonic() - since,
+                PROMISES[name]: promised,
+            }
             (RESULTS / f"soak_api_{name}.json").write_text(json.dumps(result | {name: found}, indent=1) + "\n")
             rows += [(name, key, str(value)) for key, value in found.items()]
-            rows.append((name, "holds", "yes" if held else "NO"))
-            all_held &= held
+            rows.append((name, "holds", "yes" if promised else "NO"))
+            all_hold &= promised
     console.table(("part", "", ""), rows)
-    raise SystemExit(0 if all_held else 1)
+    raise SystemExit(0 if all_hold else 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Rollouts that the tiny policy needs to reach an accuracy, where most tasks teach nothing: python -m benchmarks.soak_curriculum
 
 The environment is benchmarks/mixed_gsm8k.py: of five tasks, three that no reply solves, one that any reply does, and one of
-gsm8k's own. Each seed trains with `shuffled` and with each curriculum, which are told the kind of a task as a prior, not
+gsm8k's own. Each seed trains with `shuffled` and with each curriculum, which get the kind of a task as a prior, not
 what it means. Accuracy is that of gsm8k's held-out problems, looked at every few steps; the crossing is interpolated between two looks, and
 a run that never crosses counts as all its rollouts. The share of rollouts saved is averaged over seeds; the interval is a
 bootstrap over them. Ends with 1 where it is above 0 for no curriculum. Writes benchmarks/results/soak_curriculum.json.

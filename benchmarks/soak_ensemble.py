@@ -47,7 +47,7 @@ DEADLINE_S = 1200
 
 
 def trained(folder: Path, arm: str, seed: int, steps: int, every: int, path: str) -> dict[str, Any]:
-    """One run: its accuracies by step, and what the ensemble said."""
+    """One run: its accuracies by step, and the ensemble's metrics."""
     folder.mkdir(parents=True)
     run_file = folder / "run.toml"
     run_file.write_text(f"[environment.gsm8k]\n{ARMS[arm]}")
@@ -113,7 +113,7 @@ def main() -> None:
                 f"{arm}: interval above 0 ({low:.1f} to {high:.1f} points)": low > 0,
                 f"{arm}: mean at least {WANTED_POINTS:g} points": statistics.mean(differences) >= WANTED_POINTS,
             }
-    console.table(("", "holds"), [(claim, "yes" if held else "NO") for claim, held in result["holds"].items()])
+    console.table(("", "holds"), [(claim, "yes" if holds_up else "NO") for claim, holds_up in result["holds"].items()])
     wanted.out.parent.mkdir(exist_ok=True)
     wanted.out.write_text(json.dumps(result, indent=1) + "\n")
     raise SystemExit(0 if all(result["holds"].values()) else 1)

@@ -111,7 +111,7 @@ def main() -> None:
         )
         holds["ten million samples: memory grows by less than 10 kB"] = result["updates"]["memory_grew_bytes"] < 10_000
     result["holds"] = holds
-    console.table(("", "holds"), [(claim, "yes" if held else "NO") for claim, held in holds.items()])
+    console.table(("", "holds"), [(claim, "yes" if holds_up else "NO") for claim, holds_up in holds.items()])
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "soak_normalization.json").write_text(json.dumps(result, indent=1) + "\n")
     raise SystemExit(0 if all(holds.values()) else 1)

@@ -16,7 +16,7 @@ from atropos_core import console
 from benchmarks.overlap import measured, trained
 from tests.e2e.ledger import check_epochs, plant_ledger, settled
 from tests.e2e.runs import RunningRun, finish, weights
-from tests.shared_memory import orphans
+from tests.shared_memory import SharedFiles
 from tests.unit import hub_schedules
 from tests.unit import schedules as run_schedules
 
@@ -30,7 +30,6 @@ SMALL = (
 )  # fmt: skip
 PROBLEMS = 2000  # an accuracy of so many has a standard error of one point
 SAME_POINTS = 2.0
-OTHERS_S = 20.0
 
 
 def resumes(kills: int, folder: Path) -> dict[str, Any]:
@@ -67,25 +66,23 @@ def resumes(kills: int, folder: Path) -> dict[str, Any]:
 def _killed(
     folder: Path, step: int, after_s: float, role: str, saved_every: int, reference: bytes, ledger: list[list[Any]]
 ) -> dict[str, Any]:
-    before = orphans()
+    files = SharedFiles()
     run = RunningRun(folder, "run", "--dir", str(folder), *SMALL, "--set", f"checkpoint.every={saved_every}")
     run.wait_for_step(step)
     time.sleep(after_s)
-    said: dict[str, Any] = {"step": step, "after_s": after_s, "role": role, "saved_every": saved_every}
+    entry: dict[str, Any] = {"step": step, "after_s": after_s, "role": role, "saved_every": saved_every}
     alive = run.process.poll() is None
     if alive:
+        files.look()
         run.kill(role)
         run.ended_within(10)
-    left, until = orphans() - before, time.monotonic() + OTHERS_S
-    while left and time.monotonic() < until:  # another program's, perhaps, which goes with it
-        time.sleep(1)
-        left &= orphans()
+    left = files.left()
     again = finish(folder, "resume", str(folder))
     same = weights(folder, STEPS) == reference
     once = settled(folder, STEPS) == ledger
     quiet = alive or "nothing left to do" in again.text
     lines = (folder / "metrics.jsonl").read_bytes().count(b"\n") == STEPS + 1
-    return said | {
+    return entry | {
         "killed": alive,
         "left": sorted(left),
         "same_bits": same,
@@ -99,7 +96,7 @@ def schedules(number: int, first: int) -> dict[str, Any]:
     """So many runs of the real loop, and of a hub whose processes die, in virtual time; one process a core."""
     happened, failed = Counter[str](), []
     with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
-        for seed, (ended, error) in enumerate(pool.imap(_played, range(first, first + number), chunksize=20), first):
+        for seed, (ended, error) in enumerate(pool.imap(_one_seed, range(first, first + number), chunksize=20), first):
             happened += ended
             if error:
                 failed.append({"seed": seed, "error": error})
@@ -109,9 +106,9 @@ def schedules(number: int, first: int) -> dict[str, Any]:
     return {"first": first, "number": number, "happened": happened, "failed": failed}
 
 
-def _played(seed: int) -> tuple[Counter[str], str]:
+def _one_seed(seed: int) -> tuple[Counter[str], str]:
     try:
-        return run_schedules.play(seed) + hub_schedules.play(seed), ""
+        return run_schedules.run_schedule(seed) + hub_schedules.run_schedule(seed), ""
     except Exception as error:  # noqa: BLE001 - of every kind: each is a finding
         return Counter(), f"{type(error).__name__}: {error}"
 

@@ -10,7 +10,8 @@ kept connection, to a server in this process that makes the same rows of them, u
 the rate is that of the way, not of the numpy that made them. Ways alternate; the median counts. Latency is one way, from the
 moment that a group (HTTP/JSON: a trajectory) is due until its rows are there,
 at half of 37,848 a second in runs of a second, of whose p50 and p99
-the medians count (HTTP/JSON: at half of its own rate).
+the medians count (HTTP/JSON: at half of its own rate). `alone`: requests for one trajectory each, through the same exchange, at
+their own rate and at half of that.
 Lists: rows to what generate() returns. Memory: this process's resident set with a model of Qwen2.5-0.5B's shape (random
 weights, bfloat16, transformers) that has sampled, less that with the adapter alone. Needs .venv-skyrl for that last part.
 Writes benchmarks/results/soak_skyrl.json.
@@ -36,16 +37,16 @@ from typing import Any
 import numpy as np
 
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_adapter_skyrl.packed import REWARD_AT, Place, packed, unpacked
 from atropos_adapter_skyrl.rings import RingGroups
-from atropos_adapter_skyrl.rows import Row, output_of
+from atropos_adapter_skyrl.row_messages import REWARD_AT, RowPosition, packed, unpacked
+from atropos_adapter_skyrl.rows import TrainingRow, output_of
 from atropos_adapter_skyrl.source import GroupRequest
+from atropos_adapter_skyrl.work_client import WorkClient
 from atropos_core import console
 from atropos_core.errors import ProcessDied
-from atropos_core.hands import Hands
 from atropos_core.types import Draw
 from benchmarks.machine import RESULTS, described
-from tests.ring_rows import HANDS, PARAMS, run
+from tests.ring_rows import CONCURRENCY, PARAMS, run
 
 GOAL = 37_848
 LATENCY_MS = 0.2  # of a group of 16 of 256 tokens, in one message; 0.1 was the goal for a trajectory
@@ -54,35 +55,35 @@ N, AT_ONCE, KINDS = 16, 256, 64
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def row_with(sizes: tuple[int, int], number: int) -> Row:
+def row_with(sizes: tuple[int, int], number: int) -> TrainingRow:
     prompt, size = sizes
     chance = np.random.Generator(np.random.Philox(key=number))
     ids = chance.integers(0, 150_000, prompt + size).astype(np.int32)
-    return Row(
+    return TrainingRow(
         ids[:prompt], ids[prompt:], np.ones(size, np.bool_), -np.abs(chance.normal(size=size)).astype(np.float32),
         np.full(size, 3, np.int32), 0.0, "stop",
     )  # fmt: skip
 
 
-def shared(folder: str, sizes: tuple[int, int], rate: float) -> None:
-    """Answer requests as fast as they come, each group in one message; or, with a rate, send each group when it is due, with that
+def shared(folder: str, sizes: tuple[int, int], rate: float, n: int) -> None:
+    """Answer requests as fast as they come, each group of `n` in one message; or, with a rate, send each group when it is due, with that
     moment as its first reward."""
     rows = [row_with(sizes, number) for number in range(KINDS)]
-    made = [packed([(row, Place(member, 0)) for member in range(N)]) for row in rows]
+    made = [packed([(row, RowPosition(member, 0)) for member in range(n)]) for row in rows]
     start, sent = 0.0, 0
     try:
-        hands = Hands.connect(Path(folder), HANDS, slots=128)
-        while not hands.ended:
-            for job in hands.take(1.0):
+        client = WorkClient.connect(Path(folder), CONCURRENCY, slots=128)
+        while not client.ended:
+            for job in client.take(1.0):
                 parts = [data := made[sent % KINDS]]
                 if rate:
                     start = start or time.perf_counter()
-                    due = _wait_until(start + sent * N / rate)
+                    due = _wait_until(start + sent * n / rate)
                     parts = [data[:REWARD_AT], np.float64(due).tobytes(), memoryview(data)[REWARD_AT + 8 :]]
-                hands.send(job, parts)
-                hands.done(job)
+                client.send(job, parts)
+                client.done(job)
                 sent += 1
-        hands.close()
+        client.close()
     except ProcessDied:
         pass
 
@@ -94,7 +95,9 @@ def _wait_until(due: float) -> float:
     return due
 
 
-async def through_memory(folder: Path, sizes: tuple[int, int], groups: int, rate: float) -> tuple[float, list[float]]:
+async def through_memory(
+    folder: Path, sizes: tuple[int, int], groups: int, rate: float, n: int = N
+) -> tuple[float, list[float]]:
     """Trajectories a second, and the milliseconds of each group."""
     source, late = RingGroups(SkyRLOptions(source="rings", rings=folder, deadline_s=120.0)), []
 
@@ -105,27 +108,27 @@ async def through_memory(folder: Path, sizes: tuple[int, int], groups: int, rate
 
     await source.open()
     await source.set_version(3)  # rows are of that one
-    process = SPAWN.Process(target=shared, args=(str(folder), sizes, rate), daemon=True)
+    process = SPAWN.Process(target=shared, args=(str(folder), sizes, rate, n), daemon=True)
     process.start()
     while not source.exchange.workers:  # noqa: ASYNC110 - once, before anything is measured
         await asyncio.sleep(0.01)
-    requests = [GroupRequest(Draw(number, "none", "train", 0, number), N, True) for number in range(groups)]
+    requests = [GroupRequest(Draw(number, "none", "train", 0, number), n, True) for number in range(groups)]
     began = time.perf_counter()
     if rate:
         waiting = iter(requests)
 
         async def ask_on() -> None:
             for _one in waiting:
-                await source.exchange.ask(b"{}", deadline_s=120.0, read=read)
+                await source.exchange.submit(b"{}", deadline_s=120.0, read=read)
 
-        await asyncio.gather(*(ask_on() for _ in range(4 * HANDS)))
+        await asyncio.gather(*(ask_on() for _ in range(4 * CONCURRENCY)))
     else:
         for begin in range(0, groups, AT_ONCE):  # as generate() asks
             await source.fetch(requests[begin : begin + AT_ONCE], PARAMS, step_wise=False)
     seconds = time.perf_counter() - began
     await source.close()
     process.join(20)
-    return groups * N / seconds, late
+    return groups * n / seconds, late
 
 
 def posting(port: int, sizes: tuple[int, int], count: int, rate: float) -> None:
@@ -161,7 +164,7 @@ async def through_http(sizes: tuple[int, int], count: int, rate: float) -> tuple
             if not message.get("more_body"):
                 break
         sent = json.loads(body)
-        row = Row(
+        row = TrainingRow(
             np.array(sent["prompt"], np.int32), np.array(sent["response"], np.int32), np.array(sent["mask"], np.bool_),
             np.array(sent["logprobs"], np.float32), np.array(sent["versions"], np.int32), sent["reward"], sent["finish"],
         )  # fmt: skip
@@ -196,15 +199,18 @@ def quantiles(ms: list[float]) -> list[float]:
 def speed(folder: Path, wanted: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"missed": []}
     for name, sizes in TOKENS.items():
-        ours, theirs = [], []
+        ours, alone, theirs = [], [], []
         for repeat in range(wanted.repeat):
             ours.append(asyncio.run(through_memory(folder / f"{name}-{repeat}", sizes, 4000, 0.0))[0])
+            alone.append(asyncio.run(through_memory(folder / f"{name}-alone-{repeat}", sizes, 4000, 0.0, 1))[0])
             theirs.append(asyncio.run(through_http(sizes, 2000, 0.0))[0])
         half = [
             quantiles(asyncio.run(through_memory(folder / f"{name}-half-{repeat}", sizes, 1000, GOAL / 2))[1])
             for repeat in range(2 * wanted.repeat)
         ]
         half_ms = [statistics.median(one) for one in zip(*half, strict=True)]
+        slow = statistics.median(alone) / 2
+        alone_ms = quantiles(asyncio.run(through_memory(folder / f"{name}-slow", sizes, 4000, slow, 1))[1])
         http_ms = quantiles(asyncio.run(through_http(sizes, 2000, statistics.median(theirs) / 2))[1])
         rows = [row_with(sizes, number) for number in range(512)]
         began = time.perf_counter()
@@ -215,6 +221,8 @@ def speed(folder: Path, wanted: argparse.Namespace) -> dict[str, Any]:
             "best": max(ours),
             "p50 and p99 at half of the goal, ms": half_ms,
             "the best of them, ms": [min(one) for one in zip(*half, strict=True)],
+            "one trajectory alone, a second": statistics.median(alone),
+            "its p50 and p99 at half of that, ms": alone_ms,
             "HTTP/JSON, a second": statistics.median(theirs),
             "its p50 and p99 at half of its own rate, ms": http_ms,
             "512 rows to lists, ms": 1000 * lists_s,
@@ -233,7 +241,7 @@ def kills(folder: Path, wanted: argparse.Namespace) -> dict[str, Any]:
         missed.append(f"{seen.trajectories} came, {seen.wrong} groups were not what was sent, {seen.kills} kills")
     return {
         "missed": missed, "trajectories": seen.trajectories, "groups that differ in any bit": seen.wrong,
-        "kills": seen.kills, "groups played again": seen.asked_again, "seconds, checking each": seen.seconds,
+        "kills": seen.kills, "groups played again": seen.requeued, "seconds, checking each": seen.seconds,
         "a death is noticed after, median and most, ms":
             [1000 * statistics.median(seen.noticed_s), 1000 * max(seen.noticed_s)] if seen.noticed_s else None,
     }  # fmt: skip
@@ -287,7 +295,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / "soak_skyrl.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    rows, held = [], True
+    rows, holds_up = [], True
     with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
         for name, part in PARTS.items():
             if wanted.only not in (None, name):
@@ -297,9 +305,9 @@ def main() -> None:
             results[name] = {"machine": machine, "seed": wanted.seed, **found}
             file.write_text(json.dumps(results, indent=1) + "\n")
             rows += [(name, key, str(value)) for key, value in found.items()]
-            held &= not found["missed"]
+            holds_up &= not found["missed"]
     console.table(("part", "", ""), rows)
-    raise SystemExit(0 if held else 1)
+    raise SystemExit(0 if holds_up else 1)
 
 
 if __name__ == "__main__":

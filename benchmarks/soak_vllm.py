@@ -122,7 +122,7 @@ def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
     run.wait_for_step(step, 240)
     time.sleep(random.uniform(0, 0.5))
     everyone = run.supervisor.children(recursive=True)
-    held = segments(everyone)
+    segments_before = segments(everyone)
     victim = run.children["trainer"] if role == "trainer" else vllm_processes(run.supervisor)[role]
     killed = time.monotonic()
     victim.kill()
@@ -135,7 +135,7 @@ def survives(role: str, bridge: str, folder: Path) -> dict[str, Any]:
     seconds = time.monotonic() - killed
     for one in alive:
         one.kill()
-    stays = sorted(left(held))
+    stays = sorted(left(segments_before))
     files = [str(path) for where in ("ipc", "adapters", "published") for path in folder.glob(f"{where}/*")]
     named = code == 1 and "ProcessDied" in run.text
     at = metrics_of(folder)[-1]["step"]
@@ -153,10 +153,10 @@ def takes_everything_along(folder: Path) -> dict[str, Any]:
     run = RunningRun(folder, "run", "--dir", str(folder), *RUN, "--steps", "400")
     run.wait_for_step(random.randrange(2, 6), 240)
     everyone = run.supervisor.children(recursive=True)
-    held = segments(everyone)
+    segments_before = segments(everyone)
     run.supervisor.kill()
     run.process.wait(10)
-    alive, stays = still_running(everyone, 10), sorted(left(held))
+    alive, stays = still_running(everyone, 10), sorted(left(segments_before))
     for one in alive:
         one.kill()
     return {"role": "supervisor", "of": len(everyone), "alive": len(alive), "left": stays,
@@ -167,13 +167,13 @@ def starts_again(role: str, folder: Path) -> dict[str, Any]:
     """Kill `role` in a run that may start again once: it must go on to its last step by itself."""
     run = RunningRun(folder, "run", "--dir", str(folder), *RUN, "--steps", "8", "--set", "restarts=1")
     run.wait_for_step(random.randrange(3, 6), 240)
-    held = segments(run.supervisor.children(recursive=True))
+    segments_before = segments(run.supervisor.children(recursive=True))
     victim = run.children["trainer"] if role == "trainer" else vllm_processes(run.supervisor)[role]
     victim.kill()
     code = run.process.wait(300)
     steps = [line["step"] for line in metrics_of(folder)]
     went_on = code == 0 and steps == list(range(9)) and "starting again from the last checkpoint" in run.text
-    stays = sorted(left(held))
+    stays = sorted(left(segments_before))
     return {"role": role, "restarts": 1, "steps": steps[-1], "left": stays, "held": went_on and not stays}
 
 
@@ -236,7 +236,9 @@ def main() -> None:
             holds[promise] = all(entry["held"] for entry in entries)
             result = {"machine": machine, "seed": wanted.seed, promise: holds[promise], name: entries}
             (RESULTS / f"soak_vllm_{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    console.table(("", "holds"), [(name, "yes" if held else "NO") for name, held in holds.items()])
+    console.table(
+        ("", "holds"), [(name, "yes" if segments_before else "NO") for name, segments_before in holds.items()]
+    )
     raise SystemExit(0 if all(holds.values()) else 1)
 
 

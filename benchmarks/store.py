@@ -21,9 +21,9 @@ from time import perf_counter
 from typing import cast
 
 from atropos_core import console
-from atropos_core.held import Label
-from atropos_core.journal import Sync
-from atropos_core.store import JournalStore
+from atropos_core.hub.records import Label
+from atropos_trajectory_api.journal.log import Sync
+from atropos_trajectory_api.journal.store import JournalStore
 from benchmarks.machine import RESULTS, described
 
 BATCH = 8

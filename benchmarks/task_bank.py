@@ -81,7 +81,7 @@ BANKS: Mapping[str, Recipe] = {
 
 @dataclass
 class Learner:
-    """Plays tasks of the bank and learns from them."""
+    """Runs tasks of the bank and learns from them."""
 
     bank: TaskBank
     rng: np.random.Generator
@@ -101,7 +101,7 @@ class Learner:
         return float(self.success()[self.bank.counted].mean())
 
     def step(self, draws: Sequence[Draw]) -> list[ScoredGroup]:
-        """Play a step's draws with the ability as it is, then learn from all of them."""
+        """Run a step's draws with the ability as it is, then learn from all of them."""
         bank, index = self.bank, np.array([draw.index for draw in draws])
         outcomes = self.rng.random((len(draws), GROUP)) < self.success()[index][:, None]
         mean = outcomes.mean(axis=1)

@@ -222,7 +222,7 @@ def padding(data: Path | None) -> dict[str, float]:
 
 
 def bounds(result: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
-    """What was asked, what was found, and whether it holds."""
+    """What is required, what was measured, and whether it holds."""
     beside, waste = (
         result["beside_trl"],
         max(result["padding"][name] for name in ("prompts shared", "prompts not shared")),

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Batch
 from atropos_trainer_grpo import chunks
 from atropos_trainer_grpo.config import GrpoOptions

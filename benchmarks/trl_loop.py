@@ -26,8 +26,8 @@ lengths: list[int] = []
 
 def reward(completions, number, completion_ids, **_):
     lengths.extend(len(ids) for ids in completion_ids)
-    said = [completion[-1]["content"].rpartition("####")[2].strip() for completion in completions]
-    return [float(answer == gold) for answer, gold in zip(said, number, strict=True)]
+    answers = [completion[-1]["content"].rpartition("####")[2].strip() for completion in completions]
+    return [float(answer == gold) for answer, gold in zip(answers, number, strict=True)]
 
 
 class Clock(TrainerCallback):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.client import CONTENT_TYPE
+from atropos_core.api_client.client import CONTENT_TYPE
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.types import Draw, Episode, Rollout, Sampling, ScoredGroup, Task
 from tests.raw_http import Connection, request
@@ -55,8 +55,10 @@ def native_call(end: Connection, path: str, body: dict[str, Any]) -> Any:
 
 def register_native(end: Connection, environment: str) -> str:
     """The id of a new worker."""
-    told = native_call(end, "/v1/workers", {"name": f"worker of {environment}", "environment": environment, "tasks": 1})
-    return str(told["worker"])
+    reported = native_call(
+        end, "/v1/workers", {"name": f"worker of {environment}", "environment": environment, "tasks": 1}
+    )
+    return str(reported["worker"])
 
 
 def open_session(end: Connection, batch_groups: int, group_size: int) -> int:

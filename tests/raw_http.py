@@ -31,7 +31,7 @@ class Connection:
     def __init__(self, port: int, deadline_s: float = DEADLINE_S) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), deadline_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._held = bytearray()
+        self._kept = bytearray()
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -58,25 +58,25 @@ class Connection:
         self.socket.close()
 
     def _through(self, end: bytes) -> bytes:
-        while (at := self._held.find(end)) < 0:
+        while (at := self._kept.find(end)) < 0:
             self._more()
         return self._take(at + len(end))
 
     def _exactly(self, size: int) -> bytes:
-        while len(self._held) < size:
+        while len(self._kept) < size:
             self._more()
         return self._take(size)
 
     def _take(self, size: int) -> bytes:
-        taken = bytes(self._held[:size])
-        del self._held[:size]
+        taken = bytes(self._kept[:size])
+        del self._kept[:size]
         return taken
 
     def _more(self) -> None:
         data = self.socket.recv(1 << 20)
         if not data:
             raise ConnectionError("the server closed the connection in the middle of an answer")
-        self._held += data
+        self._kept += data
 
 
 def keep_in_flight(

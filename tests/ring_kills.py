@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import ProcessDied
-from atropos_core.ring import Ack, RingProducer
-from atropos_core.ring_consumer import Lease
-from atropos_core.ring_listener import RingListener
+from atropos_core.shm.consumer import SlotLease
+from atropos_core.shm.listener import RingListener
+from atropos_core.shm.producer import Ack, RingProducer
+from tests.shared_memory import SharedFiles
 
 SLOTS, SLOT_BYTES = 16, 1 << 18
 NONCE = "kills"
@@ -38,7 +39,7 @@ class Kills:
     noticed_s: list[float] = field(default_factory=list)
     descriptors: int = 0  # more at the end than at the beginning
     mappings: int = 0
-    files: int = 0
+    files: int = 0  # in /dev/shm, of these processes
 
 
 def content(number: int) -> bytes:
@@ -46,7 +47,7 @@ def content(number: int) -> bytes:
     return number.to_bytes(8, "little") * (size // 8 + 1)
 
 
-def is_whole(lease: Lease, number: int) -> bool:
+def is_whole(lease: SlotLease, number: int) -> bool:
     return lease.key == str(number) and lease.payload == content(number)
 
 
@@ -62,18 +63,19 @@ def produce(path: Path, number: int) -> None:
 
 def kill_producers(folder: Path, kills: int, seed: int) -> Kills:
     """Each producer goes on where the one before was last heard of: all messages come, each once."""
-    seen, chance, before = Kills(), random.Random(seed), _held()
+    seen, chance, before, files = Kills(), random.Random(seed), _kept(), SharedFiles()
     listener = RingListener(folder / "producers" / "ring.sock", NONCE)
     for _ in range(kills):
         child = _fork(produce, listener.path, seen.messages)
         ring = listener.accept(DEADLINE_S)
         assert ring is not None
         kill_at, killed_at = time.monotonic() + chance.uniform(0.0, ALIVE_S), 0.0
-        kept: list[tuple[int, Lease]] = []
+        kept: list[tuple[int, SlotLease]] = []
         until = time.monotonic() + DEADLINE_S
         while not ring.ended:
             assert time.monotonic() < until, "the end of a producer was not seen"
             if not killed_at and time.monotonic() > kill_at:
+                files.look()
                 os.kill(child.pid, signal.SIGKILL)
                 killed_at = time.monotonic()
             for lease in ring.take(0.001 if not killed_at else 1.0):
@@ -92,7 +94,7 @@ def kill_producers(folder: Path, kills: int, seed: int) -> Kills:
         _end(child)
     listener.close()
     del lease
-    return _compared(seen, before)
+    return _compared(seen, before, files)
 
 
 def consume(path: Path, stored: mmap.mmap) -> None:
@@ -114,7 +116,7 @@ def consume(path: Path, stored: mmap.mmap) -> None:
 
 def kill_consumers(folder: Path, kills: int, seed: int) -> Kills:
     """The producer sends again whatever was not answered, under the same key: all are stored, each once."""
-    seen, chance, before = Kills(), random.Random(seed), _held()
+    seen, chance, before, files = Kills(), random.Random(seed), _kept(), SharedFiles()
     stored = mmap.mmap(-1, _STORED.size)
     path = folder / "consumers" / "ring.sock"
     for _ in range(kills):
@@ -131,6 +133,7 @@ def kill_consumers(folder: Path, kills: int, seed: int) -> Kills:
         try:
             while True:
                 if not killed_at and time.monotonic() > kill_at:
+                    files.look()
                     os.kill(child.pid, signal.SIGKILL)
                     killed_at = time.monotonic()
                 ring.send([content(number)], key=str(number), deadline_s=DEADLINE_S)
@@ -146,7 +149,7 @@ def kill_consumers(folder: Path, kills: int, seed: int) -> Kills:
         ring.close()
     stored.close()
     path.unlink()
-    return _compared(seen, before)
+    return _compared(seen, before, files)
 
 
 def _connected(path: Path) -> RingProducer:
@@ -171,11 +174,12 @@ def _end(process: Any) -> None:
     process.close()
 
 
-def _held() -> tuple[int, int, int]:
+def _kept() -> tuple[int, int]:
     mappings = Path("/proc/self/maps").read_text().count("memfd:atropos-ring")
-    return len(os.listdir("/proc/self/fd")), mappings, len(os.listdir("/dev/shm"))
+    return len(os.listdir("/proc/self/fd")), mappings
 
 
-def _compared(seen: Kills, before: tuple[int, int, int]) -> Kills:
-    seen.descriptors, seen.mappings, seen.files = (now - then for now, then in zip(_held(), before, strict=True))
+def _compared(seen: Kills, before: tuple[int, int], files: SharedFiles) -> Kills:
+    seen.descriptors, seen.mappings = (now - then for now, then in zip(_kept(), before, strict=True))
+    seen.files = len(files.left())
     return seen

@@ -22,29 +22,29 @@ from typing import Any
 import numpy as np
 
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_adapter_skyrl.packed import Place, packed
 from atropos_adapter_skyrl.rings import RingGroups
-from atropos_adapter_skyrl.rows import Row
+from atropos_adapter_skyrl.row_messages import RowPosition, packed
+from atropos_adapter_skyrl.rows import TrainingRow
 from atropos_adapter_skyrl.source import GroupRequest, GroupResult
+from atropos_adapter_skyrl.work_client import WorkClient
 from atropos_core.errors import ProcessDied
-from atropos_core.hands import Hands
 from atropos_core.types import Draw
 
 N = 8  # of a group
-HANDS = 16
-AT_ONCE = 64  # groups that are asked for
+CONCURRENCY = 16
+AT_ONCE = 64  # groups that are requested
 PARAMS = {"max_tokens": 64}
 _IDS = np.random.Generator(np.random.Philox(key=1)).integers(0, 1 << 30, 1 << 14).astype(np.int32)
 _FLOATS = -np.abs(np.random.Generator(np.random.Philox(key=2)).normal(size=1 << 14)).astype(np.float32)
 _FLAGS = _FLOATS > -0.7
 
 
-def row_of(seed: int, member: int, longest: int = 128) -> Row:
+def row_of(seed: int, member: int, longest: int = 128) -> TrainingRow:
     """`longest` tokens at most, of the prompt and of the reply."""
     at = (seed * 31 + member * 977) % (len(_IDS) - 2 * longest)
     prompt, size = 1 + (seed + member) % longest, 1 + (seed * 7 + member) % longest
     end = at + size
-    return Row(
+    return TrainingRow(
         _IDS[at : at + prompt], _IDS[at + 1 : end + 1], _FLAGS[at:end],
         None if seed % 5 == 0 else _FLOATS[at:end], _IDS[at:end] % 3, float(_FLOATS[at]),
         "length" if seed % 3 else "stop", True, _FLOATS[at + 1 : end + 1] if seed % 7 == 0 else None,
@@ -52,7 +52,7 @@ def row_of(seed: int, member: int, longest: int = 128) -> Row:
     )  # fmt: skip
 
 
-def equal(one: Row, other: Row) -> bool:
+def equal(one: TrainingRow, other: TrainingRow) -> bool:
     """Every field, bit by bit, with its type."""
     if (one.reward, one.finish, one.last, dict(one.metrics)) != (
         other.reward,
@@ -71,17 +71,20 @@ def equal(one: Row, other: Row) -> bool:
 
 
 def produce(folder: str, longest: int) -> None:
-    """A worker without an engine: as fast as it is asked, until nobody asks any more."""
+    """A worker without an engine: as fast as requests come, until none come any more."""
     try:
-        hands = Hands.connect(Path(folder), HANDS, slots=1024, slot_bytes=1 << 14)
-        while not hands.ended:
-            for job in hands.take(1.0):
-                asked = json.loads(job.payload)
-                rows = [(row_of(asked["draw"][4], member, longest), Place(member, 0)) for member in range(asked["n"])]
+        client = WorkClient.connect(Path(folder), CONCURRENCY, slots=1024, slot_bytes=1 << 14)
+        while not client.ended:
+            for job in client.take(1.0):
+                requested = json.loads(job.payload)
+                rows = [
+                    (row_of(requested["draw"][4], member, longest), RowPosition(member, 0))
+                    for member in range(requested["n"])
+                ]
                 for part in (rows[:2:-1], rows[2::-1]):  # not in the order in which they are wanted
-                    hands.send(job, [packed(part)])
-                hands.done(job)
-        hands.close()
+                    client.send(job, [packed(part)])
+                client.done(job)
+        client.close()
     except ProcessDied:
         pass
 
@@ -93,7 +96,7 @@ class Seen:
     wrong: int = 0
     kills: int = 0
     noticed_s: list[float] = field(default_factory=list)
-    asked_again: int = 0
+    requeued: int = 0
     seconds: float = 0.0
 
 
@@ -150,8 +153,8 @@ async def run(folder: Path, trajectories: int, kills: int, *, seed: int = 0, wor
 
         async def ask_on() -> None:
             for number in numbers:
-                asked = GroupRequest(Draw(number, "none", "train", 0, seed=number), N, True)
-                [arrived] = await source.fetch([asked], PARAMS, step_wise=False)
+                requested = GroupRequest(Draw(number, "none", "train", 0, seed=number), N, True)
+                [arrived] = await source.fetch([requested], PARAMS, step_wise=False)
                 seen.groups += 1
                 seen.trajectories += len(arrived.trajectories)
                 seen.wrong += not _whole(arrived, number)
@@ -161,14 +164,14 @@ async def run(folder: Path, trajectories: int, kills: int, *, seed: int = 0, wor
 
         await asyncio.gather(*(ask_on() for _ in range(AT_ONCE)))
         seen.seconds = time.monotonic() - began
-        seen.asked_again = source.exchange.asked_again
+        seen.requeued = source.exchange.requeued
         assert source.exchange.stashed_bytes == 0
         await source.close()
     return seen
 
 
 async def _kill(made: Producers, source: RingGroups, seen: Seen) -> None:
-    """One that has begun something: it is stopped wherever it is, and its hands fill, since more is asked than there are."""
+    """One that has begun something: it is stopped wherever it is, and its slots fill, since more is requested than there are."""
     workers = source.exchange.workers
     os.kill(made.processes[0].pid, signal.SIGSTOP)
     await asyncio.sleep(0.01)

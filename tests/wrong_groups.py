@@ -1,4 +1,4 @@
-"""Values that no group may hold, and what names them: the same table for every door."""
+"""Values that no group may hold, and what names them: the same table for every way in."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def on_group(**changes: Any) -> Change:
     return lambda made: unchecked(made, **changes)
 
 
-# What each door that knows such a field must refuse: how a right group becomes it, and what the refusal names.
+# What each way in that knows such a field must refuse: how a right group becomes it, and what the refusal names.
 VALUES: dict[str, tuple[Change, str]] = {
     "a positive logprob": (on_rollout(logprobs=column(0.25)), r"logprobs.*\[7\] is 0\.25: a logprob is at most 0"),
     "a logprob that says 1.0 where the token counts": (on_rollout(logprobs=column(1.0)), r"logprobs.*\[7\] is 1\.0"),
@@ -119,6 +119,9 @@ VALUES: dict[str, tuple[Change, str]] = {
     "a token below 0": (on_rollout(tokens=np.full(LENGTH, -7, np.int32)), "-7"),
 }
 
+# What the records themselves say where a way in makes them before anything else is looked at.
+_NO_ROLLOUT, _NO_GROUP = "a number in 'logprobs' that is not finite", r"rewards \[.*nan.*\] are not all finite"
+
 # Of an episode, where the old protocol has no such field.
 EPISODES: dict[str, tuple[Change, str]] = {
     "trained and not sampled": (on_rollout(trained=np.ones(LENGTH, np.bool_)), r"trained\[0\] is True"),
@@ -130,10 +133,18 @@ EPISODES: dict[str, tuple[Change, str]] = {
     "half of a surrogate pair in a message": (on_episode(messages=({"role": "user", "content": "\ud800"},)), "surrogate"),
     "messages nested deep": (on_episode(messages=({"role": "user", "content": [nested(70)]},)), "nested more than 64 deep"),
     "a finish that is a number": (on_episode(finish=3), "finish is 3"),
+    "a logprob that is no number": (on_rollout(logprobs=column(np.nan)), rf"logprobs\[7\] is nan|{_NO_ROLLOUT}"),
+    "a logprob that is no number where nothing counts": (
+        on_rollout(logprobs=column(np.nan, 0)), rf"logprobs\[0\] is nan|{_NO_ROLLOUT}"
+    ),
+    "an advantage that is no number": (on_rollout(advantages=column(np.nan)), r"advantages\[7\] is nan"),
 }  # fmt: skip
 
 # Of a whole group.
 GROUPS: dict[str, tuple[Change, str]] = {
+    "a reward that is no number": (on_group(rewards=np.array([1, np.nan], _F)), rf"rewards\[1\] is nan|{_NO_GROUP}"),
+    "a part that is no number": (on_group(parts={"exact": np.array([np.nan, 0], _F)}), r"parts\['exact'\]\[0\] is nan"),
+    "a group's advantage that is no number": (on_group(advantages=np.array([np.nan, 0], _F)), r"advantages\[0\] is nan"),
     "an infinite reward": (on_group(rewards=np.array([np.inf, 0], _F)), r"rewards"),
     "a reward of 3e38": (on_group(rewards=np.array([0, 3e38], _F)), r"rewards\[1\] is 3\S*e\+38"),
     "a part of 3e38": (on_group(parts={"exact": np.array([3e38, 0], _F)}), r"parts\['exact'\]\[0\]"),
@@ -152,7 +163,7 @@ SENT: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 NATIVE = EPISODES | GROUPS | SENT
 
-# What no door may refuse.
+# What no way in may refuse.
 RIGHT: dict[str, Change] = {
     "as it is": lambda made: made,
     "a logprob that rounding put above 0": on_rollout(logprobs=column(6e-5)),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from atropos_core import hooks
+from atropos_core.plugins import spec as hooks
 
 HEAD = """# What a plugin may add
 
-*Made by `tools/make_hooks_page.py` from `atropos_core/hooks.py`; a test holds the two together.*
+*Made by `tools/make_hooks_page.py` from `atropos_core/plugins/spec.py`; a test holds the two together.*
 
 A plugin is a Python package with an entry point in the group `atropos`:
 
@@ -21,7 +21,7 @@ env_hello = "atropos_env_hello.plugin"
 The module named there implements any of the hooks below. `atropos new environment hello` writes such a package, and
 `atropos check hello` puts what it offers through the contract tests.
 
-Hooks are asked once, at start-up, and answer with a `Provider` per component: its name, one line about it, the class of
+Hooks are called once, at start-up, and answer with a `Provider` per component: its name, one line about it, the class of
 its options, and `build(options, context)`, which imports what is heavy. Installing a package never changes a run: a
 component works when the run file or a flag names it. A plugin that does not load is reported by `atropos plugins`, and
 only a run that names it fails.

@@ -146,7 +146,7 @@ def prompt_text(record: Record) -> str:
 
 
 def warm_start(model: Qwen3ForCausalLM, tokenizer: Tokenizer, choose: random.Random) -> tuple[Measured, int]:
-    """Train until the model is as good, and as bad, as said above; what was measured then, and the steps taken."""
+    """Train until the model is as good, and as bad, as described above; what was measured then, and the steps taken."""
     optimizers = new_optimizers(model)
     step, habit_from = 0, None
     while True:

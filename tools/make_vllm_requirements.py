@@ -38,8 +38,8 @@ HEADER = """\
 
 def resolve(*arguments: str) -> list[dict[str, Any]]:
     """What pip would install."""
-    asked = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
-    ended = subprocess.run([*asked, *arguments], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    ended = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, text=True)
     if ended.returncode:
         sys.exit(f"pip could not resolve {' '.join(arguments)}")
     found: list[dict[str, Any]] = json.loads(ended.stdout)["install"]

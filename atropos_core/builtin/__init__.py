@@ -1,1 +1,1 @@
-"""Components that need nothing but numpy, registered through the same door as anyone's."""
+"""Components that need nothing but numpy, registered through the same entry point as anyone's."""

@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.errors import ConfigError, DataError
-from atropos_core.interfaces import Curriculum, Outcome, TaskSource
+from atropos_core.interfaces import Curriculum, Outcome, TaskSource, with_weight
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, ScoredGroup
 
 
 class OrderedCurriculum(Curriculum):
-    """Draw number i is the same in every run with one seed, whenever and wherever it is asked for.
+    """Draw number i is the same in every run with one seed, whenever and wherever it is requested.
 
     A draw that was handed out and never settled (the run died meanwhile) is handed out again first, or, where nothing
-    plays its environment now, once something does.
+    runs its environment now, once something does.
     """
 
     def __init__(self, seed: int, *, shuffled: bool) -> None:
@@ -31,14 +30,7 @@ class OrderedCurriculum(Curriculum):
         self._orders: dict[str, tuple[int, np.ndarray[Any, np.dtype[np.int64]]]] = {}  # environment -> epoch, order
 
     def open(self, sources: Mapping[str, TaskSource]) -> None:
-        for name, source in sources.items():
-            if source.size == 0:
-                raise DataError(
-                    f"environment {name!r} has no training tasks.", remedy="Look at its data source in the run file."
-                )
-        self._sources = {name: source for name, source in sources.items() if source.weight > 0}
-        if not self._sources:
-            raise ConfigError("no environment has a weight above 0: there is nothing to train on.")
+        self._sources = with_weight(sources)
         self._drawn = {**dict.fromkeys(self._sources, 0), **self._drawn}
         self._orders.clear()  # a source may have another size than before
 

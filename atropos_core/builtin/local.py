@@ -7,12 +7,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import perf_counter
 
 from atropos_core.errors import FitError, WeightsMismatch
-from atropos_core.hosting import LocalEndpoint
 from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
+from atropos_core.processes.endpoints import LocalEndpoint
 
 
 class LocalBridge(Bridge):
-    """Hands the trainer's `weights` (a dict of arrays) to the engine, which keeps them: nothing is ever copied."""
+    """Gives the trainer's `weights` (a dict of arrays) to the engine, which keeps them: nothing is ever copied."""
 
     def __init__(self) -> None:
         self._engines: Sequence[Engine] = ()

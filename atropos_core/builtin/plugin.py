@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.builtin import config
-from atropos_core.registry import NoOptions, Provider, ResolvedModel, RunContext
+from atropos_core.plugins.provider import NoOptions, Provider, ResolvedModel, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Bridge, Curriculum, Engine, Reward, Sink, Trainer, Transform, Transport
@@ -40,8 +40,8 @@ def _elsewhere(options: object, devices: object) -> Mapping[str, str]:
 
 
 def _remote(options: config.RemoteEngineOptions, context: RunContext) -> Engine:
-    from atropos_core.config import read_token
-    from atropos_core.remote import RemoteEngine
+    from atropos_core.api_client.remote_engine import RemoteEngine
+    from atropos_core.config.run_file import read_token
 
     token = read_token(options.token_file) if options.token_file else None
     return RemoteEngine(options.url, token, context.transport, context.patience)

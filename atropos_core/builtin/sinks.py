@@ -14,8 +14,8 @@ import numpy as np
 from atropos_core import console
 from atropos_core.builtin.config import JsonlOptions
 from atropos_core.console import StepProgress
-from atropos_core.durable import unwritable
 from atropos_core.interfaces import Sink
+from atropos_core.storage.atomic import unwritable
 from atropos_core.types import Metrics, ScoredGroup
 
 

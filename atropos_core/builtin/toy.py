@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atropos_core.alignment import compare
 from atropos_core.builtin.config import ToyEngineOptions, ToyTrainerOptions
 from atropos_core.errors import TrainingDiverged
-from atropos_core.hosting import LocalEndpoint
+from atropos_core.health.alignment import compare
 from atropos_core.interfaces import Engine, ModelInfo, Trainer, Writing
-from atropos_core.registry import RunContext
-from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens
 
 Table = NDArray[np.float64]
@@ -142,8 +142,8 @@ def _cut(scores: Table, sampling: Sampling) -> Table:
     if not sampling.truncated:
         return scores
     order = np.argsort(-scores, kind="stable")[: sampling.top_k or len(scores)]
-    held = np.cumsum(np.exp(scores[order]))
-    order = order[: int(np.searchsorted(held, sampling.top_p * held[-1])) + 1]
+    mass = np.cumsum(np.exp(scores[order]))
+    order = order[: int(np.searchsorted(mass, sampling.top_p * mass[-1])) + 1]
     kept = np.full_like(scores, -np.inf)
     kept[order] = scores[order]
     return _log_softmax(kept)

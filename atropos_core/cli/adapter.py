@@ -21,7 +21,7 @@ from atropos_core.cli.options import (
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Adapter
-    from atropos_core.plugins import Plugins
+    from atropos_core.plugins.manager import Plugins
 
 KNOWN = ("atropos-plugin-adapter-skyrl", "atropos-plugin-adapter-roll")
 
@@ -68,7 +68,7 @@ def adapter(
       atropos adapter skyrl doctor
     """
     from atropos_core.errors import ConfigError
-    from atropos_core.plugins import load_plugins
+    from atropos_core.plugins.manager import load_plugins
 
     of_a_run = {"--env": env, "--reward": reward, "--steps": steps, "--seed": seed, "--set": changes, "--out": out}
     if name == "list":
@@ -115,8 +115,8 @@ def _nothing() -> str:
 def _doctor(name: str, model: str, options: Sequence[str]) -> None:
     """Print what the adapter finds. Ends with 1 where something is broken."""
     from atropos_core import console
-    from atropos_core.plugins import load_plugins
-    from atropos_core.scratch import owned_directory
+    from atropos_core.plugins.manager import load_plugins
+    from atropos_core.storage.tempdirs import owned_directory
 
     plugins = load_plugins()
     _known(plugins, name)
@@ -133,9 +133,9 @@ def _doctor(name: str, model: str, options: Sequence[str]) -> None:
 
 def _export(name: str, file: Path | None, out: Path, options: Sequence[str], run: dict[str, Any]) -> None:
     from atropos_core import console
-    from atropos_core.assemble import make_plan
     from atropos_core.errors import RunDirectoryError
-    from atropos_core.plugins import load_plugins
+    from atropos_core.launch.assemble import make_plan
+    from atropos_core.plugins.manager import load_plugins
 
     _known(load_plugins(), name)
     loaded, resolved, plugins = configure(file, **run, uses=USES, download=False)
@@ -152,7 +152,7 @@ def _export(name: str, file: Path | None, out: Path, options: Sequence[str], run
 
 
 def _known(plugins: Plugins, name: str) -> None:
-    """Raises where no such adapter is installed: which packages offer one is said too."""
+    """Raises where no such adapter is installed: the error names the packages that offer one."""
     from atropos_core.errors import UnknownComponent
 
     try:
@@ -167,12 +167,12 @@ def _known(plugins: Plugins, name: str) -> None:
 
 
 def _build(plugins: Plugins, name: str, options: Sequence[str], directory: Path, model: Path) -> Adapter:
-    from atropos_core.chosen import choose
-    from atropos_core.component import Component
-    from atropos_core.config import nest, parse_flag
-    from atropos_core.registry import RunContext
+    from atropos_core.config.component import Component
+    from atropos_core.config.resolve import resolve_component
+    from atropos_core.config.run_file import nest, parse_flag
+    from atropos_core.plugins.provider import RunContext
 
     values = nest(parse_flag(one) for one in options)
-    chosen = choose(plugins.registry, "adapter", "--option", Component(**{**values, "use": name}))
-    made: Adapter = chosen.build(RunContext(directory=directory, model=model))
+    component = resolve_component(plugins.registry, "adapter", "--option", Component(**{**values, "use": name}))
+    made: Adapter = component.build(RunContext(directory=directory, model=model))
     return made

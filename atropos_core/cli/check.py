@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from atropos_core.registry import Registry
+    from atropos_core.plugins.registry import Registry
 
 
 def add(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def check(
         list[str] | None, typer.Option("--skip", metavar="CHECK", help="Report this check, but do not fail by it.")
     ] = None,
 ) -> None:
-    """Check a component against the contract of its kind: environments are played by scripted policies, without a model.
+    """Check a component against the contract of its kind: environments are run by scripted policies, without a model.
 
     [bold]Examples[/]
 
@@ -41,8 +41,9 @@ def check(
 
       atropos check ./mine.py:my_loss --kind loss
     """
-    from atropos_core import config, console, testing
-    from atropos_core.plugins import load_plugins
+    from atropos_core import console, testing
+    from atropos_core.config import run_file as config
+    from atropos_core.plugins.manager import load_plugins
 
     kind = kind or _kind_of(name, load_plugins().registry)
     options: dict[str, Any] = config.nest(config.parse_flag(change) for change in changes or ())

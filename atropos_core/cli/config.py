@@ -46,8 +46,8 @@ def show(
       atropos config show --env gsm8k --set training.steps=50
     """
     from atropos_core import console
-    from atropos_core.assemble import make_plan
-    from atropos_core.config import flatten
+    from atropos_core.config.run_file import flatten
+    from atropos_core.launch.assemble import make_plan
 
     loaded, resolved, plugins = configure(
         file,

@@ -30,7 +30,7 @@ def doctor(
     from atropos_core import console
 
     if run is None:
-        from atropos_core.doctor import examine
+        from atropos_core.launch.machine_checks import examine
 
         findings = examine()
     else:

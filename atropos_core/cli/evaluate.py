@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atropos_core.cli.options import (
-    PLAYED,
+    ROLLOUT_SECTIONS,
     EngineOption,
     EnvOption,
     ModelOption,
@@ -19,14 +19,14 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atropos_core.assemble import Plan
-    from atropos_core.evaluation import Evaluation
+    from atropos_core.launch.assemble import Plan
+    from atropos_core.rollouts.evaluation import Evaluation
 
 
 USES = Uses(
     "atropos eval",
     (
-        *PLAYED,
+        *ROLLOUT_SECTIONS,
         *(
             f"evaluation.{name}"
             for name in ("problems", "samples", "pass_at", "temperature", "top_p", "top_k", "max_tokens")
@@ -77,9 +77,9 @@ def evaluate(
     import time
 
     from atropos_core import console
-    from atropos_core.assemble import make_plan
     from atropos_core.errors import ConfigError
-    from atropos_core.evaluation import written
+    from atropos_core.launch.assemble import make_plan
+    from atropos_core.rollouts.evaluation import written
 
     if step is not None and (run is None or model is not None):
         raise ConfigError("--step is of a run's checkpoint: name the run's directory, and no --model.")
@@ -117,8 +117,8 @@ def evaluate(
 def _policy(run: Path, step: int | None) -> tuple[str, int]:
     """Where the checkpoint's policy is, and of which step it is."""
     from atropos_core import console
-    from atropos_core.checkpoint import Checkpoints
     from atropos_core.errors import RunDirectoryError
+    from atropos_core.storage.checkpoint import Checkpoints
 
     checkpoints = Checkpoints(run / "checkpoints")
     checkpoint = checkpoints.latest(console.warn) if step is None else checkpoints.at(step)
@@ -131,16 +131,16 @@ def _figures(plan: Plan, step: int | None, evaluation: Evaluation) -> dict[str, 
     """All that the figures depend on, and the figures."""
     from dataclasses import asdict
 
-    from atropos_core.config import dump
+    from atropos_core.config.run_file import dump
 
     config = plan.config
-    chosen = plan.engines[0]
+    first_engine = plan.engines[0]
     return {
         "model": str(plan.model.directory),
         "step": step,
         "seed": config.seed,
         "environment": {name: dump(one.component) | dump(one.options) for name, one in plan.named["environment"].items()},
-        "engine": dump(chosen.component) | dump(chosen.options),
+        "engine": dump(first_engine.component) | dump(first_engine.options),
         "evaluation": dump(config.evaluation) | {"sampling": asdict(config.evaluation.sampling(config.sampling.record()))},
         "metrics": evaluation.metrics,
         "intervals": {name: [share.low, share.high] for name, share in evaluation.shares.items()},
@@ -152,13 +152,13 @@ def _figures(plan: Plan, step: int | None, evaluation: Evaluation) -> dict[str, 
 async def _evaluate(plan: Plan) -> Evaluation:
     import asyncio
 
-    from atropos_core.assemble import build_for_evaluation
     from atropos_core.errors import Interrupted
-    from atropos_core.evaluation import evaluate
-    from atropos_core.guards import blocked_loop_alarm, own_process, requests_to_end
-    from atropos_core.rollouts import Player
-    from atropos_core.scratch import owned_directory
-    from atropos_core.tokenizer import ChatTokenizer
+    from atropos_core.launch.assemble import build_for_evaluation
+    from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
+    from atropos_core.rollouts.evaluation import evaluate
+    from atropos_core.rollouts.runner import RolloutRunner
+    from atropos_core.rollouts.tokenizer import ChatTokenizer
+    from atropos_core.storage.tempdirs import owned_directory
 
     config, task = plan.config, asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
@@ -169,7 +169,7 @@ async def _evaluate(plan: Plan) -> Evaluation:
             await asyncio.gather(
                 parts.engine.open(), *(environment.open() for environment in parts.environments.values())
             )
-            player = Player(
+            runner = RolloutRunner(
                 parts.environments,
                 parts.rewards,
                 parts.engine,
@@ -179,7 +179,7 @@ async def _evaluate(plan: Plan) -> Evaluation:
             )
             sampling = config.sampling.record()
             with blocked_loop_alarm(), own_process():
-                return await evaluate(player, parts.environments, config.evaluation, sampling, seed=config.seed)
+                return await evaluate(runner, parts.environments, config.evaluation, sampling, seed=config.seed)
         except asyncio.CancelledError:
             raise Interrupted("stopped: an evaluation that is not whole has no figures") from None
         finally:

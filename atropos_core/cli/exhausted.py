@@ -1,24 +1,24 @@
-"""What the system refuses a command, wherever in it that was: memory, descriptors. Said by name, and with what to do."""
+"""Memory or descriptors that the system refuses a command, wherever in it that was: a named error with what to do."""
 
 from __future__ import annotations
 
 import errno
 
-from atropos_core.contained import innermost_line
 from atropos_core.errors import AtroposError, EndsProcess, OutOfMemory
+from atropos_core.guards.exits import innermost_line
 
 
 def named(error: OSError | MemoryError) -> AtroposError | None:
     """None for what has nothing to do with that."""
-    where, said = innermost_line(error.__traceback__), f"{type(error).__name__}: {error}"
+    where, cause = innermost_line(error.__traceback__), f"{type(error).__name__}: {error}"
     number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
     if number == errno.ENOMEM:
-        return OutOfMemory(f"this process was refused memory{where}: {said}")
+        return OutOfMemory(f"this process was refused memory{where}: {cause}")
     if number == errno.EMFILE:
-        return AtroposError(f"this process may open no more files{where}: {said}", remedy="Raise `ulimit -n`.")
+        return AtroposError(f"this process may open no more files{where}: {cause}", remedy="Raise `ulimit -n`.")
     if number == errno.EBADF:
         return EndsProcess(
-            f"a descriptor of this process was closed by code that does not own it; noticed{where}: {said}",
+            f"a descriptor of this process was closed by code that does not own it; noticed{where}: {cause}",
             remedy="Look for os.close and os.closerange in the components of this run: they may close what they opened, no more.",
         )
     return None

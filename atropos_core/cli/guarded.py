@@ -64,7 +64,7 @@ def guarded(command: str, work: Callable[[], int]) -> int:
 
 
 def _exit_code(command: str, code: int, handed_in: bytes) -> int:
-    """What this process ends with. An ordinary end hands its code in, and whatever it raised is on the screen."""
+    """What this process ends with. An ordinary end reports its code, and whatever it raised is on the screen."""
     if handed_in and code >= 0:
         return code or handed_in[0]
     how = (

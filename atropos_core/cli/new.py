@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from atropos_core.registry import Registry
+    from atropos_core.plugins.registry import Registry
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -69,7 +69,7 @@ def new(
       atropos new reward politeness --dir plugins
     """
     from atropos_core import console
-    from atropos_core.plugins import load_plugins
+    from atropos_core.plugins.manager import load_plugins
 
     check_name(kind, name, load_plugins().registry)
     folder = write(kind, name, directory)
@@ -141,7 +141,7 @@ def write(kind: str, name: str, directory: Path) -> Path:
 
 def _words(kind: str, name: str) -> dict[str, str]:
     """Every name follows from one: folder, distribution, package, entry point (see the design's `Names`)."""
-    from atropos_core.registry import Provider
+    from atropos_core.plugins.provider import Provider
 
     folder = f"{KINDS[kind].prefix}_{name}"
     return {

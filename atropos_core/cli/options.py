@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from atropos_core.config import Layer, Loaded
-    from atropos_core.plugins import Plugins
-    from atropos_core.registry import ResolvedModel
+    from atropos_core.config.run_file import Layer, Loaded
+    from atropos_core.plugins.manager import Plugins
+    from atropos_core.plugins.provider import ResolvedModel
 
 FileArgument = Annotated[Path | None, typer.Argument(help="A run file (TOML). Flags go over it.", show_default=False)]
 EnvOption = Annotated[
@@ -39,6 +39,18 @@ SetOption = Annotated[
 ]
 
 
+def retired(before: str, now: str) -> Any:
+    """An option that has another name now: refused, with that name, wherever it is given."""
+
+    def refuse(value: str | None) -> None:
+        from atropos_core.errors import ConfigError
+
+        if value is not None:
+            raise ConfigError(f"{before} is called {now} now.", remedy=f"Give {now} {value}")
+
+    return typer.Option(before, hidden=True, callback=refuse)
+
+
 @dataclass(frozen=True)
 class Uses:
     """What a command makes use of: sections and values of a run file, by path."""
@@ -52,7 +64,7 @@ class Uses:
         return any(f"{path}.".startswith(f"{one}.") or one.startswith(f"{path}.") for one in self.paths)
 
 
-PLAYED = ("model", "seed", "deterministic", "environment", "reward", "engine", "sampling", "watch")
+ROLLOUT_SECTIONS = ("model", "seed", "deterministic", "environment", "reward", "engine", "sampling", "watch")
 
 
 def configure(
@@ -75,9 +87,9 @@ def configure(
     """Flags over file over the model's preset over defaults. `flags`: values that the command has flags of its own for, by
     path. `uses`: what it makes use of, where that is not all. Without `download`, a model of the hub is known by its name
     alone. Raises ConfigError for a --set that would do nothing: a run file may serve several commands, a flag is for this one."""
-    from atropos_core import config
+    from atropos_core.config import run_file as config
     from atropos_core.errors import ConfigError
-    from atropos_core.plugins import load_plugins
+    from atropos_core.plugins.manager import load_plugins
 
     pairs: list[tuple[str, Any]] = []
     single = {
@@ -95,15 +107,15 @@ def configure(
     _refuse_idle(changed, {path for path, _ in pairs}, uses)
     given = config.nest(pairs)
     layers = [config.read_file(file)] if file is not None else []
-    for section, chosen in (("environment", env), ("reward", reward)):
-        if chosen:
+    for section, named in (("environment", env), ("reward", reward)):
+        if named:
             known = {
                 name for layer in layers for name in layer.values.get(section, {})
             }  # of the file: its `use` stands
-            given[section] = {_short(name): {} if name in known else {"use": _absolute(name)} for name in chosen}
-            if len(given[section]) < len(chosen):
+            given[section] = {_short(name): {} if name in known else {"use": _absolute(name)} for name in named}
+            if len(given[section]) < len(named):
                 raise ConfigError(
-                    f"two of {', '.join(chosen)} have the same short name.", remedy="Name them apart in a run file."
+                    f"two of {', '.join(named)} have the same short name.", remedy="Name them apart in a run file."
                 )
     _overlay(given, config.nest(changed))
     layers = [_only(layer, "environment", given if env else None) for layer in layers]
@@ -149,7 +161,7 @@ def _absolute(reference: str) -> str:
 
 def _anchored(layer: Layer) -> Layer:
     """The layer with references to files and model directories made absolute, for the same reason."""
-    from atropos_core.config import Layer
+    from atropos_core.config.run_file import Layer
 
     values = dict(layer.values)
     if isinstance(values.get("model"), str) and Path(values["model"]).expanduser().is_dir():
@@ -164,7 +176,7 @@ def _anchored(layer: Layer) -> Layer:
 
 def _only(layer: Layer, section: str, flags: Mapping[str, Any] | None) -> Layer:
     """The layer without the components of `section` that flags do not name."""
-    from atropos_core.config import Layer
+    from atropos_core.config.run_file import Layer
 
     if flags is None or section not in layer.values:
         return layer

@@ -17,8 +17,8 @@ def plugins() -> None:
       atropos plugins
     """
     from atropos_core import console
-    from atropos_core.plugins import load_plugins
-    from atropos_core.registry import KINDS
+    from atropos_core.plugins.manager import load_plugins
+    from atropos_core.plugins.provider import KINDS
 
     loaded = load_plugins()
     versions = {report.distribution: report.version for report in loaded.reports}

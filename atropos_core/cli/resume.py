@@ -11,7 +11,7 @@ import typer
 from atropos_core.cli.options import SetOption, StepsOption
 
 if TYPE_CHECKING:
-    from atropos_core.assemble import Plan
+    from atropos_core.launch.assemble import Plan
 
 
 def add(app: typer.Typer) -> None:
@@ -34,13 +34,12 @@ def resume(
       atropos resume runs/gsm8k-20260131-120000 --steps 400
     """
     from atropos_core import console
-    from atropos_core.assemble import make_plan
-    from atropos_core.checkpoint import Checkpoints
     from atropos_core.cli.options import configure
-    from atropos_core.cli.run import close, offer_resume, say_resume
-    from atropos_core.config import flatten
-    from atropos_core.errors import CheckpointError, Interrupted, RunDirectoryError
-    from atropos_core.run import execute
+    from atropos_core.cli.run import execute_and_report
+    from atropos_core.config.run_file import flatten
+    from atropos_core.errors import CheckpointError, RunDirectoryError
+    from atropos_core.launch.assemble import make_plan
+    from atropos_core.storage.checkpoint import Checkpoints
 
     if not (directory / "config.toml").is_file():
         raise RunDirectoryError(
@@ -67,20 +66,12 @@ def resume(
         return
     if checkpoint is None:
         console.say("there is no checkpoint yet: starting from the first step")
-    try:
-        summary = execute(plan, directory, resume=True)  # which says itself what is broken
-    except Interrupted as error:
-        say_resume(directory, error)
-        raise typer.Exit(error.exit_code) from None
-    except BaseException:
-        offer_resume(directory)
-        raise
-    close(summary)
+    execute_and_report(plan, directory, resume=True)  # which says itself what is broken
 
 
 def differences(before: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     """What is not as it was when the checkpoint was saved, whether a flag, a changed file or another version did it."""
-    from atropos_core.config import flatten
+    from atropos_core.config.run_file import flatten
 
     now = dict(flatten(plan.resolved()))
     if any(path.endswith(".code") for path in before):  # a checkpoint's settings know of it, a run file does not

@@ -23,8 +23,14 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atropos_core.assemble import Plan
-    from atropos_core.run import Summary
+    from collections.abc import Sequence
+
+    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.supervisor import Summary
+    from atropos_core.observe.profile import ProfileRow
+    from atropos_core.plugins.manager import Plugins
+
+LEAST_SHARE = 0.005  # of a run's time, to be worth a line of the table
 
 
 def add(app: typer.Typer) -> None:
@@ -63,39 +69,61 @@ def run(
 
       atropos run my-run.toml --set trainer.learning_rate=1e-6
     """
-    from atropos_core import console
-    from atropos_core.assemble import make_plan
-    from atropos_core.errors import Interrupted
-    from atropos_core.run import execute, make_directory, new_directory, refuse_used
+    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.supervisor import refuse_used
 
     loaded, resolved, plugins = configure(
         file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
         deterministic=deterministic, changes=changes,
     )  # fmt: skip
     plan = make_plan(loaded.config, resolved, plugins)
-    for broken in plugins.broken():
-        console.warn(f"plugin {broken.name!r} does not load and is left out; `atropos plugins` says why.")
     if dry_run:
+        warn_of_broken(plugins)
         if directory is not None:
             refuse_used(directory)
         _say_memory(plan, directory or Path("runs"))
         return
-    directory = make_directory(directory) if directory else new_directory("-".join(loaded.config.environment))
+    execute_new(plan, plugins, directory, "-".join(loaded.config.environment))
+
+
+def warn_of_broken(plugins: Plugins) -> None:
+    from atropos_core import console
+
+    for broken in plugins.broken():
+        console.warn(f"plugin {broken.name!r} does not load and is left out; `atropos plugins` says why.")
+
+
+def execute_new(plan: Plan, plugins: Plugins, directory: Path | None, name: str) -> None:
+    """A run that begins, in this directory or in a new one that `name` and the time name."""
+    from atropos_core.launch.supervisor import make_directory, new_directory
+
+    warn_of_broken(plugins)
+    execute_and_report(plan, make_directory(directory) if directory else new_directory(name))
+
+
+def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> None:
+    """Say what the run came to; where it did not end by itself, how to go on with it."""
+    from atropos_core import console
+    from atropos_core.errors import Interrupted
+    from atropos_core.launch.supervisor import execute
+
     try:
-        summary = execute(plan, directory)
+        summary = execute(plan, directory, resume=resume)
     except Interrupted as error:
-        say_resume(directory, error)
+        console.say(f"{error}. Go on with: atropos resume {directory}")
         raise typer.Exit(error.exit_code) from None
     except BaseException:
-        offer_resume(directory)
+        if any((directory / "checkpoints").glob("step-*")):
+            console.say(f"what was saved is in {directory}; once the cause is gone: atropos resume {directory}")
         raise
-    close(summary)
+    _report(summary)
 
 
 def _say_memory(plan: Plan, directory: Path) -> None:
     """What each part will hold. Raises FitError where it cannot."""
     from atropos_core import console
-    from atropos_core.memory import PROMPT_TOKENS, plan_memory, table
+    from atropos_core.launch.memory_plan import plan_memory, table
+    from atropos_core.plugins.provider import PROMPT_TOKENS
 
     made = plan_memory(plan, directory)
     rows, totals = table(made)
@@ -105,7 +133,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     made.check()
 
 
-def close(summary: Summary) -> None:
+def _report(summary: Summary) -> None:
     """What a finished run says: accuracy before and after, where the time went, where things lie."""
     from atropos_core import console
 
@@ -121,7 +149,7 @@ def close(summary: Summary) -> None:
             shown = name.removeprefix("eval/").removeprefix("accuracy_")
             console.say(f"  {shown}: {summary.before[name]:.1%} -> {summary.after[name]:.1%}")
     console.say(f"where the time went, {sum(summary.seconds.values()):.0f} s in all:")
-    console.times_table(summary.times)
+    _times_table(summary.times)
     spent, steps = summary.seconds, max(summary.steps, 1)
     once = sum(spent.get(name, 0.0) for name in ("start-up", "evaluation", "checkpoint"))
     step_s = (sum(spent.values()) - once) / steps
@@ -153,15 +181,26 @@ def _published(summary: Summary) -> str:
     return f"published {summary.syncs} times, {summary.sync_s:.2f} s in all, {mean_ms:.1f} ms each{disk}"
 
 
-def say_resume(directory: Path, error: Exception) -> None:
+def _times_table(rows: Sequence[ProfileRow]) -> None:
+    """Where the time went: stages, of which each second is in one, then calls, which overlap."""
     from atropos_core import console
 
-    console.say(f"{error}. Go on with: atropos resume {directory}")
+    shown = [
+        (
+            row.name if row.kind == "stage" else f"  {row.name}",
+            f"{row.seconds:.1f}",
+            f"{row.share:.0%}",
+            row.calls or "",
+            " / ".join(_ms(at) for at in (row.p50_s, row.p95_s, row.p99_s)) if row.calls else "",
+            "" if row.items_per_s is None else f"{row.items_per_s:,.1f}",
+        )
+        for row in rows
+        if row.share >= LEAST_SHARE
+    ]
+    console.table(("stage or call", "s", "share", "times", "p50 / p95 / p99 ms", "items/s"), shown)
+    if less := len(rows) - len(shown):
+        console.say(f"  {less} more under {LEAST_SHARE:.1%} each: summary.json has all")
 
 
-def offer_resume(directory: Path) -> None:
-    """After a failure: whether there is something to go on with."""
-    from atropos_core import console
-
-    if any((directory / "checkpoints").glob("step-*")):
-        console.say(f"what was saved is in {directory}; once the cause is gone: atropos resume {directory}")
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.3g}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from atropos_core.health import options
+from atropos_core.config import health_options as options
 
 State = Literal["ok", "suspect", "ill"]
 LEVELS: Mapping[State, float] = {"ok": 0.0, "suspect": 1.0, "ill": 2.0}
@@ -58,8 +58,8 @@ class Check(ABC, Generic[O]):
     needs: ClassVar[tuple[str, ...]]
     remedy: ClassVar[str]
 
-    def __init__(self, chosen: O) -> None:
-        self.options = chosen
+    def __init__(self, settings: O) -> None:
+        self.options = settings
         self.state: State = "ok"
         self.since = 0
         self.says = ""

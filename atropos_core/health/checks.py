@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from atropos_core.health import options
+from atropos_core.config import health_options as options
 from atropos_core.health.check import Check, Numbers
 
 # -- rewards
@@ -23,7 +23,7 @@ class RewardDeterminism(Check[options.Tolerance]):
         difference = seen["rescore/difference"]
         if difference <= self.options.tolerance:
             return None
-        return f"asked twice about the same replies, the rewards differ by {difference:.3g} (relative to the largest)"
+        return f"scored twice, the same replies have rewards that differ by {difference:.3g} (relative to the largest)"
 
 
 class RewardDrift(Check[options.Tolerance]):
@@ -96,17 +96,17 @@ class FailedRewards(Check[options.FailedRewards]):
         share = seen["rollouts/failed_reward"] / max(seen["rollouts/count"] + seen["rollouts/failed"], 1.0)
         if share <= self.options.share:
             return None
-        return f"{share:.0%} of the rollouts were played and could not be scored"
+        return f"{share:.0%} of the rollouts ended and could not be scored"
 
 
-class FailedPlays(Check[options.FailedPlays]):
+class FailedRollouts(Check[options.FailedRollouts]):
     name = "failed_plays"
     needs = ("rollouts/failed_play", "rollouts/count", "rollouts/failed")
-    remedy = "A helper, worker or engine of the environment may be dead. rollouts/ names the error of each play."
+    remedy = "A helper, worker or engine of the environment may be dead. rollouts/ names the error of each rollout."
 
     def wrong(self, seen: Numbers) -> str | None:
         share = seen["rollouts/failed_play"] / max(seen["rollouts/count"] + seen["rollouts/failed"], 1.0)
-        return None if share <= self.options.share else f"{share:.0%} of the plays failed"
+        return None if share <= self.options.share else f"{share:.0%} of the rollouts failed"
 
 
 class PartialGroups(Check[options.ShareAbove]):
@@ -114,18 +114,18 @@ class PartialGroups(Check[options.ShareAbove]):
     needs = ("groups/partial",)
     remedy = (
         "Groups shrink, and what fails may be a kind of reply: their advantages are biased. rollouts/ names the error of "
-        "each play; training.min_group drops what is too small."
+        "each rollout; training.min_group drops what is too small."
     )
 
     def wrong(self, seen: Numbers) -> str | None:
         share = seen["groups/partial"]
-        return None if share <= self.options.share else f"in {share:.0%} of the groups some of the plays failed"
+        return None if share <= self.options.share else f"in {share:.0%} of the groups some of the rollouts failed"
 
 
 class StaleShare(Check[options.ShareAbove]):
     name = "stale_share"
     needs = ("groups/stale", "groups/trained", "groups/flat", "groups/dropped")
-    remedy = "Plays take longer than updates: raise training.max_staleness, add engines, or shorten the plays."
+    remedy = "Rollouts take longer than updates: raise training.max_staleness, add engines, or shorten the rollouts."
 
     def wrong(self, seen: Numbers) -> str | None:
         stale, used = seen["groups/stale"], sum(seen[name] for name in self.needs[1:])
@@ -237,7 +237,7 @@ class LogprobDrift(Check[options.Drift]):
         self.usual.add(seen["alignment/max_abs_logprob_diff"])
 
 
-class SampledAsSaid(Check[options.Surprise]):
+class SampledAsClaimed(Check[options.Surprise]):
     """Not of a run whose transforms leave groups out: what is kept for its rewards is not as surprising as what was sampled."""
 
     name = "sampling"
@@ -279,7 +279,7 @@ class ClaimedLogprobs(Check[options.Unexplained]):
     name = "claimed_logprobs"
     needs = ("alignment/unexplained_nats",)
     remedy = (
-        "Look at who sends tokens of older or unknown versions: another model, template, temperature or top_p than is said, or "
+        "Look at who sends tokens of older or unknown versions: another model, template, temperature or top_p than is reported, or "
         "made-up numbers?"
     )
 
@@ -327,11 +327,11 @@ class Throughput(Check[options.Throughput]):
 
 
 class Silence(Check[options.Silence]):
-    """Told by a timer and not by the numbers of a step, which may never come."""
+    """Reported by a timer and not by the numbers of a step, which may never come."""
 
     name = "silence"
     needs = ("time/waiting_s",)
-    remedy = "Is a play, a reward or a worker hanging? rollout_deadline_s ends the wait at last; logs/ has what processes said."
+    remedy = "Is a rollout, a reward or a worker hanging? rollout_deadline_s ends the wait at last; logs/ has the output of its processes."
 
     def patience_s(self) -> float:
         """How long a step may be waited for."""
@@ -347,8 +347,8 @@ class Silence(Check[options.Silence]):
 
 
 CHECKS: tuple[type[Check], ...] = (  # type: ignore[type-arg] # of different options
-    RewardDeterminism, RewardDrift, RewardCollapse, RewardExplosion, FailedRewards, FailedPlays, PartialGroups, StaleShare,
-    Advantages, Entropy, Length, DeadGradients, FrozenWeights, NotFinite, LogprobDrift, SampledAsSaid, Unchecked,
+    RewardDeterminism, RewardDrift, RewardCollapse, RewardExplosion, FailedRewards, FailedRollouts, PartialGroups, StaleShare,
+    Advantages, Entropy, Length, DeadGradients, FrozenWeights, NotFinite, LogprobDrift, SampledAsClaimed, Unchecked,
     ClaimedLogprobs, SlowDisk, Throughput, Silence,
 )  # fmt: skip
 

@@ -17,14 +17,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from atropos_core.checkpoint import Checkpoints
+from atropos_core.config.health_options import Check, HealthSection
 from atropos_core.errors import CheckpointError, RunDirectoryError
+from atropos_core.guards.patience import look_at
 from atropos_core.health.check import Change
 from atropos_core.health.checks import Silence, checks
-from atropos_core.health.options import Check, HealthSection
 from atropos_core.health.watch import read
 from atropos_core.interfaces import Finding
-from atropos_core.liveness import look_at
+from atropos_core.storage.checkpoint import Checkpoints
 
 LOG_CHARACTERS = 300  # of a log's last line
 
@@ -67,12 +67,12 @@ def _ended(directory: Path, wanted: int, steps: list[dict[str, float]], section:
     if (directory / "checkpoints" / f"step-{last:06d}").is_dir() and last:
         how = "was stopped and saved at" if steps else "has ended, and was saved last at"
         return [Finding("run", None, f"{how} step {last} of {wanted}", f"atropos resume {directory}")]
-    said = "".join(f"\n{name} ends with: {line}" for name, line in _logs(directory))
+    tails = "".join(f"\n{name} ends with: {line}" for name, line in _logs(directory))
     return [
         Finding(
             "run",
             False,
-            f"died at step {last + 1} of {wanted} without a word: it was killed, or the machine went away{said}",
+            f"died at step {last + 1} of {wanted} without a word: it was killed, or the machine went away{tails}",
             f"atropos resume {directory}",
         )
     ]
@@ -99,7 +99,7 @@ def _living(directory: Path, last: int, wanted: int, steps: list[dict[str, float
     quiet_s = max(time.time() - max(path.stat().st_mtime for path in written if path.exists()), 0.0)
     if quiet_s > silence.patience_s():  # what hangs at the groups of a step says so itself: the check `silence`
         return Finding("run", None, f"is at step {last} of {wanted}, and recorded nothing for {quiet_s:.0f} s: it starts up, "
-                       "evaluates, saves a checkpoint, or hangs", "logs/ has what its processes said.")  # fmt: skip
+                       "evaluates, saves a checkpoint, or hangs", "logs/ has the output of its processes.")  # fmt: skip
     return Finding("run", True, f"is going on: step {last} of {wanted}, {quiet_s:.0f} s ago")
 
 

@@ -1,7 +1,7 @@
-"""The rewards asked again: about replies of this step, and about replies kept from the first one.
+"""Rewards scored again: of replies of this step, and of replies kept from the first one.
 
 Nothing else of the run notices: in a deterministic run Python's and numpy's random states are put back, nothing is recorded, and
-a reward with state or numbers of its own is left out, since being asked would change them. What does not answer in time,
+a reward with state or numbers of its own is left out, since another call would change them. What does not answer in time,
 or raises, is the business of other checks.
 """
 
@@ -18,14 +18,14 @@ import numpy as np
 
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
-from atropos_core.hosting import HostedReward
+from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Environment, Measured, Reward, Score, Stateful
-from atropos_core.policy import within
-from atropos_core.rollouts import FATAL, WeightedReward
+from atropos_core.processes.proxies import HostedReward
+from atropos_core.rollouts.runner import FATAL, WeightedReward
 from atropos_core.types import Episode, Floats, Metrics, ScoredGroup
 
 MOST_KEPT_BYTES = 1 << 18  # in every checkpoint
-MOST_EPISODES = 16  # of a group that are asked about
+MOST_EPISODES = 16  # of a group that are scored again
 MOST_S = 10.0  # that one look may take
 BUDGET, BURST_S = 0.005, 0.05  # the share of the run's time that looks may take, and what they may be ahead of it
 SCORE = "the environment's score"
@@ -33,7 +33,7 @@ SCORE = "the environment's score"
 
 class Rescoring:
     """`look` costs what scoring so many groups costs, every so many steps, or less often where that would be more than half
-    a percent of the time: a judge that takes a minute is asked again after three hours."""
+    a percent of the time: a judge that takes a minute is called again after three hours."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Rescoring:
         try:
             async with asyncio.timeout(MOST_S):
                 return await self._look(groups)
-        except TimeoutError:  # a reward hangs: failed_rewards tells of it
+        except TimeoutError:  # a reward hangs: failed_rewards reports it
             return {}
         finally:
-            if self._deterministic:  # else plays go on meanwhile, and may draw from the same states
+            if self._deterministic:  # else rollouts go on meanwhile, and may draw from the same states
                 random.setstate(states[0])
                 np.random.set_state(states[1])
             self._spent_s += perf_counter() - began
@@ -111,7 +111,7 @@ class Rescoring:
                 self._kept.append((group, _first_scores(group)))
 
     async def _scores(self, group: ScoredGroup) -> dict[str, Floats]:
-        """By the name of the reward, [G]; those that cannot be asked are missing."""
+        """By the name of the reward, [G]; those that cannot be called again are missing."""
         found: dict[str, Floats] = {}
         for of in self._rewards:
             if _may_be_repeated(of.reward):
@@ -120,7 +120,7 @@ class Rescoring:
                     scores = np.asarray(answer, np.float32)
                 except FATAL:
                     raise
-                except Exception:  # noqa: BLE001 - the plugin boundary; failed_rewards tells of it
+                except Exception:  # noqa: BLE001 - the plugin boundary; failed_rewards reports it
                     continue
                 if scores.shape == (len(group.episodes),) and np.isfinite(scores).all():
                     found[of.name] = scores
@@ -133,17 +133,19 @@ class Rescoring:
         if not isinstance(of.reward, HostedReward):
             return await answer
         self._late = asyncio.ensure_future(answer)
-        self._late.add_done_callback(lambda late: late.cancelled() or late.exception())  # told where it comes in time
+        self._late.add_done_callback(
+            lambda late: late.cancelled() or late.exception()
+        )  # reported where it comes in time
         return await asyncio.shield(self._late)
 
     async def _environment_scores(self, group: ScoredGroup) -> Floats | None:
-        """Where the environment has a score() that play() only calls."""
+        """Where the environment has a score() that rollout() only calls."""
         environment = self._environments.get(group.draw.environment)
         if environment is None or isinstance(environment, Stateful | Measured) or not _only_scores(environment):
             return None
         try:
             scored = [await environment.score(group.task, _reply(one)) for one in group.episodes[:MOST_EPISODES]]
-        except Exception:  # noqa: BLE001 - the plugin boundary; failed_plays tells of it
+        except Exception:  # noqa: BLE001 - the plugin boundary; failed_plays reports it
             return None
         values = [one.value if isinstance(one, Score) else float(one) for one in scored]
         rest = [episode.score for episode in group.episodes[MOST_EPISODES:]]  # as they are
@@ -155,7 +157,7 @@ def _first_scores(group: ScoredGroup) -> dict[str, Floats]:
 
 
 def _may_be_repeated(reward: Reward) -> bool:
-    if isinstance(reward, HostedReward):  # it hands on the numbers of whatever is over there
+    if isinstance(reward, HostedReward):  # its numbers are those of the reward in the other process
         return not reward.metrics()
     return not isinstance(reward, Stateful | Measured)
 
@@ -163,8 +165,8 @@ def _may_be_repeated(reward: Reward) -> bool:
 def _only_scores(environment: Environment) -> bool:
     kind = type(environment)
     return (
-        kind.play is Environment.play
-        and kind.play_group is Environment.play_group
+        kind.rollout is Environment.rollout
+        and kind.rollout_group is Environment.rollout_group
         and kind.score is not Environment.score
     )
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
-from atropos_core.durable import unwritable
+from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import RunIll, RunPaused
 from atropos_core.health.check import LEVELS, Change
 from atropos_core.health.checks import Silence, checks
 from atropos_core.health.measure import causes, measure
-from atropos_core.health.options import HealthSection
 from atropos_core.health.rescoring import Rescoring
+from atropos_core.storage.atomic import unwritable
 from atropos_core.types import Metrics, ScoredGroup
 
 FILE = "health.jsonl"
@@ -145,7 +145,7 @@ def read(directory: Path) -> list[dict[str, Any]]:
 
 
 def forget_after(step: int, directory: Path) -> None:
-    """Of a run that died: what it said of steps that are played again."""
+    """Of a run that died: what it recorded of steps that are run again."""
     if not (directory / FILE).exists():
         return
     kept = [row for row in read(directory) if row["step"] <= step and row["check"] != "run"]

@@ -5,7 +5,7 @@
     test_contract = environment_contract("hello")
 
 The component is named as for `--env` and `--reward`, or given as a Provider, a class, or a function that makes one.
-`atropos check NAME` prints the same findings as a table. Scripted policies play environments; no model is needed.
+`atropos check NAME` prints the same findings as a table. Scripted policies run environments; no model is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Finding, Loss
-from atropos_core.scratch import owned_directory
+from atropos_core.storage.tempdirs import owned_directory
 from atropos_core.testing.report import ContractBroken, expect_all_ok
 from atropos_core.testing.subject import Subject, Target, find
 
@@ -57,7 +57,7 @@ def environment_contract(
     tasks: int = 6,
     deadline_s: float = 30.0,
 ) -> Callable[[], None]:
-    """A test function. `tasks` of the environment's tasks are played, each play within `deadline_s`."""
+    """A test function. `tasks` of the environment's tasks are run, each rollout within `deadline_s`."""
     return _test("environment", target, options, skip, tasks=tasks, deadline_s=deadline_s)
 
 
@@ -97,7 +97,7 @@ def bridge_contract(
 ) -> Callable[[], None]:
     """A test function. With no `engine` and `trainer`, the first installed pair that the bridge fits; it fails where there
     is none."""
-    settings = {"model": model, "engine": engine, "trainer": trainer, "must_play": True}
+    settings = {"model": model, "engine": engine, "trainer": trainer, "must_run": True}
     return _test("bridge", target, options, skip, **settings)
 
 

@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from atropos_core import config
-from atropos_core.assemble import Parts, Plan, build, make_plan
+from atropos_core.config import run_file as config
 from atropos_core.errors import AtroposError, DeadlineExceeded, FitError
 from atropos_core.interfaces import Finding, Transport
-from atropos_core.plugins import Plugins, load_plugins
-from atropos_core.registry import Offer, Provider, check_requires
+from atropos_core.launch.assemble import Plan, build, make_plan
+from atropos_core.plugins.manager import Plugins, load_plugins
+from atropos_core.plugins.provider import Offer, Provider
+from atropos_core.plugins.requirements import check_requires
 from atropos_core.testing import eventloop
 from atropos_core.testing.report import RAISED, Report, of_error
 from atropos_core.testing.scenes import DEADLINE_S, PAUSED_FOR_S, SAMPLES_ON, Scene, connect, wrong_with
 from atropos_core.testing.subject import Subject
+from atropos_core.training.parts import Parts
 from atropos_core.types import Completion
 
 WORDS = {  # check -> what is fine, and what to do where it is not
@@ -63,7 +65,7 @@ class OnPurpose(Exception):
 
 class BridgeContract:
     """Checks one bridge. With no `engine` and `trainer`, between the first installed pair that it fits; where none does,
-    that is a note, unless it `must_play` or one of the two is named."""
+    that is a note, unless it `must_run` or one of the two is named."""
 
     def __init__(
         self,
@@ -72,12 +74,12 @@ class BridgeContract:
         model: str | None = None,
         engine: str | None = None,
         trainer: str | None = None,
-        must_play: bool = False,
+        must_run: bool = False,
         skip: Sequence[str] = (),
     ) -> None:
         self._subject = subject
         self._model, self._engine, self._trainer = model, engine, trainer
-        self._must_play = must_play or engine is not None or trainer is not None
+        self._must_run = must_run or engine is not None or trainer is not None
         self._report = Report(tuple(WORDS), skip)
         self._transports: frozenset[Transport] = frozenset()
         self._samples_on = False
@@ -121,15 +123,15 @@ class BridgeContract:
                     return self._plan_of(plugins, engine, trainer, under_check.name)
                 except AtroposError as error:
                     refused = f" ({engine.provider.name} and {trainer.provider.name}: {str(error).splitlines()[0]})"
-        self._not_played(f"no installed engine and trainer share {', '.join(sorted(self._transports))}{refused}")
+        self._not_run(f"no installed engine and trainer share {', '.join(sorted(self._transports))}{refused}")
         return None
 
-    def _not_played(self, why: str) -> None:
+    def _not_run(self, why: str) -> None:
         remedy = "Install an engine and a trainer that this bridge joins, and a plugin that knows the model 'tiny'."
-        if self._must_play:
-            self._report.check("connects", [f"not played: {why}"], good="", remedy=remedy)
+        if self._must_run:
+            self._report.check("connects", [f"not run: {why}"], good="", remedy=remedy)
         else:
-            self._report.note("connects", f"not played: {why}", remedy)
+            self._report.note("connects", f"not run: {why}", remedy)
 
     def _may_pair(self, engine: Offer, trainer: Offer) -> bool:
         if self._engine not in (None, engine.provider.name) or self._trainer not in (None, trainer.provider.name):
@@ -162,10 +164,10 @@ class BridgeContract:
         try:
             parts = await build(plan, directory)
         except AtroposError as error:
-            self._not_played(of_error(error))
+            self._not_run(of_error(error))
             return
         try:
-            await self._play(plan, parts)
+            await self._run_scene(plan, parts)
         finally:
             problems = await _close_twice(parts)
             await parts.close()
@@ -173,7 +175,7 @@ class BridgeContract:
         left = _open_handles() - handles
         self._say("handles", [f"{left} descriptors are open that were not before"] if left > 0 else [])
 
-    async def _play(self, plan: Plan, parts: Parts) -> None:
+    async def _run_scene(self, plan: Plan, parts: Parts) -> None:
         pair = f"engine {plan.config.engine.use!r} and trainer {plan.config.trainer.use!r}, by {plan.transports[0]}"
         try:
             scene = await connect(plan, parts)
@@ -207,7 +209,7 @@ class BridgeContract:
 
     def _wrong_with_early(self, completion: Completion) -> list[str]:
         if not self._samples_on:
-            return ["a sample that was asked for inside writing() came back inside it"]
+            return ["a sample that was requested inside writing() came back inside it"]
         marked = sorted(set(completion.policy_version.tolist()))
         return [] if marked == [STEPS] else [f"what was sampled inside writing({STEPS + 1}) carries versions {marked}"]
 

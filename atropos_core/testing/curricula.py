@@ -76,7 +76,7 @@ class CurriculumContract:
         self._report.check(
             "event loop",
             watch.blocked,
-            good="never held",
+            good="never blocked",
             remedy="draw() and settle() are called on the event loop: keep them quick.",
         )
 

@@ -1,4 +1,4 @@
-"""The contract of an environment: its tasks, its plays under scripted policies, and what happens when things go wrong."""
+"""The contract of an environment: its tasks, its rollouts under scripted policies, and what happens when things go wrong."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from atropos_core.interfaces import Environment, Finding
+from atropos_core.rollouts.runner import runs_groups
 from atropos_core.testing import eventloop
+from atropos_core.testing.answers_in_prompts import check_leaks
+from atropos_core.testing.attempts import Outcome, attempt, difference
 from atropos_core.testing.eventloop import Blocked, Watch, watched
-from atropos_core.testing.leaks import check_leaks
-from atropos_core.testing.lifetimes import cancel_a_play, fail_a_play
-from atropos_core.testing.outcomes import check_cheap, check_oracle, check_plays
-from atropos_core.testing.plays import Played, attempt, difference, has_own_group
+from atropos_core.testing.lifetimes import cancel_rollout, fail_rollout
+from atropos_core.testing.outcomes import check_cheap, check_oracle, check_rollouts
 from atropos_core.testing.replies import ADVERSARIAL, EMPTY, ORACLE, RANDOM, hedges
 from atropos_core.testing.report import Report, of_error
 from atropos_core.testing.scripted import Script, ScriptedPolicy
+from atropos_core.testing.splits import Looked, check_tasks, look_at, portrait, wrong_with
 from atropos_core.testing.subject import Subject
-from atropos_core.testing.tasks import Looked, check_tasks, look_at, portrait, wrong_with
 from atropos_core.types import Episode, Failed, Task
 
 CHECKS = (
-    "opens", "tasks", "stable tasks", "unique ids", "splits", "no leaks", "plays", "episodes", "groups", "oracle",
-    "no hedging", "adversarial replies", "same again", "plays at once", "cancellation", "late engine", "event loop",
+    "opens", "tasks", "stable tasks", "unique ids", "splits", "no leaks", "rollouts", "episodes", "groups", "oracle",
+    "no hedging", "adversarial replies", "same again", "rollouts at once", "cancellation", "late engine", "event loop",
     "closes", "made anew",
 )  # fmt: skip
 SEED = 20260131
 SPREAD_S = 0.02  # replies overtake one another by up to this
 GROUP = 4
 OPEN_DEADLINE_S = 300.0  # a data set may have to be fetched
-PATIENCE = 2  # plays that do not end, before no more are begun
+PATIENCE = 2  # rollouts that do not end, before no more are begun
 
 
 class EnvironmentContract:
-    """Checks one environment. `tasks` are how many of its tasks are played, `deadline_s` what one play may take."""
+    """Checks one environment. `tasks` are how many of its tasks are run, `deadline_s` what one rollout may take."""
 
     def __init__(self, subject: Subject, *, tasks: int = 6, deadline_s: float = 30.0, skip: Sequence[str] = ()) -> None:
         self._subject = subject
@@ -42,7 +43,7 @@ class EnvironmentContract:
         self._report = Report(CHECKS, skip)
         self._environment: Environment
         self._splits: list[Looked] = []
-        self._tasks: list[Task] = []  # those that are played
+        self._tasks: list[Task] = []  # those that are run
         self._unended = 0
 
     def findings(self) -> list[Finding]:
@@ -52,13 +53,13 @@ class EnvironmentContract:
     async def _check(self) -> None:
         if not await self._opens():
             return
-        earlier: list[Played] = []
+        earlier: list[Outcome] = []
         with watched() as watch:
             try:
                 with watch.off():
-                    playable = self._look()
-                if playable:
-                    earlier = await self._play()
+                    has_tasks = self._look()
+                if has_tasks:
+                    earlier = await self._check_rollouts()
                     self._check_event_loop(watch)
             finally:
                 await self._closes()
@@ -81,22 +82,24 @@ class EnvironmentContract:
         whole = [task for split in self._splits for task in split.tasks.values() if not wrong_with(task)]
         check_leaks(self._report, whole)
         self._answers = list(dict.fromkeys(str(task.answer) for task in whole if task.answer is not None))
-        chosen = [task for task in self._splits[0].tasks.values() if not wrong_with(task)]
-        self._tasks = chosen[:: max(len(chosen) // self._at_most, 1)][: self._at_most]
+        whole_tasks = [task for task in self._splits[0].tasks.values() if not wrong_with(task)]
+        self._tasks = whole_tasks[:: max(len(whole_tasks) // self._at_most, 1)][: self._at_most]
         return bool(self._tasks)
 
-    # -- plays
+    # -- rollouts
 
-    async def _play(self) -> list[Played]:
-        """All checks of plays. Gives the plays that must come out the same whenever they are repeated."""
+    async def _check_rollouts(self) -> list[Outcome]:
+        """All checks of rollouts. Gives the rollouts that must come out the same whenever they are repeated."""
         portraits = [portrait(task) for task in self._tasks]
         noise, empty, oracle = [await self._each(script) for script in (RANDOM, EMPTY, ORACLE)]
         others = await self._each(RANDOM, SEED + 1)
-        hedged = [played for script in hedges(self._answers) for played in await self._each(script)]
-        hostile = [played for script in ADVERSARIAL for played in await self._each(script)]
-        check_plays(self._report, [*noise, *empty, *oracle, *others, *hedged, *hostile], len(self._tasks))
+        hedged = [outcome for script in hedges(self._answers) for outcome in await self._each(script)]
+        hostile = [outcome for script in ADVERSARIAL for outcome in await self._each(script)]
+        check_rollouts(self._report, [*noise, *empty, *oracle, *others, *hedged, *hostile], len(self._tasks))
         if self._unended >= PATIENCE:
-            self._report.note("plays", f"{PATIENCE} plays did not end; nothing that needs more of them was checked")
+            self._report.note(
+                "rollouts", f"{PATIENCE} rollouts did not end; nothing that needs more of them was checked"
+            )
             return []
         await self._check_group()
         check_oracle(self._report, oracle, {"random": noise, "empty": empty})
@@ -108,87 +111,87 @@ class EnvironmentContract:
         await self._check_lifetimes(noise[0])
         return earlier
 
-    async def _each(self, script: Script, seed: int = SEED) -> list[Played]:
+    async def _each(self, script: Script, seed: int = SEED) -> list[Outcome]:
         return [await self._one(task, script, seed) for task in self._tasks]
 
-    async def _one(self, task: Task, script: Script, seed: int, spread_s: float = 0.0) -> Played:
+    async def _one(self, task: Task, script: Script, seed: int, spread_s: float = 0.0) -> Outcome:
         if self._unended >= PATIENCE:
-            return Played(task, script, seed, ScriptedPolicy(script, task), given_up=True)
-        played = await attempt(
+            return Outcome(task, script, seed, ScriptedPolicy(script, task), given_up=True)
+        outcome = await attempt(
             self._environment, task, script, seed=seed, deadline_s=self._deadline_s, spread_s=spread_s
         )
-        self._unended += played.unended
-        return played
+        self._unended += outcome.unended
+        return outcome
 
     async def _check_group(self) -> None:
         task = self._tasks[0]
         problems: list[str] = []
 
-        async def play() -> None:
+        async def run_group() -> None:
             policy, seeds = ScriptedPolicy(RANDOM, task, spread_s=SPREAD_S), [SEED + member for member in range(GROUP)]
-            played = await self._environment.play_group(task, policy, GROUP, seeds=seeds)
-            if len(played) != GROUP:
-                problems.append(f"play_group() was asked for {GROUP} plays and gave {len(played)}")
-            for one in played:
+            outcome = await self._environment.rollout_group(task, policy, GROUP, seeds=seeds)
+            if len(outcome) != GROUP:
+                problems.append(f"rollout_group() was called for {GROUP} rollouts and gave {len(outcome)}")
+            for one in outcome:
                 if isinstance(one, BaseException):
-                    problems.append(f"a play of the group failed: {of_error(one)}")
+                    problems.append(f"a rollout of the group failed: {of_error(one)}")
                 elif not isinstance(one, Episode | Failed):
-                    problems.append(f"a play of the group is a {type(one).__name__}")
+                    problems.append(f"a rollout of the group is a {type(one).__name__}")
 
-        problems += await self._trouble(play(), self._deadline_s)
-        whose = "the environment's own" if has_own_group(self._environment) else "the usual"
+        problems += await self._trouble(run_group(), self._deadline_s)
+        whose = "the environment's own" if runs_groups(self._environment) else "the usual"
         self._report.check(
             "groups",
             problems,
-            good=f"{GROUP} plays of one task, by {whose} play_group()",
-            remedy="play_group() returns one Episode, Failed or exception for each of the seeds.",
+            good=f"{GROUP} rollouts of one task, by {whose} rollout_group()",
+            remedy="rollout_group() returns one Episode, Failed or exception for each of the seeds.",
         )
 
-    async def _check_same_again(self, earlier: Sequence[Played], portraits: Sequence[str]) -> None:
+    async def _check_same_again(self, earlier: Sequence[Outcome], portraits: Sequence[str]) -> None:
         changed = [
-            f"task {task.id!r} was changed by its plays"
+            f"task {task.id!r} was changed by its rollouts"
             for task, then in zip(self._tasks, portraits, strict=True)
             if portrait(task) != then
         ]
         self._report.check(
             "same again",
             [*await self._repeat(earlier), *changed],
-            good=f"{len(earlier)} plays repeated: the same tokens, scores and parts",
-            remedy="Derive everything random from the play's seed (atropos_core.seeds.derive), and keep no state between plays.",
+            good=f"{len(earlier)} rollouts repeated: the same tokens, scores and parts",
+            remedy="Derive everything random from the rollout's seed (atropos_core.seeds.derive), and keep no state between rollouts.",
         )
 
-    async def _check_at_once(self, earlier: Sequence[Played]) -> None:
+    async def _check_at_once(self, earlier: Sequence[Outcome]) -> None:
         again = await asyncio.gather(*(self._one(each.task, each.script, each.seed, SPREAD_S) for each in earlier))
         self._report.check(
-            "plays at once",
+            "rollouts at once",
             _differences(earlier, again),
-            good=f"{len(again)} plays at once gave what each gives alone",
-            remedy="Keep what belongs to a play in local variables, not on self: many plays run at once.",
+            good=f"{len(again)} rollouts at once gave what each gives alone",
+            remedy="Keep what belongs to a rollout in local variables, not on self: many rollouts run at once.",
         )
 
-    async def _repeat(self, earlier: Sequence[Played]) -> list[str]:
+    async def _repeat(self, earlier: Sequence[Outcome]) -> list[str]:
         return _differences(earlier, [await self._one(each.task, each.script, each.seed) for each in earlier])
 
     # -- when things go wrong
 
-    async def _check_lifetimes(self, earlier: Played) -> None:
+    async def _check_lifetimes(self, earlier: Outcome) -> None:
         task = self._tasks[0]
-        wrong = await cancel_a_play(self._environment, task)
+        wrong = await cancel_rollout(self._environment, task)
         if wrong is None:
-            self._report.note("cancellation", f"a play of task {task.id!r} never asks the policy")
+            self._report.note("cancellation", f"a rollout of task {task.id!r} never calls the policy")
         else:
-            later = [f"after a cancelled play, {what}" for what in await self._repeat([earlier])]
+            later = [f"after a cancelled rollout, {what}" for what in await self._repeat([earlier])]
             self._report.check(
                 "cancellation",
                 [*([wrong] if wrong else []), *later],
-                good="a cancelled play ends, and later ones are as before",
+                good="a cancelled rollout ends, and later ones are as before",
                 remedy="Let asyncio.CancelledError pass: catch Exception, never BaseException; clean up in `finally`.",
             )
-        late = await fail_a_play(self._environment, task)
+        late = await fail_rollout(self._environment, task)
         self._report.check(
             "late engine",
             [late] if late else [],
-            good="a play ends when the engine does not answer in time",
+            good="a rollout ends when the engine does not answer in time",
             remedy="Let DeadlineExceeded pass, or end the episode: the policy has waited long enough already.",
         )
 
@@ -198,13 +201,13 @@ class EnvironmentContract:
             return
         self._report.check(
             "event loop",
-            [f"{where} held it for {eventloop.BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(watch.blocked)],
-            good=f"held for {watch.longest_s:.2f} s at most",
+            [f"{where} blocked it for {eventloop.BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(watch.blocked)],
+            good=f"blocked for {watch.longest_s:.2f} s at most",
             remedy="Await whatever takes long: asyncio.sleep, an async client, asyncio.to_thread for computations.",
         )
         if not watch.blocked and watch.longest_s > eventloop.NOTED_AFTER_S:
             self._report.note(
-                "event loop", "no other play proceeds meanwhile: asyncio.to_thread is for long computations"
+                "event loop", "no other rollout proceeds meanwhile: asyncio.to_thread is for long computations"
             )
 
     async def _closes(self) -> None:
@@ -220,10 +223,10 @@ class EnvironmentContract:
             "closes",
             problems,
             good="closed twice, nothing left running",
-            remedy="close() may be called twice, and ends whatever open() and the plays started.",
+            remedy="close() may be called twice, and ends whatever open() and the rollouts started.",
         )
 
-    async def _made_anew(self, earlier: Sequence[Played], watch: Watch) -> None:
+    async def _made_anew(self, earlier: Sequence[Outcome], watch: Watch) -> None:
         """A run that is resumed makes its environments again, and must meet the same tasks and the same scores."""
         with watch.off():
             problems = await self._trouble(self._open(), OPEN_DEADLINE_S)
@@ -241,7 +244,7 @@ class EnvironmentContract:
         self._report.check(
             "made anew",
             problems,
-            good="a second instance has the same tasks and plays them alike",
+            good="a second instance has the same tasks and runs them alike",
             remedy="Order and content of the tasks may depend on the options alone: sort what is listed, seed what is shuffled.",
         )
 
@@ -257,7 +260,7 @@ class EnvironmentContract:
         return []
 
 
-def _differences(earlier: Sequence[Played], later: Sequence[Played]) -> list[str]:
+def _differences(earlier: Sequence[Outcome], later: Sequence[Outcome]) -> list[str]:
     pairs = [(then, now) for then, now in zip(earlier, later, strict=True) if not (then.given_up or now.given_up)]
     return [f"{then.label}: {what}" for then, now in pairs if (what := difference(then, now))]
 

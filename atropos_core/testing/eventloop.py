@@ -19,11 +19,11 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from atropos_core.errors import ConfigError
-from atropos_core.guards import own_process
+from atropos_core.launch.signals import own_process
 
 T = TypeVar("T")
 
-BLOCKED_AFTER_S = 2.0  # a play that holds the loop this long is interrupted, and fails
+BLOCKED_AFTER_S = 2.0  # a rollout that blocks the loop this long is interrupted, and fails
 NOTED_AFTER_S = 0.5
 _BEAT_S = 0.1
 _END_S = 2.0
@@ -31,11 +31,11 @@ _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
 class Blocked(BaseException):
-    """Raised inside code that held the event loop. Not an Exception, so that a play cannot catch it by accident."""
+    """Raised inside code that blocked the event loop. Not an Exception, so that a rollout cannot catch it by accident."""
 
 
 class Watch:
-    """How long the event loop was held, and by whom."""
+    """How long the event loop was blocked, and by what."""
 
     def __init__(self) -> None:
         self.blocked: list[str] = []  # where it was interrupted
@@ -46,14 +46,14 @@ class Watch:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Time inside is not counted, and nothing is interrupted: for code that does not run beside plays."""
+        """Time inside is not counted, and nothing is interrupted: for code that does not run beside rollouts."""
         self._off = True
         try:
             yield
         finally:
             self._off, self.last = False, perf_counter()
 
-    def held_s(self) -> float:
+    def blocked_s(self) -> float:
         """Since when the loop has not come round, as far as it counts."""
         return 0.0 if self._off else perf_counter() - self.last
 
@@ -72,7 +72,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             remedy="Call it from an ordinary test function (def, not async def).",
         )
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)  # errors of abandoned plays: each has its finding
+    loop.set_exception_handler(lambda *_: None)  # errors of abandoned rollouts: each has its finding
     checking = loop.create_task(_in_own_process(main))
     is_main = threading.current_thread() is threading.main_thread()
     if is_main:
@@ -109,14 +109,14 @@ def watched() -> Iterator[Watch]:
 
     def on_alarm(number: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
-        if asyncio.current_task(loop) is not None and watch.held_s() >= BLOCKED_AFTER_S / 2:
+        if asyncio.current_task(loop) is not None and watch.blocked_s() >= BLOCKED_AFTER_S / 2:
             where = _where(frame)
             watch.blocked.append(where)
-            raise Blocked(f"{where} held the event loop for {BLOCKED_AFTER_S:g} s")
+            raise Blocked(f"{where} blocked the event loop for {BLOCKED_AFTER_S:g} s")
 
     def beat() -> None:
         nonlocal handle
-        watch.longest_s = max(watch.longest_s, watch.held_s() - _BEAT_S)
+        watch.longest_s = max(watch.longest_s, watch.blocked_s() - _BEAT_S)
         watch.last = perf_counter()
         if watch.active:
             signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
@@ -140,10 +140,10 @@ def watched() -> Iterator[Watch]:
 
 def _where(frame: FrameType | None) -> str:
     """The innermost line outside the standard library."""
-    chosen = frame
-    while chosen is not None and chosen.f_code.co_filename.startswith((_LIBRARY, "<frozen")):
-        chosen = chosen.f_back
-    chosen = chosen or frame
-    if chosen is None:
+    outermost = frame
+    while outermost is not None and outermost.f_code.co_filename.startswith((_LIBRARY, "<frozen")):
+        outermost = outermost.f_back
+    outermost = outermost or frame
+    if outermost is None:
         return "something"
-    return f"{Path(inspect.getfile(chosen)).name}:{chosen.f_lineno} in {chosen.f_code.co_name}()"
+    return f"{Path(inspect.getfile(outermost)).name}:{outermost.f_lineno} in {outermost.f_code.co_name}()"

@@ -1,4 +1,4 @@
-"""The contract of a reward: one finite number an episode, the same each time, whoever else is asked meanwhile."""
+"""The contract of a reward: one finite number an episode, the same each time, whatever other calls run meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.assemble import Openable
 from atropos_core.codec import encode_bytes
 from atropos_core.interfaces import Finding, Reward
 from atropos_core.testing import eventloop
@@ -17,6 +16,7 @@ from atropos_core.testing.replies import ADVERSARIAL
 from atropos_core.testing.report import RAISED, Report, brief, of_error
 from atropos_core.testing.samples import make_episode, make_task
 from atropos_core.testing.subject import Subject
+from atropos_core.training.parts import Openable
 from atropos_core.types import Episode, Floats, Task
 
 CHECKS = (
@@ -35,7 +35,7 @@ OPEN_DEADLINE_S = 300.0  # a model may have to be loaded
 
 
 class RewardContract:
-    """Checks one reward on the episodes of one task, whose `answer` and `data` may be chosen."""
+    """Checks one reward on the episodes of one task, whose `answer` and `data` may be given."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class RewardContract:
         if watch.active:
             self._report.check(
                 "event loop",
-                [f"{where} held it for {eventloop.BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(watch.blocked)],
-                good=f"held for {watch.longest_s:.2f} s at most",
+                [f"{where} blocked it for {eventloop.BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(watch.blocked)],
+                good=f"blocked for {watch.longest_s:.2f} s at most",
                 remedy='Say runs_in="process" in the Provider, so that heavy grading has a process of its own.',
             )
         await self._closes()
@@ -115,7 +115,7 @@ class RewardContract:
         again = await self._call(usual)
         self._report.check(
             "same again",
-            _differ(whole, again, "asked twice"),
+            _differ(whole, again, "called twice"),
             good="the same answer twice",
             remedy="Leave chance and memory out of a reward.",
         )
@@ -148,7 +148,7 @@ class RewardContract:
         )
 
     async def _call(self, episodes: Sequence[Episode], task: Task | None = None) -> Floats | None:
-        """The rewards, or None and one more entry in `_errors`. Nothing more is asked of a reward that does not end."""
+        """The rewards, or None and one more entry in `_errors`. A reward that does not end is not called again."""
         if self._unended >= PATIENCE:
             return None
         try:

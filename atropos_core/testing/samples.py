@@ -18,10 +18,10 @@ def make_task(answer: str | None = "42", number: int = 0, **data: object) -> Tas
 
 def make_episode(task: Task, reply: str, score: float = 0.0, *, correct: bool | None = None) -> Episode:
     """One turn: the prompt's ids, then the reply's."""
-    prompt, said = to_ids(str(task.messages[0]["content"])), np.append(to_ids(reply), END)
-    sampled = np.arange(len(prompt) + len(said)) >= len(prompt)
+    prompt, reply_ids = to_ids(str(task.messages[0]["content"])), np.append(to_ids(reply), END)
+    sampled = np.arange(len(prompt) + len(reply_ids)) >= len(prompt)
     rollout = Rollout(
-        tokens=np.concatenate([prompt, said]).astype(np.int32),
+        tokens=np.concatenate([prompt, reply_ids]).astype(np.int32),
         sampled=sampled,
         trained=sampled,
         logprobs=np.where(sampled, -0.5, 0.0).astype(np.float32),
@@ -45,7 +45,7 @@ def make_group(number: int, rewards: Sequence[float], *, failed: int = 0) -> Sco
         episodes=episodes,
         rewards=np.array(rewards, np.float32),
         parts={"environment": np.array(rewards, np.float32)},
-        failed=(Failed("a play that failed", "play"),) * failed,
+        failed=(Failed("a rollout that failed", "rollout"),) * failed,
     )
 
 
@@ -60,7 +60,7 @@ MIXED: Sequence[Sequence[float]] = (
 
 
 def make_groups(start: int = 0) -> list[ScoredGroup]:
-    """Six groups, drawn from number `start` on: ordinary and flat ones, some with failed plays, one of wide range. Other
+    """Six groups, drawn from number `start` on: ordinary and flat ones, some with failed rollouts, one of wide range. Other
     numbers, other rewards: a statistic that runs from step to step moves."""
     scale = 1 + start / 32
     return [
@@ -70,7 +70,7 @@ def make_groups(start: int = 0) -> list[ScoredGroup]:
 
 
 class NoEnvironment(Environment):
-    """Holds the place of one in a plan that plays nothing."""
+    """Stands for one in a plan that runs nothing."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return ()

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atropos_core.assemble import Parts, Plan
-from atropos_core.batching import pack
 from atropos_core.conversation import Conversation
 from atropos_core.interfaces import Publication, Score, Transport
-from atropos_core.policy import EnginePolicy
+from atropos_core.launch.assemble import Plan
+from atropos_core.rollouts.engine_policy import EnginePolicy
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.testing.samples import make_task
-from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.training.packing import pack
+from atropos_core.training.parts import Parts
 from atropos_core.types import Batch, Completion, Draw, Episode, Sampling, ScoredGroup, Tokens
 
 DEADLINE_S = 120.0
-PAUSED_FOR_S = 0.3  # a sample that is asked for while an engine is paused must not come within
+PAUSED_FOR_S = 0.3  # a sample that is requested while an engine is paused must not come within
 SAMPLES_ON: frozenset[Transport] = frozenset({"adapter", "checkpoint"})  # weights that engines read are not written to
 GROUP = 4
 
@@ -41,18 +42,18 @@ class Scene:
         task = make_task()
         policy = EnginePolicy(self.parts.engines[0], self.tokenizer, Sampling(max_tokens=8), deadline_s=DEADLINE_S)
 
-        async def play(seed: int) -> Episode:
+        async def rollout(seed: int) -> Episode:
             talk = Conversation(policy, seed=seed)
             await talk.reply(*task.messages)
             return talk.episode(Score(float(seed % 2)))
 
-        episodes = tuple(await asyncio.gather(*(play(seed) for seed in range(GROUP))))
+        episodes = tuple(await asyncio.gather(*(rollout(seed) for seed in range(GROUP))))
         rewards = np.array([episode.score for episode in episodes], np.float32)
         group = ScoredGroup(Draw(version, "check", "train", 0, version), task, episodes, rewards)
         return pack([group.with_advantages(2 * rewards - 1)], version)
 
     async def sampled_while_writing(self, version: int) -> Completion | None:
-        """What comes back inside `writing` of a sample that is asked for inside it; None where nothing does."""
+        """What comes back inside `writing` of a sample that is requested inside it; None where nothing does."""
         async with self.parts.bridge.writing(version):
             asking = asyncio.ensure_future(self.sample())
             await asyncio.wait({asking}, timeout=PAUSED_FOR_S)

@@ -1,4 +1,4 @@
-"""Policies that follow a script: environments are played with them, and no model is needed.
+"""Policies that follow a script: environments are run with them, and no model is needed.
 
 Their ids are Unicode code points, so that any text at all, however hostile, goes through `sample` and `parse` unchanged.
 """
@@ -15,8 +15,8 @@ import numpy as np
 
 from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.interfaces import Policy
-from atropos_core.seeds import derive
-from atropos_core.tokenizer import message_of
+from atropos_core.rollouts.tokenizer import message_of
+from atropos_core.seeds import derive, of_replies
 from atropos_core.types import Completion, Finish, Message, Sampling, Task, Tokens
 
 END = 0x110000  # one past the last code point: the end of every turn
@@ -34,8 +34,8 @@ class Script:
 
 
 class ScriptedPolicy(Policy):
-    """One play's policy. `given` holds every reply's ids. With `spread_s` each reply takes a while of its own, up to
-    that long, so that plays at once overtake one another."""
+    """One rollout's policy. `given` has every reply's ids. With `spread_s` each reply takes a while of its own, up to
+    that long, so that rollouts at once overtake one another."""
 
     def __init__(self, script: Script, task: Task, *, spread_s: float = 0.0) -> None:
         self.sampling = Sampling()
@@ -53,9 +53,11 @@ class ScriptedPolicy(Policy):
     ) -> Tokens:
         if not messages and after is None:
             raise DataError("render() was given no messages")
-        said = [f"tools {json.dumps(list(tools), default=str)}"] if tools and after is None else []
-        said += [f"{message['role']} {render_content(message)}" for message in messages]
-        return np.concatenate([*(np.append(to_ids(text), END) for text in said), to_ids("assistant ")]).astype(np.int32)
+        rendered = [f"tools {json.dumps(list(tools), default=str)}"] if tools and after is None else []
+        rendered += [f"{message['role']} {render_content(message)}" for message in messages]
+        return np.concatenate([*(np.append(to_ids(text), END) for text in rendered), to_ids("assistant ")]).astype(
+            np.int32
+        )
 
     async def sample(
         self,
@@ -68,9 +70,12 @@ class ScriptedPolicy(Policy):
     ) -> list[Completion]:
         if np.asarray(prompt).ndim != 1 or not len(prompt):
             raise DataError(f"sample() wants one row of prompt ids, not shape {np.asarray(prompt).shape}")
+        await self._before_replying(seed)
+        replies = [self._script.reply(self._task, one) for one in of_replies(seed, n)]
+        return [self._completion(text, sampling or self.sampling) for text in replies]
+
+    async def _before_replying(self, seed: int) -> None:
         await asyncio.sleep(self._spread_s * (derive(seed, "spread") % 1024) / 1024)
-        seeds = [seed] if n == 1 else [derive(seed, i) for i in range(n)]
-        return [self._completion(self._script.reply(self._task, one), sampling or self.sampling) for one in seeds]
 
     async def parse(self, tokens: Tokens) -> Message:
         return message_of(to_text(tokens))
@@ -89,41 +94,24 @@ class ScriptedPolicy(Policy):
 
 
 class SilentPolicy(ScriptedPolicy):
-    """Never answers, until it is released: then it says nothing, so that even a stubborn play comes to its end."""
+    """Never answers, until it is released: then its reply is empty, so that even a stubborn rollout comes to its end."""
 
     def __init__(self, script: Script, task: Task) -> None:
         super().__init__(script, task)
         self.sampling_began = asyncio.Event()
         self.released = asyncio.Event()
 
-    async def sample(
-        self,
-        prompt: Tokens,
-        *,
-        n: int = 1,
-        sampling: Sampling | None = None,
-        seed: int,
-        deadline_s: float | None = None,
-    ) -> list[Completion]:
+    async def _before_replying(self, seed: int) -> None:
         self.sampling_began.set()
         await self.released.wait()
-        return await super().sample(prompt, n=n, sampling=sampling, seed=seed)
 
 
 class FailingPolicy(ScriptedPolicy):
     """Fails as the run's own policy does when the engine is late."""
 
-    async def sample(
-        self,
-        prompt: Tokens,
-        *,
-        n: int = 1,
-        sampling: Sampling | None = None,
-        seed: int,
-        deadline_s: float | None = None,
-    ) -> list[Completion]:
+    async def _before_replying(self, seed: int) -> None:
         await asyncio.sleep(0)
-        raise DeadlineExceeded("the engine: sample() gave no answer within 0 s (a contract check plays a late engine)")
+        raise DeadlineExceeded("the engine: sample() gave no answer within 0 s (a contract check runs a late engine)")
 
 
 def to_ids(text: str) -> Tokens:

@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from atropos_core.builtin.plugin import TOY_MODEL
-from atropos_core.component import explain
+from atropos_core.config.error_text import explain
 from atropos_core.errors import ConfigError
-from atropos_core.registry import NoOptions, Provider, RunContext, check_core_api, check_requires
+from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.requirements import check_core_api, check_requires
 
-Target = Any  # str | Provider[Any] | type | Callable[[], Any]: told apart below
+Target = Any  # str | Provider[Any] | type | Callable[[], Any]: distinguished below
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def find(kind: str, target: Target, options: Mapping[str, Any] | None, directory
 
 def _provider(kind: str, target: Target) -> Provider[Any]:
     if isinstance(target, str):
-        from atropos_core.plugins import load_plugins
+        from atropos_core.plugins.manager import load_plugins
 
         offer = load_plugins().registry.find(kind, target)
         check_core_api(offer)

@@ -134,8 +134,8 @@ def _misplaced(given: Sequence[ScoredGroup], back: Sequence[ScoredGroup]) -> str
     strangers = [group.draw.id for group in back if group.draw.id not in order]
     if strangers:
         return f"draw {strangers[0]} was never given"
-    places = [order[group.draw.id] for group in back]
-    return "" if places == sorted(set(places)) else f"groups {places} came back, by their places before"
+    positions = [order[group.draw.id] for group in back]
+    return "" if positions == sorted(set(positions)) else f"groups {positions} came back, by their positions before"
 
 
 def _bad_advantages(group: ScoredGroup) -> str:

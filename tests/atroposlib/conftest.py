@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.atroposlib.processes import OurServer, TheirServer
+from tests.atroposlib.scripted import ScriptedServer
 
 HERE = Path(__file__).parent
 
@@ -41,3 +42,10 @@ def their_server() -> Iterator[TheirServer]:
     server = TheirServer()
     yield server
     server.end()
+
+
+@pytest.fixture
+def model() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
+    yield server
+    server.close()

@@ -1,6 +1,6 @@
 """An environment as its users write them: a subclass of atroposlib's BaseEnv, unmodified. Run by atroposlib's Python.
 
-Every group has a number of its own in `generation_params`, and is said on a line of output just before it is sent.
+Every group has a number of its own in `generation_params`, and is printed on a line of output just before it is sent.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class ScriptedEnv(BaseEnv):
             group["inference_logprobs"].append([1.0] * len(prompt) + [-0.5] * len(reply))
             group["scores"].append(1.0 if self.kind == "taught" else float(number))
             group["messages"].append([*messages, {"role": "assistant", "content": choice.message.content}])
-        if self.kind == "taught":  # a teacher that is nearly sure of what was said
+        if self.kind == "taught":  # a teacher that is nearly sure of the tokens
             masks = group["masks"]
             group["distill_token_ids"] = [[[t] if t >= 0 else [] for t in mask] for mask in masks]
             group["distill_logprobs"] = [[[-0.01] if t >= 0 else [] for t in mask] for mask in masks]

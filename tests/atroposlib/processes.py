@@ -69,7 +69,7 @@ class OurServer(Process):
 
 
 class TheirServer(Process):
-    """`run-api`, which is told a port and says nothing when it listens."""
+    """`run-api`, which gets a port and prints nothing when it listens."""
 
     def __init__(self) -> None:
         import tempfile

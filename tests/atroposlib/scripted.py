@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that says what it is told to: numbered replies, one after another."""
+"""An OpenAI-compatible server with scripted answers: numbered replies, one after another."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ScriptedServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                call = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 choices = [
                     {
                         "index": index,
                         "finish_reason": "stop",
                         "message": {"role": "assistant", "content": f"the answer is {next(numbers)}"},
                     }
-                    for index in range(asked.get("n") or 1)
+                    for index in range(call.get("n") or 1)
                 ]
                 usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
                 body = json.dumps(

@@ -72,7 +72,7 @@ SCRIPT = [
     Step("trainer again", "POST", "/register", {**REGISTER, "batch_size": 64}, values=False),
     Step("info", "GET", "/info"),
     Step("wandb", "GET", "/wandb_info"),
-    Step("environment before a batch was asked for", "POST", "/register-env", ENVIRONMENT),
+    Step("environment before a batch was requested", "POST", "/register-env", ENVIRONMENT),
     Step("no batch yet", "GET", "/batch"),
     Step("environment", "POST", "/register-env", ENVIRONMENT),
     Step("environment of the same name", "POST", "/register-env", {**ENVIRONMENT, "min_batch_allocation": None}),

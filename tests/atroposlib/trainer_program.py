@@ -27,6 +27,6 @@ while got < BATCHES and time.time() < until:
         time.sleep(0.1)
         continue
     got += 1
-    said = [[(group["generation_params"] or {}).get("tag"), len(group["tokens"]), sorted(group)] for group in batch]
-    print("BATCH", json.dumps(said), flush=True)
+    groups = [[(group["generation_params"] or {}).get("tag"), len(group["tokens"]), sorted(group)] for group in batch]
+    print("BATCH", json.dumps(groups), flush=True)
 print("DONE", got, flush=True)

@@ -15,7 +15,7 @@ import numpy as np
 from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.interfaces import Outcome, Publication
-from atropos_core.registry import NoOptions, Provider
+from atropos_core.plugins.provider import NoOptions, Provider
 from atropos_core.types import Completion, Draw, Episode, Floats, ScoredGroup, Task
 
 # -- rewards
@@ -287,7 +287,7 @@ class NeverCopies(LocalBridge):
 
     async def connect(self, trainer: Any, engines: Any) -> None:
         await super().connect(trainer, engines)
-        for engine in engines:
+        for engine in (timed.behind for timed in engines):
             engine.weights = {name: values.copy() for name, values in engine.weights.items()}
 
 
@@ -302,8 +302,8 @@ class EndsInNoNumbers(LocalBridge):
             engine._one = partial(_without_numbers, engine._one)  # type: ignore[attr-defined]
 
 
-def _without_numbers(one: Callable[..., Completion], *asked: Any) -> Completion:
-    completion = one(*asked)
+def _without_numbers(one: Callable[..., Completion], *arguments: Any) -> Completion:
+    completion = one(*arguments)
     return replace(completion, logprobs=np.full_like(completion.logprobs, np.nan))
 
 

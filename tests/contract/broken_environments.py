@@ -41,7 +41,7 @@ class SharedSplits(Sums):
         return super().tasks("train")
 
 
-class SamePromptsHeldOut(Sums):
+class SamePromptsInTest(Sums):
     """Other ids, the same questions."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -101,10 +101,10 @@ class RandomScore(Sums):
 
 
 class SeedOfItsOwn(Sums):
-    """Samples by a seed that is not the play's."""
+    """Samples by a seed that is not the rollout's."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
-        return await super().play(task, policy, seed=random.getrandbits(40))
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        return await super().rollout(task, policy, seed=random.getrandbits(40))
 
 
 class NanScore(Sums):
@@ -114,9 +114,9 @@ class NanScore(Sums):
 
 
 class SharedState(Sums):
-    """Keeps the task of the current play on self."""
+    """Keeps the task of the current go on self."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         self.current = task
         talk = Conversation(policy, seed=seed)
         reply = await talk.reply(*task.messages)
@@ -137,7 +137,7 @@ class HistoryInScore(Sums):
 
 
 class SwallowsCancellation(Sums):
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
         try:
             reply = await talk.reply(*task.messages)
@@ -147,12 +147,12 @@ class SwallowsCancellation(Sums):
 
 
 class RetriesForEver(Sums):
-    """Neither cancellation nor a late engine ends its plays."""
+    """Neither cancellation nor a late engine ends its rollouts."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         while True:
             try:
-                return await super().play(task, policy, seed=seed)
+                return await super().rollout(task, policy, seed=seed)
             except (Exception, asyncio.CancelledError):
                 await asyncio.sleep(0.01)
 
@@ -234,8 +234,8 @@ class LeavesTasksRunning(Sums):
 class ReencodesTokens(Sums):
     """Says that the policy sampled what it never sampled."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
-        episode = await super().play(task, policy, seed=seed)
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        episode = await super().rollout(task, policy, seed=seed)
         rollout = episode.rollouts[0]
         rollout.tokens[rollout.sampled] += 1
         return episode
@@ -252,15 +252,15 @@ class NoTasks(Sums):
 
 
 class GroupOfTheWrongSize(Sums):
-    async def play_group(self, task, policy, n, *, seeds):  # type: ignore[no-untyped-def]
-        played = await super().play_group(task, policy, n, seeds=seeds)
-        return played[: max(n - 1, 1)]
+    async def rollout_group(self, task, policy, n, *, seeds):  # type: ignore[no-untyped-def]
+        episodes = await super().rollout_group(task, policy, n, seeds=seeds)
+        return episodes[: max(n - 1, 1)]
 
 
 BUGS: dict[type[Environment], set[str]] = {
     DuplicateIds: {"unique ids"},
     SharedSplits: {"splits"},
-    SamePromptsHeldOut: {"splits"},
+    SamePromptsInTest: {"splits"},
     LazyTasksFromASharedGenerator: {"stable tasks"},
     UnseededShuffle: {"made anew"},
     AnswerInPrompt: {"no leaks"},
@@ -269,15 +269,15 @@ BUGS: dict[type[Environment], set[str]] = {
     RandomScore: {"same again"},
     SeedOfItsOwn: {"same again"},
     NanScore: {"episodes"},
-    SharedState: {"plays at once"},
+    SharedState: {"rollouts at once"},
     HistoryInScore: {"same again"},
     SwallowsCancellation: {"cancellation"},
     RetriesForEver: {"cancellation", "late engine"},
-    Sleeps: {"event loop", "plays"},
-    BusyLoop: {"event loop", "plays"},
-    BacktrackingRegex: {"event loop", "plays"},
-    RaisesOnEmptyReply: {"plays"},
-    RaisesOnHugeNumber: {"plays"},
+    Sleeps: {"event loop", "rollouts"},
+    BusyLoop: {"event loop", "rollouts"},
+    BacktrackingRegex: {"event loop", "rollouts"},
+    RaisesOnEmptyReply: {"rollouts"},
+    RaisesOnHugeNumber: {"rollouts"},
     OracleIsWrong: {"oracle"},
     PaysEveryReply: {"oracle"},
     AnyNumberWillDo: {"no hedging"},

@@ -47,32 +47,32 @@ class MultiTurn(Environment):
             Task(f"{split}-{i}", ({"role": "user", "content": content},), str(rng.randint(1, 999))) for i in range(64)
         ]
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
-        said: tuple[Message, ...] = task.messages
+        shown: tuple[Message, ...] = task.messages
         right = False
         turns = 0
         while turns < 3 and not right:
-            reply = await talk.reply(*said)
+            reply = await talk.reply(*shown)
             turns += 1
             guess = reply["content"].strip()
             right = guess == task.answer
-            said = ({"role": "user", "content": "No." if not guess.isascii() else f"It is not {guess[:10]}."},)
+            shown = ({"role": "user", "content": "No." if not guess.isascii() else f"It is not {guess[:10]}."},)
         return talk.episode(Score(right / turns, right, metrics={"turns": turns}))
 
 
 class OwnGroup(Environment):
-    """Plays the members of a group together: all from one call of the policy. A reply beats others by its length."""
+    """Runs the members of a group together: all from one call of the policy. A reply beats others by its length."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return [Task(f"{split}-{i}", ({"role": "user", "content": f"Say {i} words."},)) for i in range(1, 33)]
 
-    async def play_group(
+    async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
-        plays = await asyncio.gather(*(self._one(task, policy, seed) for seed in seeds[:n]))
-        longest = max(len(reply) for _, reply in plays) or 1
-        return [talk.episode(Score(len(reply) / longest)) for talk, reply in plays]
+        rollouts = await asyncio.gather(*(self._one(task, policy, seed) for seed in seeds[:n]))
+        longest = max(len(reply) for _, reply in rollouts) or 1
+        return [talk.episode(Score(len(reply) / longest)) for talk, reply in rollouts]
 
     async def _one(self, task: Task, policy: Policy, seed: int) -> tuple[Conversation, str]:
         talk = Conversation(policy, seed=seed)
@@ -115,7 +115,7 @@ class AsyncTools(Environment):
         items = list(self._values.items())[:40] if split == "train" else list(self._values.items())[40:]
         return [Task(key, ({"role": "user", "content": f"What is {key} worth?"},), value) for key, value in items]
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed, tools=[self.TOOL])
         reply = await talk.reply(*task.messages)
         for call in reply.get("tool_calls", ())[:2]:

@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import psutil
 
-from atropos_core.api_http import CONTENT_TYPE, GROUP_FRAMES
-from atropos_core.assemble import contexts, make_plan
+from atropos_core.api_client.http import CONTENT_TYPE, GROUP_FRAMES
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.codec import encode_bytes
-from atropos_core.config import ApiSection, Layer, load, nest
+from atropos_core.config.run_file import ApiSection, Layer, load, nest
 from atropos_core.errors import AtroposError
-from atropos_core.hosting import LocalEndpoint
-from atropos_core.liveness import DEFAULT_PATIENCE
-from atropos_core.plugins import load_plugins
-from atropos_core.registry import Provider, RunContext, load_reference
-from atropos_core.run import ENGINE_SERVER, execute, make_directory
+from atropos_core.guards.patience import DEFAULT_PATIENCE
+from atropos_core.launch.assemble import contexts, make_plan
+from atropos_core.launch.supervisor import execute, make_directory
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.processes.agent import Agent
+from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.testing.samples import make_episode, make_group, make_task
 from atropos_core.types import Sampling, Task, Tokens, TopK
 from tests.contract.watched_tasks import SCORED
@@ -52,19 +53,19 @@ def ran(values: Mapping[str, Any]) -> Seen:
     """What a run leaves in its directory, but for times, and how it ended."""
     with TemporaryDirectory(prefix="atropos-observed-") as made:
         folder = Path(made)
-        asked = dict(values)
-        if asked.get("model") == ANOTHER:
-            asked["model"] = str(_with_another_template(folder / "model"))
+        requested = dict(values)
+        if requested.get("model") == ANOTHER:
+            requested["model"] = str(_with_another_template(folder / "model"))
         SCORED.clear()
         try:
-            execute(_plan({**TOY, **asked}), make_directory(folder / "run"))
+            execute(_plan({**TOY, **requested}), make_directory(folder / "run"))
             ended = "whole"
         except AtroposError as error:
             ended = f"{type(error).__name__}: {error}".replace(made, "")
         return {"ended": ended, "scored": len(SCORED), **left_in(folder / "run")}
 
 
-def asked(values: Mapping[str, Any]) -> Seen:
+def requested(values: Mapping[str, Any]) -> Seen:
     """What a run asks first of the server of its [api]. http://h is a server that refuses everything."""
     with listening() as (url, heads), TemporaryDirectory() as folder:
         (Path(folder) / "token").write_text("a-token")
@@ -80,13 +81,13 @@ def asked(values: Mapping[str, Any]) -> Seen:
 
 
 def opened(values: Mapping[str, Any]) -> Seen:
-    """Where the door to a run's engines opens."""
+    """Where the endpoint of a run's engines opens."""
 
     async def main() -> str:
         engine = load_plugins().registry.find("engine", "toy").provider
         made = engine.build(engine.config(), RunContext(Path("/"), TOY_MODEL))
         section = ApiSection(url="http://h", engine_address=values["api.engine_address"])
-        server = await load_reference(ENGINE_SERVER)(made, section.engine_address, None, await made.open())
+        server = await load_plugins().engine_server()(made, section.engine_address, None, await made.open())
         await server.close()
         return str(server.url)
 
@@ -150,7 +151,7 @@ async def connected(name: str, options: Any, provider: Provider[Any]) -> Seen:
 
     async def waited() -> float:
         endpoint = LocalEndpoint(None)
-        endpoint._agent = Silent()
+        endpoint._agent = Agent(Silent())
         with TemporaryDirectory() as folder:
             context = RunContext(Path(folder), TOY_MODEL, transport="posix_shm", transports=("posix_shm",))
             bridge = provider.build(options, context)
@@ -194,8 +195,8 @@ async def graded(name: str, options: Any, provider: Provider[Any]) -> Seen:
     task = Task("one", (), "7", {"number": "7"})
     try:
         scores = [
-            (await one.score(task, {"role": "assistant", "content": said})).value
-            for said in ("I think that it is 7.", "\\boxed{14/2}")  # the latter by a process of the grader's
+            (await one.score(task, {"role": "assistant", "content": message})).value
+            for message in ("I think that it is 7.", "\\boxed{14/2}")  # the latter by a process of the grader's
         ]
     finally:
         await one.close()
@@ -262,7 +263,10 @@ async def taught(name: str, options: Any, provider: Provider[Any]) -> Seen:
         "waited": await asyncio.to_thread(lambda: annotated(answers=False)),
     }
     if options.url is None:
-        engine, around = options.chosen_engine(), teacher_context(options, RunContext(Path("/"), Path("/")), Path("/"))
+        engine, around = (
+            options.resolved_engine(),
+            teacher_context(options, RunContext(Path("/"), Path("/")), Path("/")),
+        )
         seen |= {"engine": (engine.offer.provider.name, around.devices, around.threads)}
     else:
         with listening() as (url, heads):
@@ -306,7 +310,7 @@ class Heads(list[tuple[str, str | None]]):
 
 @contextmanager
 def listening() -> Iterator[tuple[str, Heads]]:
-    """A server that says it is a trajectory API, refuses everything else, and keeps what it was asked."""
+    """A server that says it is a trajectory API, refuses everything else, and keeps its requests."""
     heads = Heads()
     about = encode_bytes({"protocol": 1, "frames": GROUP_FRAMES, "version": "0", "policy": None, "same_host": None})
 
@@ -326,7 +330,7 @@ def listening() -> Iterator[tuple[str, Heads]]:
         def log_message(self, *arguments: Any) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # how soon it sees that it is to end
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", heads

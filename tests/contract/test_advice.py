@@ -17,9 +17,9 @@ import typer
 from pydantic import BaseModel
 
 from atropos_core.cli import make_app
-from atropos_core.component import Component
-from atropos_core.config import NAMED, SINGLE, RunConfig
-from atropos_core.plugins import load_plugins
+from atropos_core.config.component import Component
+from atropos_core.config.run_file import NAMED, SINGLE, RunConfig
+from atropos_core.plugins.manager import load_plugins
 from tests.conftest import REPOSITORY
 
 # Flags of other programs, and who takes them; vLLM's are those of the engine's own files.
@@ -27,22 +27,22 @@ OTHERS_FLAGS = {
     "--ipc": "docker", "--shm-size": "docker", "--force-reinstall": "pip", "--index-url": "pip", "--no-deps": "pip",
     "--config_path": "ROLL", "--config_name": "ROLL", "--relative-to": "realpath",
 }  # fmt: skip
-# Files whose texts are said under several commands, or under one that their name does not tell: a flag that stands alone must be
+# Files whose texts are printed by several commands, or under one that their name does not show: a flag that stands alone must be
 # one of every command here.
-SAID_BY = {
-    "atropos_core/run.py": ("run", "train"),
-    "atropos_core/processing.py": ("process",),
-    "atropos_core/doctor.py": ("run",),
-    "atropos_core/api_source.py": ("run", "train", "resume"),
-    "atropos_core/memory.py": ("run", "train", "resume", "eval", "process"),
-    "atropos_core/journal.py": ("serve",),
-    "atropos_core/store.py": ("serve",),
-    "plugins/trajectory_api/atropos_trajectory_api/gate.py": ("serve", "train", "engine"),
-    "plugins/trajectory_api/atropos_trajectory_api/limits.py": ("serve", "train", "engine"),
-    "plugins/trajectory_api/atropos_trajectory_api/access.py": ("serve", "train", "engine"),
-    "plugins/trajectory_api/atropos_trajectory_api/door.py": ("train", "engine"),
-    "plugins/trajectory_api/atropos_trajectory_api/serving.py": ("serve",),
-    "plugins/trajectory_api/atropos_trajectory_api/old_intake.py": ("serve",),
+PRINTED_BY = {
+    "atropos_core/launch/supervisor.py": ("run", "train"),
+    "plugins/trajectory_api/atropos_trajectory_api/roles/processing.py": ("process",),
+    "atropos_core/launch/machine_checks.py": ("run",),
+    "atropos_core/api_client/source.py": ("run", "train", "resume"),
+    "atropos_core/launch/memory_plan.py": ("run", "train", "resume", "eval", "process"),
+    "plugins/trajectory_api/atropos_trajectory_api/journal/log.py": ("serve",),
+    "plugins/trajectory_api/atropos_trajectory_api/journal/store.py": ("serve",),
+    "plugins/trajectory_api/atropos_trajectory_api/server/gate.py": ("serve", "train", "engine"),
+    "plugins/trajectory_api/atropos_trajectory_api/server/body_limits.py": ("serve", "train", "engine"),
+    "plugins/trajectory_api/atropos_trajectory_api/server/access.py": ("serve", "train", "engine"),
+    "plugins/trajectory_api/atropos_trajectory_api/engine_http/server.py": ("train", "engine"),
+    "plugins/trajectory_api/atropos_trajectory_api/server/serving.py": ("serve",),
+    "plugins/trajectory_api/atropos_trajectory_api/legacy/intake.py": ("serve",),
 }
 VLLM = "plugins/engine_vllm/"
 SKYRL = "plugins/adapter_skyrl/"  # `trainer.` there is SkyRL's own section
@@ -53,10 +53,10 @@ class Text:
     """A sentence of the program, with {} for what is filled in."""
 
     where: str
-    said: str
+    content: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.said}"
+        return f"{self.where}: {self.content}"
 
 
 def _literal(node: ast.AST) -> str | None:
@@ -71,11 +71,11 @@ def _texts_of(node: ast.AST, where: str) -> Iterator[Text]:
     for child in ast.iter_child_nodes(node):
         if child is docstring:
             continue
-        if (said := _literal(child)) is None:
+        if (content := _literal(child)) is None:
             yield from _texts_of(child, where)
             continue
-        if " " in said:
-            yield Text(f"{where}:{child.lineno}", said)  # type: ignore[attr-defined]
+        if " " in content:
+            yield Text(f"{where}:{child.lineno}", content)  # type: ignore[attr-defined]
         if isinstance(child, ast.JoinedStr):
             for part in child.values:
                 yield from _texts_of(part, where)
@@ -185,7 +185,7 @@ SECTION = re.compile(rf"(?<![\w-])\[((?:{SECTIONS})(?:\.(?:\w+|{{}}))*)\]")
 def test_every_command_that_a_text_names_exists_and_takes_the_flags_beside_it() -> None:
     wrong = []
     for text in texts():
-        for command, flags in calls_in(text.said):
+        for command, flags in calls_in(text.content):
             if command in ("...", "{}"):
                 continue
             if command not in commands():
@@ -200,30 +200,30 @@ def test_every_flag_that_a_text_names_is_one_of_some_command() -> None:
     wrong = [
         f"{unknown}: {text}"
         for text in texts()
-        if not text.where.startswith(VLLM) and (unknown := flags_in(text.said) - known)
+        if not text.where.startswith(VLLM) and (unknown := flags_in(text.content) - known)
     ]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
-    "file", [*SAID_BY, *(f"atropos_core/cli/{name}.py" for name in ("run", "resume", "process", "new", "check"))]
+    "file", [*PRINTED_BY, *(f"atropos_core/cli/{name}.py" for name in ("run", "resume", "new", "check"))]
 )
 def test_a_flag_that_stands_alone_is_one_of_every_command_that_says_it(file: str) -> None:
-    said_by = SAID_BY.get(file) or (Path(file).stem,)
-    known = set.intersection(*(set(commands()[name]) for name in said_by)) | OTHERS_FLAGS.keys()
+    printed_by = PRINTED_BY.get(file) or (Path(file).stem,)
+    known = set.intersection(*(set(commands()[name]) for name in printed_by)) | OTHERS_FLAGS.keys()
     assert (REPOSITORY / file).is_file()
     wrong = [
         f"{unknown}: {text}"
         for text in texts()
-        if text.where.startswith(f"{file}:") and (unknown := flags_in(without_calls(text.said)) - known)
+        if text.where.startswith(f"{file}:") and (unknown := flags_in(without_calls(text.content)) - known)
     ]
-    assert not wrong, f"not of all of {said_by}: " + "\n".join(wrong)
+    assert not wrong, f"not of all of {printed_by}: " + "\n".join(wrong)
 
 
 def test_every_option_of_a_run_file_that_a_text_names_exists() -> None:
     wrong = []
     for text in texts():
-        for path in (*PATH.findall(text.said), *SECTION.findall(text.said)):
+        for path in (*PATH.findall(text.content), *SECTION.findall(text.content)):
             if text.where.startswith(SKYRL) and path.startswith("trainer."):
                 continue
             if not is_option(path):
@@ -234,7 +234,7 @@ def test_every_option_of_a_run_file_that_a_text_names_exists() -> None:
 def test_every_extra_that_a_text_says_to_install_exists() -> None:
     named = set()
     for text in texts():
-        for distribution, extra in re.findall(r"(atropos-[\w-]+)\[(\w+)\]", text.said):
+        for distribution, extra in re.findall(r"(atropos-[\w-]+)\[(\w+)\]", text.content):
             plugin = distribution.removeprefix("atropos-plugin-").replace("-", "_")
             folder = REPOSITORY if distribution == "atropos-core" else REPOSITORY / "plugins" / plugin
             extras = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -244,7 +244,7 @@ def test_every_extra_that_a_text_says_to_install_exists() -> None:
 
 
 def test_every_page_that_a_text_names_exists() -> None:
-    named = {(page, text) for text in texts() for page in re.findall(r"(?:docs|plugins)/[\w/]+\.md", text.said)}
+    named = {(page, text) for text in texts() for page in re.findall(r"(?:docs|plugins)/[\w/]+\.md", text.content)}
     assert named
     for page, text in named:
         assert (REPOSITORY / page).is_file(), str(text)
@@ -270,9 +270,9 @@ def test_the_search_knows_an_option_from_none(path: str, there: bool) -> None:
 
 
 def test_the_search_reads_the_texts() -> None:
-    said = [text.said for text in texts()]
-    assert len(said) > 1000
-    assert sum(bool(PATH.findall(each)) for each in said) > 60
-    assert sum(bool(flags_in(each)) for each in said) > 60
-    assert sum(bool(list(calls_in(each))) for each in said) > 40
+    content = [text.content for text in texts()]
+    assert len(content) > 1000
+    assert sum(bool(PATH.findall(each)) for each in content) > 60
+    assert sum(bool(flags_in(each)) for each in content) > 60
+    assert sum(bool(list(calls_in(each))) for each in content) > 40
     assert Path(REPOSITORY / "docs").is_dir()

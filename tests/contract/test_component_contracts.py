@@ -11,7 +11,8 @@ import pytest
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.interfaces import Finding
-from atropos_core.registry import NoOptions, Provider, load_reference
+from atropos_core.plugins.provider import NoOptions, Provider
+from atropos_core.plugins.references import load_reference
 from atropos_core.testing import (
     ContractBroken,
     bridge_contract,
@@ -72,14 +73,14 @@ def test_a_bridge_that_joins_nothing_installed_is_left_unplayed_aloud() -> None:
     assert last.ok is None and "no installed engine and trainer share pigeon" in last.detail
 
 
-def test_a_bridge_that_was_not_played_does_not_pass_its_contract() -> None:
+def test_a_bridge_that_was_not_run_does_not_pass_its_contract() -> None:
     assert broken(check("bridge", in_process(LocalBridge), engine="hf")) == {"connects"}, "between what was named"
-    with pytest.raises(ContractBroken, match="connects: not played: no installed engine and trainer share pigeon"):
+    with pytest.raises(ContractBroken, match="connects: not run: no installed engine and trainer share pigeon"):
         bridge_contract(fits_nothing())()
 
 
 def test_a_bridge_whose_ends_cannot_be_built_does_not_pass_its_contract() -> None:
-    with pytest.raises(ContractBroken, match="connects: not played: FitError: no room"):
+    with pytest.raises(ContractBroken, match="connects: not run: FitError: no room"):
         bridge_contract(in_process(NoRoom))()
 
 
@@ -89,7 +90,7 @@ class NoRoom(LocalBridge):
     def __init__(self) -> None:
         super().__init__()
         NoRoom.made += 1
-        if NoRoom.made > 1:  # the first is asked for its agents
+        if NoRoom.made > 1:  # the first is built for its agents
             raise FitError("no room")
 
 

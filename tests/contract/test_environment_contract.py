@@ -11,7 +11,7 @@ import pytest
 
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Environment, Finding
-from atropos_core.registry import load_reference
+from atropos_core.plugins.references import load_reference
 from atropos_core.testing import ContractBroken, check, environment_contract
 from atropos_core.types import Split, Task
 
@@ -34,7 +34,7 @@ def test_a_planted_bug_is_found_by_the_check_that_names_it(environment: type[Env
 
 
 ALONE = [one for one, names in BUGS.items() if names in ({"unique ids"}, {"splits"}, {"no leaks"}, {"no hedging"},
-         {"plays at once"}, {"groups"}, {"closes"}, {"adversarial replies"})]  # fmt: skip
+         {"rollouts at once"}, {"groups"}, {"closes"}, {"adversarial replies"})]  # fmt: skip
 
 
 @pytest.mark.parametrize("environment", ALONE, ids=lambda one: one.__name__)
@@ -48,8 +48,8 @@ def test_a_good_environment_keeps_the_contract(environment: type[Environment]) -
     environment_contract(environment)()
 
 
-def test_a_failed_play_is_named_by_task_policy_and_error() -> None:
-    found = broken(check("environment", f"{HERE / 'broken_environments.py'}:RaisesOnEmptyReply"))["plays"]
+def test_a_failed_rollout_is_named_by_task_policy_and_error() -> None:
+    found = broken(check("environment", f"{HERE / 'broken_environments.py'}:RaisesOnEmptyReply"))["rollouts"]
     assert (
         "task 'train-0', policy 'empty': IndexError: list index out of range (broken_environments.py:" in found.detail
     )
@@ -86,7 +86,7 @@ async def test_a_contract_inside_a_running_loop_is_refused_with_what_to_do() -> 
         check("environment", GOOD[0])
 
 
-class HeldOutInTrain(Sums):  # type: ignore[misc,valid-type]
+class TestInTrain(Sums):  # type: ignore[misc,valid-type]
     """Two hundred sums of 8,100: as in many a first environment, some test questions are in train by chance."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -99,11 +99,11 @@ class HeldOutInTrain(Sums):  # type: ignore[misc,valid-type]
 
 
 def test_test_questions_that_are_in_train_are_a_warning_with_their_share() -> None:
-    environment = HeldOutInTrain()
+    environment = TestInTrain()
     trained = {task.messages[0]["content"] for task in environment.tasks("train")}
     shared = sum(task.messages[0]["content"] in trained for task in environment.tasks("test"))
     assert 40 < shared < 80, "a leak that is no accident of one task"
-    [found] = [finding for finding in check("environment", HeldOutInTrain) if finding.subject == "splits"]
+    [found] = [finding for finding in check("environment", TestInTrain) if finding.subject == "splits"]
     assert found.ok is None
     assert f"{shared / 200:.1%} of the test tasks ({shared} of 200) are also train tasks" in found.detail
     assert "held-out accuracy counts what was trained on" in found.detail and found.remedy

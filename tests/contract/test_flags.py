@@ -47,6 +47,14 @@ def flags() -> set[str]:
     }
 
 
+def test_config_show_takes_what_a_run_takes_but_where_and_whether_it_is_run():
+    of = {
+        name: {flag.split()[-1] for flag in flags() if flag.startswith(f"{name} -")} for name in ("run", "config show")
+    }
+    assert of["run"] - of["config show"] == {"--dir", "--dry-run"}
+    assert of["config show"] <= of["run"]
+
+
 # -- run here
 
 SMALL = ("--set", "training.groups_per_step=2", "--set", "training.group_size=2", "--set", "evaluation.problems=2")
@@ -166,9 +174,9 @@ def outcome(folder: Path, trial: Trial, more: tuple[str, ...], monkeypatch: Any,
     with observed.listening() as (url, heads):
         capsys.readouterr()
         code = run_app([one.replace("URL", url) for one in (*trial.base, *more)])
-        said = capsys.readouterr()
+        output = capsys.readouterr()
         bodies = [re.sub(rb'"name":"[^"]*"', b"", body) for body in heads.bodies if b'"minimum"' in body]
-        asked = [*heads[:1], *bodies]
+        requested = [*heads[:1], *bodies]
 
     def plain(text: str) -> str:
         text = text.replace(str(folder), "").replace(url, "URL")
@@ -176,11 +184,11 @@ def outcome(folder: Path, trial: Trial, more: tuple[str, ...], monkeypatch: Any,
             r"\d[\d,.]* ?(tokens/s|s\b|ms|GB|MB)|\d+:\d\d left|\S*\d{8}-\d{6}\S*|\d+(\.\d+)? %|\d+%", "", text
         )
 
-    refused = plain(said.err) if code else ""
+    refused = plain(output.err) if code else ""
     printed = (
-        plain(said.out) if not any(one in trial.base for one in ("run", "resume", "train", "eval", "process")) else ""
+        plain(output.out) if not any(one in trial.base for one in ("run", "resume", "train", "eval", "process")) else ""
     )
-    return code, printed, refused, asked, left(folder, plain)
+    return code, printed, refused, requested, left(folder, plain)
 
 
 def left(folder: Path, plain: Any) -> dict[str, object]:
@@ -226,7 +234,8 @@ NAMED = {
         "--token-file",
         "nonsense",
     ),
-    "skyrl-env --hands": ("skyrl-env", WATCHED, "--rings", "r", "--engine-url", "http://h", "--hands", "0"),
+    "skyrl-env --concurrency": ("skyrl-env", WATCHED, "--rings", "r", "--engine-url", "http://h", "--concurrency", "0"),
+    "skyrl-env --hands": ("skyrl-env", WATCHED, "--rings", "r", "--engine-url", "http://h", "--hands", "4"),
     "env --drain-s": ("env", WATCHED, "--api", "http://127.0.0.1:9", "--drain-s", "-1"),
     "serve --sync": ("serve", "--sync", "nonsense"),
     "serve --model": ("serve", "--model", "nonsense"),
@@ -237,12 +246,12 @@ NAMED = {
 def test_a_value_that_cannot_be_is_refused_by_name(flag, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_app(list(NAMED[flag])) != 0
-    said = capsys.readouterr().err
-    assert "nonsense" in said or flag.rpartition(" ")[2] in said
+    output = capsys.readouterr().err
+    assert "nonsense" in output or flag.rpartition(" ")[2] in output
     assert not any(tmp_path.glob("**/*.sock")), "nothing was started"
 
 
-IDLE = [  # flags that would do nothing beside others, and what is said
+IDLE = [  # flags that would do nothing beside others, and the error
     (("run", "--env", "gsm8k", "--steps", "3", "--set", "training.steps=4"), "training.steps is given twice"),
     (("eval", "--env", "gsm8k", "--model", "tiny", "--samples", "2", "--set", "evaluation.samples=3"), "given twice"),
     (("process", "--out", "o", "--env", "gsm8k", "--group-size", "2", "--set", "training.group_size=3"), "given twice"),
@@ -270,6 +279,7 @@ IDLE = [  # flags that would do nothing beside others, and what is said
     (("eval", "--step", "3", "--model", "tiny", "--env", "gsm8k"), "--step is of a run's checkpoint"),
     (("train", "--api", "http://h", "--set", "hub.size_mb=9"), "hub.size_mb has no effect with [api]"),
     (("train", "--api", "http://h", "--set", "evaluation.every=9"), "evaluation.every has no effect with [api]"),
+    (("skyrl-env", "gsm8k", "--rings", "r", "--engine-url", "http://h", "--hands", "4"), "--hands is called --concurrency now."),
     (("check", "gsm8k", "--skip", "nonsense"), "there is no check named 'nonsense'"),
 ]  # fmt: skip
 
@@ -313,12 +323,12 @@ SEEN_IN = {
     "plugins/trajectory_api/tests/test_serve.py::test_flags_that_cannot_be_are_named": "serve --host",
     "plugins/trajectory_api/tests/test_service.py::test_a_group_that_never_fits_is_refused_with_the_flags_that_make_room_for_it":
         "serve --hub-mb --hub-sequences",
-    "plugins/trajectory_api/tests/test_versions.py::test_a_server_without_a_journal_is_told_again_before_it_refuses_anything":
+    "plugins/trajectory_api/tests/test_versions.py::test_a_server_without_a_journal_is_informed_again_before_it_refuses_anything":
         "serve --journal",
     "plugins/trajectory_api/tests/test_client.py::test_a_trainer_that_was_away_for_longer_than_its_lease_has_lost_it":
         "serve --lease-s",
     "plugins/trajectory_api/tests/test_client.py::test_a_body_however_far_beyond_the_limit_is_refused_by_name": "serve --body-mb",
-    "plugins/trajectory_api/tests/test_documents.py::test_the_example_client_plays_leases_and_commits": "serve --dir",
+    "plugins/trajectory_api/tests/test_documents.py::test_the_example_client_runs_leases_and_commits": "serve --dir",
     "plugins/trajectory_api/tests/played.py": "serve --same-host",
     "tests/e2e/test_api_hostile.py": "serve --hold-s --in-flight-mb --request-s",
     "tests/e2e/api_faults.py": "serve --silent-s",

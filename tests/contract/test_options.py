@@ -3,7 +3,7 @@
 An option that is new has no entry, and fails `test_there_is_an_entry_for_every_option`. An entry is one of three:
 `CHANGED`, where the option is changed here and what comes out must differ (`observed` has what is looked at); `SEEN_IN`, the test
 that has its effect, which must be there and name the option; `READ`, for the few whose effect only another machine would show:
-some code beside the options must read it, which is the least that can be asked. The trainer's are in its own tests.
+some code beside the options must read it, which is the least. The trainer's are in its own tests.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from atropos_core.config import RunConfig
+from atropos_core.config.health_options import HealthSection
+from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import ConfigError
 from atropos_core.health.checks import checks
-from atropos_core.health.options import HealthSection
 from atropos_core.interfaces import TaskSource
-from atropos_core.plugins import load_plugins
-from atropos_core.registry import RunContext
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import RunContext
 from atropos_core.testing.samples import make_group, make_groups
 from atropos_core.types import Task
 from tests.contract import observed
-from tests.unit.test_health import SICK, healthy
+from tests.unit.health.test_checks import SICK, healthy
 
 ROOT = Path(__file__).parents[2]
 CURRICULA = ("easy_first", "competence", "learning_progress", "prioritized", "window")
@@ -302,7 +302,7 @@ IN_A_PLAN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # and of what i
 OF_A_RUN = {
     option: (look, *entry)
     for look, entries in (
-        (observed.ran, IN_A_RUN), (observed.planned, IN_A_PLAN), (observed.asked, AT_A_SERVER), (observed.opened, AT_THE_ADDRESS)
+        (observed.ran, IN_A_RUN), (observed.planned, IN_A_PLAN), (observed.requested, AT_A_SERVER), (observed.opened, AT_THE_ADDRESS)
     )
     for option, entry in entries.items()
 }  # fmt: skip
@@ -352,7 +352,7 @@ def test_a_resumed_run_may_name_the_devices_that_it_was_given():
 
 
 @pytest.mark.parametrize(
-    ("device", "options", "said"),
+    ("device", "options", "message"),
     [
         ("cpu", {"memory_share": 0.3}, "engine.memory_share has no effect on cpu: it is of a GPU's memory"),
         ("cuda:0", {"kv_cache_gb": 3.0}, "engine.kv_cache_gb has no effect on cuda:0: it is for a CPU"),
@@ -360,11 +360,11 @@ def test_a_resumed_run_may_name_the_devices_that_it_was_given():
         ("cuda:0", {"memory_share": 0.3}, ""),
     ],
 )
-def test_an_option_for_another_kind_of_device_is_said(device, options, said, capsys):
+def test_an_option_for_another_kind_of_device_is_reported(device, options, message, capsys):
     given = {f"engine.{name}": value for name, value in options.items()}
     observed.planned({**HF, "engine.use": "vllm", "engine.devices": [device], **given})
-    told = " ".join(capsys.readouterr().err.split())
-    assert said in told if said else "has no effect" not in told
+    printed = " ".join(capsys.readouterr().err.split())
+    assert message in printed if message else "has no effect" not in printed
 
 
 @pytest.mark.parametrize("option", list(REFUSED))
@@ -442,11 +442,11 @@ plugins/adapter_roll/tests/test_advantages.py::test_every_reply_of_an_episode_ge
   adapter roll: manager max_turns
 plugins/adapter_roll/tests/test_reward.py::test_without_right_first_a_bonus_may_win_and_a_warning_says_so
   adapter roll: reward.right_first
-tests/roll/test_adapter.py::test_the_doctor_plays_the_environment_that_it_is_given_and_says_what_fails
+tests/roll/test_adapter.py::test_the_doctor_runs_the_environment_that_it_is_given_and_says_what_fails
   adapter roll: trial_environment
 plugins/adapter_skyrl/tests/test_rings.py::test_without_a_worker_a_group_is_late_and_raised
   adapter skyrl: rings deadline_s attempts
-plugins/adapter_skyrl/tests/test_rings.py::test_a_group_of_weights_that_are_too_old_is_asked_for_again_and_raised_in_the_end
+plugins/adapter_skyrl/tests/test_rings.py::test_a_group_of_weights_that_are_too_old_is_requested_again_and_raised_in_the_end
   adapter skyrl: max_staleness
 plugins/adapter_skyrl/tests/test_rings.py::test_a_stash_that_is_too_small_is_an_error_with_what_to_do
   adapter skyrl: stash_mb
@@ -462,7 +462,7 @@ plugins/bridge_lora/tests/test_bridge.py::test_stale_adapters_go_at_connect_and_
   bridge lora: keep
 plugins/curriculum/tests/test_curriculum.py::test_a_prior_file_gives_the_same_bins_as_the_field
   curriculum *: prior.file
-plugins/engine_hf/tests/test_memory.py::test_options_bound_what_is_told
+plugins/engine_hf/tests/test_memory.py::test_options_bound_the_memory_plan
   engine hf: max_batch kv_cache_gb
 plugins/engine_hf/tests/test_memory.py::test_sixteen_bits_take_half
   engine hf: dtype
@@ -490,7 +490,7 @@ plugins/reward_ensemble/tests/test_ensemble.py::test_too_few_ratings_fail_the_gr
   reward ensemble: least
 plugins/reward_ensemble/tests/test_alpha.py::test_the_published_example
   reward ensemble: metric
-plugins/reward_ensemble/tests/test_alpha.py::test_more_categories_than_asked_for_end_the_overall_alpha_and_not_the_rolling_one
+plugins/reward_ensemble/tests/test_alpha.py::test_more_categories_than_configured_end_the_overall_alpha_and_not_the_rolling_one
   reward ensemble: categories window
 plugins/reward_ensemble/tests/test_ensemble.py::test_a_group_that_the_members_do_not_agree_on_is_gated
   reward ensemble: gate_alpha
@@ -498,13 +498,13 @@ plugins/reward_ensemble/tests/test_ensemble.py::test_one_that_is_weighted_down_c
   reward ensemble: on_departure downweight
 plugins/reward_ensemble/tests/test_departure.py::test_a_second_one_is_found_among_the_others
   reward ensemble: tolerance false_alarm horizon
-tests/unit/test_rewards.py::test_exact_can_mind_white_space_and_ignore_case
+tests/unit/builtin/test_rewards.py::test_exact_can_mind_white_space_and_ignore_case
   reward exact: strip ignore_case
-tests/unit/test_rewards.py::test_format_is_the_share_of_patterns_found
+tests/unit/builtin/test_rewards.py::test_format_is_the_share_of_patterns_found
   reward format: patterns
-tests/unit/test_rewards.py::test_length_falls_from_nothing_to_minus_one_between_its_bounds
+tests/unit/builtin/test_rewards.py::test_length_falls_from_nothing_to_minus_one_between_its_bounds
   reward length: free_tokens limit_tokens
-tests/unit/test_rewards.py::test_numeric_tolerance_is_relative_above_one_and_absolute_below
+tests/unit/builtin/test_rewards.py::test_numeric_tolerance_is_relative_above_one_and_absolute_below
   reward numeric: tolerance
 plugins/reward_ensemble/tests/test_judge.py::test_the_model_is_shown_the_question_and_the_reply_and_nothing_is_filled_in_twice
   reward judge: model prompt system temperature max_tokens high
@@ -520,7 +520,7 @@ plugins/reward_ensemble/tests/test_judge.py::test_a_try_that_fails_is_made_again
   reward judge: retries
 plugins/reward_ensemble/tests/test_judge.py::test_waits_double
   reward judge: backoff_s
-plugins/reward_ensemble/tests/test_judge.py::test_no_more_requests_at_once_than_asked_for
+plugins/reward_ensemble/tests/test_judge.py::test_no_more_requests_at_once_than_configured
   reward judge: concurrency
 plugins/reward_ensemble/tests/test_judge.py::test_the_cache_forgets_what_was_used_longest_ago
   reward judge: cache
@@ -534,9 +534,9 @@ plugins/sink_tensorboard/tests/test_tensorboard.py::test_what_is_flushed_is_seen
   sink tensorboard: flush_s
 plugins/sink_wandb/tests/test_wandb.py::test_disabled_writes_nothing
   sink wandb: mode
-plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_asked_for
+plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_requested
   sink wandb: project group tags config
-plugins/sink_wandb/tests/test_wandb.py::test_a_server_that_does_not_answer_is_an_error_within_the_deadline_and_the_key_is_said_nowhere
+plugins/sink_wandb/tests/test_wandb.py::test_a_server_that_does_not_answer_is_an_error_within_the_deadline_and_the_key_is_printed_nowhere
   sink wandb: start_deadline_s
 plugins/distillation/tests/test_teacher.py::test_options_that_contradict_each_other_say_which
   teacher distillation: model url served_model tokenizer
@@ -544,13 +544,13 @@ plugins/distillation/tests/test_teacher.py::test_every_token_that_the_loss_count
   teacher distillation: top_k
 plugins/distillation/tests/test_teacher.py::test_what_a_rollout_brought_stays_and_other_environments_are_left_alone
   teacher distillation: environments
-tests/unit/test_checkpoint.py::test_the_last_few_stay
+tests/unit/storage/test_checkpoint.py::test_the_last_few_stay
   run: checkpoint.keep
-tests/unit/test_hub.py::test_a_hub_too_small_for_a_step_says_so_instead_of_waiting
+tests/unit/hub/test_hub.py::test_a_hub_too_small_for_a_step_says_so_instead_of_waiting
   run: hub.size_mb
-tests/unit/test_evaluation.py::test_each_problem_is_played_with_seeds_of_its_own_and_the_evaluations_own_sampling
+tests/unit/rollouts/test_evaluation.py::test_each_problem_is_run_with_seeds_of_its_own_and_the_evaluations_own_sampling
   run: evaluation.samples evaluation.temperature evaluation.top_p evaluation.max_tokens
-tests/unit/test_assemble.py::test_further_engines_differ_in_what_their_tables_say_and_only_the_first_shares_memory
+tests/unit/launch/test_assemble.py::test_further_engines_differ_in_what_their_tables_say_and_only_the_first_shares_memory
   run: engine.replica
 tests/e2e/test_toy_run.py::test_a_deterministic_run_is_the_same_twice_and_across_a_resume
   run: deterministic
@@ -560,19 +560,19 @@ tests/e2e/test_faults.py::test_a_run_that_may_restart_goes_on_by_itself_to_the_s
   run: restarts
 tests/e2e/test_health.py::test_pause_saves_the_step_and_a_resume_goes_on_with_what_health_knew
   run: health.action
-tests/unit/test_rollouts.py::test_a_hosted_reward_that_hangs_once_fails_that_group_alone
+tests/unit/rollouts/test_runner.py::test_a_hosted_reward_that_hangs_once_fails_that_group_alone
   run: reward.deadline_s reward.runs_in
-tests/unit/test_hosting.py::test_no_process_is_given_up_before_its_usual_call_is_known_or_while_it_is_told_to_be_silent
+tests/unit/processes/test_child.py::test_no_process_is_given_up_before_its_usual_call_is_known_or_while_it_may_be_silent
   run: watch.say_s watch.least_s watch.times
 tests/e2e/test_roles.py::test_the_trainer_waits_for_workers_aloud_and_not_for_ever
   run: api.wait_s
-plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_asked_for
+plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_requested
   sink wandb: entity
 plugins/sink_wandb/tests/test_wandb.py::test_a_resumed_run_goes_on_under_the_same_id
   sink wandb: name
-tests/skyrl/test_entrypoint.py::test_skyrls_own_main_hands_over_before_it_parses_and_a_wrong_option_is_named
+tests/skyrl/test_entrypoint.py::test_skyrls_own_main_passes_on_before_it_parses_and_a_wrong_option_is_named
   adapter skyrl: run
-tests/unit/test_evaluation.py::test_pass_at_k_is_the_mean_over_problems_by_every_grader_and_failures_are_wrong
+tests/unit/rollouts/test_evaluation.py::test_pass_at_k_is_the_mean_over_problems_by_every_grader_and_failures_are_wrong
   run: evaluation.pass_at
 """
 

@@ -1,4 +1,4 @@
-"""An environment that can be told to fail, to be slow, and to count how often it is asked for a score."""
+"""An environment that can be made to fail, to be slow, and to count how often it scores."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 
 from atropos_core.interfaces import Environment, Policy, Score
-from atropos_core.registry import Options
+from atropos_core.plugins.provider import Options
 from atropos_core.types import Episode, Message, Split, Task
 
 SCORED: list[str] = []  # the tasks whose replies were scored
 
 
 class WatchedOptions(Options):
-    fails: bool = False  # every play of an odd seed
+    fails: bool = False  # every rollout of an odd seed
     slow_s: float = 0.0
-    off_nats: float = 0.0  # that the logprobs of a play are off
+    off_nats: float = 0.0  # that the logprobs of a rollout are off
     flat: bool = False  # the first four tasks have one score for all replies
 
 
@@ -41,13 +41,13 @@ class Watched(Environment):
 
 
 class Unsteady(Watched):
-    """Plays fail and take their time, as its options say."""
+    """Rollouts fail and take their time, as its options say."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         await asyncio.sleep(self._options.slow_s)
         if self._options.fails and seed % 2:
             raise ValueError("an odd seed")
-        episode = await super().play(task, policy, seed=seed)
+        episode = await super().rollout(task, policy, seed=seed)
         [rollout] = episode.rollouts
         assert rollout.logprobs is not None
         off = np.where(rollout.sampled, rollout.logprobs - np.float32(self._options.off_nats), np.float32(0))

@@ -52,11 +52,11 @@ class Outcome:
     torn: list[str]
     half_written: list[int]  # in the log although their slot was never finished
     unacknowledged: int  # in the log once: the answer was lost with its producer
-    tracebacks: int  # in what the server said
+    tracebacks: int  # in the server's output
     recoveries_s: list[float] = field(default_factory=list)  # from a server's death to the first answer of the next
 
     def missed(self) -> list[str]:
-        """What should have held and did not."""
+        """Promises that were broken."""
         wrong: dict[str, Sequence[object]] = {
             "lost": self.lost,
             "twice": self.twice,
@@ -212,10 +212,10 @@ class Scene:
                 ended = process.poll()
                 expected = (None, 0, -signal.SIGKILL, LEASE_LOST) if role in ("trainer", "server") else (None, 0, -9)
                 assert ended in expected, f"{role} ended with {ended}:\n{self.text(role)[-4000:]}"
-            assert time.monotonic() < until, f"{otherwise} within {deadline_s} s:\n{self.said()}"
+            assert time.monotonic() < until, f"{otherwise} within {deadline_s} s:\n{self.printed()}"
             time.sleep(0.02)
 
-    def said(self) -> str:
+    def printed(self) -> str:
         return "\n".join(f"--- {role}\n{self.text(role)[-1500:]}" for role in self.running)
 
     def outcome(self, kills: Sequence[str], seconds: float) -> Outcome:
@@ -246,7 +246,7 @@ class Scene:
         )
 
 
-def killed(folder: Path, kinds: Sequence[str], *, tell: Callable[[str], None] = lambda said: None) -> Outcome:
+def killed(folder: Path, kinds: Sequence[str], *, tell: Callable[[str], None] = lambda printed: None) -> Outcome:
     """One kill of each of these kinds, in this order, at random moments. Raises AssertionError where someone does not
     get on afterwards."""
     scene = Scene(folder)

@@ -23,11 +23,11 @@ from typing import Any
 
 import httpx
 
-from atropos_core.checkpoint import Checkpoints
-from atropos_core.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_core.api_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError, HubFull, LeaseLost, StoreFull
-from atropos_core.ring import RingProducer
+from atropos_core.shm.producer import RingProducer
+from atropos_core.storage.checkpoint import Checkpoints
 from atropos_core.types import Sampling
 from tests.e2e.api_units import SERIALS, native_unit, old_unit, serials_of
 
@@ -58,7 +58,7 @@ class Record:
         return serial
 
 
-def told_to_end() -> asyncio.Event:
+def stopped_by_signal() -> asyncio.Event:
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
     return end
@@ -66,7 +66,7 @@ def told_to_end() -> asyncio.Event:
 
 async def native(record: Record, put: Callable[[int], Awaitable[None]]) -> None:
     """Several puts at a time, until SIGTERM. What is under way is finished."""
-    end = told_to_end()
+    end = stopped_by_signal()
 
     async def one_after_another() -> None:
         while not end.is_set():
@@ -128,7 +128,7 @@ async def through_shared_memory(url: str, record: Record, name: str) -> None:
 
 
 class DiesHalfWritten(list[bytes]):
-    """Buffers of which only the first gets into the slot: sizes are asked for first, then they are copied."""
+    """Buffers of which only the first gets into the slot: sizes are read first, then they are copied."""
 
     def __init__(self, parts: list[bytes]) -> None:
         super().__init__(parts)

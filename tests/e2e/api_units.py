@@ -61,7 +61,7 @@ def logprobs_of(tokens: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, 
 
 def serials_of(group: ScoredGroup) -> list[int]:
     """The serials of its units. Raises ValueError where a sequence is not as it was made, or a unit is not complete."""
-    places: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
     for episode, reward in zip(group.episodes, group.rewards, strict=True):
         (rollout,) = episode.rollouts
@@ -76,9 +76,9 @@ def serials_of(group: ScoredGroup) -> list[int]:
         )
         if not whole:
             raise ValueError(f"sequence {place} of unit {serial} is torn")
-        places.setdefault(serial, []).append(place)
+        positions.setdefault(serial, []).append(place)
         sizes[serial] = of
-    for serial, found in places.items():
+    for serial, found in positions.items():
         if sorted(found) != list(range(sizes[serial])):
             raise ValueError(f"unit {serial} has sequences {found} of {sizes[serial]}")
-    return list(places)
+    return list(positions)

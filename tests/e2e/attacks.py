@@ -149,7 +149,7 @@ def paced(seconds: float) -> Iterator[None]:
 
 
 def run(kind: str, port: int, seconds: float) -> None:
-    """Says `ready` once what it sends is made, begins when it is told to, and says how often it attacked."""
+    """Prints `ready` once what it sends is made, begins on request, and prints how often it attacked."""
     times, attack = 0, KINDS[kind]
     with contextlib.suppress(OSError):
         attack(port)

@@ -10,8 +10,8 @@ from pathlib import Path
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.registry import RunContext
-from atropos_trajectory_api.door import open_door
+from atropos_core.plugins.provider import RunContext
+from atropos_trajectory_api.engine_http.server import open_engine_server
 
 
 async def main() -> None:
@@ -22,9 +22,9 @@ async def main() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     engine = ToyEngine(ToyEngineOptions(), RunContext(Path("run"), TOY_MODEL))
-    door = await open_door(engine, f"{where.host}:{where.port}", None, await engine.open())
+    endpoint = await open_engine_server(engine, f"{where.host}:{where.port}", None, await engine.open())
     await stop.wait()
-    await door.close()
+    await endpoint.close()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tests.conftest import plant
 
 PLUGIN = """
 from atropos_core import hookimpl
-from atropos_core.registry import NoOptions, Provider
+from atropos_core.plugins.provider import NoOptions, Provider
 
 
 def build(options, context):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atropos_core.client import CONTENT_TYPE
+from atropos_core.api_client.client import CONTENT_TYPE
 from atropos_core.codec import PREFIX_BYTES, encode_bytes
 from atropos_core.types import Draw, Sampling
 from tests.native_payloads import native_group
@@ -48,7 +48,7 @@ MONSTERS: tuple[Any, ...] = (
 
 
 def mutated(value: Any, chance: random.Random) -> Any:
-    """A copy with one to three places that are gone, cut short, doubled, or something else altogether."""
+    """A copy with one to three values that are gone, cut short, doubled, or something else altogether."""
     value = copy.deepcopy(value)
     for _ in range(chance.randint(1, 3)):
         holder: Any = [value]
@@ -112,7 +112,7 @@ def native_bodies(worker: str, session: int) -> dict[str, Any]:
     group = native_group(old_group(GROUP, LENGTH, 3), "one", draw=-1)
     frame = encode_bytes(group)
     draws = (Draw(5, "one", "train", 1, 2), Draw(6, "one", "test", 1 << 40, 3))
-    held = f"/v1/sessions/{session}"
+    path_of = f"/v1/sessions/{session}"
     return {
         "/v1/groups": {"groups": [{"key": "k", "worker": worker, "frame": frame}]},
         "/v1/workers": {
@@ -126,12 +126,12 @@ def native_bodies(worker: str, session: int) -> dict[str, Any]:
             "holder": "h", "group_size": GROUP, "min_group": 1, "sampling": Sampling(), "batch_groups": 2, "tokenizer": "",
             "vocabulary": 0, "model": "m", "max_staleness": 5, "max_token_len": 100, "version": 0, "committed": [1],
         },
-        f"{held}/lease": {"groups": 1, "version": 0, "trained": [1, 2], "holding": [1], "seen": 0, "boot": "b"},
-        f"{held}/give_back": {"ids": [1, 2]},
-        f"{held}/commit": {"ids": [1, 2]},
-        f"{held}/renew": {"trained": [1, 2]},
-        f"{held}/draws": {"draws": draws},
-        f"{held}/version": {"version": 1},
+        f"{path_of}/lease": {"groups": 1, "version": 0, "trained": [1, 2], "holding": [1], "seen": 0, "boot": "b"},
+        f"{path_of}/give_back": {"ids": [1, 2]},
+        f"{path_of}/commit": {"ids": [1, 2]},
+        f"{path_of}/renew": {"trained": [1, 2]},
+        f"{path_of}/draws": {"draws": draws},
+        f"{path_of}/version": {"version": 1},
         "/v1/engines": {"session": session, "url": "http://127.0.0.1:1"},
     }  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""More than ten times as many groups as the trainer takes, from several environments, old and native, for as long as asked.
+"""More than ten times as many groups as the trainer takes, from several environments, old and native, for as long as configured.
 
 Real processes, real HTTP. Old environments that never look at /status-env, one that obeys it as atroposlib's do, native
 workers; a native trainer that takes its time. Every group carries a serial number in its first score, so what came out
-can be held against what was acknowledged. The test runs it for seconds, the soak for minutes.
+can be compared with what was acknowledged. The test runs it for seconds, the soak for minutes.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Overload:
 
 
 def missed(found: Overload) -> list[str]:
-    """What should have held and did not, in words."""
+    """Promises that were broken, in words."""
     fair = 1 / len(found.shares)
     wrong = {
         f"{found.offered_per_s:.1f} groups/s were offered, less than ten times {found.trained_per_s:.1f}": (
@@ -196,8 +196,8 @@ def overload(folder: Path, seconds: float = 20.0) -> Overload:
 
         def full() -> bool:
             found = server.metrics()
-            held, limit = found["atropos_hub_held_bytes"], found["atropos_hub_limit_bytes"]
-            return held > 0.7 * limit and found["atropos_hub_puts_waiting"] > 0
+            stored, limit = found["atropos_hub_held_bytes"], found["atropos_hub_limit_bytes"]
+            return stored > 0.7 * limit and found["atropos_hub_puts_waiting"] > 0
 
         _until(full, FILLING_S, failures, "the hub was never full")
         filled_s = time.monotonic() - started

@@ -1,5 +1,5 @@
 """`kill -9` of `atropos serve`, `train` and `env` themselves, and ledgers that none of them keeps: the environment writes
-down each play as it ends, a curriculum how each draw was settled. The test kills a handful of times, the soak a hundred.
+down each rollout as it ends, a curriculum how each draw was settled. The test kills a handful of times, the soak a hundred.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ GROUPS, TASKS = 8, 16
 TRAINED = ("--model", "toy", "--set", f"training.groups_per_step={GROUPS}",
            "--set", "training.group_size=4", "--set", "engine.latency_s=0.05", "--set", "checkpoint.every=2",
            "--set", "curriculum.use=ledger", "--set", "health.action=off")  # fmt: skip
-PLAY = """
-    async def play(self, task, policy, *, seed):
+ROLLOUT = """
+    async def rollout(self, task, policy, *, seed):
         import json, os
-        episode = await super().play(task, policy, seed=seed)
+        episode = await super().rollout(task, policy, seed=seed)
         line = json.dumps([task.id, episode.messages[-1]["content"]]) + "\\n"
         log = os.open(Path(__file__).with_name("played.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(log, line.encode())  # at once, or not at all
@@ -43,24 +43,24 @@ class Found:
     kills: dict[str, int]
     seconds: float
     steps: int
-    plays: int  # that ended, whether they were trained or died with a worker
+    rollouts: int  # that ended, whether they were trained or died with a worker
     trained: int  # rollouts in the records of the steps
     draws_wrong: list[int]  # drawn not exactly once
     unplayed: int  # trained, and in no environment's ledger, or more often than there
 
     def missed(self) -> list[str]:
-        """What should have held and did not."""
+        """Promises that were broken."""
         found = [f"draws not trained exactly once: {self.draws_wrong[:5]}"] * bool(self.draws_wrong)
-        return found + [f"{self.unplayed} rollouts were trained that nobody played"] * bool(self.unplayed)
+        return found + [f"{self.unplayed} rollouts were trained that nobody ran"] * bool(self.unplayed)
 
 
 def killed_roles(
-    folder: Path, kinds: Sequence[str], *, tell: Callable[[str], None] = lambda said: None, workers: int = 2
+    folder: Path, kinds: Sequence[str], *, tell: Callable[[str], None] = lambda message: None, workers: int = 2
 ) -> Found:
     """One kill of each of these kinds, in this order, some steps apart at random moments. Raises AssertionError where
     someone does not get on afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sevens.py").write_text(TOY + PLAY)
+    (folder / "sevens.py").write_text(TOY + ROLLOUT)
     steps, since = STEPS_A_KILL * len(kinds) + 4, time.monotonic()
     with _python_path(plant_ledger(folder)), scene(folder, "--silent-s", "4") as place:
         trainer = place.train(*TRAINED, "--steps", str(steps))
@@ -87,7 +87,7 @@ def _found(place: Scene, steps: int, kinds: Counter[str], seconds: float) -> Fou
     run = place.folder / "run"
     assert [line["step"] for line in place.metrics] == list(range(1, steps + 1)), place.all_text
     check_epochs(settled(run, steps), TASKS)
-    played = Counter(tuple(row) for row in _rows(place.folder / "played.jsonl"))
+    sampled = Counter(tuple(row) for row in _rows(place.folder / "played.jsonl"))
     drawn: Counter[int] = Counter()
     trained: Counter[tuple[str, str]] = Counter()
     for path in run.glob("rollouts/step-*.jsonl"):
@@ -95,7 +95,7 @@ def _found(place: Scene, steps: int, kinds: Counter[str], seconds: float) -> Fou
         drawn.update({row["draw"] for row in rows})
         trained.update((row["task"], row["messages"][-1]["content"]) for row in rows)
     wrong = [draw for draw in range(max(drawn) + 1) if drawn[draw] != 1]
-    return Found(dict(kinds), seconds, steps, played.total(), trained.total(), wrong, (trained - played).total())
+    return Found(dict(kinds), seconds, steps, sampled.total(), trained.total(), wrong, (trained - sampled).total())
 
 
 def _rows(path: Path) -> Iterator[dict[str, object]]:

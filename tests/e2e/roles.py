@@ -40,7 +40,7 @@ class Role:
         until = time.monotonic() + deadline_s
         while not (found := re.search(pattern, self.text)):
             assert self.process.poll() is None, f"{self.output.stem} ended:\n{self.text}"
-            assert time.monotonic() < until, f"{self.output.stem} never said {pattern!r}:\n{self.text}"
+            assert time.monotonic() < until, f"{self.output.stem} never printed {pattern!r}:\n{self.text}"
             time.sleep(0.05)
         return found[1] if found.re.groups else found[0]
 

@@ -61,9 +61,12 @@ class RunningRun:
 
 
 def finish(folder: Path, *arguments: str, deadline_s: float = 300) -> RunningRun:
-    """A whole run, to its end."""
+    """A whole run, to its end, or to the test's."""
     run = RunningRun(folder, *arguments)
-    assert run.process.wait(deadline_s) == 0, run.text
+    try:
+        assert run.process.wait(deadline_s) == 0, run.text
+    finally:
+        run.process.kill()
     return run
 
 

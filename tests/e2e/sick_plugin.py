@@ -16,17 +16,17 @@ import numpy as np
 from atropos_core.builtin.config import ToyEngineOptions, ToyTrainerOptions
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.builtin.toy import ToyEngine, ToyTrainer
-from atropos_core.hooks import hookimpl
 from atropos_core.interfaces import Environment, Sink
-from atropos_core.registry import Provider
+from atropos_core.plugins.provider import Provider
+from atropos_core.plugins.spec import hookimpl
 from atropos_core.types import Task
 
 FROM = int(os.environ.get("SICK_FROM", "6"))
 _begun = [0]  # steps whose groups have come: counted by the transform `sick_clock`
 
 
-def is_sick(*, playing: bool = True) -> bool:
-    return _begun[0] + playing >= FROM
+def is_sick(*, running: bool = True) -> bool:
+    return _begun[0] + running >= FROM
 
 
 # -- trainers
@@ -44,7 +44,7 @@ class Trainer(ToyTrainer):
         table = self.weights["table"]
         before = table.copy()
         metrics = await super().step(batch, writing)
-        return self.after(table, before, metrics) if is_sick(playing=False) else metrics
+        return self.after(table, before, metrics) if is_sick(running=False) else metrics
 
     def after(self, table, before, metrics):
         return metrics
@@ -105,7 +105,7 @@ class StaleBridge(LocalBridge):
         async def copied():
             async with LocalBridge.writing(self, version):
                 yield
-                if not is_sick(playing=False):
+                if not is_sick(running=False):
                     for sink in self.sinks:
                         sink.weights["table"][:] = self.source
 
@@ -168,19 +168,19 @@ class Clock:
 
 class Growing:
     async def __call__(self, groups):
-        factor = 4.0 ** (_begun[0] + 1 - FROM) if is_sick(playing=False) else 1.0
+        factor = 4.0 ** (_begun[0] + 1 - FROM) if is_sick(running=False) else 1.0
         return [group.with_advantages(group.advantages * factor) for group in groups]
 
 
 class Nothing:
     async def __call__(self, groups):
-        factor = 0.0 if is_sick(playing=False) else 1.0
+        factor = 0.0 if is_sick(running=False) else 1.0
         return [group.with_advantages(group.advantages * factor) for group in groups]
 
 
 class SlowDisk(Sink):
     async def step(self, step, metrics, groups):
-        if is_sick(playing=False):
+        if is_sick(running=False):
             time.sleep(0.8)  # noqa: ASYNC251 - as a disk does
 
 
@@ -221,7 +221,7 @@ class DeadWorker(Letters):
 
 
 class Partly(Letters):
-    """The first play of every group fails."""
+    """The first rollout of every group fails."""
 
     def __init__(self):
         self.seen = {}
@@ -233,7 +233,7 @@ class Partly(Letters):
         return await super().score(task, reply)
 
 
-class HangingPlay(Letters):
+class HangingRollout(Letters):
     async def score(self, task, reply):
         if is_sick():
             await asyncio.sleep(1e6)
@@ -259,13 +259,13 @@ def atropos_engines() -> Iterable[Provider]:
 
 @hookimpl
 def atropos_bridges() -> Iterable[Provider]:
-    from atropos_core.registry import Options
+    from atropos_core.plugins.provider import Options
 
     return [_toy("sick_bridge", "bridge", lambda options, context: StaleBridge(), Options)]
 
 
 def _plain(named):
-    from atropos_core.registry import Options
+    from atropos_core.plugins.provider import Options
 
     return [Provider(name, "sick", Options, lambda options, context, kind=kind: kind()) for name, kind in named.items()]
 
@@ -288,4 +288,6 @@ def atropos_sinks() -> Iterable[Provider]:
 
 @hookimpl
 def atropos_environments() -> Iterable[Provider]:
-    return _plain({"sick_letters": Letters, "sick_worker": DeadWorker, "sick_partly": Partly, "sick_play": HangingPlay})
+    return _plain(
+        {"sick_letters": Letters, "sick_worker": DeadWorker, "sick_partly": Partly, "sick_play": HangingRollout}
+    )

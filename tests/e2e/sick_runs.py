@@ -48,7 +48,7 @@ SICK: dict[str, Sickness] = {
     "groups that fail partly": Sickness("partial_groups", 'environment.sick_letters.use = "sick_partly"'),
     "reward that drifts": Sickness("reward_drift", _reward("drift")),
     "hung rater": Sickness("failed_rewards", "[reward.environment]\n" + _reward("hung", "deadline_s = 0.3")),
-    "hung play": Sickness(
+    "hung rollout": Sickness(
         "silence",
         'environment.sick_letters.use = "sick_play"\nhealth.silence.after_s = 1.0\ntraining.rollout_deadline_s = 3.0',
     ),
@@ -111,7 +111,7 @@ def verdict(name: str, run: Path) -> dict[str, Any]:
         named = [row for row in ill if row["check"] == "run" and row["says"].startswith(sickness.check)]
     else:
         named = [row for row in ill if row["check"] == sickness.check]
-    begun = FROM - 1  # after that step, a reward that is asked again is sick already
+    begun = FROM - 1  # after that step, a reward that is called again is sick already
     early = [row["check"] for row in ill if row["since"] < begun and row["check"] != "run"]
     last = FROM + WITHIN
     return {

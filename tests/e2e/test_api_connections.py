@@ -187,7 +187,7 @@ def test_connections_that_say_nothing_make_way_for_one_that_does(endpoint: Endpo
     try:
         for _ in range(5):
             assert endpoint.works()
-        assert spoken.call(PING).status in (200, 404), "who has said something is not the first to go"
+        assert spoken.call(PING).status in (200, 404), "who has sent something is not the first to go"
         silent[0].settimeout(ANSWER_S)
         assert silent[0].recv(1) == b"", "the oldest went"
         half = [endpoint.connect() for _ in range(400)]
@@ -281,7 +281,7 @@ def test_another_user_of_the_machine_is_refused_where_there_is_no_token(endpoint
 def test_who_has_gone_before_it_was_looked_at_is_not_taken_for_root(endpoint: Endpoint) -> None:
     """Of a socket that nobody holds any more, the kernel says that it is root's."""
     if endpoint.kind != "server":
-        pytest.skip("said of the trajectory API: nothing of an engine's can be counted from here")
+        pytest.skip("about the trajectory API: nothing of an engine's can be counted from here")
     port = endpoint.server.port
     body = json.dumps({"desired_name": "theirs", "max_token_length": 8, "weight": 1.0, "group_size": 4}).encode()
 

@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from atropos_core.client import CONTENT_TYPE
+from atropos_core.api_client.client import CONTENT_TYPE
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
-from atropos_core.ring import Ack, RingProducer
+from atropos_core.shm.producer import Ack, RingProducer
 from tests.e2e.attacked import Attacked, call_for
 from tests.e2e.attacks import KINDS, paced
 from tests.e2e.malformed import (
@@ -138,8 +138,11 @@ class Place:
         right = answer.status < 500 or answer.status == 503
         assert right and not (sent.refused and answer.status < 400), (answer, sent.what, sent.path, sent.data[:2000])
         if answer.status >= 400:
-            told = json.loads(answer.body)
-            assert told["error"]["message"] if sent.path.startswith("/v1") else told["detail"], (answer, sent)
+            error_body = json.loads(answer.body)
+            assert error_body["error"]["message"] if sent.path.startswith("/v1") else error_body["detail"], (
+                answer,
+                sent,
+            )
         return answer.status
 
 
@@ -162,11 +165,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def watched(place: Place) -> Iterator[Place]:
     """What must hold whatever a test has sent."""
     place.renew()
-    said, rss_bytes = len(place.output.read_text()), place.server.rss()
+    length_before, rss_bytes = len(place.output.read_text()), place.server.rss()
     with Watch(place.server) as watch:
         yield place
         time.sleep(0.2)
-    text = place.output.read_text()[said:]
+    text = place.output.read_text()[length_before:]
     assert "Traceback" not in text, text[-4000:]
     assert watch.failures == []
     assert watch.answers > 0
@@ -427,7 +430,7 @@ def test_slow_heads_and_slow_bodies_end_at_the_deadline(watched: Place) -> None:
     ended = [drip() for drip in drips]
     statuses = Counter(status for status, _ in ended)
     assert set(statuses) <= {0, 408}, statuses
-    assert statuses[408] >= 16, "who had sent a head is told"
+    assert statuses[408] >= 16, "who had sent a head gets 408"
     assert max(lasted for _, lasted in ended) < SILENCE_S
 
 
@@ -496,7 +499,7 @@ def test_bodies_in_flight_are_bounded_together(watched: Place) -> None:
         end.close()
 
 
-# -- the door for shared memory
+# -- the endpoint for shared memory
 
 
 def test_what_is_no_greeting_is_no_ring(watched: Place) -> None:

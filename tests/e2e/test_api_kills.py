@@ -88,4 +88,4 @@ def test_a_run_of_several_processes_trains_every_draw_once_whoever_is_killed(tmp
     found = killed_roles(tmp_path, kinds)
     print(found)
     assert found.missed() == []
-    assert found.trained == found.steps * GROUPS * 4 <= found.plays
+    assert found.trained == found.steps * GROUPS * 4 <= found.rollouts

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from atropos_core.advantages import group_advantages
-from atropos_core.batching import pack
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.group_schema import check_group
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
+from atropos_core.training.packing import pack
 from atropos_core.types import Episode
-from atropos_trajectory_api.door import open_door
-from atropos_trajectory_api.native_openapi import NATIVE
+from atropos_trajectory_api.engine_http.server import open_engine_server
+from atropos_trajectory_api.native.openapi import NATIVE
 from tests.e2e.malformed import GROUP, json_request, native_bodies, native_request, old_bodies
 from tests.e2e.wrong_values import PLAIN, Case, engine_bodies, of_frame, of_json
 from tests.native_payloads import native_call, open_session, register_native
@@ -82,14 +82,14 @@ def test_no_value_in_any_field_of_v1_is_an_error_of_the_servers_own(server: Serv
     worker = register_native(end, "one")
     session = open_session(end, 2, GROUP)
     bodies = native_bodies(worker, session)
-    held = f"/v1/sessions/{session}"
+    path_of = f"/v1/sessions/{session}"
     frame = encode_bytes(right_group(environment="one"))
     bodies["/v1/groups"] = {"groups": [{"key": "k", "worker": worker, "frame": frame}], "wait_s": 0.0}
     bodies[f"/v1/workers/{worker}/draws"] |= {"wait_s": 0.0}
     bodies[f"/v1/workers/{worker}/failed"] = {"group": right_group()}
-    bodies[f"{held}/lease"] |= {"wait_s": 0.0}
-    bodies[f"{held}/version"] |= {"newest": 3}
-    bodies[f"{held}/drop"] = {"ids": [1], "cause": "other_timeline"}
+    bodies[f"{path_of}/lease"] |= {"wait_s": 0.0}
+    bodies[f"{path_of}/version"] |= {"newest": 3}
+    bodies[f"{path_of}/drop"] = {"ids": [1], "cause": "other_timeline"}
     opened = bodies.pop("/v1/sessions") | {"deadline_s": 3.0, "hub_id": "h"}
     for method, path, _, takes, _ in NATIVE:  # none is forgotten here that a client can send
         if method == "post" and path != "/v1/sessions":
@@ -144,8 +144,8 @@ def test_every_group_that_a_frame_got_in_can_be_trained(server: Server) -> None:
     assert end.call(request("DELETE", f"/v1/sessions/{session}")).status == 200
 
 
-def _lease(held: list[Any]) -> dict[str, Any]:
-    return {"groups": 1, "version": 0, "wait_s": 0.0, "holding": [entry["id"] for entry in held]}
+def _lease(path_of: list[Any]) -> dict[str, Any]:
+    return {"groups": 1, "version": 0, "wait_s": 0.0, "holding": [entry["id"] for entry in path_of]}
 
 
 def test_no_value_in_any_field_of_the_old_protocol_is_an_error_of_the_servers_own(server: Server) -> None:
@@ -184,10 +184,10 @@ def test_no_value_in_any_field_of_the_old_protocol_is_an_error_of_the_servers_ow
 
 async def test_no_value_in_any_field_of_the_engines_endpoint_is_an_error_of_its_own() -> None:
     engine = ToyEngine(ToyEngineOptions(), RunContext(Path("run"), TOY_MODEL))
-    door = await open_door(engine, "127.0.0.1:0", None, await engine.open(), takes="checkpoint")
+    endpoint = await open_engine_server(engine, "127.0.0.1:0", None, await engine.open(), takes="checkpoint")
 
     def send() -> Sender:
-        sender = Sender(int(door.url.rpartition(":")[2]))
+        sender = Sender(int(endpoint.url.rpartition(":")[2]))
         for path, body in engine_bodies().items():
             sender.send(path, of_frame(body))
         return sender
@@ -195,6 +195,6 @@ async def test_no_value_in_any_field_of_the_engines_endpoint_is_an_error_of_its_
     try:
         sender = await asyncio.wait_for(asyncio.to_thread(send), 120)
     finally:
-        await door.close()
+        await endpoint.close()
     assert not sender.failures, "\n".join(sender.failures[:40])
     assert sender.statuses.total() > 500, sender.statuses

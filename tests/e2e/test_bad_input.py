@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import metrics_of
+from tests.disks import mounted
 
 TOY = ("run", "--model", "toy", "--dir", "run", "--steps", "2", "--set", "evaluation.problems=2")
 
@@ -187,7 +188,7 @@ def test_an_episode_that_never_ends_is_cancelled_at_its_deadline(atropos, tmp_pa
     )
     assert ended.code == 0, ended.err
     rows = [json.loads(line) for line in (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()]
-    assert any("play() gave no answer within 1 s" in row.get("failed", "") for row in rows)
+    assert any("rollout() gave no answer within 1 s" in row.get("failed", "") for row in rows)
 
 
 def test_an_episode_that_blocks_the_event_loop_is_interrupted_where_it_blocks(atropos, tmp_path):
@@ -198,17 +199,13 @@ def test_an_episode_that_blocks_the_event_loop_is_interrupted_where_it_blocks(at
     )  # fmt: skip
     assert ended.code == 0, ended.err
     rows = [json.loads(line) for line in (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()]
-    assert any("mine.py" in row.get("failed", "") and "held the event loop" in row["failed"] for row in rows)
+    assert any("mine.py" in row.get("failed", "") and "blocked the event loop" in row["failed"] for row in rows)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "disk"
-    where.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)], capture_output=True).returncode:
-        pytest.skip("this user may not mount a small tmpfs, so a full disk cannot be made")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
+    with mounted(tmp_path / "disk", "1m") as where:
+        yield where
 
 
 def test_a_full_disk_is_named_and_the_checkpoint_before_is_whole(atropos, sevens, small_disk):

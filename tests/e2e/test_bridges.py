@@ -93,7 +93,7 @@ def test_a_killed_process_ends_the_run_and_resume_reaches_the_same_bits(bridge, 
     assert not travelling.exists()
 
 
-def test_lora_asked_for_over_a_bridge_that_moves_whole_models_says_what_to_type(atropos):
+def test_lora_over_a_bridge_that_moves_whole_models_says_what_to_type(atropos):
     ended = atropos("run", "--env", "gsm8k", "--bridge", "checkpoint", "--set", "trainer.lora.rank=8")
     assert ended.code == 2
     assert "Use --bridge lora." in ended.err

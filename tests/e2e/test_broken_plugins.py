@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from atropos_core import __version__
+from atropos_core.plugins.provider import CORE_API
 from tests.conftest import plant
 
 REWARD = """
 from atropos_core import hookimpl
-from atropos_core.registry import NoOptions, Provider
+from atropos_core.plugins.provider import NoOptions, Provider
 
 def build(options, context):
     BUILD
@@ -22,7 +24,7 @@ def HOOK():
 """
 
 
-def reward(name: str, *, hook: str = "atropos_rewards", build: str = "return None", api: str = ">=0.1,<0.2") -> str:
+def reward(name: str, *, hook: str = "atropos_rewards", build: str = "return None", api: str = CORE_API) -> str:
     return REWARD.replace("NAME", name).replace("HOOK", hook).replace("BUILD", build).replace("API", api)
 
 
@@ -49,7 +51,7 @@ def test_the_listing_shows_each_broken_plugin_with_why_and_all_others(atropos, p
     assert "reward_raises (reward_raises 1.0): RuntimeError: no licence found" in text
     assert "reward_misspelt (reward_misspelt 1.0): PluginValidationError: unknown hook 'atropos_rewardz'" in text
     assert "reward 'twice' is offered by both reward_twice_a and reward_twice_b" in text
-    assert "reward 'old' of reward_old needs atropos-core >=7; this is 0.1.0" in text
+    assert f"reward 'old' of reward_old needs atropos-core >=7; this is {__version__}" in text
     assert "reward_wrong (reward_wrong 1.0): PluginError: atropos_rewards() gave 3, which is not a Provider" in text
     assert "gsm8k" in text
     assert "unbuilt" in text, "what fails only when it is built is listed"
@@ -74,7 +76,7 @@ def test_a_run_that_names_none_of_them_goes_on_with_a_warning_for_each(atropos, 
         ),
         ("misspelt", "does not load: unknown hook 'atropos_rewardz'"),
         ("twice", "two plugins offer a reward named 'twice': reward_twice_a and reward_twice_b."),
-        ("old", "needs atropos-core >=7; this is 0.1.0"),
+        ("old", f"needs atropos-core >=7; this is {__version__}"),
         ("unbuilt", "could not be built: OSError: no GPU in the cellar"),
     ],
 )

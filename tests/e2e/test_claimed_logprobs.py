@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from atropos_core.client import Api, Worker, WorkerSpec
+from atropos_core.api_client.client import Api, Worker, WorkerSpec
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 from tests.e2e.roles import Role, Scene, scene
 
@@ -30,7 +30,7 @@ def place(tmp_path: Path, sevens):
 
 
 def forged(version: int, logprob: float) -> ScoredGroup:
-    """By whom no trainer knows: every token is a 5, said to have had this logprob."""
+    """By whom no trainer knows: every token is a 5 that claims this logprob."""
     sampled = np.arange(LENGTH) >= 2
     tokens = np.where(sampled, 5, 4).astype(np.int32)
     logprobs = np.where(sampled, logprob, 0).astype(np.float32)
@@ -74,8 +74,8 @@ def test_made_up_tokens_and_logprobs_end_the_run_by_name(place, sender):
         while trainer.process.poll() is None:
             asyncio.run(send_native(place.url, 0, -20.0))
     assert trainer.ends(60) == 1, place.all_text
-    said = " ".join(trainer.text.split())
-    assert "Misaligned" in said and "Traceback" not in said
-    assert f"of environment '{'anonymous' if sender == 'old' else 'forgery'}'" in said
+    printed = " ".join(trainer.text.split())
+    assert "Misaligned" in printed and "Traceback" not in printed
+    assert f"of environment '{'anonymous' if sender == 'old' else 'forgery'}'" in printed
     if "newest" not in sender:
-        assert "has logprobs that its tokens were not sampled with" in said
+        assert "has logprobs that its tokens were not sampled with" in printed

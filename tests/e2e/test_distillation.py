@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import metrics_of
 from tests.e2e.runs import RunningRun, finish
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TAUGHT = (
     "run", "--env", "gsm8k", "--set", "teacher.big.use=distillation", "--set", "teacher.big.model=tiny-teacher",
@@ -18,14 +18,15 @@ TAUGHT = (
 
 
 WHOLE, SHORT = ("40", "512", 0.25), ("12", "128", 0.1)  # steps, problems, and the gain at least
+LONG = (pytest.mark.long, pytest.mark.timeout(1200))  # some minutes where nothing else runs
 
 
 @pytest.mark.parametrize(
     ("kind", "length"),
     [
         ("forward", SHORT),  # of "reverse", the plugins' tests show the teacher's numbers and the loss by itself
-        pytest.param("forward", WHOLE, marks=pytest.mark.long),
-        pytest.param("reverse", WHOLE, marks=pytest.mark.long),
+        pytest.param("forward", WHOLE, marks=LONG),
+        pytest.param("reverse", WHOLE, marks=LONG),
     ],
 )
 def test_a_student_at_forty_percent_learns_from_its_teacher_alone(tmp_path, kind, length):
@@ -34,13 +35,14 @@ def test_a_student_at_forty_percent_learns_from_its_teacher_alone(tmp_path, kind
     finish(
         folder, *TAUGHT, "--steps", steps, "--dir", str(folder), "--set", f"trainer.distillation.kind={kind}",
         "--set", f"evaluation.problems={problems}", "--set", "trainer.learning_rate=3e-4",
+        deadline_s=1100,
     )  # fmt: skip
     lines = metrics_of(folder)
     assert lines[-1]["eval/accuracy"] >= lines[0]["eval/accuracy"] + gain
-    told = lines[1:]
-    assert all(line["distill/positions"] == 1.0 for line in told), "every token that the loss counts has a teacher"
-    assert all(line["teacher/big/positions"] > 0 for line in told)
-    assert told[-1]["distill/kl"] < 0.5 * told[0]["distill/kl"]
+    training = lines[1:]
+    assert all(line["distill/positions"] == 1.0 for line in training), "every token that the loss counts has a teacher"
+    assert all(line["teacher/big/positions"] > 0 for line in training)
+    assert training[-1]["distill/kl"] < 0.5 * training[0]["distill/kl"]
 
 
 def test_a_teacher_that_is_killed_ends_the_run_with_its_name_and_a_resume_goes_on(tmp_path):

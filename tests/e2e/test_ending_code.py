@@ -66,10 +66,10 @@ class Ending(Environment):
     def tasks(self, split):
         return [Task(way.__name__, ({"role": "user", "content": "?"},)) for way in WAYS]
 
-    async def play(self, task, policy, *, seed):
+    async def rollout(self, task, policy, *, seed):
         if seed % 2:
             await next(way for way in WAYS if way.__name__ == task.id)()
-        return await super().play(task, policy, seed=seed)
+        return await super().rollout(task, policy, seed=seed)
 
     async def score(self, task, reply):
         return float(len(reply["content"]))
@@ -85,14 +85,14 @@ def test_what_ends_a_process_is_a_failed_rollout_with_its_cause(atropos, tmp_pat
         for row in map(json.loads, path.read_text().splitlines()):
             if "failed" in row:
                 causes.setdefault(row["task"], set()).add(row["failed"])
-    said = {
+    wanted = {
         "exits": "SystemExit(3) in ending.py:", "exits_well": "SystemExit(0)", "interrupts": "KeyboardInterrupt",
         "unwinds": "GeneratorExit", "raises_its_own": "Own(mine)", "ends_at_once": "SystemExit(os._exit(0))",
         "aborts": "SystemExit(os.abort())", "becomes_another": "SystemExit(os.execv", "in_a_thread": "os._exit(0)",
         "in_a_task": "task_of_its_own() raised SystemExit(3)",
     }  # fmt: skip
-    assert causes.keys() == said.keys()
-    for way, text in said.items():
+    assert causes.keys() == wanted.keys()
+    for way, text in wanted.items():
         assert all(text in cause for cause in causes[way]), (way, causes[way])
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2], "written once: no fork ran on"
     assert (tmp_path / "run/summary.json").is_file()
@@ -102,9 +102,9 @@ def test_what_ends_a_process_is_a_failed_rollout_with_its_cause(atropos, tmp_pat
 LIMIT = "resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))"  # `ulimit -v`, in mid-run
 PLUGIN = """
 import ctypes, os, resource, sys
-from atropos_core.hooks import hookimpl
+from atropos_core.plugins.spec import hookimpl
 from atropos_core.interfaces import Sink
-from atropos_core.registry import Options, Provider
+from atropos_core.plugins.provider import Options, Provider
 
 class Reward:
     async def __call__(self, task, episodes): {reward}
@@ -159,8 +159,8 @@ def test_a_component_that_ends_the_process_ends_the_run_by_name(atropos, sevens,
 
 HOSTED = """
 import ctypes, os, sys
-from atropos_core.hooks import hookimpl
-from atropos_core.registry import Options, Provider
+from atropos_core.plugins.spec import hookimpl
+from atropos_core.plugins.provider import Options, Provider
 
 async def exits(): sys.exit(3)
 async def exits_well(): sys.exit(0)
@@ -210,16 +210,16 @@ def test_a_hosted_reward_that_ends_its_process_fails_those_rollouts_and_one_that
     for row in map(json.loads, (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()):
         if "failed" in row:
             causes.setdefault(int(row["task"].split("-")[1]) % 12, set()).add(row["failed"])
-    said = ("SystemExit(3) in ends.py:", "SystemExit(0) in ends.py:", "KeyboardInterrupt in ends.py:", "ended with exit code 0",
+    wanted = ("SystemExit(3) in ends.py:", "SystemExit(0) in ends.py:", "KeyboardInterrupt in ends.py:", "ended with exit code 0",
             "was killed by SIGABRT", "ended with exit code 0", "reward-ends (pid ")  # fmt: skip
-    assert sorted(causes) == list(range(len(said))), causes
-    for number, text in enumerate(said):
+    assert sorted(causes) == list(range(len(wanted))), causes
+    for number, text in enumerate(wanted):
         assert all(text in cause for cause in causes[number]), (number, causes)
     assert always.code == 1
-    said_always = " ".join(always.err.split())
-    assert "NoProgress" in said_always and "reward-ends (pid " in said_always and "exit code 0" in said_always, (
-        always.err
-    )
+    printed_always = " ".join(always.err.split())
+    assert (
+        "NoProgress" in printed_always and "reward-ends (pid " in printed_always and "exit code 0" in printed_always
+    ), always.err
 
 
 def test_a_check_names_what_ends_the_process_and_goes_on_to_its_end(atropos, tmp_path):
@@ -253,7 +253,7 @@ class Ending(Environment):
     def tasks(self, split):
         return [Task(f"{split}-{n}", ({"role": "user", "content": f"?{n}"},), answer="7") for n in range(8)]
 
-    async def play(self, task, policy, *, seed):
+    async def rollout(self, task, policy, *, seed):
         {code}
 
     async def score(self, task, reply):

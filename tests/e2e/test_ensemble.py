@@ -23,7 +23,7 @@ use = "local"
 use = "shuffled"
 [checkpoint]
 every = 2
-[evaluation] # what is played for it counts for the members' agreement as well
+[evaluation] # what is run for it counts for the members' agreement as well
 problems = 4
 every = 2
 [reward.trusted]
@@ -74,10 +74,10 @@ def test_a_run_with_an_ensemble_trains_tells_and_resumes_to_the_same_numbers(atr
     again = atropos("resume", "half", "--steps", "6", **path)
     assert again.code == 0, again.err
     resumed = metrics_of(tmp_path / "half")
-    told = [name for name in rows[-1] if name.startswith("reward/trusted")]
-    assert len(told) > 8
-    assert [{name: row.get(name) for name in told} for row in resumed] == [
-        {name: row.get(name) for name in told} for row in rows
+    steps = [name for name in rows[-1] if name.startswith("reward/trusted")]
+    assert len(steps) > 8
+    assert [{name: row.get(name) for name in steps} for row in resumed] == [
+        {name: row.get(name) for name in steps} for row in rows
     ]
 
 
@@ -91,7 +91,7 @@ def test_an_ensemble_that_would_lose_what_it_learned_in_a_process_of_its_own_is_
     assert 'Take runs_in = "process" from it' in ended.err
 
 
-def test_a_member_that_would_lose_what_it_learned_is_refused_before_anything_is_played(atropos, sevens, path, tmp_path):
+def test_a_member_that_would_lose_what_it_learned_is_refused_before_anything_is_run(atropos, sevens, path, tmp_path):
     (tmp_path / "run.toml").write_text(RUN.replace("flip = 0.05\nseed = 1", 'runs_in = "process"'))
     ended = atropos("run", "run.toml", "--steps", "1", "--dir", "run", **path)
     assert ended.code == 2

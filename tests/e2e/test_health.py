@@ -22,10 +22,10 @@ def test_a_sick_run_is_named_within_five_steps_and_by_the_doctor(name, tmp_path)
     found = verdict(name, run)
     assert found["held"], (found, ended.stderr[-2000:])
     sickness = SICK[name]
-    assert (ended.returncode != 0) == (sickness.error or name == "hung play"), ended.stderr
+    assert (ended.returncode != 0) == (sickness.error or name == "hung rollout"), ended.stderr
     if not sickness.error:
         assert f"health.{sickness.check}: since step {found['since']}, " in ended.stderr
-        if name != "hung play":
+        if name != "hung rollout":
             [line] = [line for line in metrics_of(run) if line["step"] == found["named_at"]]
             assert line[f"health/{sickness.check}"] == 2.0
     broken = [finding.subject for finding in diagnose(run) if finding.ok is False]
@@ -52,7 +52,7 @@ def test_pause_saves_the_step_and_a_resume_goes_on_with_what_health_knew(tmp_pat
     assert (run / f"checkpoints/step-{step:06d}").is_dir()
     resumed = command(tmp_path, "resume", "run")
     assert resumed.returncode == 0, resumed.stderr
-    assert "dead_gradients" not in resumed.stderr, "it was told once"
+    assert "dead_gradients" not in resumed.stderr, "it was reported once"
     assert [line["step"] for line in metrics_of(run)] == list(range(1, FROM + 6))
     states = {line["step"]: line["health/dead_gradients"] for line in metrics_of(run)}
     assert (states[step], states[step + 1], states[FROM + 5]) == (2.0, 2.0, 0.0), "well after two right steps, not one"
@@ -153,7 +153,7 @@ from pathlib import Path
 
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError
-from atropos_core.registry import NoOptions, Provider
+from atropos_core.plugins.provider import NoOptions, Provider
 
 
 class UntilMended:
@@ -169,7 +169,7 @@ def atropos_rewards():
 """
 
 
-def test_a_run_that_was_mended_and_finished_is_not_said_to_have_failed(atropos, sevens, tmp_path):
+def test_a_run_that_was_mended_and_finished_is_not_reported_as_failed(atropos, sevens, tmp_path):
     (tmp_path / "installed").mkdir()
     plant(tmp_path / "installed", "reward_mended", UNTIL_MENDED)
     path = {"PYTHONPATH": str(tmp_path / "installed")}

@@ -81,9 +81,9 @@ def test_the_run_warns_where_it_cannot_matter_and_only_there(atropos, described,
     file = described(ZSCORE, ADVANTAGE.format(divides=divides))
     ended = atropos("run", file, "--dir", "run", "--steps", "1")
     assert ended.code == 0, ended.err
-    told = " ".join(ended.err.split())
-    assert told.count("the transform zscore cannot matter here") == (divides == "true")
-    assert ("What is left of it is clipping, at 5 sigmas." in told) == (divides == "true")
+    steps = " ".join(ended.err.split())
+    assert steps.count("the transform zscore cannot matter here") == (divides == "true")
+    assert ("What is left of it is clipping, at 5 sigmas." in steps) == (divides == "true")
 
 
 def test_what_the_warning_says_is_so(atropos, described, tmp_path):

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from atropos_core.wire import KEYS
+from atropos_trajectory_api.legacy.outgoing_groups import KEYS
 
 TOY = ("process", "--model", "toy")
 SMALL = ("--group-size", "2")

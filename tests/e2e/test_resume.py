@@ -51,9 +51,9 @@ def test_a_kill_on_either_side_of_an_epoch_s_end_trains_every_task_of_it_once(ki
     assert entries == settled(tmp_path / "whole", STEPS)
     check_epochs(entries, TASKS)
     assert {outcome for _, _, outcome in entries} == {"trained", "flat"}
-    told = metrics_of(tmp_path / "run")[1:]
+    reported = metrics_of(tmp_path / "run")[1:]
     for outcome in ("trained", "flat"):
-        assert sum(line[f"groups/{outcome}"] for line in told) == sum(entry[2] == outcome for entry in entries)
+        assert sum(line[f"groups/{outcome}"] for line in reported) == sum(entry[2] == outcome for entry in entries)
 
 
 def test_what_a_dead_run_wrote_after_its_checkpoint_is_gone_when_another_goes_on(atropos, sevens, tmp_path):
@@ -99,7 +99,7 @@ def test_a_resume_names_what_differs_from_the_checkpoint_also_where_the_file_was
     ]
 
 
-def test_other_tasks_under_a_resumed_run_are_said(atropos, sevens, tmp_path):
+def test_other_tasks_under_a_resumed_run_are_reported(atropos, sevens, tmp_path):
     assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "2").code == 0
     replace(tmp_path / "sevens.py", "range(16) if", "range(12) if")
     ended = atropos("resume", "run", "--steps", "3")
@@ -116,7 +116,9 @@ def test_a_curriculum_that_cannot_take_up_the_state_says_so(atropos, sevens, tmp
     assert "changed: curriculum.use is 'ledger'; the run had 'shuffled'" in ended.out
 
 
-def test_a_corrupt_checkpoint_is_said_once_and_where_all_are_corrupt_nothing_starts_again(atropos, sevens, tmp_path):
+def test_a_corrupt_checkpoint_is_reported_once_and_where_all_are_corrupt_nothing_starts_again(
+    atropos, sevens, tmp_path
+):
     assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "4", "--set", "checkpoint.every=2").code == 0
     corrupt(tmp_path / "run/checkpoints/step-000004/policy/table.npy")
     ended = atropos("resume", "run", "--steps", "5")

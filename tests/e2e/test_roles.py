@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from atropos_core.remote import RemoteEngine
+from atropos_core.api_client.remote_engine import RemoteEngine
 from tests.conftest import metrics_of
 from tests.e2e.roles import Scene, scene
 
@@ -35,11 +35,11 @@ def place(tmp_path, sevens):
 SEVENS = "./sevens.py:Sevens"
 
 
-def like_sevens(place: Scene, name: str, play: str) -> str:
-    """A reference to the environment with another `play`, whose body this is."""
+def like_sevens(place: Scene, name: str, rollout: str) -> str:
+    """A reference to the environment with another `rollout`, whose body this is."""
     source = (place.folder / "sevens.py").read_text().replace("class Sevens", f"class {name}")
-    play = f"\n    async def play(self, task, policy, *, seed):\n        {play}\n"
-    (place.folder / f"{name.lower()}.py").write_text(f"import asyncio\n{source}{play}")
+    rollout = f"\n    async def rollout(self, task, policy, *, seed):\n        {rollout}\n"
+    (place.folder / f"{name.lower()}.py").write_text(f"import asyncio\n{source}{rollout}")
     return f"./{name.lower()}.py:{name}"
 
 
@@ -78,7 +78,7 @@ def test_four_processes_train_as_one_run_does(place):
     assert place.server.terminate() == 0, place.server.text
 
 
-def test_a_curriculum_beside_the_trainer_learns_from_what_two_workers_played(place):
+def test_a_curriculum_beside_the_trainer_learns_from_what_two_workers_ran(place):
     steps = ("--steps", "20", "--set", "trainer.learning_rate=20.0")
     adaptive = ("--set", "curriculum.use=prioritized", "--set", "checkpoint.every=20")
     trainer = place.train(*QUICK, *EVALUATED, "--env", SEVENS, *steps, *adaptive)
@@ -139,11 +139,11 @@ def test_a_worker_that_is_killed_leaves_its_draws_to_another(place):
     assert "has been silent for 2 s: it is dropped" in place.server.text
 
 
-def test_a_worker_told_to_end_finishes_what_it_plays(place):
+def test_a_worker_that_is_stopped_finishes_its_rollouts(place):
     slowly = like_sevens(
         place,
         "Slowly",
-        "Path('playing').touch(); await asyncio.sleep(1); return await super().play(task, policy, seed=seed)",
+        "Path('playing').touch(); await asyncio.sleep(1); return await super().rollout(task, policy, seed=seed)",
     )
     trainer = place.train(*QUICK, "--steps", "6")
     first = place.worker(1, slowly)
@@ -218,14 +218,14 @@ def test_a_second_trainer_takes_over_and_the_first_ends(place):
     assert worker.terminate() == 0, worker.text
 
 
-def test_where_every_play_fails_the_run_ends_with_the_cause(place):
+def test_where_every_rollout_fails_the_run_ends_with_the_cause(place):
     broken = like_sevens(place, "Broken", "raise ValueError('the judge is out')")
     trainer = place.train(*QUICK, "--steps", "3")
     worker = place.worker(1, broken)
     assert trainer.ends(120) == 1, place.all_text
-    said = " ".join(trainer.text.split())
-    assert "NoProgress" in said
-    assert "groups all failed; the last of them in play: ValueError: the judge is out" in said
+    message = " ".join(trainer.text.split())
+    assert "NoProgress" in message
+    assert "groups all failed; the last of them in rollout: ValueError: the judge is out" in message
     worker.says("there is no trainer: waiting for one")
     assert worker.terminate() == 0, worker.text
 
@@ -302,7 +302,7 @@ def test_a_hub_that_fills_with_what_no_checkpoint_holds_makes_the_trainer_save_o
         assert drawn(tmp_path / "run") == Counter(range(20 * 8))
 
 
-def test_a_worker_that_waits_for_a_trainer_ends_when_told(place):
+def test_a_worker_that_waits_for_a_trainer_ends_on_a_signal(place):
     worker = place.worker(1, SEVENS)
     worker.says("waiting for a trainer")
     assert worker.terminate() == 0, worker.text
@@ -360,11 +360,13 @@ def test_an_engine_alone_refuses_what_it_was_not_started_for_and_says_what_to_ty
         "--bridge", "lora",
     )  # fmt: skip
     assert run.ends() == 2
-    said = " ".join(run.text.split())
-    assert "FitError" in said
-    assert "started for whole models (--bridge checkpoint), and the run would send it adapters (--bridge lora)" in said
-    assert "Give `atropos engine` the --bridge of the run" in said
-    assert "Traceback" not in said
+    message = " ".join(run.text.split())
+    assert "FitError" in message
+    assert (
+        "started for whole models (--bridge checkpoint), and the run would send it adapters (--bridge lora)" in message
+    )
+    assert "Give `atropos engine` the --bridge of the run" in message
+    assert "Traceback" not in message
 
 
 def test_a_server_with_a_token_refuses_who_has_none_or_another(tmp_path, sevens):

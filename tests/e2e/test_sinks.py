@@ -69,26 +69,26 @@ def services() -> list[psutil.Process]:
     return [one for one in psutil.process_iter() if one.name().startswith("wandb-core")]
 
 
-def test_a_killed_and_resumed_run_is_told_once_by_every_sink(file, tmp_path):
+def test_a_killed_and_resumed_run_is_recorded_once_by_every_sink(file, tmp_path):
     before = {one.pid for one in services()}
     run = RunningRun(tmp_path / "run", "run", file, "--dir", str(tmp_path / "run"))
     run.wait_for_step(5)
     os.kill(run.process.pid, signal.SIGKILL)
     assert run.process.wait(10) == -signal.SIGKILL
     finish(tmp_path / "run", "resume", str(tmp_path / "run"))
-    told = {line.pop("step"): line for line in metrics_of(tmp_path / "run")}
-    assert sorted(told) == list(range(9))
-    assert table(tmp_path / "run") == told
+    reported = {line.pop("step"): line for line in metrics_of(tmp_path / "run")}
+    assert sorted(reported) == list(range(9))
+    assert table(tmp_path / "run") == reported
     shown = events(tmp_path / "run")
-    assert shown.keys() == told.keys()
-    for step, metrics in told.items():
+    assert shown.keys() == reported.keys()
+    for step, metrics in reported.items():
         assert shown[step] == {name: np.float32(value) for name, value in metrics.items()}, step
     folders = sorted((tmp_path / "run/wandb").glob("offline-run-*"))
     assert len(folders) == 2
     assert len({path.name.rpartition("-")[2] for path in folders}) == 1, "one id for both"
     kept = history(tmp_path / "run")  # W&B's service writes 32 kB at a time, and a kill takes what it had not written
     assert set(kept) >= set(range(4, 9)), "all that came after the resume"
-    assert kept == {step: told[step] for step in kept}
+    assert kept == {step: reported[step] for step in kept}
     left = [one for one in services() if one.pid not in before]
     psutil.wait_procs(left, 10)
     assert not [one for one in left if one.is_running()], "W&B's service ends with the run, also with a killed one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,21 +11,24 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.e2e.roles import scene as roles
 from tests.e2e.runs import QUICK, RunningRun
 
 pytestmark = pytest.mark.slow
 
-BOUNDS = ("--set", "watch.say_s=1", "--set", "watch.least_s=3", "--set", "watch.times=100")
+
+def bounds(least_s: int) -> tuple[str, ...]:
+    return ("--set", "watch.say_s=1", "--set", f"watch.least_s={least_s}", "--set", "watch.times=100")
 
 
 def begin(folder: Path, *arguments: str) -> RunningRun:
-    return RunningRun(folder, "run", "--dir", str(folder), *QUICK, *BOUNDS, "--steps", "500", *arguments)
+    return RunningRun(folder, "run", "--dir", str(folder), *QUICK, *bounds(3), "--steps", "500", *arguments)
 
 
 def says(run: RunningRun, text: str, deadline_s: float = 60) -> None:
     until = time.monotonic() + deadline_s
     while text not in run.text:
-        assert time.monotonic() < until, f"never said {text!r}:\n{run.text}"
+        assert time.monotonic() < until, f"never printed {text!r}:\n{run.text}"
         time.sleep(0.05)
 
 
@@ -84,12 +88,30 @@ def a_teacher_ends_the_run(folder: Path, atropos) -> None:
         run.process.kill()
 
 
+def a_server_is_named_and_the_run_goes_on_with_it_and_gives_it_up_at_the_bound(folder: Path, atropos) -> None:
+    folder.mkdir()
+    small = ("--set", "training.groups_per_step=2", "--set", "training.group_size=2", "--set", "evaluation.problems=8")
+    with roles(folder) as place:
+        trainer = place.train("--env", "gsm8k", "--steps", "500", *small, *bounds(12))
+        place.worker(1, "gsm8k")
+        place.wait_for_step(1, trainer)
+        place.server.process.send_signal(signal.SIGSTOP)
+        trainer.says(rf"{place.url} has given no answer to \S+ \S+ for \d s: its process may be stopped")
+        steps = len(place.metrics)
+        place.server.process.send_signal(signal.SIGCONT)
+        place.wait_for_step(steps, trainer)
+        place.server.process.send_signal(signal.SIGSTOP)
+        assert trainer.ends() == 1
+        assert re.search(rf"ApiError \S+ {place.url}/v1/\S+ got no answer in time", trainer.text), trainer.text
+
+
 def test_what_is_stopped_is_named_and_given_up_at_the_bound_of_the_run_file(tmp_path, atropos):
     scenes = (
         an_engine_is_begun_again_and_a_trainer_ends_the_run,
         a_rank_ends_the_run_with_its_trainer,
         a_teacher_ends_the_run,
+        a_server_is_named_and_the_run_goes_on_with_it_and_gives_it_up_at_the_bound,
     )
-    with ThreadPoolExecutor(3) as side_by_side:  # each waits more than it works
+    with ThreadPoolExecutor(len(scenes)) as side_by_side:  # each waits more than it works
         for ended in [side_by_side.submit(scene, tmp_path / scene.__name__, atropos) for scene in scenes]:
             ended.result()

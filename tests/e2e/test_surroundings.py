@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atropos_core.guards import TWICE_S
+from atropos_core.launch.signals import TWICE_S
 from tests.conftest import metrics_of
 
 SLOW = ("run", "--model", "toy", "--dir", "run", "--set", "evaluation.problems=0", "--set", "engine.latency_s=0.05",
@@ -39,16 +39,16 @@ class Terminal:
             os.chdir(folder)
             os.environ |= {"HF_HUB_OFFLINE": "1", "COLUMNS": "160", **environment}
             os.execv(argv[0], argv)
-        self.said = b""
+        self.printed = b""
         os.set_blocking(self.master, False)
 
     def read(self) -> str:
         try:
             while piece := os.read(self.master, 1 << 16):
-                self.said += piece
+                self.printed += piece
         except OSError:
             pass
-        return self.said.decode(errors="replace")
+        return self.printed.decode(errors="replace")
 
     def wait_for_step(self, step: int, deadline_s: float = 60) -> None:
         metrics, until = self.folder / "run/metrics.jsonl", time.monotonic() + deadline_s
@@ -104,7 +104,7 @@ def test_one_ctrl_c_saves_and_a_second_ends_at_once(sevens, tmp_path):
 
 
 def test_a_run_that_was_stopped_by_ctrl_z_goes_on_as_if_no_time_had_passed(sevens, tmp_path):
-    """For longer than the event loop may be held and a rollout may take."""
+    """For longer than the event loop may be blocked and a rollout may take."""
     bounds = ("--set", "training.rollout_deadline_s=2")
     run = " ".join(command(*SLOW, "--env", sevens, "--steps", "20", *bounds))
     script = f"{run}; echo stopped with $?; sleep 3; fg; echo ended with $?"
@@ -112,11 +112,11 @@ def test_a_run_that_was_stopped_by_ctrl_z_goes_on_as_if_no_time_had_passed(seven
     terminal.wait_for_step(3)
     terminal.type(b"\x1a")
     assert terminal.ends(60) == 0, terminal.read()
-    said = terminal.read()
-    assert "stopped with 148" in said and "ended with 0" in said, said
+    printed = terminal.read()
+    assert "stopped with 148" in printed and "ended with 0" in printed, printed
     lines = metrics_of(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(1, 21))
-    assert sum(line.get("rollouts/failed", 0) + line["groups/failed"] for line in lines) == 0, said
+    assert sum(line.get("rollouts/failed", 0) + line["groups/failed"] for line in lines) == 0, printed
 
 
 def test_64_descriptors_a_pipe_that_nobody_reads_and_a_hangup_that_nohup_ignores_end_no_run(sevens, tmp_path):
@@ -142,9 +142,9 @@ def test_a_stopped_supervisor_is_named_by_the_process_that_waits_for_it(sevens, 
         time.sleep(0.02)
     [child] = psutil.Process(run.pid).children()
     child.suspend()
-    said = run.stderr.readline()
+    printed = run.stderr.readline()
     child.resume()
-    assert f"is stopped; to let it go on: kill -CONT {child.pid}" in said
+    assert f"is stopped; to let it go on: kill -CONT {child.pid}" in printed
     run.stderr.close()
     assert run.wait(60) == 0
 
@@ -239,9 +239,9 @@ def test_a_disk_that_becomes_read_only_is_a_named_error_and_what_was_saved_is_wh
         assert run.poll() is None
         time.sleep(0.02)
     (tmp_path / "run.is_read_only").touch()
-    said = run.communicate(timeout=60)[1]
-    assert run.returncode == 1, said
-    assert "Read-only file system" in said and "Traceback" not in said, said
+    printed = run.communicate(timeout=60)[1]
+    assert run.returncode == 1, printed
+    assert "Read-only file system" in printed and "Traceback" not in printed, printed
     (tmp_path / "run.is_read_only").unlink()
     saved = last_checkpoint(tmp_path)
     ended = atropos("resume", "run", "--steps", str(saved + 2))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from atropos_core.plugins import load_plugins
+from atropos_core.plugins.manager import load_plugins
 from tests.e2e.roles import Role, Scene, scene
 
 pytestmark = pytest.mark.slow
@@ -37,16 +37,16 @@ def with_template(directory: Path) -> None:
     for path in directory.glob("*"):
         if path.name == "chat_template.jinja":
             path.write_text(path.read_text() + " ")
-        elif path.name == "tokenizer_config.json" and "chat_template" in (held := json.loads(path.read_text())):
-            path.write_text(json.dumps(held | {"chat_template": held["chat_template"] + " "}))
+        elif path.name == "tokenizer_config.json" and "chat_template" in (weights := json.loads(path.read_text())):
+            path.write_text(json.dumps(weights | {"chat_template": weights["chat_template"] + " "}))
 
 
 def with_weights(directory: Path) -> None:
     """Other weights of the same shape."""
     path = directory / "model.safetensors"
     random = np.random.default_rng(0)
-    held = load_file(path)
-    save_file({name: (value + random.normal(0, 0.05, value.shape)).astype(value.dtype) for name, value in held.items()}, path,
+    weights = load_file(path)
+    save_file({name: (value + random.normal(0, 0.05, value.shape)).astype(value.dtype) for name, value in weights.items()}, path,
               metadata={"format": "pt"})  # fmt: skip
 
 
@@ -145,8 +145,8 @@ def test_another_process_behind_an_engines_address_is_opened_anew_as_often_as_re
         place.wait_for_step(place.metrics[-1]["step"] + 2, run)
         relay.turn_to(ports[0])
         assert run.ends(120) == 1, place.all_text
-        said = " ".join(run.text.split())
-        assert "EngineReplaced" in said and "another process than the one that the run opened" in said
+        message = " ".join(run.text.split())
+        assert "EngineReplaced" in message and "another process than the one that the run opened" in message
         steps = int(place.metrics[-1]["step"])
         resumed = place.start("resumed", "resume", "run", "--set", f"training.steps={steps + 1}")
         assert resumed.ends(120) == 0, place.all_text

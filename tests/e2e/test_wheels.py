@@ -10,42 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from tests import wheels
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of core, of each plugin, and of a new plugin `env_hello`."""
     folder = tmp_path_factory.mktemp("wheels")
     subprocess.run([sys.executable, "-m", "atropos_core", "new", "environment", "hello", "--dir", folder], check=True)
     plugins = sorted(path.parent for path in (REPOSITORY / "plugins").glob("*/pyproject.toml"))
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        folder,
-    ]
-    subprocess.run([*build, REPOSITORY, *plugins, folder / "env_hello"], check=True, timeout=180)
+    wheels.build(folder, REPOSITORY, *plugins, folder / "env_hello")
     return folder
 
 
 @pytest.fixture(scope="module")
-def clean(wheels: Path) -> Path:
+def clean(made: Path) -> Path:
     """The `bin` of a fresh environment with these wheels. What they depend on (torch is a gigabyte) is borrowed from
     this one; our own editable installs are not."""
-    folder = wheels / "clean"
+    folder = made / "clean"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
     python = folder / "bin/python"
     install = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--disable-pip-version-check"]
-    subprocess.run([*install, *wheels.glob("*.whl")], check=True, timeout=120)
+    subprocess.run([*install, *made.glob("*.whl")], check=True, timeout=120)
     site = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True,

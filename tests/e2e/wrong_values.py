@@ -54,7 +54,7 @@ def of_frame(body: Any) -> Iterator[Case]:
 
 
 def _marked(body: Any) -> Iterator[tuple[str, str]]:
-    """The body as text, once with the mark in each of its places."""
+    """The body as text, once with the mark at each of its positions."""
     for path in _paths(body, ()):
         yield ".".join(map(str, path)) or "the body", json.dumps(_with_mark(body, path))
 

@@ -180,7 +180,7 @@ async def _publishes(setting: Setting, pair: Pair, report: Report) -> None:
 
 
 async def killed(setting: Setting, report: Report, victim: int) -> None:
-    """kill -9 of one end: a named error, the other end's memory is as it was or said to be gone, and all of it is given
+    """kill -9 of one end: a named error, the other end's memory is as it was or reported as gone, and all of it is given
     back."""
     who, other = (("owner", "attached"), ("attached", "owner"))[victim]
     memory = Memory(setting.device)
@@ -195,10 +195,10 @@ async def killed(setting: Setting, report: Report, victim: int) -> None:
             expected = await pair.engine.logprobs(probe)
             began = time.perf_counter()
             pair.children[victim].process.kill()
-            said = await _error(pair.children[victim].peer.call("call_agent", "read_sentinel", 0, deadline_s=10))
+            message = await _error(pair.children[victim].peer.call("call_agent", "read_sentinel", 0, deadline_s=10))
             report.at_most(f"{who} killed: seconds to the error", time.perf_counter() - began, 10, "s")
-            named_so = isinstance(said, ProcessDied) and "SIGKILL" in str(said)
-            report.holds(f"{who} killed: what is said", named_so, str(said).splitlines()[0])
+            named_so = isinstance(message, ProcessDied) and "SIGKILL" in str(message)
+            report.holds(f"{who} killed: the message", named_so, str(message).splitlines()[0])
             survivor = await _error(
                 pair.children[1 - victim].peer.call("call_agent", "read_sentinel", 1, deadline_s=10)
             )
@@ -226,8 +226,8 @@ async def refused(setting: Setting, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         models.make(models.SMALL, "float32", "cpu", Path(folder))
         async with started(setting, Path(folder), "float32", holder=True) as pair:
-            said = str(await pair.ask_engine("refuse"))
-            report.holds("CUDA IPC refused: what is said", "\n" in said, said.replace("\n", " | ") or "no error")
+            message = str(await pair.ask_engine("refuse"))
+            report.holds("CUDA IPC refused: the message", "\n" in message, message.replace("\n", " | ") or "no error")
 
 
 async def training(setting: Setting, report: Report, shape: str, lora: bool) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from atropos_core import hosted
 from atropos_core.errors import FitError
+from atropos_core.processes import child_main as hosted
+from atropos_core.processes.agent import Agent
 from tests.gpu.models import SMALL, large
 
 ENGINE = {"dtype": "auto", "max_batch": 64, "prefill_tokens": 4096, "kv_cache_gb": 2.0}
@@ -124,7 +125,7 @@ class CheckHost(hosted.Host):
 
     async def load_agent(self, reference: str) -> None:
         module, _, name = reference.partition(":")
-        self._agent = getattr(import_module(module), name)(self.component)
+        self._agent = Agent(getattr(import_module(module), name)(self.component))
 
     async def warm(self) -> None:
         """Take what a process takes before it has a model: modules, a CUDA context, kernels, workspaces."""

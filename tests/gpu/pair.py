@@ -12,7 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from atropos_core.hosting import Child, HostedEngine, HostedTrainer
+from atropos_core.processes.child import Child
+from atropos_core.processes.proxies import HostedEngine, HostedTrainer
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [str(ROOT), *(str(ROOT / "plugins" / name) for name in ("bridge_ipc", "engine_hf", "trainer_grpo"))]

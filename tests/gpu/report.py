@@ -11,7 +11,7 @@ class CheckFailed(AssertionError):
 
 
 class Report:
-    """The figures of one check, said as they are found."""
+    """The figures of one check, printed as they are found."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.figures: dict[str, Any] = {}

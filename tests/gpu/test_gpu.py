@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atropos_core.policy import within
+from atropos_core.guards.deadlines import within
 from atropos_trainer_grpo.config import GrpoOptions
 from tests.conftest import REPOSITORY
 from tests.gpu.checks import CHECKS, Check, training
@@ -104,12 +104,12 @@ def test_the_interpreter_above_has_no_pydantic(tmp_path: Path) -> None:
 
 
 def test_a_figure_out_of_bounds_fails_its_check_and_is_kept() -> None:
-    said: list[str] = []
-    report = Report(said.append)
+    lines: list[str] = []
+    report = Report(lines.append)
     report.at_most("copies", 2.0, 1.1)
     report.at_most("seconds", float("nan"), 0.5, "s")
     report.at_least("moved", 1.0, 0.5)
     with pytest.raises(AssertionError, match="copies: 2 .*; seconds: nan s"):
         report.settle()
     assert set(report.figures) == {"copies", "seconds [s]", "moved"}
-    assert [line for line in said if "FAILED" not in line] == ["  moved: 1 (at least 0.5)"]
+    assert [line for line in lines if "FAILED" not in line] == ["  moved: 1 (at least 0.5)"]

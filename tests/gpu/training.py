@@ -81,7 +81,7 @@ class Options(SimpleNamespace):
 
 
 async def measured(work: Work) -> dict[str, Any]:
-    """In a process of its own. Raises RuntimeError with the end of what it said where it fails."""
+    """In a process of its own. Raises RuntimeError with the end of its output where it fails."""
     paths = os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.gpu.training", json.dumps(asdict(work)),
@@ -89,13 +89,15 @@ async def measured(work: Work) -> dict[str, Any]:
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        out, said = await process.communicate()
+        out, answer = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise RuntimeError(f"the measurement ended with {process.returncode}: {said.decode(errors='replace')[-2000:]}")
+        raise RuntimeError(
+            f"the measurement ended with {process.returncode}: {answer.decode(errors='replace')[-2000:]}"
+        )
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 

@@ -20,17 +20,17 @@ def typed(tmp_path) -> Iterator[Typed]:
         yield there
 
 
-def shows(page: str, first: str, said: str) -> None:
-    """Every line that the page shows is among what was said, but for its figures."""
-    said = re.sub(r"[ \t]+", " ", said)
+def shows(page: str, first: str, message: str) -> None:
+    """Every line that the page shows is in the output, but for its figures."""
+    message = re.sub(r"[ \t]+", " ", message)
     for line in the_block(page, first).text.splitlines():
         if line.strip() not in ("", "..."):
-            assert re.search(alike(line), said), f"{page} shows {line!r}, which nobody said:\n{said}"
+            assert re.search(alike(line), message), f"{page} shows {line!r}, which nothing printed:\n{message}"
 
 
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory) -> Iterator[tuple[Typed, str]]:
-    """What `make run` types, in two small steps, with two sinks more; and what it said."""
+    """What `make run` types, in two small steps, with two sinks more; and its output."""
     [command] = re.findall(r"types `(atropos run .*?)` for you", _page("README.md"))
     assert command in _page("Makefile"), "what make run types"
     sinks = "--set sink.csv.use=csv --set sink.tensorboard.use=tensorboard"
@@ -76,8 +76,8 @@ def test_the_roles_of_the_readme_train_together_and_say_what_it_shows(typed):
     typed.says(typed.begin(serve), r"http://127\.0\.0\.1:8000")
     training = typed.begin(train.replace("--steps 50", "--steps 2") + SMALL)
     working = typed.begin(worker)
-    said = typed.ends_well(training)
-    shows("README.md", "workers sample from", said)
+    message = typed.ends_well(training)
+    shows("README.md", "workers sample from", message)
     shows("README.md", "worker gsm8k@", working.read_text())
 
 
@@ -135,6 +135,6 @@ def _page(name: str) -> str:
     return (REPOSITORY / name).read_text()
 
 
-def _body(said: str) -> str:
+def _body(message: str) -> str:
     """curl writes its progress to the terminal as well."""
-    return said[said.index("{") : said.rindex("}") + 1]
+    return message[message.index("{") : message.rindex("}") + 1]

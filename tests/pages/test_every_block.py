@@ -22,7 +22,7 @@ EXECUTED = (
     ("README.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "workers sample from", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "worker gsm8k@", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
-    ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/test_new.py::test_"),
+    ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/cli/test_new.py::test_"),
     ("docs/how-a-run-works.md", "draw                 prompt ids", "a drawing"),
     ("docs/roles.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("docs/roles.md", "(umask 077", HERE + "test_roles_with_a_token_and_addresses_of_their_own_train"),

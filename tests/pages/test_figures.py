@@ -277,14 +277,24 @@ def skyrl() -> Figures:
     for size in sizes:
         one = long["speed"][size]
         p50, p99 = one["p50 and p99 at half of the goal, ms"]
+        alone, alone_p99 = one["its p50 and p99 at half of that, ms"]
+        slow, slow_p99 = one["its p50 and p99 at half of its own rate, ms"]
         row(
-            "in the same run",
-            f"{one['shared memory, a second']:,.0f} ({one['best']:,.0f}); {one['HTTP/JSON, a second']:,.0f}",
+            f"{size}: trajectories a second, in groups of 16, median (best)",
+            f"{one['shared memory, a second']:,.0f} ({one['best']:,.0f})",
         )
-        row("p50 and p99", f"{p50:.3f} and {p99:.2f} ms")
+        row("trajectories a second, p50 and p99", f"{p50:.3f} and {p99:.2f} ms")
+        row(
+            f"{size}: each trajectory alone, a second; latency at half of that, p50 and p99",
+            f"{one['one trajectory alone, a second']:,.0f}; {alone:.3f} and {alone_p99:.2f} ms",
+        )
+        row(
+            f"{size}: HTTP/JSON, one a request over one connection, a second; latency at half of that",
+            f"{one['HTTP/JSON, a second']:,.0f}; {slow:.3f} and {slow_p99:.2f} ms",
+        )
     kills, memory = long["kills"], long["memory"]
     usual, most = kills["a death is noticed after, median and most, ms"]
-    rows.append(f"every field bit-equal; {kills['groups played again']} groups played again |")
+    rows.append(f"every field bit-equal; {kills['groups played again']} groups run again |")
     row("until a death is noticed, median and most", f"{usual:.0f} and {most:.0f} ms")
     alone, engine_too = (
         memory[name] for name in ("the adapter alone, MB", "with an engine of 0.5 B parameters in bfloat16, MB")
@@ -293,7 +303,30 @@ def skyrl() -> Figures:
     return {"docs/skyrl.md": rows}
 
 
-COMPUTED = (soak, engine, whole_loop, trainer, curriculum, transforms_and_rewards, sinks, vllm, roll, skyrl)
+def hostile() -> Figures:
+    found = results("soak_api_hostile")
+    kinds, default = found["kinds"], found["defaults, plain JSON of 40 MB"]
+    long = [one for one in kinds.values() if one["seconds"] == 20]
+    held = [one for one in kinds.values() if not one["missed"]]
+    half, numbers = kinds["half bodies"], kinds["numbers"]
+    return {
+        "docs/trajectory-api.md": [
+            f"{len(long)} of the kinds were measured for twenty seconds",
+            f"{len(held)} kinds hold the bar",
+            f"p95 up to {max(one['p95_ms'] for one in held):.0f} ms, memory up to {max(one['grown_mb'] for one in held):.0f} MB",
+            f"{half['p95_ms']:.0f} ms beside 1,200 connections with half a body each",
+            f"{numbers['p95_ms']:.0f} ms beside bodies of a million numbers",
+            f"took up to {default['grown_mb']:.0f} MB, of which {default['kept_mb']:.0f} were left",
+            f"another client's p95 was {default['p95_ms']:.0f} ms",
+            "; ".join(found["missed"]),
+            f"of small lists {kinds['small lists']['kept_mb']:.0f}, and none more",
+            f"{kinds['pipelined, unread']['kept_mb']:.0f} MB were kept, and {kinds['pipelined, unread']['kept_again_mb']:.0f} more",
+            f"of numbers {numbers['kept_mb']:.0f}, and {numbers['kept_again_mb']:.0f} more",
+        ]
+    }
+
+
+COMPUTED = (hostile, soak, engine, whole_loop, trainer, curriculum, transforms_and_rewards, sinks, vllm, roll, skyrl)
 
 
 @pytest.mark.parametrize("computed", COMPUTED, ids=lambda computed: computed.__name__)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from atropos_core.component import Component
-from atropos_core.config import NAMED, SINGLE, Layer, load
+from atropos_core.config.component import Component
+from atropos_core.config.run_file import NAMED, SINGLE, Layer, load
 from atropos_core.errors import ConfigError
-from atropos_core.plugins import load_plugins
+from atropos_core.plugins.manager import load_plugins
 from tests.pages.blocks import BLOCKS, Block
 
 TABLES = [block for block in BLOCKS if block.language == "toml" and "[project" not in block.text]

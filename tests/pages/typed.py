@@ -32,42 +32,44 @@ class Typed:
 
     def begin(self, command: str) -> Path:
         """Type it and go on; what it says is in the file that this gives."""
-        said = self.folder / f"{len(self._running)}.said"
+        message = self.folder / f"{len(self._running)}.output"
         here = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        with said.open("wb") as output:
+        with message.open("wb") as output:
             process = subprocess.Popen(
                 [*self._before, "bash", "-c", command],
                 cwd=self.folder, stdout=output, stderr=output, start_new_session=True,
                 env={**os.environ, "PATH": here, "HF_HUB_OFFLINE": "1", "COLUMNS": "160", "OMP_NUM_THREADS": "1",
                      "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
-        self._running.append((command, said, process))
-        return said
+        self._running.append((command, message, process))
+        return message
 
     def type(self, command: str, deadline_s: float = 120) -> str:
-        """Type it and wait for its end, which must be a good one. What it said."""
-        said = self.begin(command)
-        return self.ends_well(said, deadline_s)
+        """Type it and wait for its end, which must be a good one. Its output."""
+        message = self.begin(command)
+        return self.ends_well(message, deadline_s)
 
-    def ends_well(self, said: Path, deadline_s: float = 120) -> str:
-        [(command, _, process)] = [one for one in self._running if one[1] == said]
+    def ends_well(self, message: Path, deadline_s: float = 120) -> str:
+        [(command, _, process)] = [one for one in self._running if one[1] == message]
         try:
             code = process.wait(deadline_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{command} did not end within {deadline_s:g} s\n{self.text}") from None
         assert code == 0, f"{command} ended with {code}\n{self.text}"
-        return said.read_text()
+        return message.read_text()
 
-    def says(self, said: Path, pattern: str, deadline_s: float = 60) -> None:
+    def says(self, message: Path, pattern: str, deadline_s: float = 60) -> None:
         until = time.monotonic() + deadline_s
-        [(command, _, process)] = [one for one in self._running if one[1] == said]
-        while not re.search(pattern, said.read_text()):
-            assert process.poll() is None and time.monotonic() < until, f"{command} never said {pattern}\n{self.text}"
+        [(command, _, process)] = [one for one in self._running if one[1] == message]
+        while not re.search(pattern, message.read_text()):
+            assert process.poll() is None and time.monotonic() < until, (
+                f"{command} never printed {pattern}\n{self.text}"
+            )
             time.sleep(0.05)
 
     @property
     def text(self) -> str:
-        return "\n".join(f"--- {command}\n{said.read_text()}" for command, said, _ in self._running)
+        return "\n".join(f"--- {command}\n{message.read_text()}" for command, message, _ in self._running)
 
     def end(self) -> None:
         """All that still runs, with whatever it started."""

@@ -27,22 +27,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Which ROLL this was, and what of it and of what it runs with is otherwise than known."""
     if HAS_GEM:
         terminalreporter.section("ROLL")
-        for line in told_of_roll():
+        for line in description_of_roll():
             terminalreporter.line(line)
 
 
-def told_of_roll() -> list[str]:
+def description_of_roll() -> list[str]:
     if not source:
         return ["ROLL_SOURCE names no checkout: only our own implementation of its contract was tested"]
     from atropos_adapter_roll import known
 
-    told = subprocess.run(
+    described = subprocess.run(
         ["git", "-C", source, "log", "-1", "--format=%h of %as"], capture_output=True, text=True, check=False
     )
     with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):
         differs = known.differences() or [f"interfaces as known of {known.KNOWN_AS_OF}"]
     return [
-        f"{source}, commit {told.stdout.strip() or 'unknown'}",
+        f"{source}, commit {described.stdout.strip() or 'unknown'}",
         *differs,
         f"its requirements_common.txt asks for {', '.join(other_versions())}",
     ]

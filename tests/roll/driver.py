@@ -96,7 +96,7 @@ class Manager:
 class Traj(Manager):
     """One token history an episode; observations are text, put one after another."""
 
-    def play(self, seed: int) -> Proto | None:
+    def run_episode(self, seed: int) -> Proto | None:
         self.rollout_cache = cache = self._cache()
         observation, info = self.env.reset(seed=seed)
         if observation is None:
@@ -156,8 +156,8 @@ class Traj(Manager):
             history.pop(-1)
         rewards = [one["reward"] for one in history]
         prompts = [(one["prompt_ids"], one["response_ids"]) for one in history]
-        ids = [token for said, reply in prompts for token in (*said, *reply)]
-        mask = [flag for said, reply in prompts for flag in (*[0] * len(said), *[1] * len(reply))]
+        ids = [token for prompt_ids, reply in prompts for token in (*prompt_ids, *reply)]
+        mask = [flag for prompt_ids, reply in prompts for flag in (*[0] * len(prompt_ids), *[1] * len(reply))]
         scores = [0.0] * len(ids)
         scores[-1] = sum(rewards)
         return Proto(
@@ -173,7 +173,7 @@ class Traj(Manager):
 class Native(Manager):
     """One sample a step; observations are all the messages."""
 
-    def play(self, seed: int) -> Proto | None:
+    def run_episode(self, seed: int) -> Proto | None:
         self.rollout_cache = cache = self._cache()
         observation, info = self.env.reset(seed=seed)
         if observation is None:

@@ -22,7 +22,7 @@ def user(content: str) -> dict[str, Any]:
 
 
 class One(Environment):
-    """One question; whatever is said scores its length in hundredths."""
+    """One question; every reply scores its length in hundredths."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -30,27 +30,27 @@ class One(Environment):
     def tasks(self, split: Split) -> Sequence[Task]:
         return [Task(f"{split}-{n}", (user(f"question {n}"),), str(n)) for n in range(500)]
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
         reply = await talk.reply(*task.messages)
         return talk.episode(Score(len(reply["content"]) / 100, reply["content"] == task.answer))
 
 
 class Dialogue(One):
-    """Goes on until a number is said, which is the score; 1 is right."""
+    """Goes on until a reply has a number, which is the score; 1 is right."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
-        said = str((await talk.reply(*task.messages))["content"])
-        while said == "go on":
-            said = str((await talk.reply(user("And?")))["content"])
-        return talk.episode(Score(float(said), float(said) == 1.0))
+        text = str((await talk.reply(*task.messages))["content"])
+        while text == "go on":
+            text = str((await talk.reply(user("And?")))["content"])
+        return talk.episode(Score(float(text), float(text) == 1.0))
 
 
 class Fourteen(One):
     """Right is `14`, or a last line `#### 14`, and nothing beside it."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
         reply = await talk.reply(*task.messages)
         right = str(reply["content"]) in ("14", "#### 14")
@@ -58,7 +58,7 @@ class Fourteen(One):
 
 
 class Raises(One):
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         await Conversation(policy, seed=seed).reply(*task.messages)
         raise ZeroDivisionError("a tool divided by zero")
 
@@ -66,15 +66,15 @@ class Raises(One):
 class FailsOnRequest(One):
     async def score(self, task: Task, reply: Message) -> float:
         if reply["content"] == "fail":
-            raise ZeroDivisionError("as it was asked to")
+            raise ZeroDivisionError("on request")
         return 1.0
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
-        return await Environment.play(self, task, policy, seed=seed)
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        return await Environment.rollout(self, task, policy, seed=seed)
 
 
 class RaisesAtOnce(One):
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         raise ConnectionError("the sandbox does not start")
 
 
@@ -84,7 +84,7 @@ class NoTasks(One):
 
 
 class NotANumber(One):
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
         await talk.reply(*task.messages)
         return talk.episode(Score(float("nan")))
@@ -93,7 +93,7 @@ class NotANumber(One):
 class Sleeps(One):
     """Between its two turns, for a minute, and it takes a while to clean up."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
         await talk.reply(*task.messages)
         try:
@@ -107,7 +107,7 @@ class Sleeps(One):
 class Endless(One):
     """Asks for ever, and notes when it is ended."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
         try:
             await talk.reply(*task.messages)
@@ -121,7 +121,7 @@ class Endless(One):
 class Rewrites(One):
     """Starts a second conversation of the same episode."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
         await talk.reply(*task.messages)
         talk.start_over()
@@ -132,7 +132,7 @@ class Rewrites(One):
 class AsksTwice(One):
     """Two conversations at once."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talks = [Conversation(policy, seed=seed), Conversation(policy, seed=seed + 1)]
         first, second = await asyncio.gather(talks[0].reply(user("one")), talks[1].reply(user("two")))
         self.log.append(f"{first['content']} {second['content']}")
@@ -140,7 +140,7 @@ class AsksTwice(One):
 
 
 class AsksForFour(One):
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         prompt = await policy.render(task.messages)
         await policy.sample(prompt, n=4, seed=seed)
         raise AssertionError("it is refused")
@@ -149,7 +149,7 @@ class AsksForFour(One):
 class Blocks(One):
     """Holds the loop that every episode of the process runs on."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed)
         await talk.reply(*task.messages)
         time.sleep(2.5)  # noqa: ASYNC251 - what it must not do
@@ -166,7 +166,7 @@ class Ranked(One):
         super().__init__()
         self.label = options.label if options else ""
 
-    async def play_group(
+    async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
         talks = [Conversation(policy, seed=seed) for seed in seeds[:n]]
@@ -181,7 +181,7 @@ class Ranked(One):
 class RankedAtOnce(Ranked):
     """As Ranked, with one call of the policy for all members."""
 
-    async def play_group(
+    async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
         prompt = await policy.render(task.messages)
@@ -195,15 +195,15 @@ class RankedAtOnce(Ranked):
 
 
 def rollout_of(prompt: Tokens, completion: Completion) -> Rollout:
-    said = np.arange(len(prompt) + len(completion.tokens)) >= len(prompt)
+    text = np.arange(len(prompt) + len(completion.tokens)) >= len(prompt)
     tokens = np.concatenate([prompt, completion.tokens])
-    return Rollout(tokens, said, said, -said.astype(np.float32), said.astype(np.int32), completion.temperature)
+    return Rollout(tokens, text, text, -text.astype(np.float32), text.astype(np.int32), completion.temperature)
 
 
 class ChangesTools(One):
     """Other tools for its second conversation."""
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed, tools=[{"name": "one"}])
         await talk.reply(*task.messages)
         other = Conversation(policy, seed=seed, tools=[{"name": "another"}])
@@ -214,7 +214,7 @@ class ChangesTools(One):
 class RankedInTwo(Ranked):
     """As Ranked, with a second turn."""
 
-    async def play_group(
+    async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
         talks = [Conversation(policy, seed=seed) for seed in seeds[:n]]
@@ -224,8 +224,8 @@ class RankedInTwo(Ranked):
 
 
 class RankedAndOneFails(Ranked):
-    async def play_group(
+    async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
-        played = list(await super().play_group(task, policy, n, seeds=seeds))
-        return [Failed("the judge was away"), *played[1:]]
+        members = list(await super().rollout_group(task, policy, n, seeds=seeds))
+        return [Failed("the judge was away"), *members[1:]]

@@ -25,7 +25,7 @@ def cluster():
 class Worker:
     """One environment a thread, beside the actor's loop."""
 
-    async def play(self, first: int, members: int, episodes: int):
+    async def run_episode(self, first: int, members: int, episodes: int):
         import asyncio
 
         from tests.roll.driver import manager
@@ -33,10 +33,10 @@ class Worker:
 
         def one(env_id: int):
             member = manager(stock_policy, environment=STOCK, env_id=env_id, group_size=members)
-            played = [member.play(seed=100 + episode) for episode in range(episodes)]
+            ran = [member.run_episode(seed=100 + episode) for episode in range(episodes)]
             return [
                 (rollout.meta_info["atropos"]["task"], float(rollout.non_tensor_batch["episode_scores"][0]))
-                for rollout in played
+                for rollout in ran
             ]
 
         results = await asyncio.gather(*(asyncio.to_thread(one, first + at) for at in range(members)))
@@ -49,7 +49,7 @@ class Worker:
         from tests.roll.driver import manager
         from tests.roll.environments import HERE
 
-        return manager(lambda messages: reply, environment=f"{HERE}:Ranked", group_size=2).play(seed=5)
+        return manager(lambda messages: reply, environment=f"{HERE}:Ranked", group_size=2).run_episode(seed=5)
 
     async def filter(self, rollouts):
         from atropos_adapter_roll.group import GroupFilter
@@ -61,14 +61,14 @@ class Worker:
         from tests.roll.driver import manager
         from tests.roll.environments import HERE
 
-        rollout = manager(lambda messages: "x", environment=f"{HERE}:Raises").play(seed=5)
+        rollout = manager(lambda messages: "x", environment=f"{HERE}:Raises").run_episode(seed=5)
         return rollout.meta_info["drop_flag"], rollout.meta_info["atropos"]["failed"]
 
 
-def test_episodes_in_two_actors_play_the_same_tasks_with_their_tools_once(cluster):
+def test_episodes_in_two_actors_run_the_same_tasks_with_their_tools_once(cluster):
     workers = [ray.remote(Worker).remote() for _ in range(2)]
     (one, orders, pid), (other, other_orders, other_pid) = ray.get(
-        [worker.play.remote(4 * at, 4, 3) for at, worker in enumerate(workers)], timeout=120
+        [worker.run_episode.remote(4 * at, 4, 3) for at, worker in enumerate(workers)], timeout=120
     )
     assert pid != other_pid
     assert orders == other_orders == 12

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 import atropos_adapter_roll.env  # noqa: F401 - registers
-from atropos_core.plugins import load_plugins
-from atropos_core.registry import RunContext
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import RunContext
 from tests.conftest import REPOSITORY
 from tests.roll.driver import OurTraj
 from tests.roll.environments import HERE
@@ -32,7 +32,7 @@ def adapter(**options):
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "tools"])
-def test_an_example_makes_environments_that_play_as_omegaconf_gives_it_to_roll(name):
+def test_an_example_makes_environments_that_run_as_omegaconf_gives_it_to_roll(name):
     config = OmegaConf.load(EXAMPLES / name / "roll.yaml")
     resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert resolved["actor_train"]["device_mapping"] == "list(range(0,1))"
@@ -47,10 +47,10 @@ def test_an_example_makes_environments_that_play_as_omegaconf_gives_it_to_roll(n
         worker = SimpleNamespace(group_filter_cls=managed["group_filter_cls"], group_size=managed["group_size"])
         seen: list = []
         member = OurTraj(worker, None, OmegaConf.create(entry), recorded(seen))
-        rollout = member.play(seed=3)
+        rollout = member.run_episode(seed=3)
         assert rollout.meta_info["atropos"]["failed"] == ""
         assert [message["role"] for message in seen[0]] == ["system", "user"]
-        assert seen[0][0]["content"] not in seen[0][1]["content"], "the environment's system message is said once"
+        assert seen[0][0]["content"] not in seen[0][1]["content"], "the environment's system message appears once"
         member.env.close()
 
 
@@ -80,7 +80,7 @@ def test_versions_name_what_is_installed():
     assert found["ray"] == "2.56.0"
 
 
-def test_the_doctor_plays_an_episode_through_gem():
+def test_the_doctor_runs_an_episode_through_gem():
     findings = {finding.subject: finding for finding in adapter().doctor()}
     assert findings["gem-llm"].ok
     assert findings["an episode"].ok
@@ -89,9 +89,9 @@ def test_the_doctor_plays_an_episode_through_gem():
     assert all(finding.remedy for finding in findings.values() if not finding.ok)
 
 
-def test_the_doctor_plays_the_environment_that_it_is_given_and_says_what_fails():
-    [played] = [one for one in adapter(trial_environment="gsm8k").doctor() if one.subject == "an episode"]
-    assert (played.ok, played.detail) == (True, "gsm8k by gem.make: 1 replies, reward 0")
+def test_the_doctor_runs_the_environment_that_it_is_given_and_says_what_fails():
+    [finished] = [one for one in adapter(trial_environment="gsm8k").doctor() if one.subject == "an episode"]
+    assert (finished.ok, finished.detail) == (True, "gsm8k by gem.make: 1 replies, reward 0")
     [failed] = [one for one in adapter(trial_environment=f"{HERE}:Raises").doctor() if one.subject == "an episode"]
     assert failed.ok is False
     assert "a tool divided by zero" in failed.detail

@@ -39,8 +39,8 @@ def make(environment=ONE, **config):
 
 def stock_policy(messages):
     """Answers rightly, whichever way the conversation is shown."""
-    asked = next(message["content"] for message in messages if "Fill the shelf" in message["content"])
-    number = int(asked.rpartition("item ")[2].rstrip("."))
+    requested = next(message["content"] for message in messages if "Fill the shelf" in message["content"])
+    number = int(requested.rpartition("item ")[2].rstrip("."))
     task = Stock().tasks("train")[number]
     return right_replies(task)[sum(message["role"] == "assistant" for message in messages)]
 
@@ -204,7 +204,7 @@ def test_4_the_trajectory_manager_gets_what_is_new_as_text():
         seen.append(messages)
         return stock_policy(messages)
 
-    rollout = manager(policy, environment=STOCK, system="Be brief.", max_steps=3).play(seed=21)
+    rollout = manager(policy, environment=STOCK, system="Be brief.", max_steps=3).run_episode(seed=21)
     assert rollout.non_tensor_batch["episode_scores"].tolist() == [1.0]
     first, second, third = seen
     assert [message["role"] for message in third] == ["system", "user", "assistant", "tool", "assistant", "tool"]
@@ -215,7 +215,7 @@ def test_4_the_trajectory_manager_gets_what_is_new_as_text():
     assert third[5]["content"] == "ordered"
 
 
-def test_4_a_system_message_that_the_template_says_is_not_said_twice():
+def test_4_a_system_message_of_the_template_does_not_appear_twice():
     env = make(STOCK, system=SYSTEM)
     observation, _ = env.reset(seed=1)
     assert SYSTEM not in observation
@@ -234,7 +234,7 @@ def test_4_the_native_manager_gets_all_messages_as_a_list():
         return stock_policy(messages)
 
     one = manager(policy, of=OurNative, environment=STOCK)
-    rollout = one.play(seed=21)
+    rollout = one.run_episode(seed=21)
     assert rollout.non_tensor_batch["episode_scores"].tolist() == [1.0, 1.0, 1.0]
     assert rollout.batch["scores"].sum(-1).tolist() == [0.0, 0.0, 1.0]
     assert [len(messages) for messages in seen] == [2, 4, 6]
@@ -245,15 +245,15 @@ def test_4_the_native_manager_gets_all_messages_as_a_list():
 
 @pytest.mark.parametrize("environment", ["Rewrites", "AsksTwice"])
 def test_4_a_history_that_is_rewritten_is_noticed_in_a_delta_and_fine_as_a_list(environment):
-    rollout = manager(lambda messages: "short", environment=f"{HERE}:{environment}").play(seed=1)
+    rollout = manager(lambda messages: "short", environment=f"{HERE}:{environment}").run_episode(seed=1)
     assert "rewrote its history" in rollout.meta_info["atropos"]["failed"]
-    rollout = manager(lambda messages: "short", of=OurNative, environment=f"{HERE}:{environment}").play(seed=1)
+    rollout = manager(lambda messages: "short", of=OurNative, environment=f"{HERE}:{environment}").run_episode(seed=1)
     assert rollout.meta_info["atropos"]["failed"] == ""
     assert rollout.non_tensor_batch["episode_scores"].tolist() == [1.0, 1.0]
 
 
 def test_4_tools_that_change_are_noticed_where_roll_would_not_hear_of_them():
-    rollout = manager(lambda messages: "x", of=OurNative, environment=f"{HERE}:ChangesTools").play(seed=1)
+    rollout = manager(lambda messages: "x", of=OurNative, environment=f"{HERE}:ChangesTools").run_episode(seed=1)
     assert "changed its tools" in rollout.meta_info["atropos"]["failed"]
 
 
@@ -266,7 +266,7 @@ def test_4_a_manager_refuses_the_other_ones_observations(of, wrong):
 def test_5_metrics_are_numbers_and_come_out_of_rolls_mean_as_they_went_in():
     rollout = manager(
         stock_policy, environment=STOCK, reward={"length": {"free": 1000, "limit": 2000}}
-    ).play(seed=4)  # fmt: skip
+    ).run_episode(seed=4)  # fmt: skip
     found = rollout.meta_info["metrics"]
     assert all(type(value) is float for value in found.values())
     assert found["env/Tag/failed"] == 0.0
@@ -304,14 +304,14 @@ def test_6_the_native_manager_finds_what_it_reads():
 @pytest.mark.parametrize("environment", ["RaisesAtOnce", "NoTasks"])
 def test_6_an_environment_that_cannot_begin_fails_its_reset(environment):
     one = manager(lambda messages: "x", of=OurNative, environment=f"{HERE}:{environment}")
-    assert one.play(seed=1) is None
+    assert one.run_episode(seed=1) is None
     assert one.env.env_reset_failed
     assert "sandbox does not start" in one.failure_mode or "has no train tasks" in one.failure_mode
-    rollout = manager(lambda messages: "x", environment=f"{HERE}:{environment}").play(seed=1)
-    assert rollout.meta_info["drop_flag"] is True, "T cannot be told at reset: it is at the first step"
+    rollout = manager(lambda messages: "x", environment=f"{HERE}:{environment}").run_episode(seed=1)
+    assert rollout.meta_info["drop_flag"] is True, "T is unknown at reset: it is seen at the first step"
 
 
-def test_6_a_stop_reason_ends_the_episode_as_failed_and_the_play_is_cleaned_up():
+def test_6_a_stop_reason_ends_the_episode_as_failed_and_the_rollout_is_cleaned_up():
     one = manager(lambda messages: None, of=Native, environment=f"{HERE}:Endless")
     log = one.env._environment.log
     one.env.reset(seed=1)
@@ -333,8 +333,10 @@ def test_6_it_ends_itself_at_max_steps():
 @pytest.mark.parametrize(("reply", "max_steps"), [("x", 2), (None, 9)])
 def test_6_where_the_trainer_ends_an_episode_by_itself_the_rollout_is_marked(reply, max_steps):
     """T's own max_steps and sequence_length: the environment hears nothing of it until its next reset."""
-    said = iter(["x", reply])
-    rollout = manager(lambda messages: next(said), environment=f"{HERE}:Endless", max_steps=max_steps).play(seed=1)
+    reported = iter(["x", reply])
+    rollout = manager(lambda messages: next(reported), environment=f"{HERE}:Endless", max_steps=max_steps).run_episode(
+        seed=1
+    )
     assert rollout.meta_info["drop_flag"] is True
     assert rollout.meta_info["metrics"]["env/Tag/failed"] == 1.0
     assert "the trainer ended the episode" in rollout.meta_info["atropos"]["failed"]
@@ -342,21 +344,21 @@ def test_6_where_the_trainer_ends_an_episode_by_itself_the_rollout_is_marked(rep
 
 @pytest.mark.parametrize("of", [OurTraj, OurNative])
 def test_6_a_first_prompt_that_leaves_no_room_for_a_reply_is_a_failed_episode(of):
-    rollout = manager(lambda messages: None, of=of, environment=f"{HERE}:One", pipeline={"sequence_length": 16}).play(
-        seed=1
-    )
+    rollout = manager(
+        lambda messages: None, of=of, environment=f"{HERE}:One", pipeline={"sequence_length": 16}
+    ).run_episode(seed=1)
     assert "leaves no room for a reply in sequence_length 16" in rollout.meta_info["atropos"]["failed"]
     assert rollout.meta_info["drop_flag"] is True
     assert rollout.batch["response_mask"].sum() == 1
 
 
-async def test_7_threads_of_a_process_whose_main_thread_runs_a_loop_play_at_once():
+async def test_7_threads_of_a_process_whose_main_thread_runs_a_loop_run_at_once():
     """As in a Ray worker: one environment a thread, and every call blocks it."""
     scores = {}
 
     def work(number):
         one = manager(stock_policy, environment=STOCK, env_id=number)
-        rollouts = [one.play(seed=100 * number + episode) for episode in range(3)]
+        rollouts = [one.run_episode(seed=100 * number + episode) for episode in range(3)]
         scores[number] = [rollout.non_tensor_batch["episode_scores"][0] for rollout in rollouts]
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -369,21 +371,21 @@ async def test_7_threads_of_a_process_whose_main_thread_runs_a_loop_play_at_once
 
 
 def test_7_the_episodes_score_is_the_sum_of_its_steps_and_all_but_the_last_are_nothing():
-    rollout = manager(stock_policy, environment=STOCK, reward={"format": {"markers": ["4"]}}).play(seed=9)
+    rollout = manager(stock_policy, environment=STOCK, reward={"format": {"markers": ["4"]}}).run_episode(seed=9)
     rewards = rollout.non_tensor_batch["step_scores"][0]
     assert rewards[:-1].tolist() == [0.0, 0.0]
     assert rollout.non_tensor_batch["episode_scores"][0] == sum(rewards) == rewards[-1]
     assert rollout.batch["scores"].sum().item() == pytest.approx(sum(rewards))
 
 
-def test_8_members_in_different_workers_play_one_task():
+def test_8_members_in_different_workers_run_one_task():
     """Nothing of a group is shared in memory: the seed is all that its members have in common."""
     script = (
         "import sys, json\n"
         "from tests.roll.driver import manager\n"
         "one = manager(lambda messages: 'x' * int(sys.argv[1]), environment='tests.roll.environments:Ranked',"
         " group_size=2, env_id=int(sys.argv[1]))\n"
-        "print(json.dumps(one.play(seed=5).meta_info['atropos']))\n"
+        "print(json.dumps(one.run_episode(seed=5).meta_info['atropos']))\n"
     )
     records = []
     for member in ("0", "1"):

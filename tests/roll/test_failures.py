@@ -19,7 +19,7 @@ def make(environment, **config):
 
 
 def failed(step):
-    """What a step that ended in failure said, after what every such step must say."""
+    """What a step that ended in failure shows, after what every such step must show."""
     observation, reward, terminated, _, info = step
     assert (observation, reward, terminated) == ("", 0.0, True)
     assert info["metrics"]["failed"] == 1.0
@@ -144,10 +144,10 @@ print("leaving", flush=True)
 """
     start = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
-    said = ended.stdout.splitlines()
+    printed = ended.stdout.splitlines()
     assert ended.returncode == 0, ended.stderr
-    assert said[0] == "leaving"
-    assert said[1].endswith("cleaned up")
-    assert said[2] == "closed"
+    assert printed[0] == "leaving"
+    assert printed[1].endswith("cleaned up")
+    assert printed[2] == "closed"
     assert "Task was destroyed" not in ended.stderr
     assert time.monotonic() - start < 15

@@ -1,4 +1,4 @@
-"""The group filter: failed plays are dropped with their group, and an environment's own group scores are put in place."""
+"""The group filter: failed rollouts are dropped with their group, and an environment's own group scores are put in place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def group(replies, environment=RANKED, *, seed=5, **config):
         )
         for at, reply in enumerate(replies)
     ]
-    return [member.play(seed=seed) for member in members]
+    return [member.run_episode(seed=seed) for member in members]
 
 
 def scores(rollouts):
@@ -55,10 +55,10 @@ def test_a_group_is_scored_by_its_environment_as_a_whole_and_once(of, fresh):
     assert scores(rollouts) == [0.0, 0.0, 0.0], "not scored yet"
     assert not a_filter().filter(0, 0, rollouts)
     assert scores(rollouts) == [0.0, 1.0, 0.5]
-    told = [rollout.meta_info["metrics"]["env/Tag/score"] for rollout in rollouts]
-    assert told == [0.0, 1.0, 0.5]
+    reported = [rollout.meta_info["metrics"]["env/Tag/score"] for rollout in rollouts]
+    assert reported == [0.0, 1.0, 0.5]
     [ranked] = [e for e in shared_loop().environments._open.values() if getattr(e, "label", "") == fresh]
-    assert ranked.log == [f"{task} [2, 4, 6]"], "played to its end once"
+    assert ranked.log == [f"{task} [2, 4, 6]"], "run to its end once"
 
 
 def test_members_with_the_same_reply_and_members_out_of_order_get_their_own_score():
@@ -73,7 +73,7 @@ def test_an_environment_may_ask_for_all_its_members_at_once():
     assert scores(rollouts) == [0.5, 1.0, 0.25]
 
 
-def test_a_groups_environment_is_held_once_however_many_groups_it_scores():
+def test_a_groups_environment_is_kept_once_however_many_groups_it_scores():
     one = a_filter()
     for seed in range(4):
         assert not one.filter(0, seed, group(["x", "xx"], seed=seed, options={"label": "held"}))
@@ -83,7 +83,7 @@ def test_a_groups_environment_is_held_once_however_many_groups_it_scores():
 
 
 def test_a_group_that_comes_from_other_processes_is_scored_by_what_its_rollouts_carry():
-    """A record is plain data: nothing of the worker that played is needed."""
+    """A record is plain data: nothing of the worker that ran is needed."""
     rollouts = group(["x", "xxx"])
     for rollout in rollouts:
         rollout.meta_info = pickle.loads(pickle.dumps(json.loads(json.dumps(rollout.meta_info))))
@@ -119,7 +119,7 @@ def test_a_group_with_several_turns_is_refused_at_once():
         a_filter().filter(0, 0, group(["x", "xx"], f"{HERE}:RankedInTwo"))
 
 
-def test_a_group_that_cannot_be_scored_is_dropped_and_said_why(caplog):
+def test_a_group_that_cannot_be_scored_is_dropped_and_the_cause_reported(caplog):
     rollouts = group(["x", "xx"], f"{HERE}:RankedAndOneFails")
     with caplog.at_level(logging.WARNING):
         assert a_filter().filter(3, 4, rollouts)
@@ -127,15 +127,15 @@ def test_a_group_that_cannot_be_scored_is_dropped_and_said_why(caplog):
     assert "group 3, episode 4 is dropped" in caplog.text
 
 
-def test_a_group_with_a_failed_play_is_dropped(caplog):
+def test_a_group_with_a_failed_rollout_is_dropped(caplog):
     rollouts = group(["x", "x"], f"{HERE}:One")
     rollouts += group(["x"], f"{HERE}:Raises")
     with caplog.at_level(logging.WARNING):
         assert a_filter().filter(0, 0, rollouts)
-    assert "1 of 3 plays failed; ZeroDivisionError" in caplog.text
+    assert "1 of 3 rollouts failed; ZeroDivisionError" in caplog.text
 
 
-def test_a_group_whose_plays_all_ended_is_kept_as_it_is():
+def test_a_group_whose_rollouts_all_ended_is_kept_as_it_is():
     rollouts = group(["x", "xxx"], f"{HERE}:One")
     before = scores(rollouts)
     assert not a_filter().filter(0, 0, rollouts)
@@ -144,14 +144,14 @@ def test_a_group_whose_plays_all_ended_is_kept_as_it_is():
 
 
 def test_rollouts_of_rolls_own_managers_are_judged_by_their_metrics():
-    [kept] = [manager(lambda messages: "x", of=Traj, environment=f"{HERE}:One").play(seed=1)]
-    [dropped] = [manager(lambda messages: "x", of=Traj, environment=f"{HERE}:Raises").play(seed=1)]
+    [kept] = [manager(lambda messages: "x", of=Traj, environment=f"{HERE}:One").run_episode(seed=1)]
+    [dropped] = [manager(lambda messages: "x", of=Traj, environment=f"{HERE}:Raises").run_episode(seed=1)]
     assert not a_filter().filter(0, 0, [kept])
     assert a_filter().filter(0, 0, [kept, dropped])
 
 
 def test_a_placeholder_of_the_native_manager_is_dropped():
-    [rollout] = [manager(lambda messages: "x", of=Traj, environment=f"{HERE}:One").play(seed=1)]
+    [rollout] = [manager(lambda messages: "x", of=Traj, environment=f"{HERE}:One").run_episode(seed=1)]
     rollout.meta_info = {"metrics": {}, "drop_flag": True}
     assert a_filter().filter(0, 0, [rollout])
 
@@ -234,14 +234,20 @@ def test_managers_refuse_an_estimator_that_their_rows_do_not_fit(of, pipeline, s
         manager(lambda messages: "x", of=of, environment=f"{HERE}:One", pipeline=pipeline)
 
 
-def test_a_discount_that_takes_credit_from_early_replies_is_said(caplog):
+def test_a_discount_that_takes_credit_from_early_replies_is_reported(caplog):
     manager(
         lambda messages: "x", of=OurNative, environment=f"{HERE}:One", max_steps=5, pipeline={"step_reward_gamma": 0.5}
     )
     assert "of 5 replies the first is credited with 0.0625 of what its episode earned" in caplog.text
 
 
-def test_outside_of_a_group_such_an_environment_plays_a_group_of_one():
+@pytest.mark.parametrize(("mode", "said"), [("seq-mean-token-mean", True), ("token-mean", False)])
+def test_a_mean_over_rows_that_counts_an_episode_for_each_reply_is_reported(caplog, mode, said):
+    manager(lambda messages: "x", of=OurNative, environment=f"{HERE}:One", pipeline={"loss_agg_mode": mode})
+    assert ("an episode counts once for each of its replies" in caplog.text) is said
+
+
+def test_outside_of_a_group_such_an_environment_runs_a_group_of_one():
     env = AtroposEnv(environment=RANKED)
     env.reset(seed=1)
     _, reward, terminated, _, info = env.step("x")

@@ -13,11 +13,11 @@ import atropos_adapter_roll.env  # noqa: F401 - registers
 from atropos_adapter_roll.group import GroupFilter
 from atropos_adapter_roll.trial import Stock, right_replies
 from atropos_core.builtin.rewards import EnvironmentReward
-from atropos_core.hosting import LocalEndpoint
 from atropos_core.interfaces import Engine, ModelInfo
-from atropos_core.rollouts import Player, WeightedReward
+from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
+from atropos_core.rollouts.tokenizer import ChatTokenizer, message_of
 from atropos_core.seeds import derive
-from atropos_core.tokenizer import ChatTokenizer, message_of
 from atropos_core.types import Completion, Draw, Sampling, Tokens
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.environment import Gsm8k
@@ -51,7 +51,7 @@ class ScriptedEngine(Engine):
 
 
 def scripts(name: str) -> tuple[Any, dict[str, Any], list[list[str]]]:
-    """An environment, what gem.make is told of it, and what is said in each of its episodes."""
+    """An environment, what gem.make gets of it, and the replies of each of its episodes."""
     if name == "gsm8k":
         environment: Any = Gsm8k(Gsm8kOptions())
         tasks = environment.tasks("train")
@@ -61,26 +61,26 @@ def scripts(name: str) -> tuple[Any, dict[str, Any], list[list[str]]]:
     environment = Stock()
     tasks = environment.tasks("train")
     right = [right_replies(tasks[derive(seed, "task") % len(tasks)]) for seed in range(12)]
-    said = [[*replies[:2], "0"] if seed % 3 == 0 else replies for seed, replies in enumerate(right)]
-    said[1] = ["no tool", "none", "none"]
-    return environment, {"environment": STOCK}, [[TINY.decode(TINY.encode(one)) for one in each] for each in said]
+    scripted = [[*replies[:2], "0"] if seed % 3 == 0 else replies for seed, replies in enumerate(right)]
+    scripted[1] = ["no tool", "none", "none"]
+    return environment, {"environment": STOCK}, [[TINY.decode(TINY.encode(one)) for one in each] for each in scripted]
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "stock"])
 async def test_our_own_loop_and_gem_see_the_same_messages_and_rewards(name):
-    environment, config, said = scripts(name)
+    environment, config, scripted = scripts(name)
     native = gem.make("atropos", **config, observation="messages")
     delta = gem.make("atropos", **config)
     rewards = []
-    for seed, replies in enumerate(said):
+    for seed, replies in enumerate(scripted):
         # our own loop
-        player = Player(
+        rollout_runner = RolloutRunner(
             {"it": environment}, [WeightedReward("environment", EnvironmentReward(), 1.0, 9.0)], ScriptedEngine(replies),
             TINY, deadline_s=9.0, deterministic=True,
         )  # fmt: skip
         draw = Draw(seed, "it", "train", derive(seed, "task") % len(environment.tasks("train")), seed)
-        played = await player.play(draw, player.places(draw, 1), 1, Sampling())
-        [episode] = played.episodes
+        ran = await rollout_runner.run(draw, rollout_runner.schedule_keys(draw, 1), 1, Sampling())
+        [episode] = ran.episodes
 
         # gem, by both kinds of observation
         shown, _ = native.reset(seed=seed)
@@ -95,12 +95,12 @@ async def test_our_own_loop_and_gem_see_the_same_messages_and_rewards(name):
         assert over
 
         assert [as_parsed(message) for message in last] == [dict(message) for message in episode.messages]
-        said_first = "\n\n".join(message["content"] for message in played.task.messages)
-        later = [m["content"] for m in episode.messages[len(played.task.messages) :] if m["role"] != "assistant"]
-        assert texts[0].endswith(said_first), "before it there may be a description of the tools"
+        shown_first = "\n\n".join(message["content"] for message in ran.task.messages)
+        later = [m["content"] for m in episode.messages[len(ran.task.messages) :] if m["role"] != "assistant"]
+        assert texts[0].endswith(shown_first), "before it there may be a description of the tools"
         assert texts[1:] == [*later, ""]
-        assert totals == [float(played.rewards[0])] * 2
-        assert native.record()["task"] == played.task.id
+        assert totals == [float(ran.rewards[0])] * 2
+        assert native.record()["task"] == ran.task.id
         rewards.append(totals[0])
     assert 0 < sum(rewards) < len(rewards), "some were right and some wrong"
     native.close()
@@ -114,16 +114,18 @@ def as_parsed(message):
 async def test_a_group_that_its_environment_scores_has_our_own_loops_rewards():
     """The members' replies meet in the group filter, in another order than they were given in."""
     replies = ["a", "abcdef", "abc", "abcdef"]
-    own = Player(
+    own = RolloutRunner(
         {"it": Ranked()}, [WeightedReward("environment", EnvironmentReward(), 1.0, 9.0)], ScriptedEngine(replies), TINY,
         deadline_s=9.0, deterministic=True,
     )  # fmt: skip
     draw = Draw(0, "it", "train", derive(5, "task") % 500, 5)
-    played = await own.play(draw, own.places(draw, 4), 4, Sampling())
+    ran = await own.run(draw, own.schedule_keys(draw, 4), 4, Sampling())
     rollouts = [
-        manager(lambda messages, reply=reply: reply, environment=f"{HERE}:Ranked", group_size=4, env_id=at).play(seed=5)
+        manager(lambda messages, reply=reply: reply, environment=f"{HERE}:Ranked", group_size=4, env_id=at).run_episode(
+            seed=5
+        )
         for at, reply in enumerate(replies)
     ][::-1]
     assert not GroupFilter(None, None, "train").filter(0, 0, rollouts)
     scores = [rollout.non_tensor_batch["episode_scores"][0] for rollout in rollouts]
-    assert np.float32(scores[::-1]).tolist() == played.rewards.tolist() == np.float32([0, 1, 0.4, 1]).tolist()
+    assert np.float32(scores[::-1]).tolist() == ran.rewards.tolist() == np.float32([0, 1, 0.4, 1]).tolist()

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from atropos_adapter_roll.config import AdapterOptions
 from atropos_adapter_roll.recipe import MANAGERS, whole
-from atropos_adapter_roll.through_roll import play_one
+from atropos_adapter_roll.through_roll import run_one_rollout
 from atropos_core.advantages import group_advantages
-from atropos_core.config import Layer, load
+from atropos_core.config.run_file import Layer, load
 from plugins.adapter_roll.tests.test_advantages import GROUPS, credited
 from tests.roll.environments import HERE
 
@@ -42,16 +42,16 @@ def exported(logs, **options):
 
 def episodes(name, members, seed, reward):
     """A DataProto of each member, which says `go on` until its last reply, its score."""
-    played = []
+    ran = []
     for env_id, (score, replies) in enumerate(members):
-        said = iter(["go on"] * (replies - 1) + [f"{score:g}"])
-        played.append(
-            play_one(
-                name, lambda messages, said=said: next(said), seed=seed, env_id=env_id, group_size=len(members),
+        message = iter(["go on"] * (replies - 1) + [f"{score:g}"])
+        ran.append(
+            run_one_rollout(
+                name, lambda messages, message=message: next(message), seed=seed, env_id=env_id, group_size=len(members),
                 max_steps=max(replies, 2), environment=f"{HERE}:Dialogue", reward=reward,
             )
         )  # fmt: skip
-    return played
+    return ran
 
 
 def advantages(config, rollouts):
@@ -84,13 +84,13 @@ def test_roll_credits_every_token_of_an_episode_as_we_do(roll, tmp_path, manager
     name, _ = MANAGERS[manager]
     rollouts, of_group = [], []
     for seed, members in enumerate(GROUPS.values()):
-        played = episodes(name, members, seed, reward)
-        of_group.append([float(one.non_tensor_batch["episode_scores"][0]) for one in played])
-        rollouts += played
+        ran = episodes(name, members, seed, reward)
+        of_group.append([float(one.non_tensor_batch["episode_scores"][0]) for one in ran])
+        rollouts += ran
     batch = advantages(config, rollouts)
     found, mask = batch.batch["advantages"].numpy(), batch.batch["response_mask"][:, 1:].numpy().astype(bool)
     members = batch.non_tensor_batch["traj_id"]
-    played = iter(rollouts)
+    ran = iter(rollouts)
     assert not found[~mask].any()
     for given, scores in zip(GROUPS.values(), of_group, strict=True):
         if not reward:
@@ -98,7 +98,7 @@ def test_roll_credits_every_token_of_an_episode_as_we_do(roll, tmp_path, manager
         ours = group_advantages(np.float32(scores))
         known = credited(plain, [(score, replies) for score, (_, replies) in zip(scores, given, strict=True)])
         for member, replies in enumerate(known):
-            rows = members == next(played).non_tensor_batch["traj_id"][0]
+            rows = members == next(ran).non_tensor_batch["traj_id"][0]
             values = found[rows][mask[rows]]
             assert len(values) and np.ptp(values) < 1e-5, "no token is credited otherwise than its episode"
             np.testing.assert_allclose(values, replies[0], atol=2e-5)

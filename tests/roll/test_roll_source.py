@@ -17,7 +17,7 @@ import pytest
 from atropos_adapter_roll import managers
 from atropos_adapter_roll.adapter import check_roll
 from atropos_adapter_roll.group import GroupFilter
-from atropos_adapter_roll.through_roll import LetterTokenizer, make_manager, play_one
+from atropos_adapter_roll.through_roll import LetterTokenizer, make_manager, run_one_rollout
 from tests.families import FAMILIES, write
 from tests.roll.environments import HERE
 
@@ -58,7 +58,7 @@ class Queues:
         found = []
         for _ in range(groups):
             group = await asyncio.wait_for(self.queues[number].get(), 60)
-            found.append([told(rollout) for rollout in group.rollouts])
+            found.append([summary_of(rollout) for rollout in group.rollouts])
         return found, self.queues[number].group_filter_count
 
     async def shutdown(self, number: int):
@@ -70,7 +70,7 @@ def queues(roll):
     return ray.remote(Queues).options(max_concurrency=32).remote()
 
 
-def told(rollout):
+def summary_of(rollout):
     scores, mask = rollout.batch["scores"], rollout.batch["attention_mask"]
     return {
         "score": float(rollout.non_tensor_batch["episode_scores"][-1]),
@@ -114,7 +114,7 @@ def test_rolls_loader_finds_our_managers_and_they_are_its_own(roll, name):
 
 
 @pytest.mark.parametrize(("name", "rows"), [("TrajEnvManager", 1), ("AgentNativeStepEnvManager", 3)])
-def test_rolls_managers_play_an_environment_of_three_turns(queues, name, rows):
+def test_rolls_managers_run_an_environment_of_three_turns(queues, name, rows):
     from tests.roll.test_contract import stock_policy
 
     holder = managers.env.AtroposEnv(environment=STOCK)
@@ -141,9 +141,9 @@ def test_rolls_queue_releases_groups_that_are_scored_as_a_whole(queues, name):
 
 
 @pytest.mark.parametrize("name", list(managers.BASES))
-def test_rolls_queue_drops_a_group_with_a_failed_play_and_plays_another(queues, name):
-    said = iter(["fail", *["fine"] * 50])
-    policies = [lambda messages: next(said)] * 2
+def test_rolls_queue_drops_a_group_with_a_failed_rollout_and_runs_another(queues, name):
+    scripted = iter(["fail", *["fine"] * 50])
+    policies = [lambda messages: next(scripted)] * 2
     (groups, dropped), _ = run(queues, policies, name, environment=f"{HERE}:FailsOnRequest")
     assert dropped == 1
     assert [one["metrics"]["env/Tag/failed"] for one in groups[0]] == [0.0, 0.0]
@@ -153,9 +153,9 @@ def test_rolls_queue_drops_a_group_with_a_failed_play_and_plays_another(queues, 
 def test_what_is_trained_is_what_was_sampled(roll, name):
     """Ids, prefixes, masks, logprobs and the place of the score, of three turns."""
     tokenizer = LetterTokenizer()
-    said = ["go on", "go on", "1"]
-    replies = iter(said)
-    rollout = play_one(name, lambda messages: next(replies), environment=f"{HERE}:Dialogue", max_steps=3)
+    scripted = ["go on", "go on", "1"]
+    replies = iter(scripted)
+    rollout = run_one_rollout(name, lambda messages: next(replies), environment=f"{HERE}:Dialogue", max_steps=3)
     rows = []
     for row in range(len(rollout.batch["input_ids"])):
         length = int(rollout.batch["attention_mask"][row].sum())
@@ -167,7 +167,7 @@ def test_what_is_trained_is_what_was_sampled(roll, name):
             [length - 1] if row == len(rollout.batch["input_ids"]) - 1 else []
         )
         assert not rollout.batch["response_mask"][row][length:].any()
-    sampled = [[*map(ord, text), tokenizer.eos_token_id, tokenizer.pad_token_id] for text in said]
+    sampled = [[*map(ord, text), tokenizer.eos_token_id, tokenizer.pad_token_id] for text in scripted]
     replied = [[-1 / place for place in range(1, len(ids) + 1)] for ids in sampled]
     if name == "TrajEnvManager":
         [(ids, mask, logprobs)] = rows
@@ -180,7 +180,7 @@ def test_what_is_trained_is_what_was_sampled(roll, name):
         for (ids, mask, logprobs), reply, own in zip(rows, sampled, replied, strict=True):
             assert (ids[-len(reply) :], mask) == (reply, [False] * (len(ids) - len(reply)) + [True] * len(reply))
             assert logprobs[len(ids) - len(reply) - 1 : len(ids) - 1] == pytest.approx(own)
-    assert rollout.meta_info["atropos"]["replies"] == said
+    assert rollout.meta_info["atropos"]["replies"] == scripted
 
 
 @pytest.mark.parametrize("name", list(managers.BASES))
@@ -188,10 +188,10 @@ def test_what_is_trained_is_what_was_sampled(roll, name):
 def test_a_right_answer_is_right_whatever_the_tokenizer_ends_it_with(roll, tmp_path, family, name):
     tokenizer = transformers.AutoTokenizer.from_pretrained(write(family, tmp_path))
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    said = ("<|channel|>final<|message|>14",) if family == "gpt-oss" else ("#### 14", "14")
-    for text in [text + end + tokenizer.pad_token for text in said for end in FAMILIES[family].ends]:
+    scripted = ("<|channel|>final<|message|>14",) if family == "gpt-oss" else ("#### 14", "14")
+    for text in [text + end + tokenizer.pad_token for text in scripted for end in FAMILIES[family].ends]:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        rollout = play_one(
+        rollout = run_one_rollout(
             name, lambda messages, ids=ids: ids, tokenizer=tokenizer, environment=f"{HERE}:Fourteen", max_steps=1
         )
         assert rollout.meta_info["atropos"]["failed"] == ""
@@ -204,7 +204,7 @@ def test_a_right_answer_is_right_whatever_the_tokenizer_ends_it_with(roll, tmp_p
 @pytest.mark.parametrize("name", list(managers.BASES))
 def test_a_prompt_that_leaves_no_room_fails_its_episode_and_not_the_manager(roll, name, sequence_length, says):
     """The first prompt, and one in the middle of an episode."""
-    rollout = play_one(
+    rollout = run_one_rollout(
         name, lambda messages: "go on", environment=f"{HERE}:Dialogue", max_steps=30, sequence_length=sequence_length
     )
     assert says in rollout.meta_info["atropos"]["failed"] != ""
@@ -214,7 +214,7 @@ def test_a_prompt_that_leaves_no_room_fails_its_episode_and_not_the_manager(roll
     assert GroupFilter(None, None, "train").filter(0, 0, [rollout]) is True
 
 
-def test_the_doctor_plays_through_rolls_managers(roll):
+def test_the_doctor_runs_through_rolls_managers(roll):
     found = {finding.subject: finding for finding in check_roll()}
     for name in managers.BASES:
         assert found[f"ROLL's {name}"].ok, found[f"ROLL's {name}"].detail

@@ -13,7 +13,7 @@ import numpy as np
 from atropos_core import hookimpl
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.registry import Provider
+from atropos_core.plugins.provider import Provider
 
 
 class TableEngine(ToyEngine):
@@ -36,12 +36,12 @@ class Sevens(Environment):
     def tasks(self, split):
         return [Task(f"{split}-{n}", ({"role": "user", "content": f"say 7 to {n}"},)) for n in range(64)]
 
-    async def play(self, task, policy, *, seed):
+    async def rollout(self, task, policy, *, seed):
         if os.path.exists("broken"):
             raise ValueError("the tool is away")
         if os.path.exists("flaky") and seed % 16 == 0:
             raise ValueError("the tool is away")
-        episode = await super().play(task, policy, seed=seed)
+        episode = await super().rollout(task, policy, seed=seed)
         return episode
 
     async def score(self, task, reply):

@@ -1,4 +1,4 @@
-"""A fully asynchronous training in a process of its own, to be killed: it writes down what it trained, and waits where it is told to.
+"""A fully asynchronous training in a process of its own, to be killed: it writes down what it trained, and waits where configured.
 
 python -m tests.skyrl.killed_training FOLDER [PLACE STEP]
 """

@@ -20,16 +20,16 @@ from atropos_adapter_skyrl.engine import sampling_of
 from atropos_adapter_skyrl.fully_async import FullyAsyncAtroposTrainer
 from atropos_adapter_skyrl.generator import AtroposGenerator
 from atropos_adapter_skyrl.trainer import AroundSource, AtroposTrainer
-from atropos_core.assemble import EvaluationParts
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.builtin.toy import ToyEngine
 from atropos_core.conversation import Conversation
 from atropos_core.interfaces import Environment, Score
-from atropos_core.registry import RunContext
-from atropos_core.rollouts import WeightedReward
-from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.plugins.provider import RunContext
+from atropos_core.rollouts.runner import WeightedReward
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.training.parts import EvaluationParts
 from atropos_core.types import Task
 
 SEVEN = int(ChatTokenizer(TOY_MODEL).encode("7")[0])
@@ -63,12 +63,12 @@ class Adder(Environment):
     """Three replies, with what a tool says between them: the running count of digits."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []  # what the tool was asked, once each
+        self.calls: list[str] = []  # the tool's calls, once each
 
     def tasks(self, split: str) -> list[Task]:
         return [Task(f"{split}-{n}", ({"role": "user", "content": f"count to {n}"},)) for n in range(16)]
 
-    async def play(self, task: Task, policy: Any, *, seed: int) -> Any:
+    async def rollout(self, task: Task, policy: Any, *, seed: int) -> Any:
         talk = Conversation(policy, seed=seed)
         reply = await talk.reply(*task.messages)
         digits = 0
@@ -103,12 +103,12 @@ class TableClient(InferenceEngineInterface):
 
     def __init__(self, latency_s: float = 0.0) -> None:
         self.engine = ToyEngine(ToyEngineOptions(latency_s=latency_s), CONTEXT)
-        self.asked: list[dict[str, Any]] = []
+        self.requested: list[dict[str, Any]] = []
         self.finished: list[str] = []
         self.weight_version = 0
 
     async def generate(self, input_batch: Any, model: str | None = None) -> Any:
-        self.asked.append(input_batch)
+        self.requested.append(input_batch)
         params = input_batch["sampling_params"]
         prompts = input_batch["prompt_token_ids"]
         assert all(type(prompt) is list for prompt in prompts)
@@ -207,13 +207,15 @@ class TableDispatch:
 
     def forward_backward_from_staged(self, model: str, data: Any) -> WorkerOutput:
         algorithm = self.cfg.trainer.algorithm
-        loss, told = PolicyLossRegistry.get(algorithm.policy_loss_type)(
+        loss, reported = PolicyLossRegistry.get(algorithm.policy_loss_type)(
             self.logprobs(data), data["action_log_probs"], data["advantages"], config=algorithm,
             loss_mask=data["loss_mask"], rollout_logprobs=data["rollout_logprobs"],
         )  # fmt: skip
         total = (loss * data["loss_mask"]).sum() if loss.ndim else loss
         total.backward()
-        return WorkerOutput(loss_fn_output_type="scalar", loss_fn_outputs=[], metrics={"loss": total.item(), **told})
+        return WorkerOutput(
+            loss_fn_output_type="scalar", loss_fn_outputs=[], metrics={"loss": total.item(), **reported}
+        )
 
     def optim_step(self, model: str) -> float:
         norm = float(self.table.grad.norm())

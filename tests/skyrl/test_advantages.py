@@ -12,14 +12,14 @@ pytest.importorskip("skyrl", reason="needs SkyRL, in an environment of its own: 
 from skyrl.train.config import SkyRLTrainConfig
 
 from atropos_adapter_skyrl import advantages
-from atropos_adapter_skyrl.adapter import _shown, arguments
+from atropos_adapter_skyrl.adapter import arguments, shown
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.entrypoint import split
 from atropos_adapter_skyrl.generator import AtroposGenerator
 from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.transforms import GroupAdvantage
-from atropos_core.config import Layer, load
+from atropos_core.config.run_file import Layer, load
 from atropos_core.errors import ConfigError
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 from tests.skyrl.parts import Adder, Sevens, TableDispatch, trainer_of
@@ -39,8 +39,8 @@ TRANSFORMS = {
 class Known:
     """Its rewards are those of the table: each task's members get theirs in order."""
 
-    async def play_group(self, task, policy, n, *, seeds):
-        episodes = await super().play_group(task, policy, n, seeds=seeds)
+    async def rollout_group(self, task, policy, n, *, seeds):
+        episodes = await super().rollout_group(task, policy, n, seeds=seeds)
         row = REWARDS[int(task.id.split("-")[1]) % len(REWARDS)]
         return [replace(one, score=float(reward)) for one, reward in zip(episodes, row, strict=True)]
 
@@ -61,7 +61,7 @@ def exported(tmp_path, table, **changes):
         "trainer.placement.colocate_all": "false",
         "generator.inference_engine.enable_ray_prometheus_stats": "false",
     }
-    words = [f"{key}={_shown(value)}" for key, value in {**made, **quiet, **changes}.items()]
+    words = [f"{key}={shown(value)}" for key, value in {**made, **quiet, **changes}.items()]
     return run, SkyRLTrainConfig.from_cli_overrides(split(words)[1])
 
 
@@ -71,7 +71,7 @@ async def ours(run):
     transform = GroupAdvantage(GroupAdvantageOptions.model_validate(dict(chosen.options)))
     known = np.array([False, True])
     rollout = Rollout(np.arange(2, dtype=np.int32), known, known, np.zeros(2, np.float32), np.zeros(2, np.int32), 1.0)
-    played = [
+    scored = [
         ScoredGroup(
             Draw(at, "known", "train", at, 1),
             Task(f"{at}", ()),
@@ -80,7 +80,7 @@ async def ours(run):
         )
         for at, row in enumerate(REWARDS)
     ]
-    return np.array([group.advantages for group in await transform(played)])
+    return np.array([group.advantages for group in await transform(scored)])
 
 
 @pytest.mark.parametrize("step_wise", [False, True], ids=["whole trajectories", "step by step"])
@@ -90,8 +90,8 @@ async def test_advantages_by_skyrls_own_code_are_ours(tmp_path, table, step_wise
     run, cfg = exported(tmp_path, table, **{"generator.step_wise_trajectories": str(step_wise).lower()})
     environments = {"known": environment}
     trainer = trainer_of(cfg, source := here(known=environment), environments, TableDispatch(cfg, None, 1.0))
-    asked, uids = given(cfg, environments, range(4), n=G)
-    output = await AtroposGenerator(source, seed=3, step_wise=step_wise).generate(asked)
+    requested, uids = given(cfg, environments, range(4), n=G)
+    output = await AtroposGenerator(source, seed=3, step_wise=step_wise).generate(requested)
     last = np.array(output["is_last_step"] or [True] * len(output["rewards"]))
     np.testing.assert_array_equal(np.array(output["rewards"])[last].reshape(4, G), REWARDS)
     if step_wise:
@@ -108,8 +108,8 @@ async def test_advantages_by_skyrls_own_code_are_ours(tmp_path, table, step_wise
 
 async def test_advantages_of_the_environments_own_are_skyrls_token_by_token(tmp_path):
     class Own(Sevens):
-        async def play(self, task, policy, *, seed):
-            episode = await super().play(task, policy, seed=seed)
+        async def rollout(self, task, policy, *, seed):
+            episode = await super().rollout(task, policy, seed=seed)
             [rollout] = episode.rollouts
             values = np.where(rollout.trained, np.arange(len(rollout.tokens)) - 7.5, 0).astype(np.float32)
             return replace(episode, rollouts=(replace(rollout, advantages=values),))
@@ -118,8 +118,8 @@ async def test_advantages_of_the_environments_own_are_skyrls_token_by_token(tmp_
     environment = Own()
     _, cfg = exported(tmp_path, {}, **{"trainer.algorithm.advantage_estimator": "atropos"})
     trainer = trainer_of(cfg, source := here(own=environment), {"own": environment}, TableDispatch(cfg, None, 1.0))
-    asked, uids = given(cfg, {"own": environment}, range(4), n=G)
-    output = await AtroposGenerator(source, seed=3, own_advantages=True).generate(asked)
+    requested, uids = given(cfg, {"own": environment}, range(4), n=G)
+    output = await AtroposGenerator(source, seed=3, own_advantages=True).generate(requested)
     processed, uids = trainer.postprocess_generator_output(dict(output), uids)
     data = trainer.convert_to_training_input(processed, uids)
     data["values"] = None

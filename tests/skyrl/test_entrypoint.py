@@ -1,4 +1,4 @@
-"""The command line as SkyRL hands it over, what is exported for it, its checks, and the doctor."""
+"""The command line as SkyRL passes it on, what is exported for it, its checks, and the doctor."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints import main_base
 from skyrl.train.utils import validate_cfg
 
-from atropos_adapter_skyrl import advantages
 from atropos_adapter_skyrl.adapter import arguments
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_adapter_skyrl.entrypoint import AtroposExp, check, split
+from atropos_adapter_skyrl.entrypoint import AtroposExp, check, split, task_of_ray
 from atropos_adapter_skyrl.source import RolloutsFailed
 from atropos_core.builtin.plugin import TOY_MODEL
-from atropos_core.config import Layer, load
+from atropos_core.config.run_file import Layer, load
 from atropos_core.errors import ConfigError
 from tests.conftest import REPOSITORY
+from tests.shared_memory import SHM, SharedFiles
 from tests.skyrl.elsewhere import python_path
 from tests.skyrl.parts import TableClient, TableDispatch, config
 
@@ -93,7 +93,7 @@ def test_the_example_configurations_are_accepted_by_skyrl(name, tmp_path):
     assert cfg.trainer.policy.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
 
 
-def test_skyrls_own_main_hands_over_before_it_parses_and_a_wrong_option_is_named(monkeypatch):
+def test_skyrls_own_main_passes_on_before_it_parses_and_a_wrong_option_is_named(monkeypatch):
     flag = "trainer.override_entrypoint=atropos_adapter_skyrl.entrypoint"
     monkeypatch.setattr(sys, "argv", ["main_base", flag, "atropos.sauce=api"])
     with pytest.raises(ConfigError, match=r"atropos.sauce.*Did you mean 'source'"):
@@ -113,6 +113,10 @@ def test_skyrls_own_main_hands_over_before_it_parses_and_a_wrong_option_is_named
         (
             {"trainer.algorithm.advantage_estimator": "atropos", "generator.step_wise_trajectories": True},
             "advantage_estimator=grpo",
+        ),
+        (
+            {"trainer.algorithm.loss_reduction": "sequence_mean", "generator.step_wise_trajectories": True},
+            "counts an episode once for each of its replies: trainer.algorithm.loss_reduction=token_mean",
         ),
     ],
 )
@@ -146,11 +150,13 @@ def test_the_experiment_trains_from_an_exported_run_file_in_a_task_of_ray(export
 
     @ray.remote(num_cpus=1)
     def trained(cfg, options):
-        advantages.register()
-        experiment = OnATable(cfg, options)
-        experiment.run()
+        files = SharedFiles()
+        with task_of_ray():
+            experiment = OnATable(cfg, options)
+            experiment.run()
+            files.look()
         client = experiment.trainer.inference_engine_client
-        return experiment.trainer.global_step, len(experiment.eval_dataset), client.weight_version
+        return (experiment.trainer.global_step, len(experiment.eval_dataset), client.weight_version), files.seen
 
     ray.init(
         num_cpus=2,
@@ -159,9 +165,13 @@ def test_the_experiment_trains_from_an_exported_run_file_in_a_task_of_ray(export
         runtime_env={"env_vars": {"PYTHONPATH": python_path(REPOSITORY)}},
     )
     try:
-        assert ray.get(trained.remote(cfg, options), timeout=100) == (2, 8, 3)
+        numbers, seen = ray.get(trained.remote(cfg, options), timeout=100)
     finally:
         ray.shutdown()
+    assert numbers == (2, 8, 3)
+    assert not [file.name for file in SHM.iterdir() if file.stat().st_ino in seen], (
+        "Ray has killed what would remove them"
+    )
 
 
 def test_the_experiment_without_an_engine_of_skyrls_starts_none(exported, tmp_path):
@@ -231,17 +241,19 @@ def test_an_environment_is_closed_where_it_was_opened_and_nothing_is_left(keepin
     experiment = keeping()
     experiment.run()
     assert experiment.trainer.global_step == 2
-    assert (tmp_path / "closed").read_text() == "closed\n" * 2, "the one that says the tasks, and the one that plays"
+    assert (tmp_path / "closed").read_text() == "closed\n" * 2, (
+        "the one that says the tasks, and the one that runs them"
+    )
     assert list((tmp_path / "tmp").glob("atropos-*")) == []
     experiment.close()
 
 
-def test_what_does_not_close_is_told_and_hides_neither_a_training_nor_why_one_failed(keeping, tmp_path, capsys):
+def test_what_does_not_close_is_reported_and_hides_neither_a_training_nor_why_one_failed(keeping, tmp_path, capsys):
     (tmp_path / "stuck").touch()
     experiment = keeping()
     experiment.run()
     assert experiment.trainer.global_step == 2
-    assert "environment 'sevens'" in (told := capsys.readouterr().err) and "does not close" in told
+    assert "environment 'sevens'" in (printed := capsys.readouterr().err) and "does not close" in printed
     (tmp_path / "broken").touch()
     with pytest.raises(RolloutsFailed, match="the tool is away"):
         keeping().run()
@@ -274,7 +286,7 @@ from atropos_adapter_skyrl.weights import Publisher
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 
 
 def save(directory):
@@ -320,8 +332,8 @@ def test_groups_of_the_api_get_one_size_and_one_sampling_also_in_an_evaluation()
     assert options.engines == ("http://127.0.0.1:8001",) and options.url == "http://127.0.0.1:8000"
 
 
-def test_the_doctor_plays_an_episode_through_skyrls_classes(atropos):
+def test_the_doctor_runs_an_episode_through_skyrls_classes(atropos):
     ended = atropos("adapter", "skyrl", "doctor")
     assert ended.code == 0, ended.out + ended.err
-    assert "0.3.0" in ended.out and "4 plays of one task" in ended.out and "not known" not in ended.out
+    assert "0.3.0" in ended.out and "4 rollouts of one task" in ended.out and "not known" not in ended.out
     assert not ended.out.rstrip().endswith("up to 0.00"), "a group that is not flat"

@@ -38,21 +38,19 @@ class Recorded(TableDispatch):
 
 
 class Tasks(Sevens):
-    """Knows which of its tasks were played, how often, and how many at once."""
+    """Knows which of its tasks were run, how often, and how many at once."""
 
-    def __init__(self, tasks=64, fails_at=None):
+    def __init__(self, tasks=64):
         super().__init__(tasks)
-        self.played, self.now, self.most, self.fails_at = [], 0, 0, fails_at
+        self.ids_run, self.now, self.most = [], 0, 0
 
-    async def play(self, task, policy, *, seed):
+    async def rollout(self, task, policy, *, seed):
         self.now += 1
         self.most = max(self.most, self.now)
         try:
             await asyncio.sleep(0.002 * (seed % 5))
-            if self.fails_at is not None and len(self.played) >= self.fails_at:
-                raise ValueError("the tool is away")
-            self.played.append(task.id)
-            return await super().play(task, policy, seed=seed)
+            self.ids_run.append(task.id)
+            return await super().rollout(task, policy, seed=seed)
         finally:
             self.now -= 1
 
@@ -91,7 +89,7 @@ class Stopped(RuntimeError):
 
 
 async def test_a_training_that_ended_in_an_error_resumes_and_each_task_of_the_epoch_is_trained_once(tmp_path):
-    """Three of five steps are in a checkpoint; what SkyRL took or generated since is played again."""
+    """Three of five steps are in a checkpoint; what SkyRL took or generated since is run again."""
     consumed: list[list[str]] = []
 
     def watched(trainer):
@@ -151,7 +149,7 @@ def lines_of(folder):
 
 def test_of_a_training_that_is_killed_in_a_step_or_around_a_checkpoint_each_task_is_in_the_weights_once(tmp_path):
     """kill -9 of a real process, three times. What it had trained since its last whole checkpoint is in no weights that go on,
-    and is played and trained again."""
+    and is run and trained again."""
     first = killed_at(tmp_path, "in a step", 8)
     second = killed_at(tmp_path, "in a checkpoint", 12)
     third = killed_at(
@@ -174,13 +172,53 @@ def test_of_a_training_that_is_killed_in_a_step_or_around_a_checkpoint_each_task
     assert len(every) == 64 and set(every) == {f"sevens-{at}" for at in range(64)}
 
 
-async def test_a_play_that_fails_ends_the_training_with_its_cause_and_everything_is_closed(tmp_path):
-    environment = Tasks(fails_at=100)
+class OneFails(Tasks):
+    """Of the rollouts that begin after the hundredth one fails, while the others are in the middle of theirs."""
+
+    late = 0
+
+    async def rollout(self, task, policy, *, seed):
+        if len(self.ids_run) < 100:
+            return await super().rollout(task, policy, seed=seed)
+        self.now, self.late = self.now + 1, self.late + 1
+        try:
+            await asyncio.sleep(0.05 if self.late == 8 else 20)
+            raise ValueError("the tool is away")
+        finally:
+            self.now -= 1
+
+    async def close(self):
+        self.now_at_close = self.now
+        await super().close()
+
+
+async def test_a_rollout_that_fails_ends_the_training_with_its_cause_and_the_others_before_it_closes(tmp_path):
+    environment = OneFails()
     trainer, _, _ = made(tmp_path, environment)
+    others = asyncio.all_tasks()
     with pytest.raises(RolloutsFailed, match="the tool is away"):
         await trainer.train()
     assert (environment.opened, environment.closed) == (1, 1)
-    assert environment.now == 0, "nothing plays on"
+    assert environment.now_at_close == 0, "an environment is closed when nothing runs in it"
+    ids_run = len(environment.ids_run)
+    await asyncio.sleep(0.2)
+    assert environment.now == 0 and len(environment.ids_run) == ids_run, "nothing goes on"
+    assert not asyncio.all_tasks() - others
+
+
+async def test_a_training_that_is_cancelled_ends_its_rollouts_before_it_closes(tmp_path):
+    environment = OneFails()
+    trainer, _, _ = made(tmp_path, environment)
+    others = asyncio.all_tasks()
+    training = asyncio.create_task(trainer.train())
+    while environment.now < 4:
+        assert not training.done()
+        await asyncio.sleep(0.01)
+    training.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    assert (environment.opened, environment.closed, environment.now_at_close) == (1, 1, 0)
+    assert not asyncio.all_tasks() - others
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SkyRL's forms are told by signatures: what was published as 0.3.0 and what came after it both call themselves 0.3.0."""
+"""SkyRL's forms are recognised by signatures: what was published as 0.3.0 and what came after it both call themselves 0.3.0."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ def test_a_function_that_takes_something_else_is_named(monkeypatch):
         raise AssertionError("nobody calls this")
 
     monkeypatch.setattr(utils, "prepare_generator_input", prepare_generator_input)
-    [told] = unknown(output_of([], [], [], step_wise=True, own_advantages=False))
-    assert told.startswith("prepare_generator_input takes prompts, how_many") and told.endswith("extra")
+    [printed] = unknown(output_of([], [], [], step_wise=True, own_advantages=False))
+    assert printed.startswith("prepare_generator_input takes prompts, how_many") and printed.endswith("extra")

@@ -1,4 +1,4 @@
-"""SkyRL's own RayPPOTrainer.train(), unmodified, on a CPU: over our environments played by its engines."""
+"""SkyRL's own RayPPOTrainer.train(), unmodified, on a CPU: over our environments run by its engines."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ async def test_step_by_step_training_runs_and_moves_the_policy_the_right_way(tmp
 class Given(Sevens):
     """Its advantages are its own: 1 on a seven, -1 elsewhere."""
 
-    async def play(self, task, policy, *, seed):
+    async def rollout(self, task, policy, *, seed):
         from dataclasses import replace
 
-        episode = await super().play(task, policy, seed=seed)
+        episode = await super().rollout(task, policy, seed=seed)
         [rollout] = episode.rollouts
         own = np.where(rollout.sampled, np.where(rollout.tokens == 11, 1.0, -1.0), 0.0).astype(np.float32)
         return Episode((replace(rollout, advantages=own),), episode.score)
@@ -124,17 +124,17 @@ async def test_advantages_of_the_environment_reach_the_loss_token_by_token_throu
     assert seen.logged[0]["atropos/mean_reward"] == pytest.approx(float((responses[mask > 0] == 11).sum()) / 2 / 32)
 
 
-async def test_two_epochs_evaluation_between_and_dynamic_sampling_see_fresh_plays_each_time(tmp_path):
-    """SkyRL's ids repeat in all three; the seed of a play tells whether it was played for this very call."""
+async def test_two_epochs_evaluation_between_and_dynamic_sampling_see_fresh_rollouts_each_time(tmp_path):
+    """SkyRL's ids repeat in all three; the seed of a rollout tells whether it was run for this very call."""
 
     class Tracked(Sevens):
         def __init__(self):
             super().__init__(8)
             self.seeds: list[int] = []
 
-        async def play(self, task, policy, *, seed):
+        async def rollout(self, task, policy, *, seed):
             self.seeds.append(seed)
-            return await super().play(task, policy, seed=seed)
+            return await super().rollout(task, policy, seed=seed)
 
     cfg = config(
         tmp_path,
@@ -162,8 +162,8 @@ async def test_two_epochs_evaluation_between_and_dynamic_sampling_see_fresh_play
 
     trainer.generator.generate = counted
     await trainer.train()
-    played = [seed for call in calls for seed in call]
-    assert len(calls) > 6 + 7 and len(set(played)) == len(played) == len(environment.seeds)
+    finished = [seed for call in calls for seed in call]
+    assert len(calls) > 6 + 7 and len(set(finished)) == len(finished) == len(environment.seeds)
     assert sum("eval/all/avg_score" in one for one in seen.logged) == 7
 
 

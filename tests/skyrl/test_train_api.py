@@ -13,15 +13,15 @@ import httpx
 import ray
 
 from atropos_adapter_skyrl.api import ApiGroups
-from atropos_adapter_skyrl.aside import Aside
 from atropos_adapter_skyrl.generator import AtroposGenerator
 from atropos_adapter_skyrl.source import RolloutsFailed
+from atropos_adapter_skyrl.threaded_source import Aside
 from atropos_adapter_skyrl.weights import Publisher
+from atropos_core.api_client.client import Api, SessionSpec
+from atropos_core.api_client.remote_engine import RemoteEngine
 from atropos_core.builtin.plugin import TOY_MODEL
-from atropos_core.client import Api, SessionSpec
 from atropos_core.errors import ConfigError, FitError, LeaseLost
-from atropos_core.remote import RemoteEngine
-from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Sampling
 from tests.e2e.roles import scene as started
 from tests.skyrl.elsewhere import prepare, python_path
@@ -159,7 +159,7 @@ async def test_a_training_step_longer_than_the_lease_does_not_lose_it(tmp_path, 
                 await trainer.train()
 
 
-async def test_groups_that_failed_are_asked_for_again_and_raised_in_the_end(scene, tmp_path):
+async def test_groups_that_failed_are_requested_again_and_raised_in_the_end(scene, tmp_path):
     cfg = config(tmp_path)
     url = engine_of(scene)
     (tmp_path / "flaky").touch()
@@ -167,8 +167,8 @@ async def test_groups_that_failed_are_asked_for_again_and_raised_in_the_end(scen
     source = source_of(scene, [url], n=4, attempts=8)
     await source.open()
     generator = AtroposGenerator(source, seed=2)
-    asked, _ = given(cfg, {"sevens": Sevens()}, list(range(8)))
-    output = await generator.generate(asked)
+    requested, _ = given(cfg, {"sevens": Sevens()}, list(range(8)))
+    output = await generator.generate(requested)
     assert len(output["response_ids"]) == 32 and output["rollout_metrics"]["atropos/requeued"] > 0
     (tmp_path / "broken").touch()
     source._attempts = 2
@@ -177,7 +177,7 @@ async def test_groups_that_failed_are_asked_for_again_and_raised_in_the_end(scen
     await source.close()
 
 
-async def test_a_group_that_nobody_plays_is_late_and_raised(scene, tmp_path):
+async def test_a_group_that_nobody_runs_is_late_and_raised(scene, tmp_path):
     cfg = config(tmp_path)
     source = source_of(scene, n=4, deadline_s=0.5, attempts=2)
     await source.open()
@@ -192,15 +192,15 @@ async def test_many_calls_at_once_get_each_their_own_and_what_an_earlier_run_lef
     worker_of(scene)
     first = source_of(scene, [url], n=2)
     await first.open()
-    asked = [given(cfg, {"sevens": Sevens()}, [row], n=2)[0] for row in range(24)]
-    gone = asyncio.gather(*(AtroposGenerator(first, seed=1).generate(one) for one in asked[:8]))
+    requested = [given(cfg, {"sevens": Sevens()}, [row], n=2)[0] for row in range(24)]
+    gone = asyncio.gather(*(AtroposGenerator(first, seed=1).generate(one) for one in requested[:8]))
     await gone
     await first.close()  # nothing was committed: all of it is served again to the next session
     source = source_of(scene, [url], n=2)
     await source.open()
     generator = AtroposGenerator(source, seed=1)
-    outputs = await asyncio.gather(*(generator.generate(one) for one in asked))
-    for one, output in zip(asked, outputs, strict=True):
+    outputs = await asyncio.gather(*(generator.generate(one) for one in requested))
+    for one, output in zip(requested, outputs, strict=True):
         assert output["prompt_token_ids"] == [TOKENIZER.render(prompt).tolist() for prompt in one["prompts"]]
     assert source.dropped == 8, "those of the run before"
     await source.close()
@@ -214,7 +214,7 @@ async def test_what_the_api_cannot_carry_is_refused_with_what_to_do(scene, tmp_p
     with pytest.raises(ConfigError, match=r"min_p = 0.1 reaches SkyRL's own engines alone"):
         await generator.generate(given(cfg, {"sevens": Sevens()}, [1])[0])
     cfg = config(tmp_path, **{"generator.sampling_params.temperature": 0.5})
-    with pytest.raises(ConfigError, match=r"all groups are 4 plays(.|\n)*eval_n_samples_per_prompt"):
+    with pytest.raises(ConfigError, match=r"all groups are 4 rollouts(.|\n)*eval_n_samples_per_prompt"):
         await generator.generate(given(cfg, {"sevens": Sevens()}, [1])[0])
     await source.close()
     with pytest.raises(FitError, match=r"no engine would be sent SkyRL's weights(.|\n)*atropos.engines="):

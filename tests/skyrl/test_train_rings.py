@@ -1,4 +1,4 @@
-"""SkyRL's train() over shared memory: `atropos engine` samples, `atropos skyrl-env` plays, no server and no engine here."""
+"""SkyRL's train() over shared memory: `atropos engine` samples, `atropos skyrl-env` runs them, no server and no engine here."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 pytest.importorskip("skyrl", reason="needs SkyRL, in an environment of its own: `make test-skyrl`")
 
-from atropos_adapter_skyrl.aside import Aside
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.generator import AtroposGenerator
 from atropos_adapter_skyrl.rings import RingGroups
 from atropos_adapter_skyrl.source import RolloutsFailed
+from atropos_adapter_skyrl.threaded_source import Aside
 from atropos_adapter_skyrl.weights import Publisher
+from atropos_core.api_client.remote_engine import RemoteEngine
 from atropos_core.builtin.plugin import TOY_MODEL
-from atropos_core.remote import RemoteEngine
-from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from tests.e2e.roles import Role
 from tests.skyrl.elsewhere import prepare, python_path
 from tests.skyrl.parts import Sevens, TableClient, TableDispatch, config, plain, trainer_of
@@ -96,7 +96,7 @@ async def test_the_exact_expected_reward_rises_over_thirty_steps_with_evaluation
     assert place.roles[2].ends(20) == 0 and "groups were sent" in place.roles[2].text
 
 
-async def test_epochs_evaluation_and_dynamic_sampling_never_get_what_another_call_asked_for(place, tmp_path):
+async def test_epochs_evaluation_and_dynamic_sampling_never_get_what_another_call_requested(place, tmp_path):
     cfg = config(
         tmp_path,
         **{"trainer.max_training_steps": 6, "trainer.epochs": 12, "trainer.eval_interval": 1, "trainer.train_batch_size": 4,
@@ -137,9 +137,9 @@ async def test_the_rings_and_skyrls_own_engines_give_the_same_rows_of_the_same_s
     source = place.source()
     place.worker(url).says(f"waiting for SkyRL at {place.rings}")
     await source.open()
-    asked, _ = given(cfg, environments, [4, 1, 7, 9])
-    far = plain(await AtroposGenerator(source, seed=9).generate(asked))
-    near = plain(await AtroposGenerator(here(TableClient(), sevens=Sevens()), seed=9).generate(asked))
+    requested, _ = given(cfg, environments, [4, 1, 7, 9])
+    far = plain(await AtroposGenerator(source, seed=9).generate(requested))
+    near = plain(await AtroposGenerator(here(TableClient(), sevens=Sevens()), seed=9).generate(requested))
     for name in (
         "prompt_token_ids",
         "response_ids",
@@ -157,16 +157,16 @@ async def test_the_rings_and_skyrls_own_engines_give_the_same_rows_of_the_same_s
 def test_a_worker_gives_up_where_skyrl_does_not_come(place):
     rings = ("--rings", str(place.rings), "--engine-url", "http://127.0.0.1:9", "--model", "toy", "--wait-s", "0")
     worker = place.start("worker", "skyrl-env", "./sevens.py", *rings)
-    assert worker.ends(30) == 1 and "nobody asks for work at" in worker.text and "Traceback" not in worker.text
+    assert worker.ends(30) == 1 and "nobody offers work at" in worker.text and "Traceback" not in worker.text
 
 
-async def test_plays_that_fail_over_there_are_raised_with_their_cause(place, tmp_path):
+async def test_rollouts_that_fail_over_there_are_raised_with_their_cause(place, tmp_path):
     url = place.engine()
     (tmp_path / "broken").touch()
     source = place.source(attempts=2)
     await source.open()
     place.worker(url)
-    with pytest.raises(RolloutsFailed, match=r"failed 2 times(.|\n)*play: ValueError: the tool is away"):
+    with pytest.raises(RolloutsFailed, match=r"failed 2 times(.|\n)*rollout: ValueError: the tool is away"):
         await AtroposGenerator(source).generate(given(config(tmp_path), {"sevens": Sevens()}, [1])[0])
     await source.close()
 
@@ -178,7 +178,7 @@ async def test_many_calls_at_once_while_workers_are_killed_and_replaced(place, t
     await source.open()
     workers = [place.worker(url), place.worker(url)]
     generator = AtroposGenerator(source, seed=3)
-    asked = [given(cfg, environments, [row % 64], step=row // 64, n=2)[0] for row in range(240)]
+    requested = [given(cfg, environments, [row % 64], step=row // 64, n=2)[0] for row in range(240)]
 
     async def kill():
         await asyncio.sleep(0.1)
@@ -187,7 +187,7 @@ async def test_many_calls_at_once_while_workers_are_killed_and_replaced(place, t
         psutil.Process(workers[0].process.pid).kill()
         place.worker(url)
 
-    outputs, _ = await asyncio.gather(asyncio.gather(*(generator.generate(one) for one in asked)), kill())
-    for one, output in zip(asked, outputs, strict=True):
+    outputs, _ = await asyncio.gather(asyncio.gather(*(generator.generate(one) for one in requested)), kill())
+    for one, output in zip(requested, outputs, strict=True):
         assert output["prompt_token_ids"] == [TOKENIZER.render(prompt).tolist() for prompt in one["prompts"]]
     await source.close()

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import HubClosed, HubFull, LeaseLost
-from atropos_core.hub import Entry, Hub, Label, Limits, Session, Want
-from atropos_core.store import JournalStore
+from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Session, Want
+from atropos_trajectory_api.journal.store import JournalStore
 from tests.unit import virtual_time
 
 GROUP_BYTES = 100
@@ -42,7 +42,7 @@ class World:
     store: JournalStore = field(init=False)
     saved: Saved = Saved()
     published: int = 0
-    number: int = 0  # of groups that were played
+    number: int = 0  # of groups that were run
     acknowledged: set[int] = field(default_factory=set)
     dropped: Counter[int] = field(default_factory=Counter)
     happened: Counter[str] = field(default_factory=Counter)
@@ -77,7 +77,7 @@ class World:
         self.store.close()
         self.start_hub()
 
-    def on_dropped(self, entry: Entry[bytes], cause: str) -> None:
+    def on_dropped(self, entry: GroupRecord[bytes], cause: str) -> None:
         assert cause == "stale"
         self.dropped[int(entry.payload)] += 1
 
@@ -200,20 +200,20 @@ class World:
         assert len(self.saved.trained) == self.batches * self.batch
         assert max(trained.values()) == 1, "trained twice"
         assert max(self.dropped.values(), default=1) == 1
-        held = Counter(int(label.task) for _, label in self.hub.labels())
-        ends = trained + self.dropped + held
+        waiting = Counter(int(label.task) for _, label in self.hub.labels())
+        ends = trained + self.dropped + waiting
         assert max(ends.values()) == 1, "trained, and dropped or still to be trained"
         assert self.acknowledged <= ends.keys(), "acknowledged, and lost"
 
 
-def play(seed: int) -> Counter[str]:
+def run_schedule(seed: int) -> Counter[str]:
     """One schedule, with all checks. What happened in it."""
 
     async def main(folder: Path) -> Counter[str]:
         world = World(random.Random(seed), folder)
         await world.live()
         world.check()
-        world.happened.update(schedules=1, stale=sum(world.dropped.values()), played=world.number)
+        world.happened.update(schedules=1, stale=sum(world.dropped.values()), finished=world.number)
         return world.happened
 
     made: Callable[[Path], Coroutine[Any, Any, Counter[str]]] = main

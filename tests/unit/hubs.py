@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from atropos_core.hub import Entry, Hub, Label, Limits, Session
+from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Session
 
 
 class Clock:
@@ -38,11 +38,11 @@ def opened(size_bytes: int = 1_000_000, **more: Any) -> tuple[Hub[str], Session[
     return one, one.open("trainer")
 
 
-def payloads(entries: Iterable[Entry[str]]) -> list[str]:
+def payloads(entries: Iterable[GroupRecord[str]]) -> list[str]:
     return [entry.payload for entry in entries]
 
 
-def ids(entries: Iterable[Entry[Any]]) -> list[int]:
+def ids(entries: Iterable[GroupRecord[Any]]) -> list[int]:
     return [entry.id for entry in entries]
 
 

@@ -1,4 +1,4 @@
-"""What the unit tests of the core share: records of known content, an engine that says what it is told, a plugin."""
+"""What the unit tests of the core share: records of known content, an engine with scripted replies, a plugin."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import DeadlineExceeded
-from atropos_core.hosting import LocalEndpoint
 from atropos_core.interfaces import Engine, Environment, ModelInfo, Score
-from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Completion, Draw, Episode, Rollout, Sampling, ScoredGroup, Task, Tokens, tokens
 
 TOKENIZER = ChatTokenizer(TOY_MODEL)  # one id a character; 0 ends a reply, 1 is the user, 2 the assistant
@@ -39,8 +39,8 @@ def rollout(prompt: int = 2, sampled: int = 3, *, version: int = 0, logprob: flo
 
 
 def episode(score: float = 0.0, reply: str = "", *rollouts: Rollout, **fields: Any) -> Episode:
-    said = ({"role": "user", "content": "?"}, {"role": "assistant", "content": reply})
-    return Episode(rollouts or (rollout(),), score, messages=said, **fields)
+    conversation = ({"role": "user", "content": "?"}, {"role": "assistant", "content": reply})
+    return Episode(rollouts or (rollout(),), score, messages=conversation, **fields)
 
 
 def group(number: int, rewards: Sequence[float] = (0.0, 1.0), *, version: int = 0, sampled: int = 3) -> ScoredGroup:
@@ -58,7 +58,7 @@ def draw(number: int, environment: str = "words", split: Any = "train") -> Draw:
 
 
 class SayingEngine(Engine):
-    """Replies with `say(prompt, seed)` as text, ended by the end token. Keeps what it was asked."""
+    """Replies with `say(prompt, seed)` as text, ended by the end token. Keeps its requests."""
 
     def __init__(self, say: Callable[[Tokens, int], str] = lambda prompt, seed: "ok", *, finish: str = "stop") -> None:
         self.requests: list[tuple[Tokens, Sampling, list[int], float]] = []
@@ -82,10 +82,10 @@ class SayingEngine(Engine):
     async def resume(self, version: int) -> None: ...
 
     def _completion(self, text: str, sampling: Sampling) -> Completion:
-        said = ids(text) + [END] * (self._finish == "stop")
-        logprobs = -np.arange(1, len(said) + 1, dtype=np.float32)
-        versions = np.full(len(said), 7, np.int32)
-        return Completion(tokens(said), logprobs, versions, self._finish, sampling.temperature, sampling.truncated)  # type: ignore[arg-type]
+        reply = ids(text) + [END] * (self._finish == "stop")
+        logprobs = -np.arange(1, len(reply) + 1, dtype=np.float32)
+        versions = np.full(len(reply), 7, np.int32)
+        return Completion(tokens(reply), logprobs, versions, self._finish, sampling.temperature, sampling.truncated)  # type: ignore[arg-type]
 
 
 class SilentEngine(SayingEngine):

@@ -10,8 +10,8 @@ import random
 import sys
 from pathlib import Path
 
-from atropos_core.hub import Hub, Label, Limits, Want
-from atropos_core.store import JournalStore
+from atropos_core.hub.hub import Hub, Label, Limits, Want
+from atropos_trajectory_api.journal.store import JournalStore
 
 
 def content(key: int) -> bytes:
@@ -38,13 +38,13 @@ def main(directory: Path, seed: int) -> None:
                 say("put", number, key)
                 key += 1
         elif (entries := session.try_lease(Want(groups=generator.choice([1, 3])), 0)) is not None:
-            held = [entry.id for entry in entries]
+            kept = [entry.id for entry in entries]
             if generator.random() < 0.2:
-                session.give_back(held)
+                session.give_back(kept)
                 continue
-            session.trained(held)
-            session.commit(held)
-            for number in held:
+            session.trained(kept)
+            session.commit(kept)
+            for number in kept:
                 say("committed", number)
 
 

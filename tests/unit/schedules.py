@@ -1,5 +1,5 @@
-"""One run of the real loop, source, producer, hub, session, player and curriculum in virtual time, with parts that take
-as long, fail and die as a seed says. What must hold of every run is checked here; the soak plays many more of them.
+"""One run of the real loop, source, producer, hub, session, runner and curriculum in virtual time, with parts that take
+as long, fail and die as a seed says. What must hold of every run is checked here; the soak runs many more of them.
 
 Only what costs time is made up: an engine that samples numbers, a trainer whose weights are the list of what it was
 trained on, a disk in memory.
@@ -19,21 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.assemble import Parts
 from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.builtin.transforms import DropFlat, GroupAdvantage
-from atropos_core.checkpoint import Checkpoint, Checkpoints
-from atropos_core.config import RunConfig
+from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import Interrupted, NoProgress, ProcessDied
-from atropos_core.hosting import LocalEndpoint
 from atropos_core.interfaces import Engine, Environment, ModelInfo, Outcome, Sink, Trainer, Transform, Writing
-from atropos_core.loop import Loop
-from atropos_core.rollouts import Player, WeightedReward
+from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
+from atropos_core.rollouts.source import LocalSource
 from atropos_core.seeds import derive
-from atropos_core.sources import LocalSource
+from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
+from atropos_core.training.loop import Loop
+from atropos_core.training.parts import Parts
 from atropos_core.types import (
     Batch,
     Completion,
@@ -52,12 +52,12 @@ from tests.unit import virtual_time
 from tests.unit.parts import TOKENIZER
 
 INFO = ModelInfo("Simulated", 0, TOKENIZER.vocabulary, "float32", "cpu", TOKENIZER.fingerprint)
-DEADLINE_S = 300.0  # of a play, which takes 240 s where every wait is the longest
+DEADLINE_S = 300.0  # of a rollout, which takes 240 s where every wait is the longest
 GROUP_BYTES = 6000  # at most, with what the hub allows for Python
 
 
 class Weather:
-    """Everything that chance decides: `luck` what is played and how it ends, `delays` only how long things take."""
+    """Everything that chance decides: `luck` what is run and how it ends, `delays` only how long things take."""
 
     def __init__(self, seed: int, *, calm: bool = False) -> None:
         luck = random.Random(seed)
@@ -74,7 +74,7 @@ class Weather:
         self.hub_groups = luck.choice([self.groups_per_step + 1, 100])
         self.checkpoint_every = luck.choice([0, 1, 2, 3])
         self.evaluate_every = luck.choice([0, 1, 3])
-        self.play_s, self.engine_s, self.train_s = (luck.choice([0.01, 0.1, 1.0]) for _ in range(3))
+        self.rollout_s, self.engine_s, self.train_s = (luck.choice([0.01, 0.1, 1.0]) for _ in range(3))
         self.may_hang = not self.deterministic and luck.random() < 0.5
         self.crashes = 0 if calm else luck.choice([0, 1, 2, 4])
 
@@ -104,20 +104,22 @@ class Weather:
 
 
 class Numbers(Environment):
-    """Plays of one to three turns. What a play samples, scores and whether it fails follow from its seed."""
+    """Rollouts of one to three turns. What a rollout samples, scores and whether it fails follow from its seed."""
 
     def __init__(self, weather: Weather) -> None:
         self._weather = weather
-        self._may_hang = weather.may_hang  # once: a lease waits for two plays that end by their deadline, not for three
+        self._may_hang = (
+            weather.may_hang
+        )  # once: a lease waits for two rollouts that end by their deadline, not for three
 
     def tasks(self, split: str) -> Sequence[Task]:
         return [Task(f"{split}-{n}", (), data={"n": n}) for n in range(self._weather.tasks)]
 
-    async def play(self, task: Task, policy: Any, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Any, *, seed: int) -> Episode:
         luck = random.Random(seed)
         spoken: list[Completion] = []
         for turn in range(luck.randint(1, 3)):
-            await self._weather.passes(self._weather.play_s)
+            await self._weather.passes(self._weather.rollout_s)
             if self._may_hang and task.id.startswith("train") and self._weather.delays.random() < 0.05:
                 self._may_hang = False
                 await asyncio.sleep(DEADLINE_S)
@@ -149,15 +151,15 @@ class NumberEngine(Engine):
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
-        said, versions = [], []
+        drawn_ids, versions = [], []
         for number in np.random.default_rng(seeds[0]).integers(1, 2**31 - 1, 3):
             await self._weather.passes(self._weather.engine_s)
             await self._may_run.wait()
             if self.dead:
                 raise ProcessDied("engine was killed")
-            said.append(int(number))
+            drawn_ids.append(int(number))
             versions.append(self._version)
-        return [Completion(tokens(said), np.zeros(3, np.float32), np.array(versions, np.int32), "stop", 1.0)]
+        return [Completion(tokens(drawn_ids), np.zeros(3, np.float32), np.array(versions, np.int32), "stop", 1.0)]
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         return [np.zeros(len(ids), np.float32) for ids in sequences]
@@ -329,11 +331,11 @@ class Life:
             },
             teachers={}, sinks={"record": self.record}, children=[],
         )  # fmt: skip
-        player = Player(
+        rollout_runner = RolloutRunner(
             environments, rewards, self.engine, TOKENIZER, deadline_s=DEADLINE_S, deterministic=weather.deterministic
         )
-        self.source = LocalSource(config, player, self.curriculum)
-        self.loop = Loop(config, parts, self.source, player, INFO, folder, self.stop)
+        self.source = LocalSource(config, rollout_runner, self.curriculum)
+        self.loop = Loop(config, parts, self.source, rollout_runner, INFO, folder, self.stop)
         self.loop.checkpoints = disk
 
     async def run(self, checkpoint: Checkpoint | None) -> None:
@@ -351,7 +353,7 @@ async def live(weather: Weather, folder: Path) -> tuple[Life, Counter[str]]:
         life = Life(weather, disk, folder)
         task = asyncio.ensure_future(life.run(disk.saved))
         if left:
-            typical = weather.steps * (weather.train_s + weather.engine_s + weather.play_s)
+            typical = weather.steps * (weather.train_s + weather.engine_s + weather.rollout_s)
             await asyncio.wait([task], timeout=weather.delays.random() * 3 * typical)
             _crash(weather.delays.choice(("trainer", "engine", "supervisor", "stopped")), life, task)
         others = {asyncio.current_task()}
@@ -386,13 +388,13 @@ def check(weather: Weather, life: Life) -> None:
     state = life.curriculum.state()
     open_ = [fields[0] for fields in state["unsettled"]]
     assert sorted(ids + open_) == list(range(state["next"])), "every draw is settled once, or open"
-    told = Counter[str]()
+    reported = Counter[str]()
     for step in life.record.steps:
-        told.update(
+        reported.update(
             {name: int(step.get(f"groups/{name}", 0)) for name in ("trained", "stale", "failed", "flat", "dropped")}
         )
-    assert +told == Counter(outcome for _, _, outcome in settled), "what was told of is what was settled"
-    assert weather.staleness or not told["stale"]
+    assert +reported == Counter(outcome for _, _, outcome in settled), "what was reported is what was settled"
+    assert weather.staleness or not reported["stale"]
     assert sorted(life.seen.draws) == sorted(n for n, _, how in settled if how in ("trained", "flat", "dropped"))
     index = {number: task for number, task, _ in settled} | {fields[0]: fields[3] for fields in state["unsettled"]}
     for epoch in range(state["next"] // weather.tasks):
@@ -408,13 +410,13 @@ def check(weather: Weather, life: Life) -> None:
     assert most <= weather.staleness
 
 
-def play(seed: int) -> Counter[str]:
+def run_schedule(seed: int) -> Counter[str]:
     """One schedule, with all checks. What happened in it."""
     weather = Weather(seed)
     with tempfile.TemporaryDirectory() as folder:
         try:
             life, ends = virtual_time.run(live(weather, Path(folder)))
-        except NoProgress:  # so many plays in a row were to fail
+        except NoProgress:  # so many rollouts in a row were to fail
             return Counter(schedules=1, gave_up=1)
         check(weather, life)
         if weather.deterministic and ends:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atropos_core import codec
-from atropos_core.batching import pack
 from atropos_core.codec import MAX_IMPLIED_BYTES, PREFIX_BYTES, decode, encode, encode_bytes, frame_size
 from atropos_core.errors import DataError
 from atropos_core.interfaces import ModelInfo
 from atropos_core.testing.samples import make_groups
+from atropos_core.training.packing import pack
 from atropos_core.types import (
     Column,
     Completion,

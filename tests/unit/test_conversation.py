@@ -10,7 +10,7 @@ import pytest
 from atropos_core.conversation import Conversation
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Score
-from atropos_core.policy import EnginePolicy
+from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Sampling, tokens
 from tests.unit.parts import ASSISTANT, END, TOKENIZER, USER, SayingEngine, ids
@@ -82,8 +82,8 @@ async def test_what_was_sampled_is_never_encoded_again():
     class Odd(SayingEngine):
         async def sample(self, prompt, n, sampling, seeds, deadline_s):
             await super().sample(prompt, n, sampling, seeds, deadline_s)
-            said = tokens([*ids("a"), USER, *ids("b"), END])
-            return [Completion(said, np.zeros(4, np.float32), np.zeros(4, np.int32), "stop", 1.0)]
+            drawn_ids = tokens([*ids("a"), USER, *ids("b"), END])
+            return [Completion(drawn_ids, np.zeros(4, np.float32), np.zeros(4, np.int32), "stop", 1.0)]
 
     conversation = talk(Odd())
     answer = await conversation.reply(user("1"))
@@ -98,7 +98,7 @@ async def test_starting_over_makes_another_rollout_of_the_same_episode():
     conversation = talk(engine)
     await conversation.reply(user("1"))
     conversation.start_over()
-    conversation.start_over()  # nothing was said since: no empty rollout
+    conversation.start_over()  # nothing was sampled since: no empty rollout
     await conversation.reply(user("2"))
     made = conversation.episode(Score(0.0))
     assert [one.tokens.tolist() for one in made.rollouts] == [
@@ -108,7 +108,7 @@ async def test_starting_over_makes_another_rollout_of_the_same_episode():
     assert [message["content"] for message in made.messages] == ["1", "x", "2", "x"]
 
 
-async def test_every_reply_has_a_seed_of_its_own_that_derives_from_the_plays():
+async def test_every_reply_has_a_seed_of_its_own_that_derives_from_the_rollouts():
     engine = SayingEngine()
     conversation = talk(engine, seed=42)
     await conversation.reply(user("1"))

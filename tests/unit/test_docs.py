@@ -9,8 +9,9 @@ import shlex
 import pytest
 import typer
 
-from atropos_core import errors, hooks
+from atropos_core import errors
 from atropos_core.cli import make_app
+from atropos_core.plugins import spec as hooks
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import PAGES
 
@@ -24,7 +25,11 @@ def test_the_page_of_hooks_has_every_hook_with_its_docstring():
 
 
 def test_the_glossary_has_every_error_with_its_docstring():
-    named = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", (REPOSITORY / "docs/glossary.md").read_text(), re.M))
+    named = dict(
+        re.findall(
+            r"^\| `(\w+)` \| (.+) \|$", (REPOSITORY / "docs/glossary.md").read_text().split("## Names that")[0], re.M
+        )
+    )
     classes = {
         name: each for name, each in vars(errors).items() if inspect.isclass(each) and each is not errors.AtroposError
     }
@@ -50,3 +55,23 @@ def test_every_command_on_a_page_has_the_options_that_it_is_given(page):
             assert command is not commands, f"{line!r}: no such command"
             given = {word.partition("=")[0] for word in rest if word.startswith("-")}
             assert given <= known | {"--help"}, f"{line!r}: {given - known}"
+
+
+def test_every_file_of_contributings_map_is_there():
+    rows = re.findall(
+        r"^\| (?:[^|`]|`[^`]*`)+ \| (.+) \|$",
+        (REPOSITORY / "CONTRIBUTING.md").read_text().split("I want to change")[1],
+        re.M,
+    )
+    assert len(rows) >= 25
+    for row in rows:
+        [first, *more] = [name for name in re.findall(r"`([^`]+)`", row) if "/" in name or name.endswith(".py")] or [
+            "plugins"
+        ]
+        near = (REPOSITORY / first).parent
+        for name in (first, *more):
+            found = [REPOSITORY / name, near / name, near.parent / name, REPOSITORY / first / name]
+            assert any(path.exists() for path in found) or list((REPOSITORY / "plugins").glob(f"*/*/{name}")), (
+                row,
+                name,
+            )

@@ -1,4 +1,4 @@
-"""What a group may hold, whichever door it comes through."""
+"""What a group may hold, however it arrives."""
 
 from __future__ import annotations
 

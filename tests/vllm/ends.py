@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core import config
-from atropos_core.assemble import Parts, Plan, build, make_plan
-from atropos_core.batching import pack
+from atropos_core.config import run_file as config
 from atropos_core.interfaces import ModelInfo
-from atropos_core.plugins import load_plugins
-from atropos_core.registry import ResolvedModel
+from atropos_core.launch.assemble import Plan, build, make_plan
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import ResolvedModel
+from atropos_core.training.packing import pack
+from atropos_core.training.parts import Parts
 from atropos_core.types import Batch, Completion, Draw, Episode, Metrics, Rollout, Sampling, ScoredGroup, Task, Tokens
 
 DEADLINE_S = 120.0

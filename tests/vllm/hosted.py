@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from atropos_core.hosting import Child, HostedEngine
 from atropos_core.interfaces import ModelInfo
+from atropos_core.processes.child import Child
+from atropos_core.processes.proxies import HostedEngine
 from atropos_core.types import Completion, Floats, Tokens
 
 

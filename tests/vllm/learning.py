@@ -10,6 +10,7 @@ from tests.e2e.runs import RunningRun
 from tests.vllm.processes import left, segments, still_running
 
 KEPT = {"checkpoints", "logs", "rollouts", "config.toml", "lock", "metrics.jsonl", "summary.json"}
+SAID = {"health.jsonl"}  # where a check of health had something to say, as one of speed may on a busy machine
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Learned:
 
     @property
     def leaves_nothing(self) -> bool:
-        return not self.alive and not self.segments_left and self.files == KEPT
+        return not self.alive and not self.segments_left and self.files - SAID == KEPT
 
 
 def learns(bridge: str, steps: int, folder: Path) -> Learned:
@@ -36,7 +37,7 @@ def learns(bridge: str, steps: int, folder: Path) -> Learned:
     )  # fmt: skip
     run.wait_for_step(2, 240)
     everyone = run.supervisor.children(recursive=True)
-    held = segments(everyone)
+    segments_before = segments(everyone)
     code = run.process.wait(240)
     lines = metrics_of(folder)
     return Learned(
@@ -46,6 +47,6 @@ def learns(bridge: str, steps: int, folder: Path) -> Learned:
         worst_alignment=max(line["alignment/max_abs_logprob_diff"] for line in lines),
         bytes_copied={line["bridge/bytes_copied"] for line in lines},
         alive=len(still_running(everyone, 2)),
-        segments_left=left(held),
+        segments_left=left(segments_before),
         files={path.name for path in folder.iterdir()},
     )

@@ -28,7 +28,7 @@ class Load:
     """What publishing under load looked like."""
 
     publishes: int
-    requests: int  # asked
+    requests: int  # sent
     answers: list[Answer]  # came back
     publish_s: list[float]
     bytes_copied: list[int]
@@ -54,16 +54,16 @@ async def publish_under_load(
     `directory/v{version}`, for `worst_difference`."""
     sampling = Sampling(max_tokens=max_tokens)
     answers: list[Answer] = []
-    asked = 0
+    sent = 0
     ending = asyncio.Event()
 
     async def client(number: int) -> None:
-        nonlocal asked
+        nonlocal sent
         draw = np.random.default_rng([11, number])
         while not ending.is_set():
             length = int(draw.integers(4, 16))
             prompt = draw.integers(3, ends.info.vocabulary - 3, size=length).astype(np.int32)
-            asked += 1
+            sent += 1
             [completion] = await ends.sample(prompt, sampling)
             answers.append(Answer(prompt, completion))
 
@@ -93,7 +93,7 @@ async def publish_under_load(
         for each in clients:
             each.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-    return Load(publishes, asked, answers, seconds, copied, time.perf_counter() - began)
+    return Load(publishes, sent, answers, seconds, copied, time.perf_counter() - began)
 
 
 async def _some_new(answers: list[Answer], clients: list[asyncio.Task[None]]) -> None:

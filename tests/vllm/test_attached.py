@@ -25,7 +25,7 @@ RUN = (
 )  # fmt: skip
 
 
-async def test_each_run_begins_with_its_own_model_and_an_evaluation_is_of_what_was_asked(
+async def test_each_run_begins_with_its_own_model_and_an_evaluation_is_of_the_requested_one(
     atropos, tmp_path: Path
 ) -> None:
     owner = await start(HERE / "tiny", tmp_path / "owner")
@@ -44,7 +44,7 @@ async def test_each_run_begins_with_its_own_model_and_an_evaluation_is_of_what_w
             atropos, "eval", "first", "--engine", "vllm", *attach, timeout=200, VLLM_API_KEY=owner.key
         )
         assert ended.code == 0, ended.err
-        assert f"{first[-1]['eval/accuracy']:.4g}" in ended.out, "though the server held the second run's weights"
+        assert f"{first[-1]['eval/accuracy']:.4g}" in ended.out, "though the server had the second run's weights"
         prompt = tokens([5, 9, 33])
         assert len(await owner.engine.sample(prompt, 1, Sampling(4), [1], 60.0)) == 1, "it was left running"
     finally:

@@ -20,8 +20,8 @@ import pytest_asyncio
 from atropos_bridge_ipc.bridge import IpcBridge
 from atropos_bridge_ipc.config import IpcOptions
 from atropos_core.errors import FitError, WeightsMismatch
-from atropos_core.hosting import LocalEndpoint
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.types import Sampling
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.trainer import GrpoTrainer
@@ -263,7 +263,7 @@ import os, vllm
 from vllm.model_executor.model_loader import reload
 from atropos_bridge_ipc.vllm import entry
 from atropos_core.errors import FitError
-os.environ[entry.ASKED] = entry.NAME
+os.environ[entry.TRANSFER_VARIABLE] = entry.NAME
 kept = reload.finalize_layerwise_reload
 del reload.finalize_layerwise_reload
 for version in (vllm.__version__, "0.99.0"):

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded
-from atropos_core.tokenizer import fingerprint
+from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Sampling, tokens
 from tests.vllm.hosted import Hosted, difference, reference, start
 from tests.vllm.models import EOS, POSITIONS, VOCABULARY, make_model
@@ -56,7 +56,7 @@ async def test_logprobs_of_what_it_samples_are_those_of_transformers(served: Hos
         assert (best > np.log(1 / VOCABULARY)).all()
 
 
-async def test_truncated_sampling_is_said_and_its_logprobs_are_renormalised(served: Hosted) -> None:
+async def test_truncated_sampling_is_reported_and_its_logprobs_are_renormalised(served: Hosted) -> None:
     [one] = await served.engine.sample(PROMPT, 1, Sampling(20, 1.0, top_k=1), [1], LONG_S)
     assert one.truncated
     np.testing.assert_allclose(one.logprobs, 0.0, atol=1e-6)
@@ -126,13 +126,13 @@ async def test_it_tells_the_likeliest_tokens_as_transformers_does(served: Hosted
         tokens([4])
     ]
     model = AutoModelForCausalLM.from_pretrained(served.model, dtype=torch.float32)
-    for sequence, told in zip(sequences, await served.engine.top_logprobs(sequences, 5), strict=True):
-        assert np.diff(told.offsets).tolist() == [0] + [5] * (len(sequence) - 1)
+    for sequence, top in zip(sequences, await served.engine.top_logprobs(sequences, 5), strict=True):
+        assert np.diff(top.offsets).tolist() == [0] + [5] * (len(sequence) - 1)
         with torch.no_grad():
             logs = model(torch.from_numpy(sequence.astype(np.int64))[None]).logits[0].log_softmax(-1)
         best = logs[:-1].topk(5)
-        np.testing.assert_array_equal(told.token_ids.reshape(-1, 5), best.indices)
-        np.testing.assert_allclose(told.logprobs.reshape(-1, 5), best.values, atol=1e-4)
+        np.testing.assert_array_equal(top.token_ids.reshape(-1, 5), best.indices)
+        np.testing.assert_allclose(top.logprobs.reshape(-1, 5), best.values, atol=1e-4)
 
 
 async def test_a_deadline_ends_the_request_here_and_in_the_server(served: Hosted) -> None:

@@ -1,4 +1,4 @@
-"""How an engine ends: asked, killed, or with its server; and that nothing but its own ends with it."""
+"""How an engine ends: by request, killed, or with its server; and that nothing but its own ends with it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def until_gone(processes: Sequence[psutil.Process], within_s: float) -> No
         await asyncio.sleep(0.02)
 
 
-async def until_told(made: Hosted) -> ProcessDied:
+async def until_stopped(made: Hosted) -> ProcessDied:
     """What the supervisor learns without asking anything."""
     await asyncio.wait_for(made.child.peer.lost.wait(), WITHIN_S)
     assert isinstance(made.child.peer.error, ProcessDied)
@@ -82,7 +82,7 @@ async def test_two_engines_end_apart_and_strangers_not_at_all(
         assert segments and scratch.is_dir()
         one.child.process.kill()
         await until_gone(group, WITHIN_S)
-        await until_told(one)
+        await until_stopped(one)
         until = time.monotonic() + WITHIN_S
         while (left := [path for path in [*segments, scratch] if os.path.exists(path)]) and time.monotonic() < until:
             await asyncio.sleep(0.02)
@@ -92,8 +92,8 @@ async def test_two_engines_end_apart_and_strangers_not_at_all(
         group, scratch = group_of(other), scratch_of(other)
         segments = shared_memory(group)
         worker = other.processes["worker"]
-        worker.kill()  # nothing is asked of it
-        error = str(await until_told(other))
+        worker.kill()  # it has no request
+        error = str(await until_stopped(other))
         assert f"vLLM's worker (pid {worker.pid}) has ended" in error
         assert "Application startup complete" in error or "ERROR" in error, "vLLM's own last lines"
         await until_gone(group, WITHIN_S)
@@ -131,7 +131,7 @@ async def test_an_engine_may_attach_to_a_server_and_leaves_it_running(models: di
             group, guard = group_of(owner), owner.processes["guard"]
             segments, scratch = shared_memory(group), scratch_of(owner)
             guard.kill()
-            assert "the server's guard was killed by SIGKILL" in str(await until_told(owner))
+            assert "the server's guard was killed by SIGKILL" in str(await until_stopped(owner))
             await until_gone(group, WITHIN_S)
             assert not [path for path in [*segments, scratch] if os.path.exists(path)]
             with pytest.raises(ProcessDied, match=f"the vLLM server at {url} does not answer"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core.remote import RemoteEngine
+from atropos_core.api_client.remote_engine import RemoteEngine
 from tests.conftest import metrics_of
 from tests.e2e.roles import Role
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def test_adapters_reach_a_vllm_elsewhere_and_the_next_run_begins_from_its_own_start(tmp_path: Path) -> None:
-    rank = ("--bridge", "lora", "--set", "trainer.lora.rank=24")  # above what vLLM takes if it is not told
+    rank = ("--bridge", "lora", "--set", "trainer.lora.rank=24")  # above what vLLM takes unless it is configured
     engine = Role(tmp_path, "engine", ["engine", "--port", "0", "--engine", "vllm", *rank])
     try:
         url = engine.says(r"(http://[\w.:]+)", 200)

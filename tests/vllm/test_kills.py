@@ -28,8 +28,8 @@ def test_a_killed_process_ends_the_run_with_a_name_and_resume_goes_on(role, tmp_
     run.wait_for_step(3, 200)
     processes = vllm_processes(run.supervisor)
     everyone = run.supervisor.children(recursive=True)
-    held = segments(everyone)
-    assert any(name.startswith("psm_") for name in held), "vLLM's own"
+    segments_before = segments(everyone)
+    assert any(name.startswith("psm_") for name in segments_before), "vLLM's own"
     killed = time.monotonic()
     victim = run.children["trainer"] if role == "trainer" else processes[role]
     victim.send_signal(signal.SIGKILL)
@@ -38,7 +38,7 @@ def test_a_killed_process_ends_the_run_with_a_name_and_resume_goes_on(role, tmp_
     assert code == 1
     assert "ProcessDied" in run.text
     assert "atropos resume" in run.text
-    assert not left(held), "no segment stays"
+    assert not left(segments_before), "no segment stays"
     assert not list(folder.glob("ipc/*")), "no handle file stays"
     if role == "worker":  # one whole resume; the others' checkpoints are made alike
         resumed = RunningRun(folder, "resume", str(folder), "--steps", "8")

@@ -61,7 +61,7 @@ def test_a_run_whose_publish_is_skipped_stops_with_the_named_error(atropos, tmp_
 
 
 def test_a_teacher_on_vllm_tells_a_run_what_the_same_teacher_on_transformers_does(atropos, tmp_path):
-    told = {}
+    by_engine = {}
     for engine in ("hf", "vllm"):
         ended = atropos(
             "run", "--env", "gsm8k", "--deterministic", "--steps", "2", "--dir", engine, "--set", "evaluation.problems=8",
@@ -70,9 +70,9 @@ def test_a_teacher_on_vllm_tells_a_run_what_the_same_teacher_on_transformers_doe
             "--set", f"teacher.big.engine.use={engine}", "--set", "trainer.distillation.alone=true", timeout=200,
         )  # fmt: skip
         assert ended.code == 0, ended.out + ended.err
-        told[engine] = metrics_of(tmp_path / engine)[1:]
+        by_engine[engine] = metrics_of(tmp_path / engine)[1:]
     assert any("vLLM" in log.read_text() for log in (tmp_path / "vllm/logs").glob("*teacher-big*"))
-    for line, other in zip(told["vllm"], told["hf"], strict=True):
+    for line, other in zip(by_engine["vllm"], by_engine["hf"], strict=True):
         assert line["distill/positions"] == other["distill/positions"] == 1.0
         assert line["distill/kl"] == pytest.approx(other["distill/kl"], abs=1e-3)
         assert line["distill/coverage"] == pytest.approx(other["distill/coverage"], abs=1e-3)

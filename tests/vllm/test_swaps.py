@@ -43,8 +43,8 @@ def odd(folder: Path) -> Path:
 def other_weights(folder: Path) -> Path:
     shutil.copytree(HERE / "tiny", folder)
     path, random = folder / "model.safetensors", np.random.default_rng(0)
-    held = load_file(path)
-    made = {name: (value + random.normal(0, 0.05, value.shape)).astype(value.dtype) for name, value in held.items()}
+    kept = load_file(path)
+    made = {name: (value + random.normal(0, 0.05, value.shape)).astype(value.dtype) for name, value in kept.items()}
     save_file(made, path, metadata={"format": "pt"})
     return folder
 
@@ -94,8 +94,8 @@ async def test_what_is_swapped_in_a_server_or_stops_it_in_mid_run_is_noticed_or_
         finally:
             stop.set()
             await forgetting
-        said = " ".join(run.text.split())
-        assert "NoProgress" in said and "version" in said, run.text
+        message = " ".join(run.text.split())
+        assert "NoProgress" in message and "version" in message, run.text
 
         bounds = ("--set", "watch.say_s=2", "--set", "watch.least_s=4", "--set", "watch.times=5")
         runs.append(run := attached(server, tmp_path / "stopped", *bounds))
@@ -108,9 +108,9 @@ async def test_what_is_swapped_in_a_server_or_stops_it_in_mid_run_is_noticed_or_
         finally:
             for process in processes:
                 process.resume()
-        said = " ".join(run.text.split())
-        assert "ProcessSilent engine (pid " in said, run.text
-        assert f"the vLLM server at {server.url} has given no answer to /inference/v1/generate for" in said, run.text
+        message = " ".join(run.text.split())
+        assert "ProcessSilent engine (pid " in message, run.text
+        assert f"the vLLM server at {server.url} has given no answer to /inference/v1/generate for" in message, run.text
     finally:
         for run in runs:
             run.process.kill()

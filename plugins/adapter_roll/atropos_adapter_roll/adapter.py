@@ -17,10 +17,11 @@ from atropos_adapter_roll import known
 from atropos_adapter_roll.config import AdapterOptions
 from atropos_adapter_roll.recipe import MANAGERS, whole
 from atropos_adapter_roll.trial import TRIAL, Stock, right_replies
-from atropos_core.config import RunConfig
+from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import AtroposError, FitError
 from atropos_core.interfaces import Adapter, Finding
-from atropos_core.registry import RunContext, cuda_devices
+from atropos_core.plugins.provider import RunContext
+from atropos_core.plugins.requirements import cuda_devices
 
 TESTED = {"gem-llm": ("0.1.0", "0.0.4"), "ray": ("2.56.0",)}
 SCRIPT = """#!/usr/bin/env bash
@@ -42,7 +43,7 @@ class RollAdapter(Adapter):
 
     def export(self, run: RunConfig, out: Path) -> list[Path]:
         """Write `roll.yaml` and `run.sh` into `out`, over older ones. Raises ConfigError for what ROLL cannot take over."""
-        self._options.refuse_for("an export: it is what `atropos adapter roll doctor` plays", "trial_environment")
+        self._options.refuse_for("an export: it is what `atropos adapter roll doctor` runs", "trial_environment")
         manager, _ = MANAGERS[self._options.manager]
         out.mkdir(parents=True, exist_ok=True)
         written = [out / "roll.yaml", out / "run.sh"]
@@ -62,8 +63,8 @@ class RollAdapter(Adapter):
 
     def doctor(self) -> Sequence[Finding]:
         """Raises ConfigError for options that only an export has a use for."""
-        played = {"trial_environment"} | ({"max_turns"} if self._options.trial_environment else set())
-        self._options.refuse_for("`atropos adapter roll doctor`", *(AdapterOptions.model_fields.keys() - played))
+        finished = {"trial_environment"} | ({"max_turns"} if self._options.trial_environment else set())
+        self._options.refuse_for("`atropos adapter roll doctor`", *(AdapterOptions.model_fields.keys() - finished))
         return [check_python(), *(check_package(name) for name in TESTED), *check_roll(), check_gpus(), self._trial()]
 
     def _trial(self) -> Finding:
@@ -81,7 +82,7 @@ class RollAdapter(Adapter):
                 "atropos", environment=name, max_steps=self._options.max_turns if name != TRIAL else None
             )
             try:
-                steps, reward = play_once(env)
+                steps, reward = run_once(env)
                 failed = env.record()["failed"]
             finally:
                 env.close()
@@ -94,7 +95,7 @@ class RollAdapter(Adapter):
         return Finding(subject, right, detail, "" if right else "The right replies must earn 1: reinstall the adapter.")
 
 
-def play_once(env: Any) -> tuple[int, float]:
+def run_once(env: Any) -> tuple[int, float]:
     """The right replies to the trial environment; to any other one a guess each turn."""
     _, info = env.reset(seed=0)
     tasks = {task.id: task for task in Stock().tasks("train")}
@@ -135,17 +136,17 @@ def check_roll() -> list[Finding]:
         detail = "there is no module 'roll'"
         return [Finding("ROLL", None, detail, "Put a checkout of alibaba/ROLL on PYTHONPATH.")]
     with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):  # ROLL logs into ./output
-        played = [_play_through(name) for name in managers.BASES]
+        finished = [_run_through(name) for name in managers.BASES]
         differs = known.differences()
-    said = f"as known of {known.KNOWN_AS_OF}" if not differs else "; ".join(differs)
+    message = f"as known of {known.KNOWN_AS_OF}" if not differs else "; ".join(differs)
     remedy = f"Known is ROLL {known.KNOWN_AS_OF}: others may work; look at what is named here." if differs else ""
-    return [*played, Finding("ROLL's interfaces", None if differs else True, said, remedy)]
+    return [*finished, Finding("ROLL's interfaces", None if differs else True, message, remedy)]
 
 
-def _play_through(name: str) -> Finding:
+def _run_through(name: str) -> Finding:
     """Never raises: what does is ROLL's code, of whatever version."""
     from atropos_adapter_roll import managers
-    from atropos_adapter_roll.through_roll import a_ray, play_through
+    from atropos_adapter_roll.through_roll import a_ray, run_through
 
     subject, tested = f"ROLL's {name}", f"docs/roll.md says which versions were tested; known is {known.KNOWN_AS_OF}."
     try:
@@ -158,9 +159,9 @@ def _play_through(name: str) -> Finding:
         )
     try:
         with a_ray():
-            steps, score = play_through(name)
+            steps, score = run_through(name)
     except Exception as error:  # noqa: BLE001 - the boundary to ROLL's code
-        return Finding(subject, False, f"played no episode: {type(error).__name__}: {error}", tested)
+        return Finding(subject, False, f"ran no episode: {type(error).__name__}: {error}", tested)
     where = next(iter(getattr(importlib.import_module("roll"), "__path__", ["?"])), "?")
     remedy = "" if score == 1.0 else f"The right replies must earn 1: {tested}"
     return Finding(subject, score == 1.0, f"{steps} replies, score {score:g}; from {where}", remedy)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from atropos_core.component import explain
+from atropos_core.config.error_text import explain
 from atropos_core.errors import ConfigError
-from atropos_core.registry import Options
+from atropos_core.plugins.provider import Options
 
 # Of Qwen, Phi, Llama, Gemma, Mistral, DeepSeek, GLM, gpt-oss and Command.
 KNOWN_ENDS = (
@@ -107,7 +107,7 @@ class EnvOptions(Options):
     action_deadline_s: float = Field(1800.0, gt=0, lt=HUNG_TIMEOUT_S, description="for the trainer, to answer")
     episode_deadline_s: float = Field(3000.0, gt=0, lt=HUNG_TIMEOUT_S)
     cleanup_deadline_s: float = Field(30.0, gt=0, lt=HUNG_TIMEOUT_S, description="for what an ended episode still does")
-    reward: RewardOptions = RewardOptions()
+    reward: RewardOptions = Field(default_factory=RewardOptions)
 
     @model_validator(mode="after")
     def _agrees(self) -> EnvOptions:
@@ -130,8 +130,8 @@ class AdapterOptions(Options):
     sequence_length: int | None = Field(None, ge=16, description="tokens of an episode; unset: 1,024 and its replies")
     gpus: int = Field(1, ge=1, description="of one machine, shared by training and sampling")
     split: Literal["train", "test"] = "train"
-    reward: RewardOptions = RewardOptions()
-    trial_environment: str | None = Field(None, description="what `doctor` plays; unset: a small one of its own")
+    reward: RewardOptions = Field(default_factory=RewardOptions)
+    trial_environment: str | None = Field(None, description="what `doctor` runs; unset: a small one of its own")
 
 
 def read_env_options(given: Mapping[str, Any]) -> EnvOptions:

@@ -17,12 +17,12 @@ import gem
 
 from atropos_adapter_roll.config import KNOWN_ENDS, read_env_options
 from atropos_adapter_roll.observation import Observation, show
-from atropos_adapter_roll.play import Asked, Event, Play
 from atropos_adapter_roll.reward import parts_of, warn_where_wrong_may_win
 from atropos_adapter_roll.shared import shared_loop
+from atropos_adapter_roll.threaded_rollout import Event, PendingReply, ThreadedRollout
 from atropos_core.errors import AtroposError, DataError
 from atropos_core.interfaces import Environment, Policy
-from atropos_core.rollouts import failed_by, plays_groups
+from atropos_core.rollouts.runner import failed_by, runs_groups
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Failed, Split, Task, Tokens
 
@@ -65,7 +65,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         self._given = env_config
         self._loop = shared_loop()
         self._environment: Environment | None = None
-        self._play: Play | None = None
+        self._rollout: ThreadedRollout | None = None
         self._history: Tokens | None = None
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._record: Record | None = None
@@ -81,10 +81,10 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         self._record = record = Record(self.options.environment, seed)
         self._history = None
         self.env_reset_failed = self.env_timeout = False
-        shown, failed = None, Failed("the environment ended before it asked the model")
+        shown, failed = None, Failed("the environment ended before it called the model")
         try:
             event = self._begin(self._hold(), seed, record)
-            if isinstance(event, Asked):
+            if isinstance(event, PendingReply):
                 shown, self._history = show(self.options, event.prompt, None), event.prompt
             elif not isinstance(event, Episode):
                 failed = event or self._late()
@@ -95,7 +95,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         if shown is None:
             self._fail(failed)
             self.env_reset_failed = True
-            return self._said(f"The environment failed: {record.failed}"), {**info, "failure_mode": record.failed}
+            return self._shown(f"The environment failed: {record.failed}"), {**info, "failure_mode": record.failed}
         record.first = shown.observation
         self._tools = shown.tools
         if self.options.observation == "messages":
@@ -118,10 +118,10 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
             self._stop()
             record.ended = record.pending = True
             return self._ended()
-        assert self._play is not None, "an episode under way has a play"
-        self._history = self._play.answer(text)
-        event = self._play.next(self.options.step_deadline_s)
-        if isinstance(event, Asked):
+        assert self._rollout is not None, "an episode under way has a rollout"
+        self._history = self._rollout.answer(text)
+        event = self._rollout.next(self.options.step_deadline_s)
+        if isinstance(event, PendingReply):
             return self._go_on(event, record)
         if isinstance(event, Episode):
             return self._finish(event, record)
@@ -143,7 +143,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
 
     def score_in_group(self, size: int) -> None:
         """From the next reset on, leave the score to the group filter, where the environment scores its groups itself."""
-        if size > 1 and plays_groups(self._hold()):
+        if size > 1 and runs_groups(self._hold()):
             self._group_size = size
 
     def read_as(self, action: str, text: str) -> None:
@@ -173,24 +173,24 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         record.task = task.id
         seeds = [derive(seed, member) for member in range(size)]
 
-        async def playing(policy: Policy) -> Episode | Failed:
-            return await play_one(environment, task, policy, seeds)
+        async def run_episode(policy: Policy) -> Episode | Failed:
+            return await run_one_rollout(environment, task, policy, seeds)
 
-        self._play = Play(
+        self._rollout = ThreadedRollout(
             self._loop,
-            playing,
+            run_episode,
             action_deadline_s=options.action_deadline_s,
             episode_deadline_s=options.episode_deadline_s,
             cleanup_deadline_s=options.cleanup_deadline_s,
             members=size,
         )
-        return self._play.next(options.step_deadline_s)
+        return self._rollout.next(options.step_deadline_s)
 
-    def _go_on(self, asked: Asked, record: Record) -> Step:
+    def _go_on(self, reply: PendingReply, record: Record) -> Step:
         if self.options.max_steps is not None and record.steps >= self.options.max_steps:
             return self._fail(Failed(f"cut off after max_steps = {record.steps} replies"), truncated=True)
         try:
-            shown = show(self.options, asked.prompt, self._history)
+            shown = show(self.options, reply.prompt, self._history)
         except DataError as error:
             return self._fail(failed_by(error, "step"))
         if self.options.observation == "messages" and shown.tools != self._tools:
@@ -212,21 +212,21 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         self._stop()
         self._record.ended, self._record.failed = True, event.cause
         self.env_info["failed"] = event.cause
-        said = f"{event.cause}\n{event.trace}".rstrip()
-        log.warning("%s, task %r: %s", self.options.environment, self._record.task, said)
+        message = f"{event.cause}\n{event.trace}".rstrip()
+        log.warning("%s, task %r: %s", self.options.environment, self._record.task, message)
         return self._ended(truncated=truncated or self.env_timeout)
 
     def _ended(self, *, truncated: bool = False, environment: Any = None) -> Step:
         """The last step. ROLL ends an episode by `terminated` alone, so it is always set."""
         record = self._record
         assert record is not None, "only an episode ends"
-        return self._said(""), sum(record.parts.values()), True, truncated, {
+        return self._shown(""), sum(record.parts.values()), True, truncated, {
             "metrics": metrics_of(record, timed_out=self.env_timeout, environment=environment or {}),
             "metrics_agg_mode": {},
             **({"failure_mode": record.failed} if record.failed else {}),
         }  # fmt: skip
 
-    def _said(self, text: str) -> Observation:
+    def _shown(self, text: str) -> Observation:
         return [{"role": "user", "content": text}] if self.options.observation == "messages" else text
 
     def _without_end(self, action: str) -> str:
@@ -240,9 +240,9 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         return text
 
     def _stop(self) -> None:
-        play, self._play = self._play, None
-        if play is not None:
-            play.stop()
+        threaded, self._rollout = self._rollout, None
+        if threaded is not None:
+            threaded.stop()
 
     def _own_seed(self) -> int:
         self._resets += 1
@@ -259,12 +259,14 @@ async def task_of(environment: Environment, split: Split, seed: int) -> Task:
     return tasks[derive(seed, "task") % len(tasks)]
 
 
-async def play_one(environment: Environment, task: Task, policy: Policy, seeds: Sequence[int]) -> Episode | Failed:
-    """One play; a group of as many as there are seeds where the environment plays its groups itself."""
-    if not plays_groups(environment):
-        return await environment.play(task, policy, seed=seeds[0])
-    played = await environment.play_group(task, policy, len(seeds), seeds=seeds)
-    one = played[0] if played else DataError("play_group() gave no play")
+async def run_one_rollout(
+    environment: Environment, task: Task, policy: Policy, seeds: Sequence[int]
+) -> Episode | Failed:
+    """One rollout; a group of as many as there are seeds where the environment runs its groups itself."""
+    if not runs_groups(environment):
+        return await environment.rollout(task, policy, seed=seeds[0])
+    episodes = await environment.rollout_group(task, policy, len(seeds), seeds=seeds)
+    one = episodes[0] if episodes else DataError("rollout_group() gave no rollout")
     if isinstance(one, BaseException):
         raise one
     return one

@@ -1,4 +1,4 @@
-"""ROLL's `group_filter_cls`: drops groups in which a play failed (validation keeps them, marked), and scores the groups of
+"""ROLL's `group_filter_cls`: drops groups in which a rollout failed (validation keeps them, marked), and scores the groups of
 environments that score a whole group. ROLL calls it once for each group, in the process that holds the queue, before anything
 is released.
 """
@@ -17,12 +17,12 @@ from atropos_adapter_roll import texts
 from atropos_adapter_roll.config import EnvOptions, read_env_options
 from atropos_adapter_roll.env import Record, metrics_of, task_of
 from atropos_adapter_roll.observation import show
-from atropos_adapter_roll.play import AskingPolicy, completion
 from atropos_adapter_roll.reward import parts_of
 from atropos_adapter_roll.shared import shared_loop
+from atropos_adapter_roll.threaded_rollout import AskingPolicy, completion
 from atropos_core.errors import DataError, FitError, NoProgress
 from atropos_core.interfaces import Environment
-from atropos_core.rollouts import checked, failed_by
+from atropos_core.rollouts.runner import checked, failed_by
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Episode, Failed, Sampling, Tokens
 
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 
 class GroupFilter:
-    """ROLL's contract: `filter` says whether the whole group is dropped; another one is then played."""
+    """ROLL's contract: `filter` says whether the whole group is dropped; another one is then run."""
 
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:
         self._mode = mode
         self._dropped_in_a_row = 0
-        self._environments: dict[str, Environment] = {}  # held as long as the process lives
+        self._environments: dict[str, Environment] = {}  # kept as long as the process lives
 
     def filter(self, group_id: int, episode_id: int, group: Sequence[Any]) -> bool:
         """`group`: DataProtos. Those of a group that is scored here get their scores in them. Raises NoProgress where one group
@@ -51,9 +51,9 @@ class GroupFilter:
             self._dropped_in_a_row = 0
             return False
         kept = self._mode != "train"  # nothing learns from it, and a validation without its failures would flatter
-        counts = f"{len(causes)} of {len(members)} plays failed"
-        told = "kept, each play without a score as failed" if kept else "dropped"
-        log.warning("group %s, episode %s is %s: %s; %s", group_id, episode_id, told, counts, causes[0])
+        counts = f"{len(causes)} of {len(members)} rollouts failed"
+        outcome = "kept, each rollout without a score as failed" if kept else "dropped"
+        log.warning("group %s, episode %s is %s: %s; %s", group_id, episode_id, outcome, counts, causes[0])
         if kept:
             for rollout, record in zip(members, records, strict=True):
                 if record and record["pending"]:  # with its group it has lost its score
@@ -68,20 +68,18 @@ class GroupFilter:
         """Why the group has no scores, or nothing."""
         options = read_env_options(records[0]["env_config"])
         if len(records) != len(members) or len({(record["task"], record["seed"]) for record in records}) > 1:
-            raise DataError(
-                "a group's members do not show one task: ROLL's group is not what it was when it was played."
-            )
+            raise DataError("a group's members do not show one task: ROLL's group is not what it was when it was run.")
         environment = self._hold(options)
         scoring = score_group(environment, options, records)
         try:
-            played = shared_loop().call(scoring, options.episode_deadline_s, "scoring a group")
+            ended = shared_loop().call(scoring, options.episode_deadline_s, "scoring a group")
         except FitError:
             raise  # it would be so for every group
         except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
-            played = [failed_by(error, "play_group")]
-        if failed := [one.cause for one in played if isinstance(one, Failed)]:
+            ended = [failed_by(error, "rollout_group")]
+        if failed := [one.cause for one in ended if isinstance(one, Failed)]:
             return failed
-        for rollout, record, episode in zip(members, records, played, strict=True):
+        for rollout, record, episode in zip(members, records, ended, strict=True):
             assert isinstance(episode, Episode), "the failed ones are gone"
             parts = parts_of(options.reward, episode, record["replies"])
             known = {each.name for each in dataclasses.fields(Record)}
@@ -109,7 +107,7 @@ def why_failed(rollout: Any, record: Mapping[str, Any] | None) -> str:
         return str(record["failed"])
     metrics = rollout.meta_info.get("metrics") or {}
     if any(value > 0 for name, value in metrics.items() if name.startswith("env/") and name.endswith("/failed")):
-        return "a play failed: the worker's log says why"
+        return "a rollout failed: the worker's log says why"
     return "ROLL flagged it to be dropped" if rollout.meta_info.get("drop_flag") else ""
 
 
@@ -133,34 +131,34 @@ def put_score(rollout: Any, score: float) -> None:
 async def score_group(
     environment: Environment, options: EnvOptions, records: Sequence[Mapping[str, Any]]
 ) -> list[Episode | Failed]:
-    """The environment's own `play_group` over the replies that its members gave: the one time that it is played to its end.
+    """The environment's own `rollout_group` over the replies that its members gave: the one time that it is run to its end.
     In the order of `records`. Raises DataError where it asks for what no member was shown."""
     seed, n = records[0]["seed"], len(records)
     task = await task_of(environment, options.split, seed)
     policy = RecordedPolicy(options, records)
     seeds = [derive(seed, member) for member in range(n)]
-    played = await environment.play_group(task, policy, n, seeds=seeds)
-    if len(played) != n:
-        raise DataError(f"play_group() was asked for {n} plays and gave {len(played)}")
+    ended = await environment.rollout_group(task, policy, n, seeds=seeds)
+    if len(ended) != n:
+        raise DataError(f"rollout_group() was called for {n} rollouts and gave {len(ended)}")
     found: dict[int, Episode | Failed] = {}
-    for one in played:
+    for one in ended:
         if isinstance(one, BaseException):
-            return [failed_by(one, "play_group")]
+            return [failed_by(one, "rollout_group")]
         episode = checked(one)
         if isinstance(episode, Failed):
             return [episode]
         member = texts.member_of(episode.rollouts[0].tokens)
         if member is None or member in found:
-            raise DataError("play_group() gave an episode without a reply of its own.")
+            raise DataError("rollout_group() gave an episode without a reply of its own.")
         found[member] = episode
     return [found[member] for member in range(n)]
 
 
 class RecordedPolicy(AskingPolicy):
-    """Gives the members' replies, one each, in the order in which they are asked for."""
+    """Gives the members' replies, one each, in the order in which they are requested."""
 
     def __init__(self, options: EnvOptions, records: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(lambda asked: None, options.action_deadline_s, members=len(records))
+        super().__init__(lambda request: None, options.action_deadline_s, members=len(records))
         self._options = options
         self._records = records
         self._given = 0
@@ -179,9 +177,9 @@ class RecordedPolicy(AskingPolicy):
         again = any(message["role"] == "assistant" for message in texts.read(prompt).messages)
         if again or self._given > len(self._records) or any(self._differs(prompt, member) for member in members):
             raise FitError(
-                "play_group() asks for more than one reply of a member, or shows its members different prompts: in ROLL a "
+                "rollout_group() asks for more than one reply of a member, or shows its members different prompts: in ROLL a "
                 "group that its environment scores as a whole has one prompt, and one reply a member.",
-                remedy="Override play() in place of play_group(), or train this environment with `atropos run`.",
+                remedy="Override rollout() in place of rollout_group(), or train this environment with `atropos run`.",
             )
         replies = [self._records[member]["replies"][-1] for member in members]
         return [completion(text, sampling or self.sampling, m) for m, text in zip(members, replies, strict=True)]

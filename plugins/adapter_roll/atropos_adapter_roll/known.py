@@ -1,4 +1,4 @@
-"""What of ROLL the adapter goes by, told by signatures and fields: ROLL's versions say less than its code does."""
+"""What of ROLL the adapter goes by, recognised by signatures and fields: ROLL's versions say less than its code does."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ FIELDS = {  # of dataclasses that roll.yaml fills; ROLL passes over a key that i
     _AGENTIC + "agentic_config:AgenticConfig": (
         "seed", "pretrain", "reward_pretrain", "num_gpus_per_node", "max_steps", "eval_steps", "save_steps",
         "async_generation_ratio", "rollout_batch_size", "val_batch_size", "sequence_length", "adv_estimator", "step_reward_gamma",
+        "loss_agg_mode",
         "reward_normalization", "train_env_manager", "val_env_manager", "custom_envs", "ppo_epochs", "init_kl_coef",
         "whiten_advantages", "entropy_loss_coef", "actor_train", "actor_infer", "reference", "logging_dir", "output_dir", "track_with",
         "tracker_kwargs", "logging_steps", "resume_from_checkpoint", "exp_name", "max_grad_norm",
@@ -72,8 +73,8 @@ def differences() -> list[str]:
         elif (takes := tuple(name for name in inspect.signature(target).parameters if name != "self")) != known:
             more = [name for name in takes if name not in known]
             less = [name for name in known if name not in takes]
-            said = [f"takes {', '.join(more)} as well"] * bool(more) + [f"takes no {', '.join(less)}"] * bool(less)
-            found.append(f"{_short(place)} {' and '.join(said) or 'takes the same in another order'}")
+            changes = [f"takes {', '.join(more)} as well"] * bool(more) + [f"takes no {', '.join(less)}"] * bool(less)
+            found.append(f"{_short(place)} {' and '.join(changes) or 'takes the same in another order'}")
     return [*(f"no import of {', '.join(names)} ({why})" for why, names in missing.items()), *found]
 
 

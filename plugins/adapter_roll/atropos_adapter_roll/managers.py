@@ -120,6 +120,11 @@ def _check_estimator(manager: str, observation: str, pipeline: Any, environment:
             f"alone: with {manager} the earlier replies of a right episode would be trained as wrong.",
             remedy="Set adv_estimator: step_reinforce and step_reward_gamma: 1.0.",
         )
+    if observation == "messages" and getattr(pipeline, "loss_agg_mode", None) == "seq-mean-token-mean":
+        log.warning(
+            "loss_agg_mode: seq-mean-token-mean is a mean over rows, and with %s a row is a reply: an episode counts once for "
+            "each of its replies; token-mean gives every token the same weight.", manager,
+        )  # fmt: skip
     if observation == "messages" and gamma < 1:
         log.warning(
             "step_reward_gamma is %g: of %s replies the first is credited with %.3g of what its episode earned, and where "
@@ -129,7 +134,7 @@ def _check_estimator(manager: str, observation: str, pipeline: Any, environment:
 
 
 def __getattr__(name: str) -> Any:
-    """ROLL is imported when a manager is asked for: gem's users have none."""
+    """ROLL is imported when a manager is first used: gem's users have none."""
     if name not in BASES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(BASES)}")
     module, observation = BASES[name]

@@ -35,8 +35,8 @@ def show(options: EnvOptions, prompt: Tokens, history: Tokens | None) -> Shown:
         return Shown(_first(options, talk), tools=tuple(talk.tools))
     if len(prompt) <= len(history) or not np.array_equal(prompt[: len(history)], history):
         raise DataError(
-            "the environment rewrote its history, or asked for two replies at once: what it says now does not follow what "
-            "was said, and delta observations make one token history of an episode.",
+            "the environment rewrote its history, or requested two replies at once: what it shows now does not follow what "
+            "it showed before, and delta observations make one token history of an episode.",
             remedy='Use env_manager_cls: atropos_adapter_roll.managers.AgentNativeStepEnvManager with observation: "messages".',
         )
     new = texts.read(prompt[len(history) :]).messages

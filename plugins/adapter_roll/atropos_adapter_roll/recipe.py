@@ -9,11 +9,11 @@ from typing import Any
 
 from atropos_adapter_roll.config import AdapterOptions, EnvOptions, read_env_options
 from atropos_adapter_roll.shared import build, shared_loop
-from atropos_core.component import Weighted
-from atropos_core.config import RunConfig
+from atropos_core.config.component import Weighted
+from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import ConfigError
 
-VALIDATION_GROUPS = 64  # environments that play the held-out split at once
+VALIDATION_GROUPS = 64  # environments that run the held-out split at once
 HEADER = """# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.
 # ROLL does in its own way what [trainer], [bridge], [engine], [curriculum], [transform.*], [sink.*], [health], [watch],
 # [hub], [api], deterministic, oversubscribe and restarts say: but for the learning rate, nothing of them is carried over. Of [training] are
@@ -21,10 +21,11 @@ HEADER = """# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.
 """
 MANAGERS = {"trajectory": ("TrajEnvManager", "delta"), "native": ("AgentNativeStepEnvManager", "messages")}
 # A native manager's rows are replies, and the score of an episode stands on the last of them: `step_reinforce` gives each reply
-# what the episode earns from there on, where `grpo` would set the earlier replies of a right episode below the mean.
+# what the episode earns from there on, where `grpo` would set the earlier replies of a right episode below the mean. A mean over
+# rows, ROLL's default, would count an episode once for each of its replies: `token-mean` has one weight for all tokens.
 ESTIMATORS: Mapping[str, Mapping[str, Any]] = {  # by the observation that a manager shows
     "delta": {"adv_estimator": "grpo"},
-    "messages": {"adv_estimator": "step_reinforce", "step_reward_gamma": 1.0},
+    "messages": {"adv_estimator": "step_reinforce", "step_reward_gamma": 1.0, "loss_agg_mode": "token-mean"},
 }
 
 

@@ -1,10 +1,10 @@
-"""Replies by ROLL's own tokenizer: which of its tokens are no part of what is said."""
+"""Replies by ROLL's own tokenizer: which of its tokens are no part of the text."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from atropos_core.replies import SENTINEL, ReplyReader, end_of_turn
+from atropos_core.rollouts.replies import SENTINEL, ReplyReader, end_of_turn
 
 
 def reader_of(tokenizer: Any) -> ReplyReader:
@@ -26,9 +26,9 @@ def reader_of(tokenizer: Any) -> ReplyReader:
 def _end_of_turn(tokenizer: Any, added: list[str]) -> str:
     from jinja2 import TemplateError
 
-    said = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
+    messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
     try:
-        rendered = tokenizer.apply_chat_template(said, tokenize=False)
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False)
     except (ValueError, TemplateError):
         return ""  # no template, or none for this: ROLL says so where it renders a prompt
     return end_of_turn(str(rendered), added)

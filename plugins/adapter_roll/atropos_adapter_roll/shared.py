@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atropos_adapter_roll.config import EnvOptions
-from atropos_core.chosen import choose
-from atropos_core.component import Component
+from atropos_core.config.component import Component
+from atropos_core.config.resolve import resolve_component
 from atropos_core.errors import DeadlineExceeded
+from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Environment
-from atropos_core.plugins import load_plugins
-from atropos_core.policy import within
-from atropos_core.registry import RunContext
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import RunContext
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class Environments:
 def build(options: EnvOptions) -> Environment:
     """The environment that the options name, as a run file would. Raises ConfigError, UnknownComponent, PluginError."""
     component = Component.model_validate({"use": options.environment, **options.options})
-    chosen = choose(load_plugins().registry, "environment", "env_config.options", component)
+    chosen = resolve_component(load_plugins().registry, "environment", "env_config.options", component)
     environment: Environment = chosen.build(RunContext(directory=Path.cwd(), model=Path.cwd(), label="environment"))
     return environment
 

@@ -16,7 +16,7 @@ import numpy as np
 from atropos_core.errors import DataError
 from atropos_core.types import Message, Tokens
 
-SAID, UNSAID = 0x110000, 0x110001  # around what the environment says, as JSON
+MESSAGE_START, MESSAGE_END = 0x110000, 0x110001  # around what the environment says, as JSON
 REPLIED = 0x110002  # ends a reply; of member m of a group it is REPLIED + m
 
 
@@ -34,7 +34,7 @@ def rendered(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | N
         text = json.dumps({"messages": [dict(message) for message in messages], "tools": list(tools or ())})
     except (TypeError, ValueError) as error:
         raise DataError(f"a message of the environment cannot be passed on as JSON: {error}") from error
-    return np.concatenate([[SAID], to_ids(text), [UNSAID]]).astype(np.int32)
+    return np.concatenate([[MESSAGE_START], to_ids(text), [MESSAGE_END]]).astype(np.int32)
 
 
 def replied(text: str, member: int = 0) -> Tokens:
@@ -47,19 +47,19 @@ def read(prompt: Tokens) -> Talk:
     talk = Talk([], [])
     at = 0
     while at < len(ids):
-        said = ids[at] == SAID
-        ends = np.flatnonzero(ids[at:] == UNSAID if said else ids[at:] >= REPLIED)
+        is_message = ids[at] == MESSAGE_START
+        ends = np.flatnonzero(ids[at:] == MESSAGE_END if is_message else ids[at:] >= REPLIED)
         if not len(ends):
             raise _unknown()
-        text = to_text(ids[at + said : at + ends[0]])
-        if said:
+        text = to_text(ids[at + is_message : at + ends[0]])
+        if is_message:
             block = json.loads(text)
             talk.messages.extend(block["messages"])
             talk.tools.extend(block["tools"])
         else:
             talk.messages.append({"role": "assistant", "content": text})
         at += int(ends[0]) + 1
-    if not talk.messages or ids[-1] != UNSAID:
+    if not talk.messages or ids[-1] != MESSAGE_END:
         raise _unknown()
     return talk
 
@@ -70,7 +70,7 @@ def to_ids(text: str) -> Tokens:
 
 def to_text(ids: Tokens) -> str:
     ids = np.asarray(ids)
-    if ((ids < 0) | (ids >= SAID)).any():
+    if ((ids < 0) | (ids >= MESSAGE_START)).any():
         raise _unknown()
     return ids.astype(np.int32).tobytes().decode("utf-32-le", "surrogatepass")
 

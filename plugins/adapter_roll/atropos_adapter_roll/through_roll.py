@@ -62,8 +62,8 @@ class SayingProxy:
         import torch
         from tensordict import TensorDict
 
-        said = self._say(messages)
-        ids = said if isinstance(said, list) else [*map(ord, said), SPECIAL["<|im_end|>"], SPECIAL["<|endoftext|>"]]
+        reply = self._say(messages)
+        ids = reply if isinstance(reply, list) else [*map(ord, reply), SPECIAL["<|im_end|>"], SPECIAL["<|endoftext|>"]]
         logprobs = [-1 / place for place in range(1, len(ids) + 1)]
         made = {"responses": torch.tensor([ids]), "infer_logprobs": torch.tensor([logprobs])}
         proto = importlib.import_module("roll.distributed.scheduler.protocol").DataProto
@@ -131,7 +131,7 @@ class OneEpisode:
         return ray.put(None)
 
 
-def play_one(name: str, say: Say, *, seed: int = 0, **given: Any) -> Any:
+def run_one_rollout(name: str, say: Say, *, seed: int = 0, **given: Any) -> Any:
     """The rollout, a DataProto, of one episode in ROLL's own loop; None where ROLL puts none. `given`: see `make_manager`.
     Rollouts of one `seed` and several `env_id`s are a group. Ray has to run."""
     queue = OneEpisode()
@@ -143,11 +143,11 @@ def play_one(name: str, say: Say, *, seed: int = 0, **given: Any) -> Any:
         queue.manager.env.close()
 
 
-def play_through(name: str) -> tuple[int, float]:
+def run_through(name: str) -> tuple[int, float]:
     """Replies and score of one episode of the trial environment. Ray has to run."""
     tasks = Stock().tasks("train")
     replies = iter(right_replies(tasks[derive(SEED, "task") % len(tasks)]))
-    rollout = play_one(name, lambda messages: next(replies), environment=TRIAL)
+    rollout = run_one_rollout(name, lambda messages: next(replies), environment=TRIAL)
     return rollout.meta_info["atropos"]["steps"], float(rollout.non_tensor_batch["episode_scores"][-1])
 
 

@@ -1,4 +1,4 @@
-"""A small environment of three turns and two tools: what `doctor` plays, and an example.
+"""A small environment of three turns and two tools: what `doctor` runs, and an example.
 
 env_config: {environment: "atropos_adapter_roll.trial:Stock", max_steps: 3}
 """
@@ -43,14 +43,14 @@ class Stock(Environment):
     def tasks(self, split: Split) -> Sequence[Task]:
         return shelves(split)
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed, tools=TOOLS)
         reply = await talk.reply(*task.messages)
         ordered: list[object] = []
         for _ in range(2):
-            said = [self._call(task, call["function"], ordered) for call in reply.get("tool_calls", ())]
+            results = [self._call(task, call["function"], ordered) for call in reply.get("tool_calls", ())]
             reply = await talk.reply(
-                *(said or [{"role": "user", "content": "Call a tool, or say how many you ordered."}])
+                *(results or [{"role": "user", "content": "Call a tool, or say how many you ordered."}])
             )
         right = reply["content"].strip() == task.answer and [str(count) for count in ordered] == [task.answer]
         return talk.episode(Score(float(right), right, metrics={"orders": len(ordered)}))

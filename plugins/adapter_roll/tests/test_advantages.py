@@ -14,7 +14,7 @@ import yaml
 from atropos_adapter_roll.config import AdapterOptions
 from atropos_adapter_roll.recipe import MANAGERS, whole
 from atropos_core.advantages import group_advantages
-from atropos_core.config import Layer, load
+from atropos_core.config.run_file import Layer, load
 
 GROUPS = {  # the score of each member, and how many replies it gave
     "of one length": [(1.0, 3), (0.0, 3), (0.0, 3), (1.0, 3), (0.0, 3), (0.0, 3)],

@@ -8,8 +8,8 @@ import sys
 SCRIPT = """
 import json, sys
 sys.modules["gem"] = None  # as where it is not installed
-from atropos_core.plugins import load_plugins
-from atropos_core.registry import RunContext
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import RunContext
 from pathlib import Path
 provider = load_plugins().registry.find("adapter", "roll").provider
 adapter = provider.build(provider.config(), RunContext(Path("."), Path(".")))
@@ -39,7 +39,7 @@ OTHER = {  # a ROLL whose interfaces are not the known ones
 }
 
 
-def test_a_roll_that_is_not_as_known_is_told_by_its_signatures_and_fields(tmp_path):
+def test_a_roll_that_is_not_as_known_is_recognised_by_its_signatures_and_fields(tmp_path):
     for name, text in OTHER.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

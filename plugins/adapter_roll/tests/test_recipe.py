@@ -12,9 +12,9 @@ import yaml
 from atropos_adapter_roll.adapter import RollAdapter
 from atropos_adapter_roll.config import AdapterOptions, EnvOptions, read_env_options
 from atropos_adapter_roll.recipe import recipe, shares, to_yaml
-from atropos_core.config import Layer, RunConfig, load, read_file
+from atropos_core.config.run_file import Layer, RunConfig, load, read_file
 from atropos_core.errors import ConfigError
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 
 PLUGIN = Path(__file__).parents[1]
 
@@ -80,12 +80,12 @@ def test_a_weight_of_nothing_is_refused_where_right_answers_come_first():
 def test_the_yaml_names_every_section_of_which_nothing_is_carried_over(tmp_path):
     run = run_file(transform={"group_advantage": {}, "length_penalty": {}})
     written = adapter().export(run, tmp_path)[0].read_text()
-    said = written[: written.index("\nseed:")]
-    assert all(line.startswith("#") for line in said.splitlines())
+    comment = written[: written.index("\nseed:")]
+    assert all(line.startswith("#") for line in comment.splitlines())
     carried = {"model", "seed", "training", "sampling", "environment", "reward", "evaluation", "checkpoint"}
     refused = {"teacher"}
     for name in set(RunConfig.model_fields) - carried - refused:
-        assert re.search(rf"\b{name}\b", said), name
+        assert re.search(rf"\b{name}\b", comment), name
 
 
 def test_the_yaml_says_what_was_meant():

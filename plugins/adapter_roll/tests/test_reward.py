@@ -16,7 +16,7 @@ def options(**given):
     return RewardOptions.model_validate(given)
 
 
-def played(score, correct):
+def episode(score, correct):
     return Episode((), score, correct)
 
 
@@ -62,16 +62,16 @@ def test_a_marker_is_found_where_its_form_says(text, marker, has):
     ],
 )
 def test_known_texts_give_known_parts(reply, score, correct, parts):
-    assert parts_of(options(**BOTH), played(score, correct), [reply]) == pytest.approx(parts)
+    assert parts_of(options(**BOTH), episode(score, correct), [reply]) == pytest.approx(parts)
 
 
 def test_marks_are_looked_for_in_the_last_reply_and_length_counts_all():
-    found = parts_of(options(**BOTH), played(1.0, True), ["\\boxed{1}" + "x" * 6, "y" * 5])
+    found = parts_of(options(**BOTH), episode(1.0, True), ["\\boxed{1}" + "x" * 6, "y" * 5])
     assert found == pytest.approx({"environment": 1.0, "format": 0.0, "length": 0.25})
 
 
 def test_the_environments_score_has_its_weight():
-    assert parts_of(options(environment=3.0), played(0.5, True), ["x"]) == {"environment": 1.5}
+    assert parts_of(options(environment=3.0), episode(0.5, True), ["x"]) == {"environment": 1.5}
 
 
 WEIGHTS = st.floats(0, 1e9, allow_nan=False)
@@ -94,22 +94,22 @@ def test_a_right_answer_beats_a_wrong_one_whatever_the_bonuses_and_the_texts(
         format={"weight": weights[0], "markers": ["<think>", "\\boxed{}"]},
         length={"weight": weights[1]},
     )
-    first = sum(parts_of(chosen, played(lower + above, True), right).values())
-    second = sum(parts_of(chosen, played(lower, False), wrong).values())
+    first = sum(parts_of(chosen, episode(lower + above, True), right).values())
+    second = sum(parts_of(chosen, episode(lower, False), wrong).values())
     assert first > second
 
 
 def test_without_right_first_a_bonus_may_win_and_a_warning_says_so(caplog):
     chosen = options(right_first=False, environment=0.1, format={"weight": 1.0, "markers": ["!"]})
-    assert sum(parts_of(chosen, played(0.0, False), ["!"]).values()) > sum(
-        parts_of(chosen, played(1.0, True), ["4"]).values()
+    assert sum(parts_of(chosen, episode(0.0, False), ["!"]).values()) > sum(
+        parts_of(chosen, episode(1.0, True), ["4"]).values()
     )
     with caplog.at_level(logging.WARNING):
         warn_where_wrong_may_win(chosen)
     assert "a wrong answer may earn more than a right one" in caplog.text
 
 
-def test_nothing_is_said_where_right_comes_first(caplog):
+def test_nothing_is_printed_where_right_comes_first(caplog):
     with caplog.at_level(logging.WARNING):
         warn_where_wrong_may_win(options(**BOTH))
     assert not caplog.text

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_core.config import RunConfig, dump, to_toml
+from atropos_core.config.run_file import RunConfig, dump, to_toml
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Finding
-from atropos_core.registry import RunContext, cuda_devices
+from atropos_core.plugins.provider import RunContext
+from atropos_core.plugins.requirements import cuda_devices
 
 TESTED = {"skyrl": "0.3.0", "skyrl-gym": "0.4.0", "ray": "2.56.0"}
 _SCRIPT = """#!/usr/bin/env bash
@@ -40,7 +41,7 @@ class SkyRLAdapter:
         config, script = out / "run.toml", out / "skyrl.sh"
         config.write_text(to_toml(dump(run)))
         lines = [
-            f"  {key}={shlex.quote(_shown(value))}"
+            f"  {key}={shlex.quote(shown(value))}"
             for key, value in arguments(run, self._options, str(self._context.model)).items()
         ]
         script.write_text(_SCRIPT + " \\\n".join([*lines, '  "$@"']) + "\n")
@@ -66,7 +67,8 @@ class SkyRLAdapter:
         note = "SkyRL's workers need one each" if not devices else "visible to this process"
         findings.append(Finding("GPUs", None if not devices else True, f"{devices}: {note}"))
         if not any(finding.ok is False for finding in findings):
-            findings += [_tried("import", _import), *_unknown(), _tried("ray starts", _ray)]
+            findings.append(loaded := _tried("import", _import))
+            findings += [*(_unknown() if loaded.ok else ()), _tried("ray starts", _ray)]
             findings.append(_tried("one episode", lambda: _episode(self._context.model)))
         return findings
 
@@ -151,7 +153,7 @@ def _advantages(run: RunConfig) -> dict[str, Any]:
     return {"trainer.algorithm.advantage_estimator": "grpo", "trainer.algorithm.grpo_norm_by_std": divided}
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return json.dumps(value) if isinstance(value, list | bool) else str(value)
 
 
@@ -185,8 +187,9 @@ def _unknown() -> Sequence[Finding]:
 
     try:
         found = unknown(output_of([], [], [], step_wise=True, own_advantages=False))
-    except Exception:  # noqa: BLE001 - the plugin boundary: what does not load is reported by the check before this one
-        return []
+    except Exception as error:  # noqa: BLE001 - the plugin boundary: SkyRL's code, of a form that nobody here has seen
+        message = f"what is new in this SkyRL could not be looked for: {type(error).__name__}: {error}"
+        return [Finding("not known", False, message, "Use the SkyRL that docs/skyrl.md names, or report this.")]
     return [
         Finding("not known", None, one, "This SkyRL is newer than this adapter: watch a short training.")
         for one in found
@@ -204,6 +207,6 @@ def _ray() -> str:
 
 
 def _episode(model: Path) -> str:
-    from atropos_adapter_skyrl.trial import play
+    from atropos_adapter_skyrl.trial import run_trial
 
-    return asyncio.run(play(model))
+    return asyncio.run(run_trial(model))

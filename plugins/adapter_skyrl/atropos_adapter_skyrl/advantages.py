@@ -8,7 +8,7 @@ NAME = "atropos"
 
 
 def given_advantages(token_level_rewards: Any, response_mask: Any, **others: Any) -> tuple[Any, Any]:
-    """[S, R] each: where this estimator is chosen, what SkyRL calls rewards are the rows' advantages."""
+    """[S, R] each: where this estimator is used, what SkyRL calls rewards are the rows' advantages."""
     advantages = token_level_rewards * response_mask
     return advantages, advantages
 

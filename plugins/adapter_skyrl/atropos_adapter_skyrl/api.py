@@ -1,4 +1,4 @@
-"""Groups that workers elsewhere play, over the trajectory API, for SkyRL's rows: each is offered as a draw and leased."""
+"""Groups of workers elsewhere, over the trajectory API, for SkyRL's rows: each is offered as a draw and leased."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
 from atropos_adapter_skyrl.rows import rows_of
-from atropos_adapter_skyrl.source import GroupRequest, GroupResult, Source, all_or_none, failed
-from atropos_core.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
+from atropos_adapter_skyrl.source import GroupRequest, GroupResult, GroupSource, all_or_none, failed
+from atropos_core.api_client.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
 from atropos_core.errors import ConfigError, DataError, NoSuchVersion
+from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.seeds import derive
-from atropos_core.timeline import refuse_versions_that_never_were
 from atropos_core.types import Draw, Failed, ScoredGroup
 
 POLL_S = 10.0
 _Answer = tuple[int, ScoredGroup] | Failed
 
 
-class ApiGroups(Source):
+class ApiGroups(GroupSource):
     """One session of the API. Whatever comes under another id than one that is waited for is dropped, and so are groups
     that a run before this one left: SkyRL asks for their tasks again, under ids of its own."""
 
@@ -64,7 +64,7 @@ class ApiGroups(Source):
         spec, sampling = self._spec, sampling_of(params)
         if sampling != spec.sampling or any(one.n != spec.group_size for one in requests):
             raise ConfigError(
-                f"over the trajectory API all groups are {spec.group_size} plays with {spec.sampling}; SkyRL requests "
+                f"over the trajectory API all groups are {spec.group_size} rollouts with {spec.sampling}; SkyRL requests "
                 f"{requests[0].n} with {sampling}.",
                 remedy="Give evaluation the numbers of training (generator.eval_n_samples_per_prompt, "
                 "eval_sampling_params), or trainer.eval_interval=-1, or atropos.source=rings.",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atropos_core.cli.options import ModelOption, RewardOption, SetOption, Uses
+from atropos_core.cli.options import ModelOption, RewardOption, SetOption, Uses, retired
 
 if TYPE_CHECKING:
-    from atropos_core.assemble import Plan
-    from atropos_core.hands import Hands
+    from atropos_adapter_skyrl.work_client import WorkClient
+    from atropos_core.guards.patience import Patience
     from atropos_core.interfaces import Engine
-    from atropos_core.liveness import Patience
+    from atropos_core.launch.assemble import Plan
 
 
 USES = Uses("atropos skyrl-env", ("model", "environment", "reward", "training.rollout_deadline_s", "watch"))
@@ -28,7 +28,7 @@ def skyrl_env(
     rings: Annotated[Path, typer.Option("--rings", help="The folder that SkyRL was given as atropos.rings.")],
     engine_url: Annotated[str, typer.Option(help="The engine that it samples from: an `atropos engine`.")],
     token_file: Annotated[Path | None, typer.Option(help="A file that holds the engine's token.")] = None,
-    hands: Annotated[int, typer.Option(min=1, help="Groups that are played at once.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Groups that are run at once.")] = 16,
     wait_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for SkyRL at the start.")] = 600.0,
     file: Annotated[
         Path | None, typer.Option("--file", help="A run file: options of the environment, rewards.")
@@ -36,8 +36,9 @@ def skyrl_env(
     model: ModelOption = None,
     reward: RewardOption = None,
     changes: SetOption = None,
+    hands: Annotated[str | None, retired("--hands", "--concurrency")] = None,
 ) -> None:
-    """Play an environment for SkyRL's trainer on this machine (atropos.source=rings), as one of any number of workers.
+    """Run an environment for SkyRL's trainer on this machine (atropos.source=rings), as one of any number of workers.
 
     [bold]Example[/]
 
@@ -46,71 +47,77 @@ def skyrl_env(
     import asyncio
 
     from atropos_core import console
-    from atropos_core.assemble import make_plan
+    from atropos_core.api_client.remote_engine import RemoteEngine
     from atropos_core.cli.options import configure
-    from atropos_core.config import read_token
-    from atropos_core.remote import RemoteEngine
+    from atropos_core.config.run_file import read_token
+    from atropos_core.launch.assemble import make_plan
 
     loaded, resolved, plugins = configure(file, env=[name], model=model, reward=reward, changes=changes, uses=USES)
     plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)
     token = read_token(token_file) if token_file else None
     engine = RemoteEngine(engine_url, token, patience=plan.config.watch.patience())
-    sent = asyncio.run(_work(plan, rings, engine, hands, wait_s))
+    sent = asyncio.run(_work(plan, rings, engine, concurrency, wait_s))
     console.say(f"SkyRL has gone; {sent} groups were sent")
 
 
 async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: float) -> int:
+    """Raises Interrupted at the first SIGINT, SIGTERM or SIGHUP."""
     import asyncio
-    import signal
     import tempfile
 
-    from atropos_adapter_skyrl.rings import work
-    from atropos_adapter_skyrl.source import open_all
-    from atropos_core import console
-    from atropos_core.assemble import build_for_evaluation
     from atropos_core.errors import Interrupted
-    from atropos_core.guards import blocked_loop_alarm, own_process
-    from atropos_core.rollouts import Player
-    from atropos_core.scratch import owned_prefix, sweep
-    from atropos_core.tokenizer import ChatTokenizer
+    from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
+    from atropos_core.storage.tempdirs import owned_prefix, sweep
 
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     sweep("skyrl-env")  # what killed ones left
     made = tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl-env"))
-    with blocked_loop_alarm(), own_process(), made as directory:
-        (Path(directory) / "logs").mkdir()
-        parts = await build_for_evaluation(plan, Path(directory), engine)
+    with requests_to_end(task.cancel), blocked_loop_alarm(), own_process(), made as directory:
         try:
-            await open_all(parts.environments)
-            player = Player(
-                parts.environments, parts.rewards, parts.engine, ChatTokenizer(plan.model.directory),
-                deadline_s=plan.config.training.rollout_deadline_s, deterministic=False,
-            )  # fmt: skip
-            hands = await _connect(rings, count, wait_s, plan.config.watch.patience())
-            console.say(f"plays {', '.join(parts.environments)} for SkyRL, {count} groups at once; Ctrl-C ends it")
-            return await work(hands, player)
+            return await _run(plan, Path(directory), rings, engine, count, wait_s)
         except asyncio.CancelledError:
-            raise Interrupted("stopped: what was being played goes to another worker") from None
-        finally:
-            await parts.close()
+            raise Interrupted("stopped: its groups go to another worker") from None
 
 
-async def _connect(rings: Path, count: int, wait_s: float, patience: Patience) -> Hands:
+async def _run(plan: Plan, directory: Path, rings: Path, engine: Engine, count: int, wait_s: float) -> int:
+    from atropos_adapter_skyrl.rings import work
+    from atropos_adapter_skyrl.source import open_all
+    from atropos_core import console
+    from atropos_core.launch.assemble import build_for_evaluation
+    from atropos_core.rollouts.runner import RolloutRunner
+    from atropos_core.rollouts.tokenizer import ChatTokenizer
+
+    (directory / "logs").mkdir()
+    parts = await build_for_evaluation(plan, directory, engine)
+    try:
+        await open_all(parts.environments)
+        player = RolloutRunner(
+            parts.environments, parts.rewards, parts.engine, ChatTokenizer(plan.model.directory),
+            deadline_s=plan.config.training.rollout_deadline_s, deterministic=False,
+        )  # fmt: skip
+        client = await _connect(rings, count, wait_s, plan.config.watch.patience())
+        console.say(
+            f"runs rollouts of {', '.join(parts.environments)} for SkyRL, {count} groups at once; Ctrl-C ends it"
+        )
+        return await work(client, player)
+    finally:
+        await parts.close()
+
+
+async def _connect(rings: Path, count: int, wait_s: float, patience: Patience) -> WorkClient:
     """Raises ProcessDied or DeadlineExceeded where SkyRL does not come in time."""
     import asyncio
 
+    from atropos_adapter_skyrl.work_client import WorkClient
     from atropos_core import console
     from atropos_core.errors import DeadlineExceeded, ProcessDied
-    from atropos_core.hands import Hands
 
     loop, announced = asyncio.get_running_loop(), False
     until = loop.time() + wait_s
     while True:
         try:
-            return await asyncio.to_thread(Hands.connect, rings, count, patience=patience)
+            return await WorkClient.open(rings, count, patience=patience)
         except (ProcessDied, DeadlineExceeded):
             if loop.time() > until:
                 raise

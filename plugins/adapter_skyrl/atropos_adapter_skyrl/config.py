@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from atropos_core.registry import Options
+from atropos_core.plugins.provider import Options
 
 Absolute = Annotated[Path, AfterValidator(lambda path: path.expanduser().resolve())]  # Ray's tasks start elsewhere
 
@@ -15,7 +15,7 @@ Absolute = Annotated[Path, AfterValidator(lambda path: path.expanduser().resolve
 class SkyRLOptions(Options):
     source: Literal["here", "api", "rings"] = Field(
         "here",
-        description="who plays: this process with SkyRL's engines; workers at a trajectory API; workers that send through "
+        description="who runs rollouts: this process with SkyRL's engines; workers at a trajectory API; workers that send through "
         "shared memory. With the latter two SkyRL starts no engine",
     )
     run: Absolute | None = Field(None, description="the run file with environments, rewards and model")
@@ -28,9 +28,9 @@ class SkyRLOptions(Options):
     tasks: int | None = Field(
         None, ge=1, description="how many tasks of each environment and split SkyRL sees at most. Unset: all"
     )
-    deadline_s: float = Field(600.0, gt=0, description="of one play here; of one group elsewhere, once it is begun")
+    deadline_s: float = Field(600.0, gt=0, description="of one rollout here; of one group elsewhere, once it is begun")
     attempts: int = Field(
-        3, ge=1, description="how often a play, or a group's reward, may fail or be late before generate() raises"
+        3, ge=1, description="how often a rollout, or a group's reward, may fail or be late before generate() raises"
     )
     max_staleness: int = Field(0, ge=0, description="api, rings: policy versions that a token may be behind")
     stash_mb: float = Field(256.0, gt=0, description="rings: of rows whose group is not complete")

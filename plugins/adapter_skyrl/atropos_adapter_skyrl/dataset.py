@@ -9,7 +9,7 @@ from typing import Any
 
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Environment
-from atropos_core.rollouts import task_count
+from atropos_core.rollouts.runner import task_count
 from atropos_core.types import Draw, Split
 
 KEY = "atropos"  # in a row's extras
@@ -55,7 +55,7 @@ class TaskDataset:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows of SkyRL's input that are one group: so many plays of one task."""
+    """Consecutive rows of SkyRL's input that are one group: so many rollouts of one task."""
 
     environment: str
     split: Split

@@ -42,12 +42,12 @@ def refuse_more(params: Mapping[str, Any]) -> None:
             )
 
 
-_session: ContextVar[tuple[SkyRLEngine, str]] = ContextVar("atropos_skyrl_session")  # of the play that this task is
+_session: ContextVar[tuple[SkyRLEngine, str]] = ContextVar("atropos_skyrl_session")  # of the rollout that this task is
 
 
 class SkyRLEngine(Engine):
     """For one group of one generate(): its sampling parameters go along, under what an environment says of its own. Each
-    play is a session of SkyRL's router, so that its turns meet the same prefix cache; `finish` ends them."""
+    rollout is a session of SkyRL's router, so that its turns meet the same prefix cache; `finish` ends them."""
 
     _numbers = itertools.count()
 
@@ -57,7 +57,7 @@ class SkyRLEngine(Engine):
     ) -> None:  # fmt: skip
         self._client = client  # an InferenceEngineInterface of SkyRL
         self._model = model  # the name that the client knows the policy by, which with LoRA is the adapter's
-        self._salt = salt  # of the engine's prefix cache: what older weights computed is not for these plays
+        self._salt = salt  # of the engine's prefix cache: what older weights computed is not for these rollouts
         self._sessions: list[str] = []
         self._params = dict(params)
         self._version = version
@@ -80,7 +80,7 @@ class SkyRLEngine(Engine):
         return session
 
     async def finish(self) -> None:
-        """The plays are over. SkyRL's client never raises here."""
+        """The rollouts are over. SkyRL's client never raises here."""
         sessions, self._sessions = self._sessions, []
         await asyncio.gather(*(self._client.finish_session(session) for session in sessions))
 

@@ -6,39 +6,45 @@ Arguments that begin with `atropos.` are this adapter's options; all others are 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
+from loguru import logger
 from pydantic import ValidationError
 from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.utils import initialize_ray
+from tqdm import tqdm
 
 from atropos_adapter_skyrl import advantages, without_effect
-from atropos_adapter_skyrl.aside import Aside
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.dataset import TaskDataset
 from atropos_adapter_skyrl.engine import sampling_of
 from atropos_adapter_skyrl.generator import AtroposGenerator
-from atropos_adapter_skyrl.source import Here, Source, close_all, open_all
+from atropos_adapter_skyrl.source import GroupSource, Here, close_all, open_all
+from atropos_adapter_skyrl.threaded_source import Aside
 from atropos_adapter_skyrl.trainer import AroundSource, AtroposTrainer
 from atropos_adapter_skyrl.weights import Publisher
-from atropos_core.assemble import EvaluationParts, build_for_evaluation, make_plan
-from atropos_core.component import explain
-from atropos_core.config import Layer, load, nest, parse_flag, read_file, read_token
+from atropos_core.config.error_text import explain
+from atropos_core.config.run_file import Layer, load, nest, parse_flag, read_file, read_token
 from atropos_core.errors import ConfigError
+from atropos_core.guards.patience import Patience
 from atropos_core.interfaces import Engine, Environment
-from atropos_core.liveness import Patience
-from atropos_core.plugins import load_plugins
-from atropos_core.registry import ResolvedModel, RunContext
-from atropos_core.scratch import owned_prefix, sweep
-from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.launch.assemble import build_for_evaluation, make_plan
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import ResolvedModel, RunContext
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.storage.tempdirs import owned_prefix, sweep
+from atropos_core.training.parts import EvaluationParts
 
 FLAG, OURS = "trainer.override_entrypoint=", "atropos."
 
@@ -58,12 +64,16 @@ def check(cfg: Any, options: SkyRLOptions) -> None:
     step_wise = cfg.generator.step_wise_trajectories
     elsewhere = options.source != "here"
     refused = {
-        "atropos.run is missing: the run file that says which environments are played. `atropos adapter skyrl` writes one.":
+        "atropos.run is missing: the run file that says which environments are run. `atropos adapter skyrl` writes one.":
             options.run is None,
         "the data set is made in this process: data.dataloader.num_workers=0": cfg.data.dataloader.num_workers != 0,
         "the estimator atropos gives each token its own advantage, and step-wise training has one for each trajectory: "
         "trainer.algorithm.advantage_estimator=grpo, or generator.step_wise_trajectories=false":
             cfg.trainer.algorithm.advantage_estimator == advantages.NAME and step_wise,
+        "step-wise rows are replies, and a mean over rows counts an episode once for each of its replies: "
+        "trainer.algorithm.loss_reduction=token_mean, or generator.merge_stepwise_output=true":
+            cfg.trainer.algorithm.loss_reduction == "sequence_mean" and step_wise
+            and not cfg.generator.merge_stepwise_output,
         "with trajectories from elsewhere there is no engine to share the GPU with: trainer.placement.colocate_all=false":
             elsewhere and cfg.trainer.placement.colocate_all,
         "adapters are not sent to engines of ours: trainer.policy.model.lora.rank=0, or atropos.source=here":
@@ -107,7 +117,9 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         self.environments: dict[str, Environment] = {name: one.build(context) for name, one in chosen.items()}
         self._runner: asyncio.Runner | None = asyncio.Runner()  # one event loop from open() to close()
         try:
-            self._runner.run(open_all(self.environments))  # for their tasks alone: those that play are the source's
+            self._runner.run(
+                open_all(self.environments)
+            )  # for their tasks alone: those that run rollouts are the source's
             super().__init__(cfg)
         except BaseException:
             self.close()
@@ -138,7 +150,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
             own_advantages=cfg.trainer.algorithm.advantage_estimator == advantages.NAME,
         )  # fmt: skip
 
-    def source(self, client: Any) -> Source:
+    def source(self, client: Any) -> GroupSource:
         options = self.options
         if options.source == "rings":
             from atropos_adapter_skyrl.rings import RingGroups
@@ -154,7 +166,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 
         from atropos_adapter_skyrl.api import ApiGroups
-        from atropos_core.client import Api, SessionSpec
+        from atropos_core.api_client.client import Api, SessionSpec
 
         assert options.url is not None, "the options' validator wants it"
         generator, token, n = self.cfg.generator, self._token(), self.cfg.generator.n_samples_per_prompt
@@ -184,7 +196,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
     def _publisher(self) -> Publisher | None:
         if self.options.source == "here":
             return None
-        from atropos_core.remote import RemoteEngine
+        from atropos_core.api_client.remote_engine import RemoteEngine
 
         return Publisher([RemoteEngine(url, self._token(), patience=self._patience) for url in self.options.engines])
 
@@ -224,8 +236,21 @@ def _anchored(layer: Layer, folder: Path) -> Layer:
 
 @ray.remote(num_cpus=1)  # type: ignore[untyped-decorator] # as SkyRL does: not on the head node
 def experiment(cfg: Any, options: SkyRLOptions) -> None:
+    with task_of_ray():
+        AtroposExp(cfg, options).run()
+
+
+@contextmanager
+def task_of_ray() -> Iterator[None]:
+    """What a process of Ray's needs around a training. Ray kills it in the end with all that it started, also with the
+    process that would remove its semaphores from /dev/shm; so they go before: the eight of SkyRL's log. tqdm makes none."""
     advantages.register()
-    AtroposExp(cfg, options).run()
+    tqdm.set_lock(threading.RLock())
+    try:
+        yield
+    finally:
+        logger.remove()
+        gc.collect()
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ class Raising:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is raised by train()
             if not self._failed.done():
                 self._failed.set_exception(error)
-            await asyncio.Event().wait()  # until train() is cancelled
+            await asyncio.Event().wait()  # until the training has ended
 
 
 class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: ignore[misc] # SkyRL has no types
@@ -45,24 +45,35 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
             set()
         )  # draws whose groups SkyRL took out of its buffer, and the source was not notified of
         self._wants_checkpoint = False
+        self._workers: set[asyncio.Task[None]] = set()
 
-    async def train(self) -> None:
+    async def train_while_open(self) -> None:
         """Raises what a generate() raised, at once."""
         inner = self.generator
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.generator = Raising(inner, failed)
-        training = asyncio.create_task(super().train())
+        training = asyncio.create_task(super().train_while_open())
         try:
             await asyncio.wait({training, failed}, return_when=asyncio.FIRST_COMPLETED)
             if not training.done():
-                training.cancel()
-                await asyncio.gather(training, return_exceptions=True)
                 failed.result()
             await training
         finally:
-            training.cancel()
             failed.cancel()
+            training.cancel()
+            await asyncio.gather(training, return_exceptions=True)
+            for worker in self._workers:
+                worker.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
             self.generator = inner
+
+    async def _run_generate_for_a_group_loop(self, *args: Any, **kwargs: Any) -> None:
+        """One of SkyRL's workers, which SkyRL leaves running when train() raises or is cancelled."""
+        worker = asyncio.current_task()
+        assert worker is not None
+        self._workers.add(worker)
+        worker.add_done_callback(self._workers.discard)
+        await super()._run_generate_for_a_group_loop(*args, **kwargs)
 
     async def _collect_generation_mini_batch(self, *args: Any, **kwargs: Any) -> Any:
         kept, dropped, exhausted = await super()._collect_generation_mini_batch(*args, **kwargs)

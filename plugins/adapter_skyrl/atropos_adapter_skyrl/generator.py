@@ -10,7 +10,7 @@ from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, Gene
 
 from atropos_adapter_skyrl.dataset import Block, blocks_of
 from atropos_adapter_skyrl.rows import output_of
-from atropos_adapter_skyrl.source import GroupRequest, Source
+from atropos_adapter_skyrl.source import GroupRequest, GroupSource
 from atropos_core.errors import DataError
 from atropos_core.seeds import derive
 
@@ -21,7 +21,9 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
     """Each call requests groups under ids that nobody had before, so that nothing stale can ever match: SkyRL's own ids
     repeat in every epoch, in evaluations and in dynamic sampling. Seeds derive from where a row stands in the run."""
 
-    def __init__(self, source: Source, *, seed: int = 0, step_wise: bool = False, own_advantages: bool = False) -> None:
+    def __init__(
+        self, source: GroupSource, *, seed: int = 0, step_wise: bool = False, own_advantages: bool = False
+    ) -> None:
         self.source = source
         self._seed = seed
         self._step_wise = step_wise
@@ -29,7 +31,7 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
         self._next = secrets.randbits(_ID_BITS)
         self._requested: Counter[tuple[str, Block]] = (
             Counter()
-        )  # in the present step, so that one that comes again is played anew
+        )  # in the present step, so that one that comes again is run anew
         self._step: dict[str, int] = {}
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:

@@ -1,4 +1,4 @@
-"""What this package offers: the adapter `skyrl`, and a worker that sends its plays through shared memory."""
+"""What this package offers: the adapter `skyrl`, and a worker that sends its rollouts through shared memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_core import hookimpl
-from atropos_core.registry import Provider, RunContext
+from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Adapter

@@ -13,20 +13,20 @@ from typing import Any
 
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
-from atropos_adapter_skyrl.packed import Pack, packs, unpacked
-from atropos_adapter_skyrl.rows import Row, rows_of
-from atropos_adapter_skyrl.source import GroupRequest, GroupResult, Source, all_or_none, failed
+from atropos_adapter_skyrl.row_messages import Pack, packs, unpacked
+from atropos_adapter_skyrl.rows import TrainingRow, rows_of
+from atropos_adapter_skyrl.source import GroupRequest, GroupResult, GroupSource, all_or_none, failed
+from atropos_adapter_skyrl.work_client import Job, WorkClient
+from atropos_adapter_skyrl.work_queue import WorkFailed, WorkQueue
 from atropos_core import console
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, ProcessDied
-from atropos_core.exchange import Exchange, WorkFailed
-from atropos_core.hands import Hands, Job
-from atropos_core.liveness import DEFAULT_PATIENCE, Patience
-from atropos_core.rollouts import Player
+from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
+from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Sampling
 
 
-class RingGroups(Source):
+class RingGroups(GroupSource):
     """Each group is requested from one worker; its rows come beside those of others, and are matched by their id."""
 
     def __init__(self, options: SkyRLOptions, patience: Patience = DEFAULT_PATIENCE, *, vocabulary: int = 0) -> None:
@@ -35,7 +35,7 @@ class RingGroups(Source):
         self._options = options
         self._read = partial(unpacked, vocabulary=vocabulary)
         self._newest = 0  # version that engines can have sampled from
-        self.exchange = Exchange(options.rings, stash_bytes=int(options.stash_mb * 1e6), patience=patience)
+        self.exchange = WorkQueue(options.rings, stash_bytes=int(options.stash_mb * 1e6), patience=patience)
 
     async def open(self) -> None:
         await self.exchange.open()
@@ -62,7 +62,7 @@ class RingGroups(Source):
             wanted = {"draw": [draw.id, draw.environment, draw.split, draw.index, seed], "n": request.n}
             payload = json.dumps(wanted | {"sampling": vars(sampling), "step_wise": step_wise}).encode()
             try:
-                found = await self.exchange.ask(payload, deadline_s=self._options.deadline_s, read=self._read)
+                found = await self.exchange.submit(payload, deadline_s=self._options.deadline_s, read=self._read)
                 trajectories = in_order(found, request.n, step_wise=step_wise)
                 self._refuse_versions(found)
             except DataError as error:
@@ -93,14 +93,14 @@ class RingGroups(Source):
         await self.exchange.close()
 
 
-def in_order(found: Sequence[Pack], n: int, *, step_wise: bool) -> list[list[Row]]:
+def in_order(found: Sequence[Pack], n: int, *, step_wise: bool) -> list[list[TrainingRow]]:
     """By member and step. Raises DataError where one is missing, or there twice."""
-    places = list(chain.from_iterable(pack.places for pack in found))
+    positions = list(chain.from_iterable(pack.positions for pack in found))
     rows = list(chain.from_iterable(pack.rows for pack in found))
-    if places == [(member, 0) for member in range(n)] and all(row.last for row in rows):  # as nearly all are
+    if positions == [(member, 0) for member in range(n)] and all(row.last for row in rows):  # as nearly all are
         return [[row] for row in rows]
-    trajectories: list[list[Row]] = [[] for _ in range(n)]
-    for (member, step), row in sorted(zip(places, rows, strict=True), key=itemgetter(0)):
+    trajectories: list[list[TrainingRow]] = [[] for _ in range(n)]
+    for (member, step), row in sorted(zip(positions, rows, strict=True), key=itemgetter(0)):
         if member >= n or step != len(trajectories[member]):
             raise DataError(f"a group of {n} came with row {step} of member {member} out of place")
         if trajectories[member] and (trajectories[member][-1].last or not step_wise):
@@ -111,51 +111,63 @@ def in_order(found: Sequence[Pack], n: int, *, step_wise: bool) -> list[list[Row
     return trajectories
 
 
-async def work(hands: Hands, player: Player, *, attempts: int = 3) -> int:
-    """Play what is requested until SkyRL has gone. How many groups were sent. Raises what an engine ended with."""
-    playing: set[asyncio.Task[bool]] = set()
+async def work(client: WorkClient, rollout_runner: RolloutRunner, *, attempts: int = 3) -> int:
+    """Run what is requested until SkyRL has gone. How many groups were sent. Raises what an engine or a reward ended with."""
+    running: set[asyncio.Task[bool]] = set()
     broken: list[BaseException] = []
     sent = 0
 
     def ended(task: asyncio.Task[bool]) -> None:
         nonlocal sent
-        playing.discard(task)
+        running.discard(task)
         if task.cancelled():
             return
         if (error := task.exception()) is None:
             sent += task.result()
         else:
             broken.append(error)
-            hands.close()  # what was begun goes to another worker
+            client.close()  # what was begun goes to another worker
 
     try:
-        async for job in hands.jobs():
-            playing.add(task := asyncio.create_task(_play(hands, player, job, attempts)))
+        async for job in client.jobs():
+            running.add(task := asyncio.create_task(_run_job(client, rollout_runner, job, attempts)))
             task.add_done_callback(ended)
     finally:
-        for task in playing:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*playing, return_exceptions=True)
-        hands.close()
-    if broken and not isinstance(broken[0], ProcessDied):
+        await asyncio.gather(*running, return_exceptions=True)
+        client.close()
+    if broken:
         raise broken[0]
     return sent
 
 
-async def _play(hands: Hands, player: Player, job: Job, attempts: int) -> bool:
+async def _run_job(client: WorkClient, rollout_runner: RolloutRunner, job: Job, attempts: int) -> bool:
+    """Whether the group was sent. Raises what no rollout can go on after."""
+    trajectories: list[list[TrainingRow]] = []
+    cause = None
+    try:
+        trajectories = await _trajectories(rollout_runner, job, attempts)
+    except (ConfigError, DataError) as error:
+        cause = Exception.__str__(error)
+    try:
+        if cause is not None:
+            await client.give_up(job, cause)
+            return False
+        for data in packs(trajectories):
+            await client.put(job, [data])
+        await client.finish(job)
+    except ProcessDied:  # the requester has gone, or this worker has hung up: `work` ends, and says why
+        return False
+    return True
+
+
+async def _trajectories(rollout_runner: RolloutRunner, job: Job, attempts: int) -> list[list[TrainingRow]]:
     request = json.loads(job.payload)
     draw, n, sampling = Draw(*request["draw"]), request["n"], Sampling(**request["sampling"])
-    try:
-        if draw.environment not in player.environments:
-            raise DataError(f"this worker does not play {draw.environment!r}, but {', '.join(player.environments)}")
-        group = await player.play(draw, player.places(draw, n), n, sampling, attempts=attempts)
-        if len(group.episodes) < n:
-            raise DataError(f"{group.failed[-1].where}: {group.failed[-1].cause}")
-        trajectories = rows_of(group, step_wise=request["step_wise"])
-    except (ConfigError, DataError) as error:
-        await hands.give_up(job, Exception.__str__(error))
-        return False
-    for data in packs(trajectories):
-        await hands.put(job, [data])
-    await hands.finish(job)
-    return True
+    if draw.environment not in rollout_runner.environments:
+        raise DataError(f"this worker does not run {draw.environment!r}, but {', '.join(rollout_runner.environments)}")
+    group = await rollout_runner.run(draw, rollout_runner.schedule_keys(draw, n), n, sampling, attempts=attempts)
+    if len(group.episodes) < n:
+        raise DataError(f"{group.failed[-1].where}: {group.failed[-1].cause}")
+    return rows_of(group, step_wise=request["step_wise"])

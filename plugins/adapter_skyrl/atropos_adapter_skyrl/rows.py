@@ -22,7 +22,7 @@ from atropos_core.types import Bools, Episode, Floats, Rollout, ScoredGroup, Tok
 _NONE: Mapping[str, float] = MappingProxyType({})
 
 
-class Row(NamedTuple):
+class TrainingRow(NamedTuple):
     """One row of SkyRL's batch. `advantages`: those of the environment or of a transform, where there are any."""
 
     prompt: Tokens  # [P]
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     metrics: Mapping[str, float] = _NONE
 
 
-def rows_of(group: ScoredGroup, *, step_wise: bool) -> list[list[Row]]:
+def rows_of(group: ScoredGroup, *, step_wise: bool) -> list[list[TrainingRow]]:
     """For each episode its rows. Raises DataError for what SkyRL has no place for."""
     return [
         _of_episode(
@@ -49,7 +49,7 @@ def rows_of(group: ScoredGroup, *, step_wise: bool) -> list[list[Row]]:
 
 def _of_episode(
     group: ScoredGroup, episode: Episode, reward: float, advantage: float | None, step_wise: bool
-) -> list[Row]:
+) -> list[TrainingRow]:
     if len(episode.rollouts) > 1 and not step_wise:
         raise DataError(
             f"task {group.task.id!r}: an episode has {len(episode.rollouts)} token histories, and SkyRL takes one a row.",
@@ -63,7 +63,7 @@ def _of_episode(
         if advantages is None and advantage is not None:
             advantages = np.where(rollout.trained[begin:end], np.float32(advantage), np.float32(0))
         rows.append(
-            Row(
+            TrainingRow(
                 prompt=rollout.tokens[:begin],
                 response=rollout.tokens[begin:end],
                 trained=rollout.trained[begin:end],
@@ -94,7 +94,7 @@ def _spans(rollout: Rollout, step_wise: bool, task: str) -> list[tuple[int, int]
 
 
 def output_of(
-    trajectories: Sequence[Sequence[Row]],
+    trajectories: Sequence[Sequence[TrainingRow]],
     ids: Sequence[Any],
     seconds: Sequence[float],
     *,
@@ -124,7 +124,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _output(
-    trajectories: Sequence[Sequence[Row]], ids: Sequence[Any], seconds: Sequence[float], step_wise: bool,
+    trajectories: Sequence[Sequence[TrainingRow]], ids: Sequence[Any], seconds: Sequence[float], step_wise: bool,
     own_advantages: bool, arrays: bool,
 ) -> dict[str, Any]:  # fmt: skip
     rows = [row for rows in trajectories for row in rows]
@@ -150,7 +150,7 @@ def _output(
     }
 
 
-def _logprobs(rows: Sequence[Row], arrays: bool) -> list[Floats] | list[list[float]] | None:
+def _logprobs(rows: Sequence[TrainingRow], arrays: bool) -> list[Floats] | list[list[float]] | None:
     columns = [row.logprobs for row in rows if row.logprobs is not None]
     if columns and len(columns) < len(rows):
         raise DataError(
@@ -162,7 +162,7 @@ def _logprobs(rows: Sequence[Row], arrays: bool) -> list[Floats] | list[list[flo
     return columns if arrays else [column.tolist() for column in columns]
 
 
-def _advantages(row: Row) -> list[float]:
+def _advantages(row: TrainingRow) -> list[float]:
     if row.advantages is None:
         raise DataError(
             'trainer.algorithm.advantage_estimator is "atropos", and the environment gave no advantages.',
@@ -172,7 +172,7 @@ def _advantages(row: Row) -> list[float]:
     return values
 
 
-def _metrics(rows: Sequence[Row]) -> dict[str, float]:
+def _metrics(rows: Sequence[TrainingRow]) -> dict[str, float]:
     """Over the whole batch: the mean of each of the environment's metrics, the reward, and the spread of versions."""
     named: dict[str, list[float]] = {}
     if rewards := [row.reward for row in rows if row.last]:

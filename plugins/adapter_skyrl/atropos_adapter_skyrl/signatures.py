@@ -18,6 +18,8 @@ _PASSED = {
     "skyrl.train.trainer:RayPPOTrainer.convert_to_training_input": ("self", "generator_output", "uids"),
     "skyrl.train.trainer:RayPPOTrainer.init_weight_sync_state": ("self",),
     "skyrl.train.trainer:RayPPOTrainer.save_checkpoints": ("self",),
+    "skyrl.train.fully_async_trainer:FullyAsyncRayPPOTrainer._run_generate_for_a_group_loop":
+        ("self", "generation_output_group_buffer"),
     "skyrl.train.fully_async_trainer:FullyAsyncRayPPOTrainer._run_training": ("self", "training_input"),
     "skyrl.train.fully_async_trainer:FullyAsyncRayPPOTrainer._collect_generation_mini_batch":
         ("self", "generation_output_group_buffer", "all_generators_done"),

@@ -1,4 +1,4 @@
-"""Where the trajectories come from: what every source does, and the one that plays in this process."""
+"""Where the trajectories come from: what every source does, and the one that runs rollouts in this process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atropos_adapter_skyrl.engine import SkyRLEngine, sampling_of
-from atropos_adapter_skyrl.rows import Row, rows_of
+from atropos_adapter_skyrl.rows import TrainingRow, rows_of
 from atropos_core import console
-from atropos_core.assemble import CLOSE_DEADLINE_S, EvaluationParts
 from atropos_core.errors import NoProgress
+from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, Environment
-from atropos_core.policy import within
-from atropos_core.rollouts import Player
+from atropos_core.rollouts.runner import RolloutRunner
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
-from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.training.parts import CLOSE_DEADLINE_S, EvaluationParts
 from atropos_core.types import Draw, Failed
 
 OPEN_DEADLINE_S = 600.0  # of an environment: a data set may have to be fetched
@@ -31,7 +31,7 @@ class RolloutsFailed(NoProgress):
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """One group that a generate() waits for: its draw, whose id nobody had before, and how often it is played."""
+    """One group that a generate() waits for: its draw, whose id nobody had before, and how often it is run."""
 
     draw: Draw
     n: int
@@ -42,12 +42,12 @@ class GroupRequest:
 class GroupResult:
     """Its trajectories [n], each of one row or more, and how long they took."""
 
-    trajectories: list[list[Row]]
+    trajectories: list[list[TrainingRow]]
     seconds: float
-    requeued: int = 0  # plays, or groups, that failed or were late before
+    requeued: int = 0  # rollouts, or groups, that failed or were late before
 
 
-class Source(ABC):
+class GroupSource(ABC):
     """Gives the groups that are requested. Any number of calls at a time."""
 
     version = 0  # of the policy: training steps that the weights have seen
@@ -98,7 +98,7 @@ def failed(request: GroupRequest, cause: Failed | str, attempts: int) -> Rollout
     )
 
 
-class Here(Source):
+class Here(GroupSource):
     """Our environments in SkyRL's own process, with SkyRL's engines."""
 
     def __init__(
@@ -124,27 +124,27 @@ class Here(Source):
         assert self._parts is not None, "open() comes first"
         environments, rewards, sampling = self._parts.environments, self._parts.rewards, sampling_of(params)
 
-        async def play(one: GroupRequest) -> GroupResult:
+        async def run_group(one: GroupRequest) -> GroupResult:
             began, failures = time.monotonic(), 0
             engine = self._engine(params)
-            player = Player(
+            rollout_runner = RolloutRunner(
                 environments, rewards, engine, self._tokenizer, deadline_s=self._deadline_s, deterministic=False
             )
             try:
                 for attempt in range(self._attempts):
                     draw = replace(one.draw, seed=derive(one.draw.seed, attempt)) if attempt else one.draw
-                    places = player.places(draw, one.n)
-                    group = await player.play(draw, places, one.n, sampling, attempts=self._attempts)
+                    keys = rollout_runner.schedule_keys(draw, one.n)
+                    group = await rollout_runner.run(draw, keys, one.n, sampling, attempts=self._attempts)
                     failures += len(group.failed)
                     if len(group.episodes) == one.n:
                         return GroupResult(rows_of(group, step_wise=step_wise), time.monotonic() - began, failures)
-                    if group.failed[-1].where != "reward":  # a play, which has had all its attempts
+                    if group.failed[-1].where != "reward":  # a rollout, which has had all its attempts
                         break
             finally:
                 await engine.finish()
             raise failed(one, group.failed[-1], self._attempts)
 
-        return await all_or_none([play(one) for one in requests])
+        return await all_or_none([run_group(one) for one in requests])
 
     def _engine(self, params: Mapping[str, Any]) -> SkyRLEngine:
         return SkyRLEngine(
@@ -181,7 +181,7 @@ async def close_all(environments: Mapping[str, Environment]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(source: Source) -> AsyncIterator[Source]:
+async def opened(source: GroupSource) -> AsyncIterator[GroupSource]:
     """Open inside, closed afterwards, also where opening it fails."""
     try:
         await source.open()

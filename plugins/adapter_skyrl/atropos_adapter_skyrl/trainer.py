@@ -7,7 +7,7 @@ from typing import Any
 from skyrl.train.trainer import RayPPOTrainer
 from skyrl.train.utils.callbacks import TrainingCallback
 
-from atropos_adapter_skyrl.source import Source, opened
+from atropos_adapter_skyrl.source import GroupSource, opened
 from atropos_adapter_skyrl.weights import Dispatch, Publisher
 
 
@@ -20,7 +20,7 @@ class AroundSource:
     def __init__(self, *args: Any, publisher: Publisher | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._publisher = publisher
-        self.source: Source = self.generator.source
+        self.source: GroupSource = self.generator.source
 
     def init_weight_sync_state(self) -> None:
         if self._publisher is None:
@@ -30,10 +30,14 @@ class AroundSource:
     async def train(self) -> None:
         try:
             async with opened(self.source):
-                await super().train()  # type: ignore[misc] # SkyRL's
+                await self.train_while_open()
         finally:
             if self._publisher is not None:
                 await self._publisher.close()
+
+    async def train_while_open(self) -> None:
+        """The training itself. When it ends, in whatever way, nothing asks the source for groups any more."""
+        await super().train()  # type: ignore[misc] # SkyRL's
 
     async def weights_went_out(self) -> None:
         """The engines sample from the weights of the present step."""
@@ -48,7 +52,7 @@ class AtroposTrainer(AroundSource, RayPPOTrainer):  # type: ignore[misc] # SkyRL
 class Steps(TrainingCallback):  # type: ignore[misc]
     """Tells the source what was trained, and what a checkpoint holds. Where SkyRL saves none, a step's end must do."""
 
-    def __init__(self, source: Source, saves: bool) -> None:
+    def __init__(self, source: GroupSource, saves: bool) -> None:
         self._source = source
         self._saves = saves
 

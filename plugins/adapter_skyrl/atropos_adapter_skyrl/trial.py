@@ -1,4 +1,4 @@
-"""One group of episodes through SkyRL's own classes, without a GPU: what the doctor plays."""
+"""One group of episodes through SkyRL's own classes, without a GPU: what the doctor runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from atropos_adapter_skyrl.engine import sampling_of
 from atropos_adapter_skyrl.generator import AtroposGenerator
 from atropos_adapter_skyrl.signatures import batch_tensors
 from atropos_adapter_skyrl.source import Here, opened
-from atropos_core.assemble import EvaluationParts
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.builtin.toy import ToyEngine
 from atropos_core.interfaces import Engine, Environment
-from atropos_core.registry import RunContext
-from atropos_core.rollouts import WeightedReward
-from atropos_core.tokenizer import ChatTokenizer
+from atropos_core.plugins.provider import RunContext
+from atropos_core.rollouts.runner import WeightedReward
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.training.parts import EvaluationParts
 from atropos_core.types import Message, Split, Task
 
 N = 4
@@ -63,7 +63,7 @@ class ToyClient:
         pass
 
 
-async def play(model: Path) -> str:
+async def run_trial(model: Path) -> str:
     """Raises whatever does not work."""
     cfg = SkyRLTrainConfig.from_cli_overrides({"generator.sampling_params.max_generate_length": 8})
     environments = {"letters": Letters()}
@@ -88,4 +88,4 @@ async def play(model: Path) -> str:
     repopulate_all_registries()
     advantages, _ = compute_advantages_and_returns(scored, mask, np.array(uids), "grpo", cfg.trainer.algorithm)
     spread = float(advantages.abs().max())
-    return f"{N} plays of one task: {sequences.shape[1]} tokens at most, GRPO advantages up to {spread:.2f}"
+    return f"{N} rollouts of one task: {sequences.shape[1]} tokens at most, GRPO advantages up to {spread:.2f}"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from atropos_adapter_skyrl.source import Source
+from atropos_adapter_skyrl.source import GroupSource
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.interfaces import Engine
-from atropos_core.scratch import owned_prefix
+from atropos_core.storage.tempdirs import owned_prefix
 
 
 class Publisher:
@@ -36,7 +36,7 @@ class Publisher:
             await asyncio.to_thread(save, str(where))
             if not (where.is_dir() and any(where.iterdir())):
                 raise WeightsMismatch(
-                    f"SkyRL was asked to write its policy to {where}, and there is nothing on this machine.",
+                    f"SkyRL was to write its policy to {where}, and there is nothing on this machine.",
                     remedy="Where SkyRL's workers are on other machines, set TMPDIR to a folder that all of them share.",
                 )
             await asyncio.gather(*(self._load(engine, where, version) for engine in self._engines))
@@ -52,7 +52,7 @@ class Publisher:
 class Dispatch:
     """SkyRL's dispatch, whose syncs say which version the weights are of. Without a publisher the sync is SkyRL's own."""
 
-    def __init__(self, dispatch: Any, trainer: Any, source: Source, publisher: Publisher | None) -> None:
+    def __init__(self, dispatch: Any, trainer: Any, source: GroupSource, publisher: Publisher | None) -> None:
         self._dispatch = dispatch
         self._trainer = trainer
         self._source = source

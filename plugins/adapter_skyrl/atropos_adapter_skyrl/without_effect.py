@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 ALWAYS = {
-    "generator.batched": "each play is a request of its own",
+    "generator.batched": "each rollout is a request of its own",
     "generator.max_turns": "the environment ends its episodes: set it among its options in the run file",
     "generator.max_input_length": "the environment bounds its prompts",
     "generator.chat_template": "prompts are rendered with the template in the model's directory",

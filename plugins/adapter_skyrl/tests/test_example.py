@@ -9,8 +9,9 @@ import pytest
 
 from atropos_adapter_skyrl.adapter import SkyRLAdapter
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_core.config import load, read_file
-from atropos_core.registry import RunContext, load_reference
+from atropos_core.config.run_file import load, read_file
+from atropos_core.plugins.provider import RunContext
+from atropos_core.plugins.references import load_reference
 from atropos_core.testing import environment_contract
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

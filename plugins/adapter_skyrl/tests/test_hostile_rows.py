@@ -1,4 +1,4 @@
-"""Rows that must not be trained, through a real ring: each is refused with its field and value, and asked for again."""
+"""Rows that must not be trained, through a real ring: each is refused with its field and value, and requested again."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import numpy as np
 import pytest
 
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_adapter_skyrl.packed import Place, packed
 from atropos_adapter_skyrl.rings import RingGroups
-from atropos_adapter_skyrl.rows import Row
+from atropos_adapter_skyrl.row_messages import RowPosition, packed
+from atropos_adapter_skyrl.rows import TrainingRow
 from atropos_adapter_skyrl.source import GroupRequest, RolloutsFailed
-from atropos_core.hands import Hands
+from atropos_adapter_skyrl.work_client import WorkClient
 from atropos_core.types import Draw
 
 N, VOCABULARY, NEWEST = 3, 100, 4
 PARAMS = {"max_tokens": 8}
 
 
-def good(member: int) -> Row:
+def good(member: int) -> TrainingRow:
     trained = np.array([True, True, False, True])
-    return Row(
+    return TrainingRow(
         np.array([5, 6], np.int32), np.array([7, 8, 9, member], np.int32), trained,
         np.array([-1.5, -0.25, 0, -3], np.float32), np.where(trained, 4, -1).astype(np.int32), 0.5, "stop",
         metrics={"turns": 1.0},
     )  # fmt: skip
 
 
-def empty(member: int) -> Row:
+def empty(member: int) -> TrainingRow:
     row = good(member)
     return row._replace(**{name: getattr(row, name)[:0] for name in ("response", "trained", "logprobs", "versions")})
 
 
-def message(rows: list[Row]) -> bytes:
-    return packed([(row, Place(member, 0)) for member, row in enumerate(rows)])
+def message(rows: list[TrainingRow]) -> bytes:
+    return packed([(row, RowPosition(member, 0)) for member, row in enumerate(rows)])
 
 
 def changed(name: str, value: object, at: int | None = None) -> bytes:
@@ -54,7 +54,7 @@ def with_mask_byte(value: int) -> bytes:
     return data.replace(mask, bytes([1, 1, 0, 1, 1, value, 0, 1, 1, 1, 0, 1]))
 
 
-def said(**changes: object) -> bytes:
+def packed_with(**changes: object) -> bytes:
     """With other JSON at its end."""
     data = message([good(member) for member in range(N)])
     text = json.dumps({"finish": ["stop"] * N, "metrics": [{"turns": 1.0}] * N})
@@ -79,12 +79,12 @@ WRONG = {
     "a reward without bound": (changed("reward", 1e308), r"member 1, step 0.reward is 1e\+308"),
     "a mask of 7": (with_mask_byte(7), r"member 1, step 0.trained\[1\] is 7: a mask is 0 or 1"),
     "a row without a reply": (message([good(0), empty(1), good(2)]), "a row without a prompt, or without a reply"),
-    "a finish of a megabyte": (said(finish=["stop", "x" * 10**5, "stop"]), "member 1, step 0.finish has 100000 characters"),
-    "a finish that is no text": (said(finish=["stop", 10**400, "stop"]), "finish is a whole number of .* bits: must be text"),
-    "a metric of the run's own": (said(metrics=[{}, {"reward": 1.0}, {}]), "a metric is called 'reward'"),
-    "a metric that is text": (said(metrics=[{}, {"turns": "1"}, {}]), r"member 1, step 0.metrics\['turns'\] is '1'"),
-    "metrics that are none": (said(metrics=[{}, [1], {}]), "member 1, step 0.metrics is a list: must be a mapping"),
-    "fewer metrics than rows": (said(metrics=[{"turns": 1.0}]), "no rows: 3 rows, and as many"),
+    "a finish of a megabyte": (packed_with(finish=["stop", "x" * 10**5, "stop"]), "member 1, step 0.finish has 100000 characters"),
+    "a finish that is no text": (packed_with(finish=["stop", 10**400, "stop"]), "finish is a whole number of .* bits: must be text"),
+    "a metric of the run's own": (packed_with(metrics=[{}, {"reward": 1.0}, {}]), "a metric is called 'reward'"),
+    "a metric that is text": (packed_with(metrics=[{}, {"turns": "1"}, {}]), r"member 1, step 0.metrics\['turns'\] is '1'"),
+    "metrics that are none": (packed_with(metrics=[{}, [1], {}]), "member 1, step 0.metrics is a list: must be a mapping"),
+    "fewer metrics than rows": (packed_with(metrics=[{"turns": 1.0}]), "no rows: 3 rows, and as many"),
     "no JSON": (message([good(0)])[:-2] + b"]]", "no rows"),
 }  # fmt: skip
 
@@ -95,14 +95,14 @@ async def answered(folder, messages: list[bytes], *, attempts: int):
     source = RingGroups(SkyRLOptions.model_validate(options), vocabulary=VOCABULARY)
     await source.open()
     await source.set_version(NEWEST)
-    connecting = asyncio.to_thread(Hands.connect, folder, 1)
-    hands = await connecting
+    connecting = asyncio.to_thread(WorkClient.connect, folder, 1)
+    client = await connecting
 
     def work() -> None:
         for data in messages:
-            [job] = hands.take(20.0)
-            hands.send(job, [data])
-            hands.done(job)
+            [job] = client.take(20.0)
+            client.send(job, [data])
+            client.done(job)
 
     working = asyncio.create_task(asyncio.to_thread(work))
     try:
@@ -110,7 +110,7 @@ async def answered(folder, messages: list[bytes], *, attempts: int):
         return arrived
     finally:
         await working
-        hands.close()
+        client.close()
         await source.close()
 
 
@@ -121,7 +121,7 @@ async def test_a_row_that_must_not_be_trained_is_refused_by_its_field_and_value(
         await answered(tmp_path / "rings", [data], attempts=1)
 
 
-async def test_what_is_refused_is_said_and_asked_for_again_and_training_goes_on(tmp_path, capsys):
+async def test_what_is_refused_is_reported_and_requested_again_and_training_goes_on(tmp_path, capsys):
     fine = message([good(member) for member in range(N)])
     arrived = await answered(tmp_path / "rings", [WRONG["a mask of 7"][0], WRONG["no JSON"][0], fine], attempts=3)
     assert [rows[0].response.tolist() for rows in arrived.trajectories] == [[7, 8, 9, member] for member in range(N)]
@@ -131,7 +131,10 @@ async def test_what_is_refused_is_said_and_asked_for_again_and_training_goes_on(
 
 
 async def test_several_rows_of_one_member_are_no_group_of_whole_trajectories(tmp_path):
-    rows = [(good(0)._replace(last=False), Place(0, 0)), *((good(at), Place(at, at == 0)) for at in range(N))]
+    rows = [
+        (good(0)._replace(last=False), RowPosition(0, 0)),
+        *((good(at), RowPosition(at, at == 0)) for at in range(N)),
+    ]
     with pytest.raises(RolloutsFailed, match="member 0 of a group of 3 came with more rows"):
         await answered(tmp_path / "rings", [packed(rows)], attempts=1)
 

@@ -17,7 +17,7 @@ from atropos_adapter_skyrl.engine import refuse_more, sampling_of
 from atropos_adapter_skyrl.rows import output_of, rows_of
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Environment
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Draw, Episode, Rollout, Sampling, ScoredGroup, Task
 
 DRAW, TASK = Draw(5, "words", "train", 0, 1), Task("t", ())

@@ -10,9 +10,9 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from atropos_core.durable import WRITABLE, appearing, size_bytes
 from atropos_core.errors import CheckpointError, WeightsMismatch
 from atropos_core.interfaces import WeightHolder
+from atropos_core.storage.atomic import WRITABLE, appearing, size_bytes
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
 

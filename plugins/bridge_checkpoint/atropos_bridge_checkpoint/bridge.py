@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
+from atropos_core.guards.endings import add_notes
 from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 
 
 class CheckpointBridge(Bridge):
@@ -65,8 +66,9 @@ class CheckpointBridge(Bridge):
     async def _paused_by_errors(self) -> AsyncIterator[None]:
         try:
             yield
-        except BaseException:
-            await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
+        except BaseException as error:
+            paused = await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
+            add_notes(error, paused, "nor could an engine be paused")
             raise
 
     async def _save_and_load(self, version: int) -> Publication:

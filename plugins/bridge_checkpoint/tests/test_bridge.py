@@ -13,31 +13,16 @@ from atropos_bridge_checkpoint.bridge import CheckpointBridge
 from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
 from atropos_bridge_checkpoint.plugin import build
 from atropos_core.errors import AtroposError, CheckpointError, DeadlineExceeded, FitError, WeightsMismatch
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_core.testing import bridge_contract
 from atropos_core.types import Sampling
+from tests.scenes import differences, update
 
 test_contract = bridge_contract("checkpoint", engine="hf", trainer="grpo")
 
 
 def names(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "published").iterdir())
-
-
-async def differences(scene: Any) -> list[float]:
-    """Trainer against each engine, over what the engine samples now."""
-    apart = []
-    for engine in scene.parts.engines:
-        made = await engine.sample(scene.prompt, 4, Sampling(max_tokens=24), range(4), 60)
-        for completion in made:
-            [scores] = await scene.parts.trainer.logprobs([np.concatenate([scene.prompt, completion.tokens])])
-            apart.append(float(np.abs(scores[len(scene.prompt) :] - completion.logprobs).max()))
-    return apart
-
-
-async def update(scene: Any, version: int) -> None:
-    batch = await scene.batch(version)
-    await scene.parts.trainer.step(batch, lambda: scene.parts.bridge.writing(version))
 
 
 @pytest.mark.slow
@@ -156,10 +141,10 @@ def test_falling_further_behind_than_staleness_allows_is_refused_with_what_to_se
     build(CheckpointBridgeOptions(every=4), RunContext(tmp_path, tmp_path, max_staleness=3))
 
 
-async def test_a_trainer_of_something_else_than_a_transformers_model_is_told_so(tmp_path: Path) -> None:
+async def test_a_trainer_of_something_else_than_a_transformers_model_is_refused(tmp_path: Path) -> None:
     import torch
 
-    from atropos_core.hosting import LocalEndpoint
+    from atropos_core.processes.endpoints import LocalEndpoint
 
     endpoint = LocalEndpoint(type("Holder", (), {"model": torch.nn.Linear(2, 2)})())
     await endpoint.load_agent("atropos_bridge_checkpoint.agents:TrainerAgent")

@@ -17,7 +17,7 @@ from atropos_bridge_ipc.copies import Copies
 from atropos_bridge_ipc.manifest import PAGE, Manifest, Tensor, check, check_rebuilt, end, place
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.interfaces import Transport, WeightHolder
-from atropos_core.rpc import Reply
+from atropos_core.processes.rpc import Reply
 
 
 class _Agent:
@@ -141,7 +141,7 @@ class TrainerAgent(_Agent):
     async def write_copies(self, slot: int, version: int) -> int:
         """Copy every tensor as it is now. Returns the bytes."""
         if self._copies is None:
-            raise WeightsMismatch("the trainer was never asked to keep copies.")
+            raise WeightsMismatch("the trainer never had a request to keep copies.")
         copied = self._copies.write(self.holder.model)
         self._copies.sentinels()[slot] = version
         return copied
@@ -157,7 +157,7 @@ class TrainerAgent(_Agent):
 
 
 def replace(model: nn.Module, entry: Tensor, old: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Put `tensor` in all the places of `old`. (`.data` cannot go from the meta device to another: it is a new object,
+    """Put `tensor` wherever `old` is. (`.data` cannot go from the meta device to another: it is a new object,
     and one for all.)"""
     new = nn.Parameter(tensor, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else tensor
     for name in entry.names:

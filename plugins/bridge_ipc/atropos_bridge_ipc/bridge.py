@@ -21,7 +21,7 @@ from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
 
 if TYPE_CHECKING:
     from atropos_bridge_ipc.config import IpcOptions
-    from atropos_core.registry import RunContext
+    from atropos_core.plugins.provider import RunContext
 
 
 class IpcBridge(Bridge):

@@ -120,7 +120,7 @@ def started(pid: int) -> int | None:
 def model_hash(directory: Path) -> str:
     """What tells one model directory from another without reading its weights: config, and names, sizes, dtypes and
     shapes of all stored tensors."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in (directory / "config.json", *sorted(directory.glob("*.safetensors"))):
         try:
             with path.open("rb") as file:
@@ -128,9 +128,9 @@ def model_hash(directory: Path) -> str:
                 head = file.read() if path.suffix == ".json" else file.read(int.from_bytes(file.read(8), "little"))
         except OSError as error:
             raise WeightsMismatch(f"{path} cannot be read: {error.strerror}.") from error
-        told.update(f"{path.name} {size} {len(head)}\n".encode())
-        told.update(head)
-    return told.hexdigest()
+        digest.update(f"{path.name} {size} {len(head)}\n".encode())
+        digest.update(head)
+    return digest.hexdigest()
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from atropos_bridge_ipc import handles
 from atropos_core.errors import WeightsMismatch
 from atropos_core.interfaces import Transport, WeightServer
-from atropos_core.rpc import Reply
+from atropos_core.processes.rpc import Reply
 
 VERSION_SLOT = 2  # of the sentinel page of a copy
 
@@ -60,12 +60,12 @@ class ServerAgent:
         found = {int(answer["value"]) for answer in await self._call(do="read", slot=slot)}
         return found.pop() if len(found) == 1 else -1
 
-    async def _call(self, **asked: Any) -> list[dict[str, Any]]:
+    async def _call(self, **request: Any) -> list[dict[str, Any]]:
         """Every worker's answer, in the order of ranks."""
         where = self._where
         self._path(0).unlink(missing_ok=True)  # an answer to an earlier question must not pass for one to this
         info = {key: where[key] for key in ("directory", "file", "nonce")}
-        await self._transfer("init", {**info, **asked})
+        await self._transfer("init", {**info, **request})
         first = self._read(0)
         answers = [first, *(self._read(rank) for rank in range(1, first["ranks"]))]
         for answer in answers:

@@ -15,7 +15,7 @@ from atropos_core.errors import FitError, WeightsMismatch
 def each(directory: Path, wanted: Iterable[Tensor]) -> Iterator[tuple[Tensor, torch.Tensor]]:
     """Every entry of `wanted` with the tensor stored under one of its names, on the CPU, in the order of the files.
     Raises FitError for an entry that is not stored, or stored in another shape."""
-    for path, names in _places(directory, wanted).items():
+    for path, names in _tensors_by_file(directory, wanted).items():
         with safe_open(path, "pt") as file:
             for name, entry in names.items():
                 yield entry, file.get_tensor(name)
@@ -24,10 +24,10 @@ def each(directory: Path, wanted: Iterable[Tensor]) -> Iterator[tuple[Tensor, to
 def check_names(directory: Path, wanted: Iterable[Tensor]) -> None:
     """Raise FitError unless every entry of `wanted` is stored under one of its names, in its shape: what reads such
     directories can then load it by that name."""
-    _places(directory, wanted)
+    _tensors_by_file(directory, wanted)
 
 
-def _places(directory: Path, wanted: Iterable[Tensor]) -> dict[Path, dict[str, Tensor]]:
+def _tensors_by_file(directory: Path, wanted: Iterable[Tensor]) -> dict[Path, dict[str, Tensor]]:
     """File -> name there -> entry. Each entry once, whatever else it is called."""
     waiting = {name: entry for entry in wanted for name in entry.names}
     found: dict[Path, dict[str, Tensor]] = {}

@@ -18,8 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Qwe
 
 from atropos_bridge_ipc.bridge import IpcBridge
 from atropos_bridge_ipc.config import IpcOptions
-from atropos_core.hosting import Child, HostedEngine, PeerEndpoint
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.child import Child
+from atropos_core.processes.endpoints import PeerEndpoint
+from atropos_core.processes.proxies import HostedEngine
 
 HOLDER = Path(__file__).parent / "holder_process.py"
 
@@ -110,7 +112,7 @@ async def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 @contextlib.contextmanager
 def _as_hosted(program: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have Child.start run this program in place of `-m atropos_core.hosted`: it takes the same arguments."""
+    """Have Child.start run this program in place of `-m atropos_core.processes.child_main`: it takes the same arguments."""
     wrapper = f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{program}" "$@"\n'
     with tempfile.TemporaryDirectory() as folder, monkeypatch.context() as patch:
         script = Path(folder) / "python"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from atropos_core.hosted import Host, serve
+from atropos_core.processes.child_main import Host, serve
 
 
 class Holder:

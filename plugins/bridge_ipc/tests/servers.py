@@ -10,11 +10,11 @@ import torch
 
 from atropos_bridge_ipc import handles, segment, tensors
 from atropos_bridge_ipc.manifest import PAGE, Manifest
-from atropos_core.hosting import LocalEndpoint
+from atropos_core.processes.endpoints import LocalEndpoint
 
 
 class Server:
-    """Cannot share, and loads copies. `weights` is what it last loaded, `calls` what was asked of it."""
+    """Cannot share, and loads copies. `weights` is what it last loaded, `calls` the calls that it got."""
 
     def __init__(self, model: Path) -> None:
         self.endpoint = LocalEndpoint(self)
@@ -33,14 +33,14 @@ class Server:
             path = Path(info["directory"]) / f"{info['file']}.rank0.json"
             handles.write(path, info["nonce"], self._hash, {"ranks": 1, **self._answer(info)})
 
-    def _answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        if asked["do"] == "share":
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["do"] == "share":
             return {"impossible": "its experts are fused"}
-        if asked["do"] == "read":
-            return {"value": int(self._copies[0][:PAGE].view(torch.int64)[asked["slot"]])}
-        path = Path(asked["source"])
-        handle = handles.read(path, asked["nonce"], self._hash)
-        descriptor = handles.open_descriptor(path, asked["nonce"], self._hash, handle)
+        if request["do"] == "read":
+            return {"value": int(self._copies[0][:PAGE].view(torch.int64)[request["slot"]])}
+        path = Path(request["source"])
+        handle = handles.read(path, request["nonce"], self._hash)
+        descriptor = handles.open_descriptor(path, request["nonce"], self._hash, handle)
         flat, identity = segment.attach("posix_shm", {}, [descriptor])
         self._copies = flat, Manifest.decoded(handle["manifest"])
         return {"segment": identity}

@@ -12,8 +12,8 @@ from atropos_bridge_ipc import plugin
 from atropos_bridge_ipc.bridge import IpcBridge
 from atropos_bridge_ipc.config import IpcOptions
 from atropos_core.errors import FitError
-from atropos_core.hosting import LocalEndpoint
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.endpoints import LocalEndpoint
 from plugins.bridge_ipc.tests.servers import Server
 
 

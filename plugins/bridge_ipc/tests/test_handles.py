@@ -82,7 +82,7 @@ def test_a_descriptor_of_another_process_is_opened_while_that_one_lives(tmp_path
         handles.open_descriptor(path, NONCE, MODEL, {**found, "segment": [1, 2]})
     owner.kill()
     owner.wait()
-    assert os.pread(descriptor, 5, 0) == b"hello", "the memory outlives the owner as long as it is held"
+    assert os.pread(descriptor, 5, 0) == b"hello", "the memory outlives the owner as long as it is open"
     os.close(descriptor)
     with pytest.raises(WeightsMismatch, match="cannot open /proc/.*No such file"):
         handles.open_descriptor(path, NONCE, MODEL, found)

@@ -28,12 +28,12 @@ def test_a_tensor_that_the_directory_lacks_or_has_in_another_shape_is_named(
     tiny: Path, tmp_path: Path, holders: Any
 ) -> None:
     described, _ = tensors.describe(holders.loaded(tiny).model)
-    held = load_file(tiny / "model.safetensors")
-    norm = held.pop("model.norm.weight")
-    save_file(held, tmp_path / "model.safetensors")
+    weights = load_file(tiny / "model.safetensors")
+    norm = weights.pop("model.norm.weight")
+    save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(FitError, match="has no safetensors tensor named 'model.norm.weight'"):
         stored.check_names(tmp_path, described)
-    save_file({**held, "model.norm.weight": norm[:-1].clone()}, tmp_path / "model.safetensors")
+    save_file({**weights, "model.norm.weight": norm[:-1].clone()}, tmp_path / "model.safetensors")
     with pytest.raises(FitError, match=r"'model.norm.weight' is \[31\] in .*trainer's model has float32 \[32\]"):
         list(stored.each(tmp_path, described))
 

@@ -11,9 +11,9 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from atropos_core.durable import WRITABLE, appearing, size_bytes
 from atropos_core.errors import CheckpointError, WeightsMismatch
 from atropos_core.interfaces import WeightHolder
+from atropos_core.storage.atomic import WRITABLE, appearing, size_bytes
 
 
 class TrainerAgent:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from atropos_bridge_lora.config import LoraBridgeOptions
+from atropos_core.guards.endings import add_notes
 from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 
 
 class LoraBridge(Bridge):
@@ -50,8 +51,9 @@ class LoraBridge(Bridge):
         try:
             yield
             self.published = await self._publish(version)
-        except BaseException:
-            await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
+        except BaseException as error:
+            paused = await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
+            add_notes(error, paused, "nor could an engine be paused")
             raise
 
     async def close(self) -> None:

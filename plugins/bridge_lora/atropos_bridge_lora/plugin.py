@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atropos_bridge_lora.config import LoraBridgeOptions
 from atropos_core import hookimpl
-from atropos_core.registry import Provider, RunContext
+from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Bridge, Transport

@@ -14,26 +14,11 @@ from peft import PeftConfig
 from atropos_bridge_lora.bridge import LoraBridge
 from atropos_core.errors import CheckpointError, DeadlineExceeded, FitError, WeightsMismatch
 from atropos_core.types import Sampling
+from tests.scenes import differences, update
 
 
 def names(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "adapters").iterdir())
-
-
-async def differences(scene: Any) -> list[float]:
-    """Trainer against each engine, over what the engine samples now."""
-    apart = []
-    for engine in scene.parts.engines:
-        made = await engine.sample(scene.prompt, 4, Sampling(max_tokens=24), range(4), 60)
-        for completion in made:
-            [scores] = await scene.parts.trainer.logprobs([np.concatenate([scene.prompt, completion.tokens])])
-            apart.append(float(np.abs(scores[len(scene.prompt) :] - completion.logprobs).max()))
-    return apart
-
-
-async def update(scene: Any, version: int) -> None:
-    batch = await scene.batch(version)
-    await scene.parts.trainer.step(batch, lambda: scene.parts.bridge.writing(version))
 
 
 @pytest.mark.slow
@@ -122,8 +107,8 @@ async def test_a_trainer_without_an_adapter_is_refused_at_connect(tmp_path: Path
     import torch
 
     from atropos_bridge_lora.config import LoraBridgeOptions
-    from atropos_core.hosting import LocalEndpoint
-    from atropos_core.registry import RunContext
+    from atropos_core.plugins.provider import RunContext
+    from atropos_core.processes.endpoints import LocalEndpoint
 
     holder = type("Holder", (), {"model": torch.nn.Linear(2, 2)})()
     endpoint = LocalEndpoint(holder)

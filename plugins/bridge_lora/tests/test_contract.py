@@ -10,7 +10,7 @@ import pytest
 from atropos_bridge_lora.bridge import LoraBridge
 from atropos_bridge_lora.config import LoraBridgeOptions
 from atropos_bridge_lora.plugin import transports
-from atropos_core.registry import Provider
+from atropos_core.plugins.provider import Provider
 from atropos_core.testing import bridge_contract, check
 
 test_contract = bridge_contract("lora", engine="hf", trainer="grpo")

@@ -161,7 +161,7 @@ class Bank:
             self._swap()
 
     def load(self, state: Mapping[str, Any], *, same_prior: bool) -> None:
-        """What `summary` and `columns` said. With more tasks now, the further ones are untried; with fewer, what is known of
+        """What `summary` and `columns` gave. With more tasks now, the further ones are untried; with fewer, what is known of
         the others is kept. With another prior than then, the bins are what they are now."""
         size, rows, now = int(state["size"]), state["rows"], self.size
         if size > len(self._mean):

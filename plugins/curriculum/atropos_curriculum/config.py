@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from atropos_core.registry import Options
+from atropos_core.plugins.provider import Options
 
 GROUPS = 15  # quantile bins of prior difficulty, at most
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -74,7 +74,7 @@ class LearningProgressOptions(CurriculumOptions):
 
     @model_validator(mode="after")
     def _a_prior_makes_it_one_of_bins(self) -> LearningProgressOptions:
-        where = "with a prior, by whose bins progress is told"
+        where = "with a prior, by whose bins progress is measured"
         self.refuse_idle(self.prior is None, where, "slow", "memory", "prior_weight")
         if self.prior is not None:
             self.prior.refuse_idle(False, "on learning_progress: which bins are harder is nothing to it", "meaning")

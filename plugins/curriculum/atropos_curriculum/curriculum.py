@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.advantages import is_flat
-from atropos_core.errors import ConfigError, DataError
-from atropos_core.interfaces import Curriculum, Outcome, TaskSource
+from atropos_core.interfaces import Curriculum, Outcome, TaskSource, with_weight
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Metrics, ScoredGroup
 from atropos_curriculum.bank import Bank
@@ -23,13 +22,13 @@ from atropos_curriculum.reading import read_ahead, read_prior
 from atropos_curriculum.strategies import Strategy
 from atropos_curriculum.tally import Tally
 
-TRIES = 8  # at a task that is not being played already; the last is taken as it is
+TRIES = 8  # at a task that is not being run already; the last is taken as it is
 SLOW = 0.2  # of the slow average, where the curriculum does not look at it
 
 
 class AdaptiveCurriculum(Curriculum):
-    """Between two settled draws, draw number i is the same however many are asked for at once. A draw that was handed out
-    and never settled (the run died meanwhile) is handed out again first, or, where nothing plays its environment now,
+    """Between two settled draws, draw number i is the same however many are requested at once. A draw that was handed out
+    and never settled (the run died meanwhile) is handed out again first, or, where nothing runs its environment now,
     once something does."""
 
     def __init__(self, seed: int, options: CurriculumOptions, strategy: Strategy) -> None:
@@ -47,14 +46,7 @@ class AdaptiveCurriculum(Curriculum):
         self._marked = ""  # the small part of the state
 
     def open(self, sources: Mapping[str, TaskSource]) -> None:
-        for name, source in sources.items():
-            if source.size == 0:
-                raise DataError(
-                    f"environment {name!r} has no training tasks.", remedy="Look at its data source in the run file."
-                )
-        self._sources = {name: source for name, source in sources.items() if source.weight > 0}
-        if not self._sources:
-            raise ConfigError("no environment has a weight above 0: there is nothing to train on.")
+        self._sources = with_weight(sources)
         for name, source in self._sources.items():
             bank = self._bank(name, source.size)
             if resized := bank.size != source.size:
@@ -111,7 +103,7 @@ class AdaptiveCurriculum(Curriculum):
 
     @property
     def size_bytes(self) -> int:
-        """Of what is held for every task."""
+        """Of what is kept for every task."""
         return sum(bank.size_bytes for bank in self._banks.values())
 
     # -- state
@@ -207,11 +199,11 @@ class AdaptiveCurriculum(Curriculum):
         return np.asarray(np.minimum(at, len(names) - 1), np.int64)
 
     def _free_task(self, name: str, bank: Bank, shares: NDArray[np.float64], number: int, index: int) -> int:
-        """The task, or another where it is being played already."""
+        """The task, or another where it is being run already."""
         if (name, index) not in self._busy:
             return index
-        places, tries = np.full(TRIES - 1, number), np.arange(1, TRIES)
-        one, other = (uniforms(self._key, places, 2 * tries + which) for which in (1, 2))
+        positions, tries = np.full(TRIES - 1, number), np.arange(1, TRIES)
+        one, other = (uniforms(self._key, positions, 2 * tries + which) for which in (1, 2))
         candidates: list[int] = bank.draw(shares, one, other).tolist()
         return next((index for index in candidates if (name, index) not in self._busy), candidates[-1])
 

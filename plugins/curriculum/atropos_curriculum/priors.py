@@ -18,7 +18,7 @@ Numbers = NDArray[np.float64]
 
 def inner_edges(values: Numbers, bins: int) -> Numbers:
     """Where one bin ends and the next begins: numpy.quantile at 1/bins, 2/bins, .... Each edge stands once, so tasks of
-    one value are in one bin, and there may be fewer bins than asked for."""
+    one value are in one bin, and there may be fewer bins than requested."""
     return np.unique(np.quantile(values, np.arange(1, bins) / bins))
 
 
@@ -66,7 +66,7 @@ def from_field(prior: Prior, environment: str, tasks: Sequence[Task] | None, ind
     if tasks is None:
         raise ConfigError(
             f"curriculum.prior.field = {prior.field!r}: the tasks of environment {environment!r} are not in this process.",
-            remedy="Workers elsewhere play it: give the numbers as curriculum.prior.file.",
+            remedy="Workers elsewhere run its rollouts: give the numbers as curriculum.prior.file.",
         )
     values = np.empty(len(indices))
     for at, index in enumerate(indices):

@@ -1,4 +1,4 @@
-"""Priors into banks: as much as was asked for at once, and a little more with each settled draw."""
+"""Priors into banks: as much as was requested at once, and a little more with each settled draw."""
 
 from __future__ import annotations
 

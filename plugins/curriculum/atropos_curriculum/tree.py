@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class CellTree:
-    """`cells` u8[n] is held as given and written by `move`. Cells are numbered below `count`."""
+    """`cells` u8[n] is kept as given and written by `move`. Cells are numbered below `count`."""
 
     def __init__(self, cells: NDArray[np.uint8], count: int) -> None:
         self.size = len(cells)

@@ -49,7 +49,7 @@ def made(name: str, seed: int = 0, sources: dict[str, TaskSource] | None = None,
     return one
 
 
-def played(draw: Draw, correct: int, of: int = 8) -> ScoredGroup:
+def scored(draw: Draw, correct: int, of: int = 8) -> ScoredGroup:
     return replace(make_group(draw.id, [1.0] * correct + [0.0] * (of - correct)), draw=draw)
 
 
@@ -61,7 +61,7 @@ def run(one: AdaptiveCurriculum, steps: int, rng: np.random.Generator) -> list[D
         seen += drawn
         for at in rng.permutation(8):
             correct = int(rng.binomial(8, 1 - drawn[at].index / 200))
-            one.settle(drawn[at], "trained" if 0 < correct < 8 else "flat", played(drawn[at], correct))
+            one.settle(drawn[at], "trained" if 0 < correct < 8 else "flat", scored(drawn[at], correct))
     return seen
 
 
@@ -101,7 +101,7 @@ def test_what_was_marked_is_the_state_of_that_moment_whatever_happened_since(nam
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(NAMES), st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(0, 2**31))
-def test_between_two_settled_draws_draws_are_the_same_however_they_are_asked_for(name, portions, seed):
+def test_between_two_settled_draws_draws_are_the_same_however_they_are_requested(name, portions, seed):
     sources = {"a": TaskSource(7, 1.0), "b": TaskSource(200, 2.0, DATA)}
     one, other = (made(name, seed, sources) for _ in range(2))
     in_parts = [draw for portion in portions for draw in one.draw(portion)]
@@ -135,7 +135,7 @@ def test_a_draw_is_settled_once(name):
 
 
 @each
-def test_tasks_that_are_being_played_are_not_drawn_again_while_there_are_others(name):
+def test_tasks_that_are_being_run_are_not_drawn_again_while_there_are_others(name):
     indices = [draw.index for draw in made(name, explore=1.0).draw(60)]
     assert len(set(indices)) == 60
 
@@ -147,9 +147,9 @@ def test_environments_are_mixed_by_weight(name):
     counts = Counter(draw.environment for _ in range(40) for draw in one.draw(100))
     assert set(counts) == {"a", "b"}
     assert abs(counts["a"] - 3000) < 5 * (4000 * 0.75 * 0.25) ** 0.5, "within five standard deviations"
-    told = one.metrics()
-    assert told["share/a"] == counts["a"] / 4000
-    assert told["drawn"] == 4000
+    numbers_of = one.metrics()
+    assert numbers_of["share/a"] == counts["a"] / 4000
+    assert numbers_of["drawn"] == 4000
 
 
 @each
@@ -179,10 +179,10 @@ def test_a_window_lets_go_of_what_is_too_easy_or_too_hard_and_takes_it_back():
     correct = {index: 8 if index < 10 else 0 if index < 20 else 4 for index in range(30)}
     for _ in range(40):
         for draw in one.draw(8):
-            one.settle(draw, "trained", played(draw, correct[draw.index]))
-    told = one.metrics()
-    assert (told["too_easy"], told["too_hard"], told["tried"]) == (10 / 30, 10 / 30, 1.0)
-    assert told["flat"] < 0.5
+            one.settle(draw, "trained", scored(draw, correct[draw.index]))
+    numbers_of = one.metrics()
+    assert (numbers_of["too_easy"], numbers_of["too_hard"], numbers_of["tried"]) == (10 / 30, 10 / 30, 1.0)
+    assert numbers_of["flat"] < 0.5
     drawn = [draw.index for _ in range(300) for draw in _settled(one, 8, correct)]
     assert 0.05 < np.mean(np.array(drawn) < 20) < 0.15, "explore: one in ten looks at the retired"
     correct |= dict.fromkeys(range(10, 20), 4)  # the policy has learned these
@@ -194,7 +194,7 @@ def test_a_window_lets_go_of_what_is_too_easy_or_too_hard_and_takes_it_back():
 def _settled(one: AdaptiveCurriculum, n: int, correct: dict[int, int]) -> list[Draw]:
     drawn = one.draw(n)
     for draw in drawn:
-        one.settle(draw, "trained", played(draw, correct[draw.index]))
+        one.settle(draw, "trained", scored(draw, correct[draw.index]))
     return drawn
 
 
@@ -204,18 +204,18 @@ def test_tasks_never_tried_are_known_by_their_bin():
     one = made("prioritized", sources={"a": TaskSource(10_000, 1.0, tasks)}, prior={"field": "hard", "bins": 2})
     for _ in range(40):
         for draw in one.draw(8):
-            one.settle(draw, "trained", played(draw, 4 if draw.index >= 5000 else 8))
+            one.settle(draw, "trained", scored(draw, 4 if draw.index >= 5000 else 8))
     share = np.mean([draw.index >= 5000 for _ in range(50) for draw in one.draw(8)])
     assert share > 0.8
     assert one.metrics()["tried"] < 0.04
 
 
-def test_a_field_is_read_for_as_many_tasks_as_asked_and_further_with_each_draw():
+def test_a_field_is_read_for_as_many_tasks_as_requested_and_further_with_each_draw():
     class Lazy(list[Task]):
-        asked = 0
+        read = 0
 
         def __getitem__(self, index):
-            Lazy.asked += 1
+            Lazy.read += 1
             return Task(str(index), (), data={"hard": float(index)})
 
         def __len__(self):
@@ -223,10 +223,10 @@ def test_a_field_is_read_for_as_many_tasks_as_asked_and_further_with_each_draw()
 
     prior = {"field": "hard", "read": 100, "read_ahead": 3}
     one = made("window", sources={"a": TaskSource(10_000_000, 1.0, Lazy())}, prior=prior)
-    assert Lazy.asked == 100
+    assert Lazy.read == 100
     for draw in one.draw(10):
-        one.settle(draw, "trained", played(draw, 4))
-    assert Lazy.asked == 130
+        one.settle(draw, "trained", scored(draw, 4))
+    assert Lazy.read == 130
 
 
 def test_a_field_that_is_not_there_is_named_with_what_there_is():
@@ -253,12 +253,12 @@ def test_a_prior_file_gives_the_same_bins_as_the_field(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "said"),
+    ("numbers", "message"),
     [([1.0] * 7, "shape .7,., and environment 'a' has 200"), ([0.0] * 199 + [float("nan")], "not finite")],
 )
-def test_a_prior_file_that_does_not_fit_is_refused(tmp_path, numbers, said):
+def test_a_prior_file_that_does_not_fit_is_refused(tmp_path, numbers, message):
     np.save(tmp_path / "a.npy", numbers)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         made("window", prior={"file": str(tmp_path / "a.npy")})
 
 
@@ -276,7 +276,7 @@ def test_an_environment_may_come_back_with_more_tasks_or_fewer_and_what_is_known
     one = made("window", sources={"a": TaskSource(20, 1.0)})
     for _ in range(20):
         for draw in one.draw(4):
-            one.settle(draw, "flat", played(draw, 0))
+            one.settle(draw, "flat", scored(draw, 0))
     before = one.metrics()["too_hard"]
     assert before > 0.8
     one.mark()
@@ -287,14 +287,14 @@ def test_an_environment_may_come_back_with_more_tasks_or_fewer_and_what_is_known
     assert one.metrics()["too_hard"] >= before
 
 
-def test_what_there_is_of_numbers_is_told_and_a_mark_is_offered():
+def test_metrics_are_reported_and_a_mark_is_offered():
     one = made("competence")
     assert isinstance(one, Measured) and isinstance(one, Marked)
     _settled(one, 8, dict.fromkeys(range(200), 4))
-    told = one.metrics()
-    assert told["settled_success"] == 0.5 and told["flat"] == 0 and told["competence"] > 0.1
+    numbers_of = one.metrics()
+    assert numbers_of["settled_success"] == 0.5 and numbers_of["flat"] == 0 and numbers_of["competence"] > 0.1
     assert one.metrics()["drawn"] == 0
-    json.dumps(told)
+    json.dumps(numbers_of)
 
 
 def test_success_is_what_the_environment_calls_correct_or_else_the_scaled_reward():
@@ -310,7 +310,7 @@ def test_success_is_what_the_environment_calls_correct_or_else_the_scaled_reward
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"prior": {}}, "give one of the two"),
         ({"prior": {"field": "x", "file": "y"}}, "give one of the two"),
@@ -319,6 +319,6 @@ def test_success_is_what_the_environment_calls_correct_or_else_the_scaled_reward
         ({"lo": 0.1}, "Extra inputs"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_in_a_sentence(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_options_that_make_no_sense_are_refused_in_a_sentence(options, message):
+    with pytest.raises(ValueError, match=message):
         config.WindowOptions.model_validate(options)

@@ -29,9 +29,9 @@ def test_a_tree_that_moved_is_the_tree_of_where_tasks_are_and_finds_every_one(si
         tree.move(index, int(cells[index]))
     assert (tree.cells == cells).all()
     assert (tree.counts == np.bincount(cells, minlength=count)).all()
-    asked = rng.integers(0, size, 50)
-    wanted = np.array([np.flatnonzero(cells == cells[index]).tolist().index(index) for index in asked])
-    assert (tree.find(cells[asked].astype(np.int64), wanted) == asked).all()
+    indices = rng.integers(0, size, 50)
+    wanted = np.array([np.flatnonzero(cells == cells[index]).tolist().index(index) for index in indices])
+    assert (tree.find(cells[indices].astype(np.int64), wanted) == indices).all()
 
 
 @given(VALUES, st.integers(1, 15))

@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from atropos_core.component import Placed
-from atropos_core.registry import Options
+from atropos_core.config.component import ComponentOnDevices
+from atropos_core.plugins.provider import Options
 
 if TYPE_CHECKING:
-    from atropos_core.chosen import Chosen
+    from atropos_core.config.resolve import ResolvedComponent
 
 TOP_K = 16
 
@@ -20,8 +20,9 @@ class TeacherOptions(Options):
     model: str | None = Field(
         None, description="the teacher, as `model` of a run names one: a directory, a name of the hub, tiny-teacher"
     )
-    engine: Placed = Field(
-        Placed(use="hf"), description="what it runs on, in a process of its own: use, devices, threads, and its options"
+    engine: ComponentOnDevices = Field(
+        default_factory=lambda: ComponentOnDevices(use="hf"),
+        description="what it runs on, in a process of its own: use, devices, threads, and its options",
     )
     url: str | None = Field(
         None, description="in place of an engine here: an OpenAI-compatible server that answers prompt_logprobs (vLLM)"
@@ -63,16 +64,16 @@ class TeacherOptions(Options):
         else:
             if wrong := self.changed("served_model", "tokenizer", "key_variable"):
                 raise ValueError(f"{wrong[0]} is of a server, and model runs here: remove one of them")
-            self.chosen_engine()
+            self.resolved_engine()
         return self
 
-    def chosen_engine(self) -> Chosen:
+    def resolved_engine(self) -> ResolvedComponent:
         """Raises as for an [engine] of the run file."""
-        from atropos_core.chosen import inner  # what a list of plugins does without
+        from atropos_core.config.resolve import inner  # what a list of plugins does without
 
         return inner("engine", "teacher.engine", self.engine)
 
-    def asked_of(self, kind: Any) -> int:
+    def requests_of(self, kind: Any) -> int:
         """`top_k`, where the trainer distils in this way ("forward", "reverse", or not known)."""
         if self.top_k is not None:
             return self.top_k

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import console, hookimpl
 from atropos_core.errors import FitError
-from atropos_core.registry import Provider, RunContext
+from atropos_core.plugins.provider import Provider, RunContext
 from atropos_distillation.config import TeacherOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Teacher
-    from atropos_core.memory import Holding, Workload
+    from atropos_core.plugins.provider import Holding, Workload
 
 
 def build(options: TeacherOptions, context: RunContext) -> Teacher:
-    from atropos_distillation.teacher import EngineSource, ServerSource, Source, TokenTeacher
+    from atropos_distillation.teacher import EngineSource, LogprobSource, ServerSource, TokenTeacher
     from atropos_distillation.tokenizers import refuse_another
 
     kind = context.announced.get("distillation", "unknown")
     _refuse_what_nobody_reads(options, kind, context.label)
-    source: Source
+    source: LogprobSource
     if options.url is not None:
         assert options.tokenizer is not None, "the options' validator wants it with a url"
         directory = _directory(options.tokenizer)
@@ -31,27 +31,27 @@ def build(options: TeacherOptions, context: RunContext) -> Teacher:
     else:
         assert options.model is not None, "the options' validator wants it without a url"
         directory = _directory(options.model)
-        engine = options.chosen_engine()
+        engine = options.resolved_engine()
         for line in engine.idle():
             console.warn(f"{context.label}: {line}")
         source = EngineSource(engine, teacher_context(options, context, directory))
     refuse_another(directory, context.model, context.label)
-    return TokenTeacher(options, source, options.asked_of(kind), context.label)
+    return TokenTeacher(options, source, options.requests_of(kind), context.label)
 
 
 def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
     """What the teacher's engine says, of as many sequences as it is given at once."""
     if options.model is None:
         return ()
-    engine = options.chosen_engine()
+    engine = options.resolved_engine()
     context = teacher_context(options, workload.context, _directory(options.model))
-    load = dataclasses.replace(workload, context=context, played=options.sequences_at_once)
+    load = dataclasses.replace(workload, context=context, concurrent_rollouts=options.sequences_at_once)
     return engine.offer.provider.holds(engine.options, load)
 
 
 def teacher_context(options: TeacherOptions, context: RunContext, model: Path) -> RunContext:
     """What the teacher's engine is built with: its own model and devices, and nothing of the run's weights."""
-    from atropos_core.chosen import placed
+    from atropos_core.config.resolve import placed
 
     component = placed(options.engine)
     return dataclasses.replace(
@@ -81,7 +81,7 @@ def _refuse_what_nobody_reads(options: TeacherOptions, kind: Any, label: str) ->
 
 
 def _directory(reference: str) -> Path:
-    from atropos_core.plugins import load_plugins
+    from atropos_core.plugins.manager import load_plugins
 
     return load_plugins().resolve_model(reference).directory
 

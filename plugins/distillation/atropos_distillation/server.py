@@ -11,13 +11,13 @@ import httpx
 import numpy as np
 
 from atropos_core.errors import AccessRefused, ApiError, DataError, RemoteError
-from atropos_core.liveness import Patience
-from atropos_core.silence import ServerWatch
+from atropos_core.guards.patience import Patience
+from atropos_core.guards.server_watch import ServerWatch
 from atropos_core.types import Tokens, TopK, offsets_of
 from atropos_distillation.config import TeacherOptions
 
 AT_ONCE = 8  # requests on their way
-REQUEST_S = 120.0  # one that is late while others are answered is lost, and asked again
+REQUEST_S = 120.0  # one that is late while others are answered is lost, and sent again
 TRIES = 5
 PAUSE_S = 0.5  # before the second try; doubled for each one after it
 BUSY = (429, 502, 503, 504)
@@ -50,7 +50,7 @@ class ServerSource:
 
     async def score(self, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
         if temperature != 1.0:
-            raise NotImplementedError(f"a server scores a prompt at temperature 1, and {temperature:g} was asked for")
+            raise NotImplementedError(f"a server scores a prompt at temperature 1, and {temperature:g} was requested")
         return list(await asyncio.gather(*(self._one(sequence, k) for sequence in sequences)))
 
     async def _one(self, sequence: Tokens, k: int) -> TopK:
@@ -62,9 +62,9 @@ class ServerSource:
         async with self._limit:
             answer = await self._ask("POST", "/completions", body)
         self._answers_as = self._answers_as or str(answer.get("model", ""))
-        if (said := str(answer.get("model", ""))) != self._answers_as:
+        if (token_entry := str(answer.get("model", ""))) != self._answers_as:
             raise DataError(
-                f"the teacher at {self._url} answers as {said!r}, and answered as {self._answers_as!r} before: another model is "
+                f"the teacher at {self._url} answers as {token_entry!r}, and answered as {self._answers_as!r} before: another model is "
                 "there now.",
                 remedy="Put the former one back, and go on from the last checkpoint: `atropos resume`.",
             )
@@ -78,7 +78,7 @@ class ServerSource:
         return top_k_of(entries, sequence, k)
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Asked again where the server is busy or gone for a moment. Raises ProcessSilent where it answers nothing at all."""
+        """Called again where the server is busy or gone for a moment. Raises ProcessSilent where it answers nothing at all."""
         assert self._client is not None, "open() comes first"
         cause = ""
         for attempt in range(TRIES):
@@ -101,10 +101,10 @@ class ServerSource:
             if answer.is_error:
                 raise DataError(f"{self._url}{path} answered {answer.status_code}: {answer.text[:500]}")
             try:
-                said: dict[str, Any] = answer.json()
+                token_entry: dict[str, Any] = answer.json()
             except ValueError:
                 raise RemoteError(f"{self._url}{path} answered with what is no JSON: {answer.text[:200]!r}") from None
-            return said
+            return token_entry
         raise ApiError(
             f"the teacher's server: {self._url}{path} gave no answer in {TRIES} tries; the last: {cause}",
             remedy="Look whether it runs and whether the teacher's `url` is its own. A run that had begun: `atropos resume`.",
@@ -127,9 +127,9 @@ def top_k_of(entries: Sequence[Mapping[str, Any] | None], sequence: Tokens, k: i
     for at, entry in enumerate(entries):
         if not entry or not at:
             continue
-        for token, said in sorted(entry.items(), key=lambda item: -float(item[1]["logprob"])):
-            if (int(token) == int(sequence[at])) if k == 0 else int(said["rank"]) <= k:
+        for token, token_entry in sorted(entry.items(), key=lambda item: -float(item[1]["logprob"])):
+            if (int(token) == int(sequence[at])) if k == 0 else int(token_entry["rank"]) <= k:
                 ids.append(int(token))
-                logprobs.append(float(said["logprob"]))
+                logprobs.append(float(token_entry["logprob"]))
                 counts[at] += 1
     return TopK(offsets_of(counts), np.asarray(ids, np.int32), np.asarray(logprobs, np.float32))

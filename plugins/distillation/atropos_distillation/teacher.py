@@ -11,20 +11,20 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atropos_core.chosen import Chosen
+from atropos_core.config.resolve import ResolvedComponent
 from atropos_core.errors import DataError, FitError
-from atropos_core.hosting import HostedEngine
+from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, Teacher
-from atropos_core.policy import within
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.proxies import HostedEngine
 from atropos_core.types import Bools, Metrics, Rollout, ScoredGroup, Tokens, TopK, offsets_of
 from atropos_distillation.config import TeacherOptions
 from atropos_distillation.server import ServerSource
 
-__all__ = ["EngineSource", "ServerSource", "Source", "TokenTeacher"]
+__all__ = ["EngineSource", "ServerSource", "LogprobSource", "TokenTeacher"]
 
 
-class Source(Protocol):
+class LogprobSource(Protocol):
     """Where a teacher's logprobs come from. `remedy`: in place of one that cannot score what it is given."""
 
     remedy: str
@@ -42,7 +42,7 @@ class TokenTeacher(Teacher):
     """Annotates every token that the loss counts, in groups of the environments that it is for. What a rollout brought
     from its own environment, or from a teacher before this one, stays."""
 
-    def __init__(self, options: TeacherOptions, source: Source, top_k: int, label: str) -> None:
+    def __init__(self, options: TeacherOptions, source: LogprobSource, top_k: int, label: str) -> None:
         self._options = options
         self._source = source
         self._top_k = top_k
@@ -116,8 +116,8 @@ def at_trained(scored: TopK, trained: Bools) -> TopK:
 
 
 def _end(trained: Bools) -> int:
-    places: NDArray[np.intp] = np.flatnonzero(trained)
-    return int(places[-1]) + 1
+    positions_trained: NDArray[np.intp] = np.flatnonzero(trained)
+    return int(positions_trained[-1]) + 1
 
 
 def _untaught(group: ScoredGroup) -> Iterator[Rollout]:
@@ -145,15 +145,15 @@ class EngineSource:
 
     remedy = 'Set {label}.engine.use = "hf"'
 
-    def __init__(self, chosen: Chosen, context: RunContext) -> None:
-        self._chosen = chosen
+    def __init__(self, component: ResolvedComponent, context: RunContext) -> None:
+        self._component = component
         self._context = context
         self._engine: Engine | None = None
 
     async def open(self) -> None:
         """Raises what starting it or loading the model raises."""
         role = self._context.label.replace(".", "-")  # its log is "teacher-NAME.log", beside those of the other roles
-        child = await self._chosen.start(self._context, role, self._context.threads, needed=True)
+        child = await self._component.start(self._context, role, self._context.threads, needed=True)
         self._engine = HostedEngine(child)
         await self._engine.open()
         await self._engine.resume(0)

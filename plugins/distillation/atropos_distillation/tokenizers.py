@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import TokenizerMismatch
-from atropos_core.tokenizer import ChatTokenizer, fingerprint
+from atropos_core.rollouts.tokenizer import ChatTokenizer, fingerprint
 
 
 def refuse_another(teacher: Path, policy: Path, label: str) -> None:
@@ -42,5 +42,5 @@ def difference(teacher: Path, policy: Path) -> str:
 def _vocabulary(directory: Path) -> dict[str, int]:
     saved: dict[str, Any] = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     model = saved["model"].get("vocab", {})
-    held = model if isinstance(model, dict) else {entry[0]: number for number, entry in enumerate(model)}
-    return held | {entry["content"]: entry["id"] for entry in saved.get("added_tokens", ())}
+    ids = model if isinstance(model, dict) else {entry[0]: number for number, entry in enumerate(model)}
+    return ids | {entry["content"]: entry["id"] for entry in saved.get("added_tokens", ())}

@@ -22,8 +22,8 @@ from atropos_core.errors import (
     RemoteError,
     TokenizerMismatch,
 )
-from atropos_core.liveness import Patience
-from atropos_core.registry import RunContext
+from atropos_core.guards.patience import Patience
+from atropos_core.plugins.provider import RunContext
 from atropos_core.types import UNKNOWN_VERSION, Draw, Episode, Rollout, ScoredGroup, Task, TopK
 from atropos_distillation import server
 from atropos_distillation.config import TeacherOptions
@@ -77,19 +77,19 @@ async def annotated(options, groups, tmp_path, kind="forward"):
 
 
 async def test_every_token_that_the_loss_counts_gets_the_teachers_distribution_of_that_very_token(tmp_path):
-    rollouts = [rollout(0), rollout(1, 17, 6), rollout(2, 9, 3, temperature=0.7)]
+    rollouts = [rollout(0), rollout(1, 17, 6), rollout(2, 9, 3, temperature=0.7), rollout(3, 8, 3)]  # the shortest last
     (made,), metrics = await annotated({"model": "tiny-teacher", "top_k": 5}, [group(*rollouts)], tmp_path)
     for before, episode in zip(rollouts, made.episodes, strict=True):
         (after,) = episode.rollouts
         np.testing.assert_array_equal(np.diff(after.teacher.offsets), 5 * before.trained)
         logs = (logits_of(before.tokens) / before.temperature).log_softmax(-1)
         for at in np.flatnonzero(before.trained):
-            held = slice(after.teacher.offsets[at], after.teacher.offsets[at + 1])
+            saved = slice(after.teacher.offsets[at], after.teacher.offsets[at + 1])
             best = logs[at].topk(5)
-            np.testing.assert_array_equal(after.teacher.token_ids[held], best.indices)
-            np.testing.assert_allclose(after.teacher.logprobs[held], best.values, atol=1e-5)
+            np.testing.assert_array_equal(after.teacher.token_ids[saved], best.indices)
+            np.testing.assert_allclose(after.teacher.logprobs[saved], best.values, atol=1e-5)
     trained = sum(int(one.trained.sum()) for one in rollouts)
-    assert metrics["positions"] == trained and metrics["rollouts"] == 3 and 0 < metrics["coverage"] <= 1
+    assert metrics["positions"] == trained and metrics["rollouts"] == 4 and 0 < metrics["coverage"] <= 1
     assert metrics["seconds"] > 0
 
 
@@ -97,11 +97,11 @@ async def test_for_reverse_distillation_it_is_the_sampled_token_alone(tmp_path):
     one = rollout(3)
     (made,), metrics = await annotated({"model": "tiny-teacher"}, [group(one)], tmp_path, "reverse")
     teacher = made.episodes[0].rollouts[0].teacher
-    places = np.flatnonzero(one.trained)
-    np.testing.assert_array_equal(teacher.token_ids, one.tokens[places])
+    positions = np.flatnonzero(one.trained)
+    np.testing.assert_array_equal(teacher.token_ids, one.tokens[positions])
     logs = logits_of(one.tokens).log_softmax(-1).numpy()
-    np.testing.assert_allclose(teacher.logprobs, logs[places, one.tokens[places]], atol=1e-5)
-    assert metrics["coverage"] == pytest.approx(np.exp(logs[places, one.tokens[places]]).mean(), rel=1e-4)
+    np.testing.assert_allclose(teacher.logprobs, logs[positions, one.tokens[positions]], atol=1e-5)
+    assert metrics["coverage"] == pytest.approx(np.exp(logs[positions, one.tokens[positions]]).mean(), rel=1e-4)
 
 
 async def test_what_a_rollout_brought_stays_and_other_environments_are_left_alone(tmp_path):
@@ -149,7 +149,7 @@ def test_options_that_contradict_each_other_say_which(options, message):
         TeacherOptions(**options)
 
 
-def test_an_engine_that_is_not_there_is_said_before_anything_starts():
+def test_an_engine_that_is_not_there_is_reported_before_anything_starts():
     with pytest.raises(Exception, match="there is no engine named 'hff'. Did you mean 'hf'"):
         TeacherOptions(model="tiny-teacher", engine={"use": "hff"})
     with pytest.raises(Exception, match=r"teacher\.engine"):
@@ -161,23 +161,23 @@ def test_an_engine_that_is_not_there_is_said_before_anything_starts():
 
 def changed(tmp_path, **files):
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        held = json.loads((TINY / name).read_text())
-        files.get(name.split(".")[0], lambda held: None)(held)
-        (tmp_path / name).write_text(json.dumps(held))
+        saved = json.loads((TINY / name).read_text())
+        files.get(name.split(".")[0], lambda saved: None)(saved)
+        (tmp_path / name).write_text(json.dumps(saved))
     return tmp_path
 
 
-def swap(held):
-    vocabulary = held["model"]["vocab"]
+def swap(saved):
+    vocabulary = saved["model"]["vocab"]
     (a, i), (b, j) = list(vocabulary.items())[300:302]
     vocabulary[a], vocabulary[b] = j, i
 
 
-def drop(held):
-    vocabulary = held["model"]["vocab"]
+def drop(saved):
+    vocabulary = saved["model"]["vocab"]
     last = max(vocabulary, key=vocabulary.get)
     del vocabulary[last]
-    held["model"]["merges"] = [pair for pair in held["model"]["merges"] if "".join(pair) != last]
+    saved["model"]["merges"] = [pair for pair in saved["model"]["merges"] if "".join(pair) != last]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,12 @@ def drop(held):
     [
         ({"tokenizer": swap}, "token .* of the policy's and .* of the teacher's"),
         ({"tokenizer": drop}, r"it has \d+ tokens, the policy's \d+"),
-        ({"tokenizer_config": lambda held: held.update(eos_token="<|pad|>")}, "ends in '<|pad|>'".replace("|", r"\|")),
-        ({"tokenizer_config": lambda held: held.update(chat_template="{{ 1 }}")}, "its chat template is another"),
-        ({"tokenizer": lambda held: held["model"]["merges"].reverse()}, "divides text in another way"),
+        (
+            {"tokenizer_config": lambda saved: saved.update(eos_token="<|pad|>")},
+            "ends in '<|pad|>'".replace("|", r"\|"),
+        ),
+        ({"tokenizer_config": lambda saved: saved.update(chat_template="{{ 1 }}")}, "its chat template is another"),
+        ({"tokenizer": lambda saved: saved["model"]["merges"].reverse()}, "divides text in another way"),
     ],
 )
 def test_another_tokenizer_is_refused_with_what_differs(tmp_path, changes, reason):
@@ -244,9 +247,9 @@ class Served:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 self.answer({"model": outer.name, "choices": [{"text": "", "prompt_logprobs": outer.scored(body)}]})
 
-            def answer(self, said):
+            def answer(self, reported):
                 status = outer.troubles.pop(0) if outer.troubles else 200
-                data = json.dumps(said).encode()
+                data = json.dumps(reported).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
@@ -313,7 +316,7 @@ async def test_a_server_that_is_stopped_is_named_and_given_up_at_the_bound_of_th
     assert f"the teacher's server {url} has given no answer to GET /models for" in capfd.readouterr().err
 
 
-async def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(served, tmp_path, monkeypatch):
+async def test_a_busy_server_is_called_again_and_one_that_refuses_is_not(served, tmp_path, monkeypatch):
     monkeypatch.setattr(server, "PAUSE_S", 0.01)
     monkeypatch.setenv("ATROPOS_TEACHER_KEY", "s3cret")
     options = {"url": served.url, "tokenizer": "tiny-teacher", "top_k": 2}

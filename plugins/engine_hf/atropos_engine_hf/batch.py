@@ -1,6 +1,6 @@
 """The rows that are being decoded together, as arrays over slots: a step costs the same Python for 1 row and for 500.
 
-Row r of every array is slot r of the decoder's cache. Rows stand without gaps: when some end, the last ones move into
+SequenceState r of every array is slot r of the decoder's cache. Rows stand without gaps: when some end, the last ones move into
 their slots.
 """
 
@@ -22,7 +22,7 @@ _ROWS = 16  # slots are made in steps of so many, where there is memory
 
 
 @dataclass(eq=False)
-class Row:
+class SequenceState:
     """One continuation of one call, wherever it is: `tokens` is current only while it is not in the batch."""
 
     owner: Any
@@ -50,7 +50,7 @@ class Row:
         )
 
 
-Finished = tuple[Row, Completion]
+Finished = tuple[SequenceState, Completion]
 
 
 class RunningBatch:
@@ -59,7 +59,7 @@ class RunningBatch:
     def __init__(
         self, decoder: Decoder, stop_ids: Collection[int], max_rows: int, max_bytes: float, prefill_tokens: int
     ) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[SequenceState] = []
         self._decoder = decoder
         self._stops = np.array(sorted(stop_ids), dtype=np.int64)
         self._max_rows = max_rows
@@ -78,11 +78,11 @@ class RunningBatch:
             "versions": np.zeros((max_rows, 0), np.int32),
         }
 
-    def fits(self, row: Row) -> bool:
+    def fits(self, row: SequenceState) -> bool:
         """Whether it could run, were it alone."""
         return self._decoder.bytes_for(1, row.end, kept=False) <= self._max_bytes
 
-    def take(self, waiting: Sequence[Row]) -> int:
+    def take(self, waiting: Sequence[SequenceState]) -> int:
         """How many of these, from the first on, have room now."""
         end = max((row.end for row in self.rows), default=0)
         for count, row in enumerate(waiting):
@@ -91,10 +91,10 @@ class RunningBatch:
                 return count
         return len(waiting)
 
-    def admit(self, rows: Sequence[Row], version: int) -> list[Finished]:
+    def admit(self, rows: Sequence[SequenceState], version: int) -> list[Finished]:
         """Prefill each distinct history once and sample one token of every row."""
         self._reserve(len(self.rows) + len(rows), max(row.end for row in rows))
-        sharing: dict[bytes, list[Row]] = {}
+        sharing: dict[bytes, list[SequenceState]] = {}
         for row in rows:
             sharing.setdefault(row.tokens.tobytes(), []).append(row)
         groups = list(sharing.values())
@@ -122,7 +122,7 @@ class RunningBatch:
         """Drop the rows of this owner."""
         self._close([slot for slot, row in enumerate(self.rows) if row.owner is owner])
 
-    def evict(self) -> list[Row]:
+    def evict(self) -> list[SequenceState]:
         """Take every row out, with what it has; admitted again, it goes on where it was."""
         for slot in range(len(self.rows)):
             self._store(slot)
@@ -155,7 +155,7 @@ class RunningBatch:
     def _bytes(self, rows: int, columns: int) -> int:
         return self._decoder.bytes_for(rows, columns, kept=bool(self.rows))
 
-    def _load(self, slot: int, row: Row) -> None:
+    def _load(self, slot: int, row: SequenceState) -> None:
         columns, start, length = self._columns, len(row.prompt), len(row.tokens)
         columns["start"][slot], columns["length"][slot], columns["end"][slot] = start, length, row.end
         columns["temperature"][slot] = row.sampling.temperature

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 _COLUMNS = 64  # capacity grows in steps of so many tokens
 
 
-class Place:
+class CachePosition:
     """Where the coming forward pass stands; every layer reads it."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Place:
 class SlotLayer(CacheLayerMixin):
     """One layer: keys and values `[slots, columns, heads, width]`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: CachePosition) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keys: torch.Tensor
         self.values: torch.Tensor
@@ -75,7 +75,7 @@ class SlotCache(Cache):
     """All layers, and the additive attention mask `[slots, columns]` of the decode steps."""
 
     def __init__(self, layers: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.place = Place()
+        self.place = CachePosition()
         self.slot_layers = [SlotLayer(self.place) for _ in range(layers)]
         super().__init__(layers=list(self.slot_layers))
         self._hidden = torch.finfo(dtype).min

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied
-from atropos_core.first_calls import settle
 from atropos_core.interfaces import Engine, ModelInfo
-from atropos_core.tokenizer import fingerprint
+from atropos_core.models.cpu_warmup import settle
+from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
-from atropos_engine_hf.batch import Finished, Row, RunningBatch
+from atropos_engine_hf.batch import Finished, RunningBatch, SequenceState
 from atropos_engine_hf.decoder import Decoder, chunks
-from atropos_engine_hf.loading import load_model, stop_ids
+from atropos_engine_hf.loading import ends_of, load_model
 from atropos_engine_hf.scoring import likeliest, score
 from atropos_engine_hf.weights import replace
 
 if TYPE_CHECKING:
-    from atropos_core.registry import RunContext
+    from atropos_core.plugins.provider import RunContext
     from atropos_engine_hf.adapter import Adapter
     from atropos_engine_hf.config import HFOptions
 
@@ -53,10 +53,10 @@ class HFEngine(Engine):
         self.version = 0
         self._options = options
         self._context = context
-        self._waiting: deque[Row] = deque()
+        self._waiting: deque[SequenceState] = deque()
         self._calls: set[Call] = set()
         self._paused = False
-        self._weights = asyncio.Lock()  # held while paused, and by a rescoring
+        self._weights = asyncio.Lock()  # locked while paused, and by a rescoring
         self._work = asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
         self._batch: RunningBatch
@@ -73,7 +73,7 @@ class HFEngine(Engine):
         decoder.check()
         self._batch = RunningBatch(
             decoder,
-            stop_ids(directory, self.model),
+            ends_of(directory, self.model),
             max_rows=options.max_batch,
             max_bytes=options.kv_cache_gb * 1e9,
             prefill_tokens=options.prefill_tokens,
@@ -103,7 +103,7 @@ class HFEngine(Engine):
         prompt = np.ascontiguousarray(prompt, dtype=np.int32)
         self._check(prompt, n, sampling, seeds)
         call = Call([None] * n, n, asyncio.get_running_loop().create_future())
-        rows = [Row(call, index, prompt, int(seed), sampling, prompt) for index, seed in enumerate(seeds[:n])]
+        rows = [SequenceState(call, index, prompt, int(seed), sampling, prompt) for index, seed in enumerate(seeds[:n])]
         if n and not self._batch.fits(rows[0]):
             raise DataError(
                 f"keys and values of {rows[0].end} tokens need more than kv_cache_gb = {self._options.kv_cache_gb:g}.",
@@ -242,7 +242,7 @@ class HFEngine(Engine):
             raise DataError("a prompt has no tokens: there is nothing to continue")
         self._check_ids(prompt)
         if len(seeds) < n:
-            raise DataError(f"{n} continuations were asked for with {len(seeds)} seeds: each needs its own")
+            raise DataError(f"{n} continuations were requested with {len(seeds)} seeds: each needs its own")
         if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
             raise DataError(f"{sampling} is impossible: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0")
         if self._longest is not None and len(prompt) + sampling.max_tokens > self._longest:

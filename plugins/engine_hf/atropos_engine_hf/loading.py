@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.model_files import OWN_CODE_REMEDY, needs_own_code
+from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
+from atropos_core.models.stop_ids import stop_ids
 
 
 def load_model(directory: Path, dtype: str, device: str) -> Any:
@@ -72,15 +72,8 @@ def refuse_unsupported(config: Any) -> None:
         )
 
 
-def stop_ids(directory: Path, model: Any) -> set[int]:
-    """What ends a continuation: the eos ids of the generation config, and the tokenizer's eos token."""
-    given = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
-    found = {given} if isinstance(given, int) else set(given or ())
-    settings = directory / "tokenizer_config.json"
-    if settings.is_file() and (directory / "tokenizer.json").is_file():
-        eos = json.loads(settings.read_text(encoding="utf-8")).get("eos_token")
-        text = eos["content"] if isinstance(eos, dict) else eos
-        number = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id(text) if text else None
-        if number is not None:
-            found.add(number)
-    return found
+def ends_of(directory: Path, model: Any) -> set[int]:
+    """What ends a continuation of a loaded model."""
+    return stop_ids(
+        directory, model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
+    )

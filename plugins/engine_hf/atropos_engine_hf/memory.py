@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atropos_core.memory import Holding, Workload
-from atropos_core.model_files import BYTES, read
+from atropos_core.models.model_size import BYTES, read
+from atropos_core.plugins.provider import Holding, Workload
 from atropos_engine_hf.config import HFOptions
 
 LIBRARIES = 420_000_000  # a child with torch and transformers: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
-SAMPLED = 1 << 24  # elements of [rows, vocabulary] float64 held at once, four times: sampler.py
+SAMPLED = 1 << 24  # elements of [rows, vocabulary] float64 at once, four times: sampler.py
 SCORED = 1 << 26  # of logits in fp32, twice: scoring.py
 
 
@@ -25,7 +25,7 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     element = BYTES.get(model.dtype if dtype == "auto" else dtype, 2)
     shared = "weights" if context.transport in ("posix_shm", "cuda_ipc") else ""
     yield Holding("parameters", model.parameters * element, device, shared=shared, change="use a smaller model")
-    rows = min(options.max_batch, workload.played)
+    rows = min(options.max_batch, workload.concurrent_rollouts)
     length = min(workload.prompt_tokens + workload.max_tokens, model.longest)
     cache = 2 * model.layers * model.key_width * element * rows * (-(-length // 64) * 64)
     cache = min(cache, int(options.kv_cache_gb * 1e9))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
-from atropos_core.registry import Provider, RunContext
+from atropos_core.plugins.provider import Provider, RunContext
 from atropos_engine_hf.config import HFOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
-    from atropos_core.memory import Holding, Workload
+    from atropos_core.plugins.provider import Holding, Workload
 
 
 def build(options: HFOptions, context: RunContext) -> Engine:

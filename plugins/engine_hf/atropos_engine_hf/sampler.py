@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 BLOCK = 256  # uniforms of a row that are drawn at once
 _PER_COUNT = 4  # Philox4x64: one step of the counter gives four doubles
 _KEYS = 1 << 128
-_ELEMENTS = 1 << 24  # of [rows, vocabulary] float64 held at once: 128 MB
+_ELEMENTS = 1 << 24  # of [rows, vocabulary] float64 at once: 128 MB
 
 
 def uniforms(seed: int, block: int) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from atropos_core.types import Floats, Tokens, TopK, offsets_of
 
-_LOGITS = 1 << 26  # [rows, tokens, vocabulary] held at once: 256 MB in float32
+_LOGITS = 1 << 26  # [rows, tokens, vocabulary] at once: 256 MB in float32
 
 
 @torch.inference_mode()

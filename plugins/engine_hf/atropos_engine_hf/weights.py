@@ -42,8 +42,8 @@ def _files(directory: Path) -> dict[str, Path]:
     """Each tensor's file."""
     index = directory / _INDEX
     if index.is_file():
-        places: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: directory / file for name, file in places.items()}
+        file_of: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: directory / file for name, file in file_of.items()}
     with safe_open(directory / _ONE, framework="pt") as stored:
         return dict.fromkeys(stored.keys(), directory / _ONE)
 

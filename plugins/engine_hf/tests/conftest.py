@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.engine import HFEngine
 

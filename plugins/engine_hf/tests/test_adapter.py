@@ -132,7 +132,7 @@ def test_without_peft_an_engine_for_adapters_says_what_to_install() -> None:
     code = (
         "import importlib.util; from pathlib import Path; find = importlib.util.find_spec; "
         "importlib.util.find_spec = lambda name: None if name == 'peft' else find(name); "
-        "from atropos_core.registry import RunContext; from atropos_engine_hf.config import HFOptions; "
+        "from atropos_core.plugins.provider import RunContext; from atropos_engine_hf.config import HFOptions; "
         "from atropos_engine_hf.plugin import build; here = Path(); "
         "build(HFOptions(), RunContext(here, here, transport='checkpoint')); "
         "build(HFOptions(), RunContext(here, here, transport='adapter'))"

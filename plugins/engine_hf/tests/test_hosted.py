@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from atropos_core.errors import DataError
-from atropos_core.hosting import Child, HostedEngine
+from atropos_core.processes.child import Child
+from atropos_core.processes.proxies import HostedEngine
 from atropos_core.types import Sampling, tokens
 
 

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import torch
 
-from atropos_core.memory import Workload
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext, Workload
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.loading import load_model
 from atropos_engine_hf.plugin import holds
 
 
-def held(directory, played, transport=None, **options):
-    work = Workload(RunContext(directory, directory, transport=transport), 1, 1, 40, played, prompt_tokens=20)
+def holdings(directory, concurrent_rollouts, transport=None, **options):
+    work = Workload(
+        RunContext(directory, directory, transport=transport), 1, 1, 40, concurrent_rollouts, prompt_tokens=20
+    )
     return {one.what: one for one in holds(HFOptions(**options), work)}
 
 
 async def test_weights_and_cache_are_those_of_the_open_engine(engine, tiny):
-    told = held(tiny, played=5)
+    planned = holdings(tiny, concurrent_rollouts=5)
     tensors = [*engine.model.parameters()]
-    assert told["parameters"].size_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert planned["parameters"].size_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     decoder = engine._batch._decoder
-    assert told["keys and values"].size_bytes == decoder.bytes_for(5, 60, kept=False)
+    assert planned["keys and values"].size_bytes == decoder.bytes_for(5, 60, kept=False)
 
 
-def test_options_bound_what_is_told(tiny):
-    assert held(tiny, 100, kv_cache_gb=1e-5)["keys and values"].size_bytes == 10_000
-    assert held(tiny, 100, max_batch=5)["keys and values"] == held(tiny, 5)["keys and values"]
-    assert held(tiny, 5, transport="posix_shm")["parameters"].shared == "weights"
-    assert held(tiny, 5, transport="checkpoint")["parameters"].shared == ""
+def test_options_bound_the_memory_plan(tiny):
+    assert holdings(tiny, 100, kv_cache_gb=1e-5)["keys and values"].size_bytes == 10_000
+    assert holdings(tiny, 100, max_batch=5)["keys and values"] == holdings(tiny, 5)["keys and values"]
+    assert holdings(tiny, 5, transport="posix_shm")["parameters"].shared == "weights"
+    assert holdings(tiny, 5, transport="checkpoint")["parameters"].shared == ""
 
 
 def test_sixteen_bits_take_half(tiny):
-    whole, half = held(tiny, 5), held(tiny, 5, dtype="bfloat16")
+    whole, half = holdings(tiny, 5), holdings(tiny, 5, dtype="bfloat16")
     assert half["parameters"].size_bytes * 2 == whole["parameters"].size_bytes
     model = load_model(tiny, "bfloat16", "cpu")
     assert half["parameters"].size_bytes == sum(

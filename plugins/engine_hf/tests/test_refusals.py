@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, MambaConfig, MistralConfig, T5Config
 
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.decoder import Decoder
 from atropos_engine_hf.loading import load_model
@@ -65,7 +65,7 @@ async def test_a_missing_cuda_device_is_a_fit_error(open_engine: Any, tiny: Path
 
 
 async def test_the_model_info_says_what_was_loaded(tiny: Path, tmp_path: Path) -> None:
-    from atropos_core.tokenizer import fingerprint
+    from atropos_core.rollouts.tokenizer import fingerprint
     from atropos_engine_hf.engine import HFEngine
 
     engine = HFEngine(HFOptions(dtype="bfloat16"), RunContext(directory=tmp_path, model=tiny, threads=1))

@@ -41,10 +41,10 @@ async def test_weights_are_taken_up_in_place_and_ties_stay(
     other = AutoModelForCausalLM.from_pretrained(make_model(tmp_path / "new", seed=1, tie_word_embeddings=tied))
     other.save_pretrained(tmp_path / "shards", max_shard_size=shard_size)
     assert (tmp_path / "shards/model.safetensors.index.json").exists() == (shard_size == "20KB")
-    places = [parameter.data_ptr() for parameter in engine.model.parameters()]
+    addresses = [parameter.data_ptr() for parameter in engine.model.parameters()]
     async with engine.paused(3):
         await engine.load_weights(tmp_path / "shards")
-    assert [parameter.data_ptr() for parameter in engine.model.parameters()] == places
+    assert [parameter.data_ptr() for parameter in engine.model.parameters()] == addresses
     assert (engine.model.lm_head.weight is engine.model.model.embed_tokens.weight) == tied
     (completion,) = await engine.sample(PROMPT, 1, Sampling(20), [0], 30)
     assert set(completion.policy_version.tolist()) == {3}

@@ -190,7 +190,7 @@ async def test_impossible_calls_are_refused_with_numbers(engine: Any) -> None:
         await engine.sample(tokens([]), 1, Sampling(4), [0], 30)
     with pytest.raises(DataError, match="vocabulary of 64"):
         await engine.sample(tokens([3, 64]), 1, Sampling(4), [0], 30)
-    with pytest.raises(DataError, match="3 continuations were asked for with 2 seeds"):
+    with pytest.raises(DataError, match="3 continuations were requested with 2 seeds"):
         await engine.sample(PROMPTS[0], 3, Sampling(4), [0, 1], 30)
     with pytest.raises(DataError, match="impossible"):
         await engine.sample(PROMPTS[0], 1, Sampling(4, top_p=0.0), [0], 30)

@@ -41,7 +41,7 @@ class Adapters:
         self._drain_s = drain_s
         self._loaded: list[Loaded] = []  # oldest first
         self._names = set(taken)  # ever used
-        self._numbers: set[int] | None = None  # of the adapters that the workers hold; None: not asked yet
+        self._numbers: set[int] | None = None  # of the adapters that the workers have loaded; None: not known yet
         self._unused = asyncio.Event()  # there may be one to unload
         self._unloaded = asyncio.Event()
         self._unloading: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class Adapters:
                 self._unloading = asyncio.create_task(self._unload_unused(), name="unloading adapters")
             await self._wait_for_room()
             if self._numbers is None:
-                self._numbers = await self._held()
+                self._numbers = await self._loaded_numbers()
             name = self._new_name(version)
             body = {"lora_name": name, "lora_path": str(directory.resolve())}
             try:
@@ -83,7 +83,7 @@ class Adapters:
                     f"vLLM does not take the adapter in {directory}: {error}",
                     remedy="A server that was started apart from the run must be started for adapters of the trainer's rank.",
                 ) from error
-            before, self._numbers = self._numbers, await self._held()
+            before, self._numbers = self._numbers, await self._loaded_numbers()
             (number,) = self._numbers - before
             self.current = Loaded(name, version, number)
             self._loaded.append(self.current)
@@ -149,7 +149,7 @@ class Adapters:
         if self._numbers is not None:
             self._numbers.discard(old.number)
 
-    async def _held(self) -> set[int]:
+    async def _loaded_numbers(self) -> set[int]:
         """The numbers of the adapters that the workers hold."""
         listed = (await self._api.post("/collective_rpc", {"method": "list_loras"}))["results"]
         return {int(number) for number in re.findall(r"\d+", str(listed[0]))}  # "{1, 2}", or "set()"

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, RemoteError
-from atropos_core.liveness import DEFAULT_PATIENCE, Patience
-from atropos_core.silence import ServerWatch
+from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
+from atropos_core.guards.server_watch import ServerWatch
 
 CALL_S = 30.0
 PROBE_S = 5.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import DataError, FitError
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_engine_vllm.api import Api, Refused
 from atropos_engine_vllm.command import EXTENSION, WHOLE_PROMPTS, announced_adapters, possible_rank
 from atropos_engine_vllm.generate import PATH
@@ -30,7 +30,7 @@ class Attached:
 
     served: str
     dtype: str
-    held_loras: int  # adapters at once; 0 where it takes none
+    lora_slots: int  # adapters at once; 0 where it takes none
 
 
 async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any]) -> Attached:
@@ -71,15 +71,15 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
     models = (await api.get("/v1/models"))["data"]
     base = next(card for card in models if not card.get("parent"))
     _check_same_model(api.url, Path(base["root"]), config)
-    held = 0
+    slots = 0
     if adapters := announced_adapters(context):
         lora, rank = info["lora_config"], adapters["rank"]
         if lora is None or lora["max_loras"] < 2 or lora["max_lora_rank"] < rank:
             raise FitError(
                 f"the vLLM server at {api.url} does not hold two adapters of rank {rank} at once.", remedy=start
             )
-        held = lora["max_cpu_loras"] or lora["max_loras"]
-    return Attached(served=base["id"], dtype=str(served["dtype"]).removeprefix("torch."), held_loras=held)
+        slots = lora["max_cpu_loras"] or lora["max_loras"]
+    return Attached(served=base["id"], dtype=str(served["dtype"]).removeprefix("torch."), lora_slots=slots)
 
 
 def _check_same_model(url: str, root: Path, config: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_engine_vllm.access import KEY_VARIABLE
 from atropos_engine_vllm.config import VLLMOptions
 
@@ -21,7 +21,7 @@ _KEEP_ALIVE_S = 3600  # a connection that the server closes while we write on it
 
 
 def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
-    """What `vllm serve` is told. Raises ConfigError for room for adapters where none travel."""
+    """The arguments of `vllm serve`. Raises ConfigError for room for adapters where none travel."""
     on_cpu = context.devices[0] == "cpu"
     made = ["--model", str(context.model.resolve()), "--served-model-name", SERVED]
     made += ["--dtype", dtype, "--generation-config", "vllm", "--seed", str(context.seed % 2**31)]
@@ -42,7 +42,7 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
     if lora := announced_adapters(context):
         rank = possible_rank(lora["rank"])
         made += ["--enable-lora", "--max-loras", str(options.max_loras), "--max-lora-rank", str(rank)]
-        made += ["--max-cpu-loras", str(options.held_loras)]
+        made += ["--max-cpu-loras", str(options.lora_slots)]
     elif options.changed("max_loras"):
         raise ConfigError(
             f"{context.label}.max_loras has no effect: no adapters travel to this engine.",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from atropos_core.registry import Options
+from atropos_core.plugins.provider import Options
 
 _OURS = (  # flags that the engine sets itself: what it relies on, or what an option is there for
     "--model",
@@ -77,7 +77,7 @@ class VLLMOptions(Options):
     )
 
     @property
-    def held_loras(self) -> int:
+    def lora_slots(self) -> int:
         """Adapters that the server keeps in memory: a version is published without waiting for old ones to drain."""
         return max(16, self.max_loras)
 
@@ -107,7 +107,7 @@ class VLLMOptions(Options):
             given = [name for name, field in fields.items() if getattr(self, name) != field.default]
             if idle := [name for name in given if name not in ("url", "start_timeout_s")]:
                 raise ValueError(
-                    f"{', '.join(idle)} would be said to a server that the engine starts; the one at {self.url} runs already:"
+                    f"{', '.join(idle)} are for a server that the engine starts; the one at {self.url} runs already:"
                     " say it there"
                 )
         return self

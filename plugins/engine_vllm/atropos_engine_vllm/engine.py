@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, FitError, ProcessDied, WeightsMismatch
 from atropos_core.interfaces import Engine, ModelInfo
-from atropos_core.registry import RunContext
-from atropos_core.tokenizer import fingerprint
+from atropos_core.plugins.provider import RunContext
+from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK, tokens
 from atropos_engine_vllm import generate, model
 from atropos_engine_vllm.adapters import Adapters
@@ -71,17 +71,17 @@ class VLLMEngine(Engine):
         self._adapters: Adapters | None = None
         self._resumes = False  # a server that is not ours, once we have paused it
         self._running = asyncio.Event()  # cleared while paused
-        self._weights = asyncio.Lock()  # held while paused, and by a rescoring
+        self._weights = asyncio.Lock()  # locked while paused, and by a rescoring
         self._turn = asyncio.Lock()  # one pause or resume at a time
         self._config = model.read_config(context.model)
-        self._stops = model.stop_ids(context.model, self._config)
+        self._stops = model.ends_of(context.model, self._config)
         self._served = SERVED
 
     async def open(self) -> ModelInfo:
         """Raises ConfigError or FitError for what cannot be, ProcessDied or DeadlineExceeded where no server comes up."""
         options, context = self._options, self._context
         on_cpu = context.devices[0] == "cpu"
-        dtype, held = model.dtype(self._config, options.dtype, on_cpu), options.held_loras
+        dtype, slots = model.dtype(self._config, options.dtype, on_cpu), options.lora_slots
         try:
             if options.url is None:
                 self._server = ManagedServer.start(options, context, dtype)
@@ -92,7 +92,7 @@ class VLLMEngine(Engine):
                 key = os.environ.get("VLLM_API_KEY")
                 self._api = Api(options.url, key, self._lost, patience=context.patience)
                 found = await check_attached(self._api, context, self._config)
-                dtype, self._served, held = found.dtype, found.served, found.held_loras
+                dtype, self._served, slots = found.dtype, found.served, found.lora_slots
                 self._resumes = True
                 await self._api.post("/pause?mode=keep&clear_cache=true")
                 await self.load_weights(context.model)  # another run may have left others there
@@ -101,7 +101,7 @@ class VLLMEngine(Engine):
             self._vocabulary = int(model.text_config(self._config)["vocab_size"])
             await self._api.post("/update_weight_version", {"new_version": str(self.version)})
             await self._warm_up()
-            self._adapters = Adapters(self._api, held, drain_s=DRAIN_S, taken=await self._names())
+            self._adapters = Adapters(self._api, slots, drain_s=DRAIN_S, taken=await self._names())
         except BaseException as error:
             try:
                 await self.close()
@@ -187,7 +187,7 @@ class VLLMEngine(Engine):
     ) -> list[T]:
         if temperature not in (0.0, 1.0):
             raise NotImplementedError(
-                f"vLLM scores a prompt at temperature 1, and {temperature:g} was asked for: have the trainer score it"
+                f"vLLM scores a prompt at temperature 1, and {temperature:g} was requested: have the trainer score it"
             )
         if announced_adapters(self._context):
             raise NotImplementedError(
@@ -297,14 +297,14 @@ class VLLMEngine(Engine):
         server.watch(self._end_with_server)
 
     def _end_with_server(self, error: ProcessDied) -> None:
-        """An engine without its server ends too: the supervisor sees that at once, though nothing was asked."""
+        """An engine without its server ends too: the supervisor sees that at once, without any request."""
         print(error, file=sys.stderr, flush=True)  # noqa: T201 - into this process's log, whose end the supervisor shows
         os._exit(1)
 
     async def _lost(self, what: str) -> AtroposError:
         server = self._server
         if self._api is None:
-            return ProcessDied(f"engine 'vllm' was closed while it was asked ({what}).")
+            return ProcessDied(f"engine 'vllm' was closed during a request ({what}).")
         if server is None:
             return ProcessDied(f"the vLLM server at {self._options.url} does not answer ({what}).")
         with contextlib.suppress(TimeoutError):  # its guard, and with it this process, ends as soon as it is lost

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from atropos_core.first_calls import settle
+from atropos_core.models.cpu_warmup import settle
 from atropos_engine_vllm.orphan import GUARD_VARIABLE, watch_parent
 
 

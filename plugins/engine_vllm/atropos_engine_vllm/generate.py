@@ -26,7 +26,7 @@ def check(prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], voca
             " another tokenizer."
         )
     if len(seeds) < n:
-        raise DataError(f"{n} continuations were asked for with {len(seeds)} seeds: each needs its own")
+        raise DataError(f"{n} continuations were requested with {len(seeds)} seeds: each needs its own")
     if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
         raise DataError(f"{sampling} is impossible: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0")
     if len(prompt) + sampling.max_tokens > longest:
@@ -38,7 +38,7 @@ def check(prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], voca
 
 
 def request(prompt: Tokens, sampling: Sampling, seed: int, stops: Sequence[int], salt: str) -> dict[str, Any]:
-    """One continuation. What stops it is said in full, so that it does not depend on the server's own defaults.
+    """One continuation. What stops it is sent in full, so that it does not depend on the server's own defaults.
 
     With `--logprobs-mode processed_logprobs` a logprob is of the distribution that was sampled from. For greedy rows
     vLLM divides by a temperature of 1 and leaves top-p and top-k out: the model's own distribution."""
@@ -62,7 +62,7 @@ def completion(answer: Mapping[str, Any], sampling: Sampling, version: int | Non
     (choice,) = answer["choices"]
     finish = choice["finish_reason"]
     if finish not in ("stop", "length"):
-        raise RemoteError(f"vLLM ended a request by {finish!r}, which nobody here asked for")
+        raise RemoteError(f"vLLM ended a request by {finish!r}, which nobody here requested")
     tokens = np.array(choice["token_ids"], dtype=np.int32)
     logprobs = np.array([entry["logprob"] for entry in choice["logprobs"]["content"]], dtype=np.float32)
     if len(logprobs) != len(tokens):
@@ -124,9 +124,9 @@ def top_logprobs(answer: Mapping[str, Any], k: int) -> TopK:
     entries = answer["prompt_logprobs"]
     best = [
         sorted(
-            (int(said["rank"]), int(token), float(said["logprob"]))
-            for token, said in (entry or {}).items()
-            if at and int(said["rank"]) <= k
+            (int(entry_of["rank"]), int(token), float(entry_of["logprob"]))
+            for token, entry_of in (entry or {}).items()
+            if at and int(entry_of["rank"]) <= k
         )
         for at, entry in enumerate(entries)
     ]

@@ -2,10 +2,10 @@
 
 It stands between the engine's process and the server, in the process group that it leads, so that there is always
 someone left to clean up: when its standard input closes, the engine's process is gone; when it itself is killed, the
-engine's process ends the group; when a process of vLLM is lost while nothing is asked of it, the guard says which and
+engine's process ends the group; when a process of vLLM is lost without any request, the guard says which and
 ends the rest. Standard library only: it starts in milliseconds, and holds ten megabytes.
 
-Said to it, as lines: `watch` (the server is up: what runs now must go on running), `stop` (end in order).
+It reads lines: `watch` (the server is up: what runs now must go on running), `stop` (end in order).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atropos_engine_vllm.orphan import GUARD_VARIABLE
 
 STOP_S = 2.5  # for vLLM to end in order; the supervisor's own patience is 5 s
 SAYS = "atropos: "  # how a line of the log begins that is not vLLM's
-LOST = 3  # exit code: everything was ended, and not because it was asked for
+LOST = 3  # exit code: everything was ended, and not by request
 STUCK_S = 10.0  # that a killed process may take to go: one that waits for a driver may never
 TRACKERS_S = 2.0  # for Python's resource trackers to remove what their processes left
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -148,8 +148,8 @@ class Guard:
         self._watched[os.pidfd_open(self._server.pid)] = Member(self._server.pid, 0, "atropos_engine_vllm.server")
 
     def run(self) -> int:
-        """Until the end. The exit code: 0 where it was asked for, LOST where not; with any other it has failed itself."""
-        said = b""
+        """Until the end. The exit code: 0 where it was requested, LOST where not; with any other it has failed itself."""
+        rest = b""
         while True:
             ready, _, _ = select.select([0, *self._watched], [], [])
             if lost := [self._watched[descriptor] for descriptor in ready if descriptor]:
@@ -158,7 +158,7 @@ class Guard:
             received = os.read(0, 4096)
             if not received:
                 return self._end("the engine's process has gone away", LOST)
-            *lines, said = (said + received).split(b"\n")
+            *lines, rest = (rest + received).split(b"\n")
             for line in lines:
                 if line == b"watch":
                     self._watch()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atropos_core.memory import Holding, Workload
-from atropos_core.model_files import BYTES, read
+from atropos_core.models.model_size import BYTES, read
+from atropos_core.plugins.provider import Holding, Workload
 from atropos_engine_vllm.config import VLLMOptions
 
 LIBRARIES = 1_500_000_000  # server, engine core and worker: three interpreters with torch and vLLM

@@ -8,9 +8,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from atropos_core.errors import ConfigError
+from atropos_core.models.stop_ids import stop_ids
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
@@ -45,21 +44,11 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **(config.get("text_config") or {})}
 
 
-def stop_ids(directory: Path, config: dict[str, Any]) -> list[int]:
-    """What ends a continuation: the eos ids of the generation config (of the model's, where there is none), and the
-    tokenizer's eos token."""
+def ends_of(directory: Path, config: dict[str, Any]) -> list[int]:
+    """What ends a continuation of the model in a directory."""
     generation = directory / "generation_config.json"
     source = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else text_config(config)
-    given = source.get("eos_token_id")
-    found = {given} if isinstance(given, int) else set(given or ())
-    settings = directory / "tokenizer_config.json"
-    if settings.is_file() and (directory / "tokenizer.json").is_file():
-        eos = json.loads(settings.read_text(encoding="utf-8")).get("eos_token")
-        text = eos["content"] if isinstance(eos, dict) else eos
-        number = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id(text) if text else None
-        if number is not None:
-            found.add(number)
-    return sorted(found)
+    return sorted(stop_ids(directory, source.get("eos_token_id")))
 
 
 def parameters(directory: Path, config: dict[str, Any]) -> int | None:
@@ -88,7 +77,7 @@ def parameters(directory: Path, config: dict[str, Any]) -> int | None:
 
 
 def dtype(config: dict[str, Any], wanted: str, on_cpu: bool) -> str:
-    """The precision to run in. "auto" is said in full to the server: its own "auto" makes bfloat16 of float32."""
+    """The precision to run in. "auto" is resolved for the server: its own "auto" makes bfloat16 of float32."""
     if wanted != "auto":
         return wanted
     given = text_config(config).get("dtype") or config.get("torch_dtype") or "float32"

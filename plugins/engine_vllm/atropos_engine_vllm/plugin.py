@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.registry import Provider, RunContext
+from atropos_core.plugins.provider import Provider, RunContext
 from atropos_engine_vllm.config import VLLMOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
-    from atropos_core.memory import Holding, Workload
+    from atropos_core.plugins.provider import Holding, Workload
 
 
 def build(options: VLLMOptions, context: RunContext) -> Engine:

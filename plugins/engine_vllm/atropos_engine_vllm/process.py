@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atropos_core.errors import ProcessDied
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_engine_vllm import command, guard
 from atropos_engine_vllm.config import VLLMOptions
 
 LOG_LINES = 7  # of the server's log, in an error
 LINE = 300  # characters of each
-_NOISE = re.compile(rf"^{guard.SAYS}|resource_tracker|warnings\.warn\(")  # said above; trackers at their work
+_NOISE = re.compile(rf"^{guard.SAYS}|resource_tracker|warnings\.warn\(")  # reported above; trackers at their work
 _RAISED = re.compile(r"ERROR .*\] \S*(Error|Exception)\b: \S")
 STOP_S = guard.STOP_S + guard.TRACKERS_S
 
@@ -76,7 +76,7 @@ class ManagedServer:
         return self._process.pid
 
     def watch(self, on_lost: Callable[[ProcessDied], None]) -> None:
-        """The server is up: from here on the loss of any of its processes is its end, and is told."""
+        """The server is up: from here on the loss of any of its processes is its end, and is reported."""
         members = guard.members(self.pid)
         self._segments = guard.shared_memory(members)  # in case that the guard cannot
         self._watched = {member for member in members if member.is_vllm}
@@ -106,7 +106,7 @@ class ManagedServer:
         return "".join(f"  | {line[:LINE]}\n" for line in [*reason, *last])
 
     async def close(self) -> None:
-        """End it: vLLM is asked, then killed. May be called twice."""
+        """End it: vLLM is terminated, then killed. May be called twice."""
         if self._pidfd is None:
             return
         self._on_lost = None
@@ -117,7 +117,7 @@ class ManagedServer:
 
     def _say(self, line: bytes) -> None:
         assert self._process.stdin is not None, "it was started with a pipe"
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which is told otherwise
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is reported otherwise
             self._process.stdin.write(line)
             self._process.stdin.flush()
 

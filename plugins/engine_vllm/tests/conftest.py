@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_engine_vllm.config import VLLMOptions
 
 

@@ -43,7 +43,7 @@ async def test_a_server_is_ended_while_it_starts(options: Any, context: Any) -> 
     assert not guard.members(server.pid) and not scratch.exists()
 
 
-def test_members_are_told_apart_by_what_they_run() -> None:
+def test_members_are_distinguished_by_what_they_run() -> None:
     core = guard.Member(1, 2, "VLLM::EngineCore\0\0")
     assert core.is_vllm and core.name == "engine core" and not core.is_tracker
     server = guard.Member(1, 2, "python\0-m\0atropos_engine_vllm.server\0005")

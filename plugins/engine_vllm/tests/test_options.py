@@ -1,4 +1,4 @@
-"""What a run file says, and what the server is told."""
+"""What a run file says, and what the server is given."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.memory import Workload
-from atropos_core.plugins import load_plugins
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import Workload
 from atropos_engine_vllm import command, model, plugin
 from atropos_engine_vllm.versions import SUPPORTED, check_installed
 
@@ -35,7 +35,7 @@ def value(flags: list[str], name: str) -> str:
         ({"extra_args": ["-tp", "2"]}, "-tp is set by the engine"),
         (
             {"url": "http://h:1", "max_num_seqs": 3, "dtype": "bfloat16"},
-            "dtype, max_num_seqs would be said to a server",
+            "dtype, max_num_seqs are for a server",
         ),
         ({"memory": 1}, "Extra inputs"),
     ],
@@ -45,7 +45,7 @@ def test_options_that_cannot_be_are_refused(options: Any, given: dict[str, Any],
         options(**given)
 
 
-def test_a_server_on_a_cpu_is_told_what_sampling_for_training_needs(options: Any, context: Any, tmp_path: Path) -> None:
+def test_a_server_on_a_cpu_gets_what_sampling_for_training_needs(options: Any, context: Any, tmp_path: Path) -> None:
     where = context(devices=("cpu",), threads=3)
     flags = command.flags(options(extra_args=["--block-size", "32"]), where, "float32")
     assert value(flags, "--logprobs-mode") == "processed_logprobs"
@@ -59,13 +59,13 @@ def test_a_server_on_a_cpu_is_told_what_sampling_for_training_needs(options: Any
     assert "key" not in " ".join(flags), "whoever lists processes would read it"
 
 
-def test_the_memory_plan_has_the_keys_and_values_that_the_server_is_told(options: Any, context: Any) -> None:
+def test_the_memory_plan_has_the_keys_and_values_that_the_server_gets(options: Any, context: Any) -> None:
     where = replace(context(devices=("cpu",)), model=load_plugins().resolve_model("tiny").directory)
-    said = value(command.flags(options(kv_cache_gb=0.5), where, "float32"), "--kv-cache-memory-bytes")
+    size = value(command.flags(options(kv_cache_gb=0.5), where, "float32"), "--kv-cache-memory-bytes")
     planned = {
         one.what: one.size_bytes for one in plugin.holds(options(kv_cache_gb=0.5), Workload(where, 8, 8, 64, 64))
     }
-    assert planned["keys and values"] == int(said) == 2**29
+    assert planned["keys and values"] == int(size) == 2**29
 
 
 def test_a_server_on_gpus_has_them_alone(options: Any, context: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -92,13 +92,13 @@ def test_what_trainer_and_bridge_tell_reaches_the_server(options: Any, context: 
         command.flags(options(), context(announced={"lora": {"rank": 600}}, transport="adapter"), "float32")
     assert "--enable-lora" not in command.flags(options(), context(announced={"lora": {"rank": 5}}), "float32")
     announced = {"weight_transfer": "atropos_ipc"}
-    for transport, asked in (("posix_shm", True), ("cuda_ipc", True), ("copy", True), ("checkpoint", False)):
+    for transport, wanted in (("posix_shm", True), ("cuda_ipc", True), ("copy", True), ("checkpoint", False)):
         where = context(announced=announced, transport=transport)
         flags = command.flags(options(), where, "float32")
-        assert ("--weight-transfer-config" in flags) is asked
+        assert ("--weight-transfer-config" in flags) is wanted
         made = command.environment(options(), where, tmp_path, "key")
-        assert made.get("ATROPOS_WEIGHT_TRANSFER") == ("atropos_ipc" if asked else None)
-        if asked:
+        assert made.get("ATROPOS_WEIGHT_TRANSFER") == ("atropos_ipc" if wanted else None)
+        if wanted:
             assert json.loads(value(flags, "--weight-transfer-config")) == {"backend": "atropos_ipc"}
 
 
@@ -144,11 +144,11 @@ def test_stop_ids_and_parameters_are_read_off_the_files(model: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from atropos_engine_vllm.model import parameters, stop_ids
+    from atropos_engine_vllm.model import ends_of, parameters
 
-    assert stop_ids(model, {"eos_token_id": [3, 1]}) == [1, 3]
+    assert ends_of(model, {"eos_token_id": [3, 1]}) == [1, 3]
     (model / "generation_config.json").write_text('{"eos_token_id": 7}')
-    assert stop_ids(model, {"eos_token_id": 3}) == [7]
+    assert ends_of(model, {"eos_token_id": 3}) == [7]
     assert parameters(model, {}) is None
     weights = {"model.embed_tokens.weight": torch.zeros(4, 2), "lm_head.weight": torch.zeros(4, 2)}
     save_file(weights | {"rotary_emb.inv_freq": torch.zeros(9)}, model / "model.safetensors")

@@ -77,9 +77,9 @@ def test_an_answer_that_is_none_is_named() -> None:
 def test_a_request_says_all_that_decides_what_is_sampled() -> None:
     made = generate.request(tokens([4, 5]), Sampling(8, 0.5, 0.9, 3), 2**63 + 5, [2, 7], "v3")
     assert made["token_ids"] == [4, 5] and made["cache_salt"] == "v3"
-    said = made["sampling_params"]
-    assert (said["seed"], said["stop_token_ids"], said["ignore_eos"]) == (5, [2, 7], True)
-    assert (said["max_tokens"], said["temperature"], said["top_p"], said["top_k"]) == (8, 0.5, 0.9, 3)
+    sampling = made["sampling_params"]
+    assert (sampling["seed"], sampling["stop_token_ids"], sampling["ignore_eos"]) == (5, [2, 7], True)
+    assert (sampling["max_tokens"], sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (8, 0.5, 0.9, 3)
 
 
 def test_scores_are_of_the_tokens_that_were_given() -> None:
@@ -157,8 +157,8 @@ async def test_a_server_that_cannot_serve_a_run_is_refused_with_a_reason(
         await api.close()
 
 
-class Asked(dict[str, Any]):
-    """Answers by path, and the paths that were asked for."""
+class Requests(dict[str, Any]):
+    """Answers by path, and the paths that were requested."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         super().__init__(answers)
@@ -191,7 +191,7 @@ REFUSES = (500, {"error": "no such weights"})
 async def test_a_server_that_does_not_load_the_model_is_let_go_on_and_says_why(
     answering: Any, options: Any, context: Any, resume: Any
 ) -> None:
-    answers = Asked(SERVES | {"/collective_rpc": REFUSES, "/resume": resume})
+    answers = Requests(SERVES | {"/collective_rpc": REFUSES, "/resume": resume})
     engine = VLLMEngine(options(url=await answering(answers)), context())
     with pytest.raises(WeightsMismatch, match="vLLM cannot load the weights in .* no such weights"):
         await engine.open()
@@ -201,7 +201,7 @@ async def test_a_server_that_does_not_load_the_model_is_let_go_on_and_says_why(
 async def test_an_attachment_that_is_given_up_while_it_loads_lets_the_server_go_on(
     answering: Any, options: Any, context: Any
 ) -> None:
-    answers = Asked(SERVES | {"/collective_rpc": 60.0})
+    answers = Requests(SERVES | {"/collective_rpc": 60.0})
     engine = VLLMEngine(options(url=await answering(answers)), context())
     opening = asyncio.create_task(engine.open())
     async with asyncio.timeout(30):
@@ -216,7 +216,7 @@ async def test_an_attachment_that_is_given_up_while_it_loads_lets_the_server_go_
 async def test_a_server_that_was_refused_is_neither_paused_nor_resumed(
     answering: Any, options: Any, context: Any
 ) -> None:
-    answers = Asked(SERVES | {"/server_info": BARE})
+    answers = Requests(SERVES | {"/server_info": BARE})
     engine = VLLMEngine(options(url=await answering(answers)), context())
     with pytest.raises(FitError):
         await engine.open()

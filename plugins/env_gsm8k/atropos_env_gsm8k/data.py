@@ -44,7 +44,7 @@ def as_task(row: dict[str, Any], name: str, instruction: str) -> Task:
 
 
 class GeneratedTasks(Sequence[Task]):
-    """Problems made when they are asked for."""
+    """Problems made when they are read."""
 
     def __init__(self, options: Gsm8kOptions, split: Split) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""Word problems made by rule, in GSM8K's schema: as many as asked for, with no file and no download.
+"""Word problems made by rule, in GSM8K's schema: as many as requested, with no file and no download.
 
 A problem is a story below, filled with numbers, names and things. Its split is read off a hash of the story and its numbers, names left
 out: a problem of one split can therefore not come back in the other, not even with Tom renamed to Ann.
@@ -149,13 +149,13 @@ def _tell(story: Story, numbers: Mapping[str, int], lines: Sequence[tuple[str, i
     names = list(NAMES)
     people = {role: names.pop(draws.below(len(names))) for role in "ABC"}
     things = draws.one_of(THINGS)
-    told = [
+    reasoning = [
         f"{found.format(**people)} {expression}=<<{expression}={value}>>{value}."
         for (found, _), (expression, value) in zip(story.steps, lines, strict=True)
     ]
     return {
         "question": story.text.format(**people, **numbers, things=things),
-        "answer": "\n".join([*told, f"#### {lines[-1][1]}"]),
+        "answer": "\n".join([*reasoning, f"#### {lines[-1][1]}"]),
     }
 
 

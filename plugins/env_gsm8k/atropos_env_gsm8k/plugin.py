@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.registry import Provider, ResolvedModel, RunContext
+from atropos_core.plugins.provider import Provider, ResolvedModel, RunContext
 from atropos_env_gsm8k.config import Gsm8kOptions
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
 def atropos_resolve_model(reference: str) -> ResolvedModel | None:
     if reference not in ("tiny", "tiny-teacher"):
         return None
+    import tomllib
+
     preset = tomllib.loads((HERE / "tiny_preset.toml").read_text())
     if reference == "tiny-teacher":
         return ResolvedModel(HERE / "tiny_teacher", "tiny-teacher, which answers what tiny is to learn", preset)

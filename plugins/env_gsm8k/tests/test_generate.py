@@ -50,8 +50,8 @@ def test_every_annotation_is_true_and_the_last_one_is_the_answer(
         for step in steps:
             found = ANNOTATION.search(step)
             assert found, step
-            left, operator, right, *again, value, told = found.groups()
-            assert [left, operator, right] == again and value == told
+            left, operator, right, *again, value, result = found.groups()
+            assert [left, operator, right] == again and value == result
             expected = {
                 "+": int(left) + int(right),
                 "-": int(left) - int(right),
@@ -59,7 +59,7 @@ def test_every_annotation_is_true_and_the_last_one_is_the_answer(
                 "/": int(left) / int(right),
             }[operator]
             assert int(value) == expected and 1 <= expected <= LARGEST
-        assert last == f"#### {told}"
+        assert last == f"#### {result}"
 
 
 def test_a_problem_does_not_depend_on_the_ones_before_it(train: list[dict[str, str]]) -> None:
@@ -72,7 +72,7 @@ def test_another_seed_gives_other_problems_in_the_same_split() -> None:
     assert len(set(first) & set(second)) < 5
 
 
-def test_every_story_is_told_in_both_splits(train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
+def test_every_story_is_in_both_splits(train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
     for records in (train, test):
         assert len({re.sub(r"\d+", "_", without_names(record)) for record in records}) == len(STORIES)
 
@@ -80,8 +80,8 @@ def test_every_story_is_told_in_both_splits(train: list[dict[str, str]], test: l
 def test_the_problems_are_the_same_on_every_platform_and_python(
     train: list[dict[str, str]], test: list[dict[str, str]]
 ) -> None:
-    told = json.dumps([train[:1000], test[:1000]], sort_keys=True)
-    assert sha256(told.encode()).hexdigest() == "a4c1c0cedcc834a3283677cf6422818ead7b7a165258a1c3113a1c9905c06a33"
+    result = json.dumps([train[:1000], test[:1000]], sort_keys=True)
+    assert sha256(result.encode()).hexdigest() == "a4c1c0cedcc834a3283677cf6422818ead7b7a165258a1c3113a1c9905c06a33"
 
 
 def test_an_unknown_split_or_a_negative_index_is_refused_by_name() -> None:

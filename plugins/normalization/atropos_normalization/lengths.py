@@ -25,18 +25,18 @@ def lengths(group: ScoredGroup) -> Lengths:
     )
 
 
-def correctness(group: ScoredGroup, above: float | None, asked_by: str) -> Bools:
+def correctness(group: ScoredGroup, above: float | None, transform: str) -> Bools:
     """Which episodes are correct: by their reward, or as the environment says. [G] Raises DataError where it does not."""
     if above is not None:
         return np.asarray(group.rewards > above)
-    said = [episode.correct for episode in group.episodes]
-    if None in said:
+    verdicts = [episode.correct for episode in group.episodes]
+    if None in verdicts:
         raise DataError(
-            f"the transform {asked_by!r} asks which replies are correct, and environment {group.draw.environment!r} does "
+            f"the transform {transform!r} asks which replies are correct, and environment {group.draw.environment!r} does "
             "not say.",
             remedy="Set correct_above: a reward above it counts as correct.",
         )
-    return np.array(said, bool)
+    return np.array(verdicts, bool)
 
 
 def against_the_group(long: Lengths, correct: Bools) -> NDArray[np.float64]:
@@ -86,7 +86,7 @@ class EqualGroup(Transform):
 
     def __init__(self, options: EqualGroupOptions) -> None:
         self._options = options
-        self._seen = self._equal = self._told_apart = 0  # groups of the step
+        self._seen = self._equal = self._distinguished = 0  # groups of the step
 
     async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
         return [self._settled(group) for group in groups]
@@ -94,8 +94,8 @@ class EqualGroup(Transform):
     def metrics(self) -> Metrics:
         """`equal`: share of the step's groups that were right throughout; `told_apart`: share that length set apart."""
         seen = max(self._seen, 1)
-        metrics = {"equal": self._equal / seen, "told_apart": self._told_apart / seen}
-        self._seen = self._equal = self._told_apart = 0
+        metrics = {"equal": self._equal / seen, "told_apart": self._distinguished / seen}
+        self._seen = self._equal = self._distinguished = 0
         return metrics
 
     def _settled(self, group: ScoredGroup) -> ScoredGroup:
@@ -106,14 +106,14 @@ class EqualGroup(Transform):
         self._equal += 1
         lost = options.weight * beyond(lengths(group), options.free_tokens, options.limit_tokens)
         made = _with_rewards(group, group.rewards.astype(np.float64) - lost, "equal_group")
-        self._told_apart += not is_flat(made.rewards)
+        self._distinguished += not is_flat(made.rewards)
         return made
 
 
-def _with_rewards(group: ScoredGroup, rewards: NDArray[np.float64], asked_by: str) -> ScoredGroup:
+def _with_rewards(group: ScoredGroup, rewards: NDArray[np.float64], transform: str) -> ScoredGroup:
     if group.advantages is not None:
         raise ConfigError(
-            f"the transform {asked_by!r} was given groups that have their advantages already: what it does to their "
+            f"the transform {transform!r} was given groups that have their advantages already: what it does to their "
             "rewards would reach nothing.",
             remedy="Name it before group_advantage in the run file: transforms run in that order.",
         )

@@ -28,10 +28,10 @@ test_equal_group_contract = transform_contract("equal_group", options={"free_tok
 def of(replies, rewards, correct=None):
     """A group of replies so many tokens long, the end among them."""
     group = make_group(0, rewards)
-    said = [reward > 0 for reward in rewards] if correct is None else correct
+    verdicts = [reward > 0 for reward in rewards] if correct is None else correct
     episodes = tuple(
         make_episode(group.task, "x" * (long - 1), reward, correct=right)
-        for long, reward, right in zip(replies, rewards, said, strict=True)
+        for long, reward, right in zip(replies, rewards, verdicts, strict=True)
     )
     return replace(group, episodes=episodes)
 
@@ -63,7 +63,7 @@ def test_only_sampled_tokens_count():
     assert lengths(of([3, 9], [0, 1])).tolist() == [3, 9]
 
 
-async def test_the_penalty_is_added_to_the_rewards_and_said():
+async def test_the_penalty_is_added_to_the_rewards_and_reported():
     transform = LengthPenalty(LengthPenaltyOptions(weight=0.2))
     [made] = await transform([of([10, 20, 30, 30], [1, 1, 1, 0])])
     np.testing.assert_allclose(made.rewards, [1.1, 1.0, 0.9, -0.1], rtol=1e-6)

@@ -83,8 +83,8 @@ async def test_rewards_are_those_of_the_group_until_the_warm_up_is_over():
     transform = ZScore(ZScoreOptions(warm_up=5, clip=None))
     [first] = await transform([of(0, [1, 3])])
     assert first.rewards.tolist() == [1, 3]
-    told = transform.metrics()
-    assert (told["unchanged"], told["sample/count"]) == (1, 2)
+    measured = transform.metrics()
+    assert (measured["unchanged"], measured["sample/count"]) == (1, 2)
     [second] = await transform([of(1, [1, 3, 5])])
     mean, std = np.mean([1, 3, 1, 3, 5]), np.std([1, 3, 1, 3, 5], ddof=1)
     np.testing.assert_allclose(second.rewards, (np.array([1, 3, 5]) - mean) / std, rtol=1e-6)
@@ -92,7 +92,7 @@ async def test_rewards_are_those_of_the_group_until_the_warm_up_is_over():
     assert transform.metrics()["unchanged"] == 0
 
 
-async def test_environments_are_apart_or_together_as_asked():
+async def test_environments_are_apart_or_together_as_configured():
     step = [of(0, [0, 1], "small"), of(1, [0, 1000], "large")]
     apart = await ZScore(ZScoreOptions(warm_up=2))(step)
     np.testing.assert_allclose(apart[0].rewards, apart[1].rewards, rtol=1e-5)
@@ -206,5 +206,5 @@ async def test_the_warning_comes_exactly_where_the_advantages_are_the_same(after
     assert same is not matters
 
 
-def test_where_nobody_says_how_advantages_are_made_nothing_is_said():
+def test_where_nobody_says_how_advantages_are_made_nothing_is_printed():
     assert why_it_cannot_matter(ZScoreOptions(), {}) == ""

@@ -99,9 +99,9 @@ def alpha_and_agreement(ratings: Ratings, metric: Metric = "interval") -> tuple[
         sums = counts.astype(np.float64)
         between = distances(values, sums, metric)
         expected = float(sums @ between @ sums) / (count * (count - 1))
-        places = np.zeros(pairable.shape, np.int64)  # [R, U], of each rating among the values
-        places[there] = at
-        apart = between[places[:, None, :], places[None, :, :]]
+        positions = np.zeros(pairable.shape, np.int64)  # [R, U], of each rating among the values
+        positions[there] = at
+        apart = between[positions[:, None, :], positions[None, :, :]]
     if not expected > 0:
         return float("nan"), np.full(len(ratings), np.nan)
     means = _mean_distances(there, apart)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from atropos_core.errors import DataError, DeadlineExceeded
-from atropos_core.policy import within
+from atropos_core.guards.deadlines import within
 from atropos_core.types import Metrics
 from atropos_reward_ensemble.config import JudgeOptions
 
@@ -37,7 +37,7 @@ class ChatModel:
         self._turn = asyncio.Semaphore(options.concurrency)
         self._client: httpx.AsyncClient | None = None
         self._requests = self._tokens = 0  # over the whole run
-        self._retries = 0  # since metrics() was asked last
+        self._retries = 0  # since the last metrics()
 
     async def ask(self, body: Mapping[str, Any]) -> float:
         """Raises DataError once the last try has failed, at once for what no try can change: the budget, a refusal."""
@@ -104,9 +104,9 @@ class ChatModel:
         return text.replace(self._key, "[the key]") if self._key else text
 
     def metrics(self) -> Metrics:
-        told = {"requests": float(self._requests), "tokens": float(self._tokens), "retries": float(self._retries)}
+        counts = {"requests": float(self._requests), "tokens": float(self._tokens), "retries": float(self._retries)}
         self._retries = 0
-        return told
+        return counts
 
     def state(self) -> dict[str, Any]:
         return {"requests": self._requests, "tokens": self._tokens}

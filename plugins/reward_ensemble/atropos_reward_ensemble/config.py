@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from atropos_core.component import RewardComponent
-from atropos_core.registry import Options
+from atropos_core.config.component import RewardComponent
+from atropos_core.plugins.provider import Options
 
 if TYPE_CHECKING:
-    from atropos_core.chosen import Chosen
+    from atropos_core.config.resolve import ResolvedComponent
 
 Combine = Literal["mean", "weighted", "median", "trimmed", "minimum", "majority", "all_of", "first_of", "veto"]
 Metric = Literal["nominal", "ordinal", "interval", "ratio"]
@@ -141,9 +141,9 @@ class EnsembleOptions(Options):
             return self.least
         return {"all_of": len(self.members), "first_of": 1}.get(self.combine, len(self.members) // 2 + 1)
 
-    def chosen(self, name: str) -> Chosen:
+    def chosen(self, name: str) -> ResolvedComponent:
         """The member's provider and its validated options. Raises as a run file that names it would."""
-        from atropos_core.chosen import inner  # what a list of plugins does without
+        from atropos_core.config.resolve import inner  # what a list of plugins does without
 
         return inner("reward", f"members.{name}", self.members[name])
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from atropos_core import console
 from atropos_core.errors import CheckpointError, DataError
+from atropos_core.guards.endings import raise_first
 from atropos_core.interfaces import Measured, Reward, Stateful
 from atropos_core.types import Episode, Floats, Metrics, Task
 from atropos_reward_ensemble.alpha import alpha
 from atropos_reward_ensemble.combine import combined
 from atropos_reward_ensemble.config import EnsembleOptions
 from atropos_reward_ensemble.departure import Departures
-from atropos_reward_ensemble.members import AskedMember
+from atropos_reward_ensemble.members import EnsembleMember
 from atropos_reward_ensemble.missing import Ratings
 from atropos_reward_ensemble.streaming import Reliability
 
@@ -25,7 +26,9 @@ class Ensemble(Reward):
     """`deterministic`: what is learned of the members is taken in between two steps, in an order of its own, so that it does
     not depend on which group was scored first. Otherwise each group counts at once."""
 
-    def __init__(self, options: EnsembleOptions, members: Sequence[AskedMember], deterministic: bool = False) -> None:
+    def __init__(
+        self, options: EnsembleOptions, members: Sequence[EnsembleMember], deterministic: bool = False
+    ) -> None:
         self._options = options
         self._members = members
         self._names = [member.name for member in members]
@@ -42,8 +45,8 @@ class Ensemble(Reward):
         )
         self._deterministic = deterministic
         self._pending: list[tuple[str, Ratings]] = []
-        self._out = np.zeros(len(members), bool)  # shut out: not asked any more
-        self._asked = np.zeros(len(members))  # episodes, since metrics() was asked last
+        self._out = np.zeros(len(members), bool)  # shut out: not called any more
+        self._calls = np.zeros(len(members))  # episodes, since the last metrics()
         self._missed = np.zeros(len(members))
         self._short = self._gated = 0  # groups
         self._warned: set[str] = set()
@@ -79,14 +82,14 @@ class Ensemble(Reward):
     async def _ask(
         self, task: Task, episodes: Sequence[Episode], out: Any
     ) -> tuple[Ratings, dict[str, str]]:  # out: bool[R]
-        """[R, G], and why ratings are missing, by member. With first_of, a member is asked where the ones before it gave
+        """[R, G], and why ratings are missing, by member. With first_of, a member is called where the ones before it gave
         no rating; else all at once."""
         ratings = np.full((len(self._members), len(episodes)), np.nan)
         causes: dict[str, str] = {}
-        asked = [rater for rater in range(len(self._members)) if not out[rater]]
+        called = [rater for rater in range(len(self._members)) if not out[rater]]
         if self._options.combine == "first_of":
             left = np.arange(len(episodes))
-            for rater in asked:
+            for rater in called:
                 if not len(left):
                     break
                 given, cause = await self._members[rater].ask(task, [episodes[at] for at in left.tolist()])
@@ -95,15 +98,15 @@ class Ensemble(Reward):
                 left = left[np.isnan(given)]
                 causes |= {self._names[rater]: cause} if cause else {}
             return ratings, causes
-        answers = await asyncio.gather(*(self._members[rater].ask(task, episodes) for rater in asked))
-        for rater, (given, cause) in zip(asked, answers, strict=True):
+        answers = await asyncio.gather(*(self._members[rater].ask(task, episodes) for rater in called))
+        for rater, (given, cause) in zip(called, answers, strict=True):
             self._count(rater, given)
             ratings[rater] = given
             causes |= {self._names[rater]: cause} if cause else {}
         return ratings, causes
 
     def _count(self, rater: int, given: Ratings) -> None:
-        self._asked[rater] += len(given)
+        self._calls[rater] += len(given)
         self._missed[rater] += int(np.isnan(given).sum())
 
     def _trusted(self) -> Ratings:
@@ -115,7 +118,7 @@ class Ensemble(Reward):
             if name not in self._warned:
                 self._warned.add(name)
                 console.warn(
-                    f"reward ensemble: member {name!r} gave no rating: {cause} (said once; its metric `missing` counts on)"
+                    f"reward ensemble: member {name!r} gave no rating: {cause} (reported once; its metric `missing` counts on)"
                 )
         if self._deterministic:
             self._pending.append((task.id, ratings))
@@ -123,7 +126,7 @@ class Ensemble(Reward):
             self._learn(ratings)
 
     def _fold(self) -> None:
-        """Take in what is pending. Groups of one task with the same ratings may change places: they are alike."""
+        """Take in what is pending. Groups of one task with the same ratings may be exchanged: they are alike."""
         pending, self._pending = self._pending, []
         for _, ratings in sorted(pending, key=lambda one: (one[0], one[1].shape[1], one[1].tobytes())):
             self._learn(ratings)
@@ -145,13 +148,13 @@ class Ensemble(Reward):
             "warn": "nothing is changed",
             "downweight": f"its weight is times {self._options.downweight:g} from now",
         }
-        what = done.get(self._options.on_departure, "it is not asked any more")
+        what = done.get(self._options.on_departure, "it is not called any more")
         if self._options.on_departure == "exclude":
             left = count - int(self._out.sum()) - 1
             if self._vetoes[rater]:
-                what = "it is asked all the same: it has a veto, which would be lost"
+                what = "it is called all the same: it has a veto, which would be lost"
             elif left < max(self._options.needed, count // 2 + 1):
-                what = "it is asked all the same: too few others would be left to outvote it"
+                what = "it is called all the same: too few others would be left to outvote it"
             else:
                 self._out[rater] = True
         console.warn(
@@ -161,11 +164,11 @@ class Ensemble(Reward):
 
     def _too_few(self, task: Task, ratings: Ratings, causes: Mapping[str, str], rated: Any) -> DataError:
         there = (~np.isnan(ratings)).sum(axis=0)[~rated]
-        said = "; ".join(f"{name}: {cause}" for name, cause in causes.items()) or "none failed"
+        why = "; ".join(f"{name}: {cause}" for name, cause in causes.items()) or "none failed"
         shut = [name for name, out in zip(self._names, self._out, strict=True) if out]
         return DataError(
             f"{len(there)} of {len(rated)} episodes of task {task.id!r} have too few ratings: {int(there.min())} where "
-            f"{self._options.needed} of {len(self._members)} are needed ({self._options.combine}). {said}"
+            f"{self._options.needed} of {len(self._members)} are needed ({self._options.combine}). {why}"
             + (f"; shut out: {', '.join(shut)}" if shut else "")
         )
 
@@ -183,12 +186,12 @@ class Ensemble(Reward):
 
     def metrics(self) -> Metrics:
         self._fold()
-        asked, missed = self._asked, self._missed
+        called, missed = self._calls, self._missed
         rolling, agreed = self._reliability.rolling()
         metrics: Metrics = {
             "alpha": self._reliability.alpha(),
             "alpha_rolling": rolling,
-            "missing": float(missed.sum() / max(asked.sum(), 1)),
+            "missing": float(missed.sum() / max(called.sum(), 1)),
             "groups_short": float(self._short),
             "groups_gated": float(self._gated),
             "flagged": float(self._departures.flagged.sum()),
@@ -198,10 +201,10 @@ class Ensemble(Reward):
             metrics[f"{member.name}/agreement"] = float(agreed[rater])
             metrics[f"{member.name}/suspicion"] = float(suspicion[rater])
             metrics[f"{member.name}/flagged"] = float(self._departures.flagged[rater])
-            metrics[f"{member.name}/missing"] = float(missed[rater] / max(asked[rater], 1))
+            metrics[f"{member.name}/missing"] = float(missed[rater] / max(called[rater], 1))
             if isinstance(member.reward, Measured):
                 metrics |= {f"{member.name}/{key}": value for key, value in member.reward.metrics().items()}
-        self._asked, self._missed = np.zeros_like(asked), np.zeros_like(missed)
+        self._calls, self._missed = np.zeros_like(called), np.zeros_like(missed)
         self._short = self._gated = 0
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
@@ -212,7 +215,7 @@ class Ensemble(Reward):
             "reliability": self._reliability.state(),
             "departures": self._departures.state(),
             "out": self._out.tolist(),
-            "counts": [self._asked.tolist(), self._missed.tolist(), self._short, self._gated],
+            "counts": [self._calls.tolist(), self._missed.tolist(), self._short, self._gated],
             "inner": {one.name: one.reward.state() for one in self._members if isinstance(one.reward, Stateful)},
         }
 
@@ -224,15 +227,12 @@ class Ensemble(Reward):
         self._reliability.load(state["reliability"])
         self._departures.load(state["departures"])
         self._out = np.array(state["out"], bool)
-        asked, missed, self._short, self._gated = state["counts"]
-        self._asked, self._missed = np.array(asked, np.float64), np.array(missed, np.float64)
+        called, missed, self._short, self._gated = state["counts"]
+        self._calls, self._missed = np.array(called, np.float64), np.array(missed, np.float64)
         self._pending = []
         for member in self._members:
             if member.name in state["inner"] and isinstance(member.reward, Stateful):
                 member.reward.load(state["inner"][member.name])
 
     async def close(self) -> None:
-        ended = await asyncio.gather(*(member.close() for member in self._members), return_exceptions=True)
-        for error in ended:
-            if isinstance(error, BaseException):
-                raise error
+        raise_first(await asyncio.gather(*(member.close() for member in self._members), return_exceptions=True))

@@ -14,8 +14,8 @@ import numpy as np
 
 from atropos_core.builtin.rewards import last_reply
 from atropos_core.errors import DataError, DeadlineExceeded
+from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Reward
-from atropos_core.policy import within
 from atropos_core.types import Episode, Floats, Metrics, Task
 from atropos_reward_ensemble.chat import ChatModel
 from atropos_reward_ensemble.config import JudgeOptions
@@ -23,14 +23,14 @@ from atropos_reward_ensemble.missing import MissingRatings
 
 
 class Judge(Reward):
-    """0 at `low`, 1 at `high`. Equal requests are asked once: within a group, and as long as the cache remembers."""
+    """0 at `low`, 1 at `high`. Equal requests are sent once: within a group, and as long as the cache remembers."""
 
     def __init__(self, options: JudgeOptions) -> None:
         self._options = options
         self._score = re.compile(options.score)
         self._chat = ChatModel(options, self.read)
         self._cache: OrderedDict[str, float] = OrderedDict()
-        self._episodes = self._cached = self._missing = 0  # since metrics() was asked last
+        self._episodes = self._cached = self._missing = 0  # since the last metrics()
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
         """[G]. Raises MissingRatings, which has those that there are."""

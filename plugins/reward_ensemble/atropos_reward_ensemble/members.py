@@ -1,4 +1,4 @@
-"""One member of an ensemble: asked under a deadline, wherever it runs; whatever goes wrong there is a missing rating."""
+"""One member of an ensemble: called under a deadline, wherever it runs; whatever goes wrong there is a missing rating."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from atropos_core.errors import ConfigError
-from atropos_core.hosting import START_DEADLINE_S, Child, HostedReward
+from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Reward
-from atropos_core.policy import within
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.child import START_DEADLINE_S, Child
+from atropos_core.processes.proxies import HostedReward
 from atropos_core.types import Episode, Task
 from atropos_reward_ensemble.config import EnsembleOptions
 from atropos_reward_ensemble.missing import MissingRatings, Ratings
 
 
-class AskedMember:
+class EnsembleMember:
     """`ask` gives [G] ratings with NaN for missing ones, and why, empty where none is. It raises what whoever wrote the run
     has to mend, and nothing else: ConfigError."""
 
@@ -67,14 +68,14 @@ class AskedMember:
             await close()
 
 
-def build(name: str, options: EnsembleOptions, context: RunContext) -> AskedMember:
+def build(name: str, options: EnsembleOptions, context: RunContext) -> EnsembleMember:
     """Built here, or to be started in a process of its own. Raises what building it raises."""
     member, chosen = options.members[name], options.chosen(name)
     if (member.runs_in or chosen.offer.provider.runs_in) == "here":
-        return AskedMember(name, chosen.build(context), member.deadline_s)
+        return EnsembleMember(name, chosen.build(context), member.deadline_s)
 
     async def start() -> Child:
         (context.directory / "logs").mkdir(exist_ok=True)
         return await chosen.start(context, f"reward-{name}", 1)
 
-    return AskedMember(name, HostedReward(start, member.deadline_s), member.deadline_s)
+    return EnsembleMember(name, HostedReward(start, member.deadline_s), member.deadline_s)

@@ -12,7 +12,7 @@ import numpy as np
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Reward
-from atropos_core.registry import NoOptions, Options, Provider
+from atropos_core.plugins.provider import NoOptions, Options, Provider
 from atropos_core.types import Episode, Floats, Task
 
 
@@ -80,7 +80,7 @@ class WherePid(Reward):
 @hookimpl
 def atropos_rewards() -> Iterable[Provider[Reward]]:
     return [
-        Provider("planted", "fails as asked", PlantedOptions, lambda options, context: Planted(options)),
-        Provider("forgetful", "fails as asked", PlantedOptions, lambda options, context: Forgetful(options)),
+        Provider("planted", "fails as requested", PlantedOptions, lambda options, context: Planted(options)),
+        Provider("forgetful", "fails as requested", PlantedOptions, lambda options, context: Forgetful(options)),
         Provider("pid", "where it runs", NoOptions, lambda options, context: WherePid()),
     ]

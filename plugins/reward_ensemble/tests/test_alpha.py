@@ -109,7 +109,7 @@ def test_the_interval_stream_keeps_five_numbers_and_its_digits_far_from_zero():
     assert stream.alpha() == pytest.approx(alpha(ratings - 1e9), abs=1e-6)
 
 
-def test_more_categories_than_asked_for_end_the_overall_alpha_and_not_the_rolling_one():
+def test_more_categories_than_configured_end_the_overall_alpha_and_not_the_rolling_one():
     reliability = Reliability(3, "nominal", categories=5, window=10)
     reliability.add(np.arange(12.0).reshape(1, 12).repeat(3, axis=0) % 4)
     assert reliability.alpha() == 1.0

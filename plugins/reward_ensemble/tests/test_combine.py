@@ -51,6 +51,12 @@ def test_a_veto_outdoes_the_others_and_is_not_in_their_mean():
     np.testing.assert_allclose(combined(ratings, "veto", ONES, vetoes=vetoes), [0.0, 0.5, _])
 
 
+def test_where_one_of_several_vetoes_is_missing_there_is_no_value():
+    vetoes = np.array([True, True, False])
+    ratings = np.array([[1.0, _, 0.0, _], [1.0, 1.0, _, _], [0.5, 0.5, 0.5, 0.5]])
+    np.testing.assert_allclose(combined(ratings, "veto", ONES, vetoes=vetoes), [0.5, _, _, _])
+
+
 @pytest.mark.parametrize("how", ["mean", "weighted", "median", "trimmed", "minimum", "majority", "all_of", "first_of"])
 def test_no_rating_at_all_is_no_value(how):
     assert np.isnan(combined(np.full((3, 2), np.nan), how, ONES)).all()

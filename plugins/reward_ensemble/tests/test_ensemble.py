@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import CheckpointError, ConfigError, DataError
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_core.testing import reward_contract
 from atropos_core.testing.samples import make_episode, make_task
 from atropos_core.types import Episode, Task
@@ -118,7 +118,7 @@ async def test_a_member_that_fails_is_a_missing_rating_and_no_zero(make, does, c
     assert metrics["a/missing"] == 0
     assert "'bad' gave no rating" in capfd.readouterr().err
     await ensemble(*group(0, 1, 1))
-    assert "gave no rating" not in capfd.readouterr().err  # said once
+    assert "gave no rating" not in capfd.readouterr().err  # reported once
     assert ensemble.metrics()["bad/missing"] == missing
 
 
@@ -137,7 +137,7 @@ async def test_too_few_ratings_fail_the_group_with_names_and_causes(make):
     np.testing.assert_allclose(await make(members, least=1)(*group(0, 1, 1)), [1, 1])
 
 
-async def test_members_are_asked_at_once_and_a_first_of_one_after_the_other(make):
+async def test_members_are_called_at_once_and_a_first_of_one_after_the_other(make):
     slow = {"use": "planted", "does": "waits", "deadline_s": 2.0}
     started = time.monotonic()
     await make({**{f"slow {at}": slow for at in range(8)}, "d": says(1)}, least=1)(*group())
@@ -152,11 +152,11 @@ async def test_members_are_asked_at_once_and_a_first_of_one_after_the_other(make
 
 async def test_the_end_of_a_call_is_no_members_failure(make):
     ensemble = make({"a": {"use": "planted", "does": "waits"}, "b": says(1)}, least=1)
-    asked = asyncio.ensure_future(ensemble(*group()))
+    pending = asyncio.ensure_future(ensemble(*group()))
     await asyncio.sleep(0.05)
-    asked.cancel()
+    pending.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await pending
     assert ensemble.metrics()["missing"] == 0
 
 
@@ -189,9 +189,9 @@ async def test_a_member_in_a_process_of_its_own_may_hang_or_die_and_comes_back(m
     assert metrics["there/missing"] == 0
     assert first[0] != os.getpid()  # the mean of two processes
     assert first[0] == second[0]
-    said = capfd.readouterr().err
-    assert re.search(r"'hangs' gave no rating: DeadlineExceeded", said)
-    assert re.search(r"'dies' gave no rating: RemoteError: .* ended with exit code 7", said)
+    printed = capfd.readouterr().err
+    assert re.search(r"'hangs' gave no rating: DeadlineExceeded", printed)
+    assert re.search(r"'dies' gave no rating: RemoteError: .* ended with exit code 7", printed)
 
 
 @pytest.mark.slow
@@ -239,7 +239,7 @@ async def test_honest_members_are_not_flagged(make, capfd):
     assert capfd.readouterr().err == ""
 
 
-async def test_one_that_is_shut_out_is_not_asked_and_does_not_count(make):
+async def test_one_that_is_shut_out_is_not_called_and_does_not_count(make):
     ensemble = make(**panel(combine="mean", on_departure="exclude"))
     wrong_before = (await ensemble(*group(0, 0, 0, 0)))[0]
     await score_groups(ensemble, range(1, 60))
@@ -266,12 +266,12 @@ async def test_the_last_members_are_never_shut_out(make, capfd):
     one = make({"a": {"use": "planted"}, "b": says(1.0), "c": {"use": "planted"}}, **SUDDEN)
     await score_groups(one, range(80))
     assert one.state()["out"] == [False, True, False]
-    assert "asked all the same" not in capfd.readouterr().err
+    assert "called all the same" not in capfd.readouterr().err
     two = make({"a": {"use": "planted"}, "b": says(1.0), "c": {"use": "planted"}, "d": says(0.0)}, **SUDDEN)
     await score_groups(two, range(80))
     assert two.metrics()["flagged"] == 2
     assert sum(two.state()["out"]) == 1
-    assert "asked all the same: too few others" in capfd.readouterr().err
+    assert "called all the same: too few others" in capfd.readouterr().err
 
 
 async def test_a_veto_is_not_lost_with_its_member(make, capfd):
@@ -324,9 +324,9 @@ async def test_deterministic_the_order_of_groups_in_a_step_changes_nothing(make)
     for order in (range(60), reversed(range(60)), np.random.default_rng(1).permutation(60)):
         ensemble = make(**panel(combine="mean", on_departure="exclude"), deterministic=True)
         given = {}
-        places = list(order)
+        order_of = list(order)
         for step in range(3):
-            for at in places:
+            for at in order_of:
                 if at // 20 == step:
                     given[at] = (await ensemble(*groups[at])).tolist()
             ensemble.metrics()
@@ -357,7 +357,7 @@ async def test_deterministic_the_order_of_groups_in_a_step_changes_nothing(make)
         ({"members": {name: {"weight": 0} for name in GOOD}}, "every member has weight 0"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_starts(options, message):
+def test_what_cannot_be_is_reported_before_anything_starts(options, message):
     with pytest.raises(ValidationError) as caught:
         EnsembleOptions.model_validate(options)
     assert message in str(caught.value)

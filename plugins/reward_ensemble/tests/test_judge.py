@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import DataError
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_core.testing import reward_contract
 from atropos_core.testing.samples import make_episode, make_task
 from atropos_reward_ensemble.config import EnsembleOptions, JudgeOptions
@@ -56,9 +56,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         server = self.server
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        question = json.loads(self.rfile.read(int(self.headers["content-length"])))
         with server.lock:
-            server.seen.append(asked)
+            server.seen.append(question)
             server.headers.append(self.headers.get("authorization"))
             number = len(server.seen)
             server.busy += 1
@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(server.delay_s)
         with server.lock:
             server.busy -= 1
-        answer = server.script(number, asked["messages"][-1]["content"])
+        answer = server.script(number, question["messages"][-1]["content"])
         if isinstance(answer, str):
             usage = {} if server.tokens is None else {"usage": {"total_tokens": server.tokens}}
             body = {"choices": [{"message": {"role": "assistant", "content": answer}}], **usage}
@@ -108,7 +108,7 @@ async def judge(server: Server) -> AsyncIterator[Callable[..., Judge]]:
         await one.close()
 
 
-def asked(*replies: str) -> tuple[Any, list[Any]]:
+def question(*replies: str) -> tuple[Any, list[Any]]:
     task = make_task("42")
     return task, [make_episode(task, reply) for reply in replies]
 
@@ -119,13 +119,13 @@ def test_contract(server):
 
 async def test_scores_are_scaled_and_the_last_one_counts(judge, server):
     server.script = lambda number, shown: "Score: 10? No.\nScore: 2.5" if "first" in shown else "**score = 10**"
-    given = await judge()(*asked("the first", "the second"))
+    given = await judge()(*question("the first", "the second"))
     assert given.tolist() == [0.25, 1.0]
-    assert (await judge(low=-10)(*asked("the first")))[0] == pytest.approx(0.625)
+    assert (await judge(low=-10)(*question("the first")))[0] == pytest.approx(0.625)
 
 
 async def test_the_model_is_shown_the_question_and_the_reply_and_nothing_is_filled_in_twice(judge, server):
-    await judge(prompt="Q {question} R {reply} A {answer} {low}-{high}", system="Be strict.")(*asked("say {answer}"))
+    await judge(prompt="Q {question} R {reply} A {answer} {low}-{high}", system="Be strict.")(*question("say {answer}"))
     [request] = server.seen
     assert request["messages"] == [
         {"role": "system", "content": "Be strict."},
@@ -134,10 +134,10 @@ async def test_the_model_is_shown_the_question_and_the_reply_and_nothing_is_fill
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("m", 0.0, 256)
 
 
-async def test_equal_replies_are_asked_once_and_remembered(judge, server):
+async def test_equal_replies_are_sent_once_and_remembered(judge, server):
     one = judge()
-    first = await one(*asked("a", "b", "a"))
-    again = await one(*asked("b", "a", "a"))
+    first = await one(*question("a", "b", "a"))
+    again = await one(*question("b", "a", "a"))
     assert len(server.seen) == 2
     assert first.tolist() == [first[0], first[1], first[0]]
     assert again.tolist() == [first[1], first[0], first[0]]
@@ -147,11 +147,11 @@ async def test_equal_replies_are_asked_once_and_remembered(judge, server):
 async def test_the_cache_forgets_what_was_used_longest_ago(judge, server):
     one = judge(cache=2)
     for reply in ("a", "b", "a", "c", "a", "b"):
-        await one(*asked(reply))
+        await one(*question(reply))
     assert len(server.seen) == 4  # a, b, c, and b again
     none = judge(cache=0)
-    await none(*asked("a"))
-    await none(*asked("a"))
+    await none(*question("a"))
+    await none(*question("a"))
     assert len(server.seen) == 6
 
 
@@ -175,7 +175,7 @@ async def test_the_cache_forgets_what_was_used_longest_ago(judge, server):
 async def test_a_try_that_fails_is_made_again(judge, server, trouble):
     server.script = lambda number, shown: trouble if number < 3 else "Score: 5"
     one = judge()
-    assert (await one(*asked("r"))).tolist() == [0.5]
+    assert (await one(*question("r"))).tolist() == [0.5]
     assert one.metrics()["retries"] == 2
 
 
@@ -183,7 +183,7 @@ async def test_the_last_try_leaves_a_missing_rating_with_its_cause_and_keeps_the
     server.script = lambda number, shown: "Score: 5" if "good" in shown else "I would rather not say"
     one = judge(retries=2)
     with pytest.raises(MissingRatings) as caught:
-        await one(*asked("good", "bad", "good"))
+        await one(*question("good", "bad", "good"))
     assert np.array_equal(caught.value.ratings, [0.5, np.nan, 0.5], equal_nan=True)
     assert "1 of 3 episodes have no rating" in str(caught.value)
     assert "'I would rather not say' (the last of 3 tries)" in str(caught.value)
@@ -196,26 +196,26 @@ async def test_a_refusal_is_not_tried_again_and_never_shows_the_key(judge, serve
     server.script = lambda number, shown: (401, {}, f"wrong key {KEY}")
     one = judge(key_env="JUDGE_KEY")
     with pytest.raises(DataError, match=r"status 401: wrong key \[the key\]"):
-        await one(*asked("r"))
+        await one(*question("r"))
     assert server.headers == [f"Bearer {KEY}"]
-    told = f"{vars(JudgeOptions(url=server.url, model='m', key_env='JUDGE_KEY'))} {one.state()} {capfd.readouterr()}"
-    assert KEY not in told
+    visible = f"{vars(JudgeOptions(url=server.url, model='m', key_env='JUDGE_KEY'))} {one.state()} {capfd.readouterr()}"
+    assert KEY not in visible
 
 
 async def test_a_slow_server_and_one_that_is_gone(judge, server):
     server.delay_s = 10.0
     started = time.monotonic()
     with pytest.raises(DataError, match=r"no answer within 0\.1 s \(the last of 2 tries\)"):
-        await judge(timeout_s=0.1, retries=1)(*asked("r"))
+        await judge(timeout_s=0.1, retries=1)(*question("r"))
     assert time.monotonic() - started < 5
     with pytest.raises(DataError, match="it cannot be reached: ConnectError"):
-        await judge(url="http://127.0.0.1:9/v1", retries=1)(*asked("r"))
+        await judge(url="http://127.0.0.1:9/v1", retries=1)(*question("r"))
 
 
 async def test_what_is_not_there_in_time_is_missing_and_the_rest_is_kept(judge, server):
     server.script = lambda number, shown: time.sleep(6.0) or "Score: 5" if "slow" in shown else "Score: 5"
     with pytest.raises(MissingRatings, match=r"all tries together, gave no answer within 2 s") as caught:
-        await judge(give_up_s=2.0)(*asked("good", "slow", "fine"))
+        await judge(give_up_s=2.0)(*question("good", "slow", "fine"))
     assert np.isnan(caught.value.ratings).tolist() == [False, True, False]
 
 
@@ -223,33 +223,33 @@ async def test_waits_double(judge, server):
     server.script = lambda number, shown: (500, {}, "")
     started = time.monotonic()
     with pytest.raises(DataError):
-        await judge(backoff_s=0.1, retries=2)(*asked("r"))
+        await judge(backoff_s=0.1, retries=2)(*question("r"))
     assert 0.3 <= time.monotonic() - started < 10
 
 
-async def test_no_more_requests_at_once_than_asked_for(judge, server):
+async def test_no_more_requests_at_once_than_configured(judge, server):
     server.delay_s = 0.05
-    await judge(concurrency=3)(*asked(*map(str, range(12))))
+    await judge(concurrency=3)(*question(*map(str, range(12))))
     assert server.busiest == 3
 
 
 async def test_a_spent_budget_is_a_missing_rating_that_says_so_also_after_a_resume(judge, server):
     one = judge(max_requests=2, concurrency=1)
     with pytest.raises(MissingRatings, match=r"budget is spent: max_requests = 2") as caught:
-        await one(*asked("a", "b", "c"))
+        await one(*question("a", "b", "c"))
     assert np.isnan(caught.value.ratings).tolist() == [False, False, True]
     assert len(server.seen) == 2
     again = judge(max_requests=2)
     again.load(json.loads(json.dumps(one.state())))
     with pytest.raises(MissingRatings, match="budget is spent"):
-        await again(*asked("d"))
+        await again(*question("d"))
     assert len(server.seen) == 2
     tokens = judge(max_total_tokens=25, concurrency=1)
     with pytest.raises(MissingRatings, match=r"30 tokens of max_total_tokens = 25"):
-        await tokens(*asked(*"efgh"))
+        await tokens(*question(*"efgh"))
     server.tokens = None
     with pytest.raises(MissingRatings, match=r"does not say usage\.total_tokens"):
-        await judge(max_total_tokens=25)(*asked("x"))
+        await judge(max_total_tokens=25)(*question("x"))
 
 
 async def test_an_ensemble_of_judges_uses_the_ratings_that_there_are(server, tmp_path):
@@ -258,7 +258,7 @@ async def test_an_ensemble_of_judges_uses_the_ratings_that_there_are(server, tmp
     judged = {"use": "judge", "url": server.url, "model": "m", "retries": 0}
     members = {"a": judged, "b": {**judged, "model": "n"}, "pedant": {**judged, "prompt": "pedant {reply}"}}
     ensemble: Any = build_ensemble(EnsembleOptions(members=members), RunContext(directory=tmp_path, model=TOY_MODEL))
-    assert (await ensemble(*asked("good", "bad"))).tolist() == [0.5, 0.5]
+    assert (await ensemble(*question("good", "bad"))).tolist() == [0.5, 0.5]
     metrics = ensemble.metrics()
     assert metrics["pedant/missing"] == 0.5
     assert metrics["a/requests"] == 2
@@ -280,6 +280,6 @@ async def test_an_ensemble_of_judges_uses_the_ratings_that_there_are(server, tmp
         ({"key_env": "NO_SUCH_KEY_ANYWHERE"}, "NO_SUCH_KEY_ANYWHERE, which is not set"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_starts(options, message):
+def test_what_cannot_be_is_reported_before_anything_starts(options, message):
     with pytest.raises(ValidationError, match=re.escape(message)):
         JudgeOptions.model_validate({"url": "http://host/v1", "model": "m", **options})

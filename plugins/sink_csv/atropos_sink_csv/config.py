@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from pydantic import field_validator
 
-from atropos_core.registry import Options
+from atropos_core.plugins.provider import Options
 
 
 class CsvOptions(Options):

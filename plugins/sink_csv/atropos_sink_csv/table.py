@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TextIO
 
 from atropos_core import console
-from atropos_core.durable import sync, unwritable
 from atropos_core.errors import RunDirectoryError
-from atropos_core.file_sink import FileSink
+from atropos_core.storage.atomic import sync, unwritable
+from atropos_core.storage.file_sink import FileSink
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sink_csv.config import CsvOptions
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import random
 
@@ -14,20 +13,12 @@ from pydantic import ValidationError
 from atropos_core.errors import RunDirectoryError
 from atropos_sink_csv.config import CsvOptions
 from atropos_sink_csv.table import CsvSink
+from tests import sinks
+from tests.unit.disk import watch_disk
 
 
 async def recorded(folder, steps, state=None):
-    """A sink that records these {step: metrics}, closed; and the state that it had at the end."""
-    sink = CsvSink(CsvOptions(), folder)
-    if state is not None:
-        sink.load(json.loads(json.dumps(state)))
-    await sink.open()
-    for step, metrics in steps.items():
-        await sink.step(step, metrics, [])
-    left = sink.state()
-    await sink.close()
-    await sink.close()
-    return left
+    return await sinks.recorded(CsvSink(CsvOptions(), folder), steps, state)
 
 
 def rows(folder):
@@ -127,3 +118,14 @@ async def test_memory_does_not_grow_with_the_table(tmp_path):
 def test_the_file_is_in_the_run_directory(name):
     with pytest.raises(ValidationError, match="no file name"):
         CsvOptions(file=name)
+
+
+async def test_at_a_checkpoint_every_row_is_on_the_disk(tmp_path, monkeypatch):
+    sink = CsvSink(CsvOptions(), tmp_path)
+    await sink.open()
+    calls = watch_disk(monkeypatch)
+    for step in range(3):
+        await sink.step(step, {"a": float(step)}, [])
+    sink.state()
+    assert calls[-1] == ("sync", tmp_path / "metrics.csv", (tmp_path / "metrics.csv").stat().st_size)
+    await sink.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from atropos_core.registry import Options
+from atropos_core.plugins.provider import Options
 
 
 class TensorboardOptions(Options):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atropos_core.durable import unwritable
-from atropos_core.file_sink import FileSink
+from atropos_core.storage.atomic import unwritable
+from atropos_core.storage.file_sink import FileSink
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sink_tensorboard.config import TensorboardOptions
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -13,14 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from atropos_core.errors import RunDirectoryError
 from atropos_sink_tensorboard.config import TensorboardOptions
 from atropos_sink_tensorboard.events import TensorboardSink
+from tests import sinks
 
 
 async def opened(folder, state=None, **options):
-    sink = TensorboardSink(TensorboardOptions(**options), folder)
-    if state is not None:
-        sink.load(json.loads(json.dumps(state)))
-    await sink.open()
-    return sink
+    return await sinks.opened(TensorboardSink(TensorboardOptions(**options), folder), state)
 
 
 def scalars(folder):

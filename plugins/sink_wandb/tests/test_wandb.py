@@ -15,36 +15,28 @@ import pytest
 from atropos_core.errors import ConfigError, ProcessDied
 from atropos_sink_wandb.config import WandbOptions
 from atropos_sink_wandb.record import WandbSink, without_secrets
+from tests import sinks
 from tests.wandb_records import history, runs
 
 
 async def recorded(folder, steps, state=None, **options):
-    sink = WandbSink(WandbOptions(**{"mode": "offline", **options}), folder)
-    if state is not None:
-        sink.load(json.loads(json.dumps(state)))
-    await sink.open()
-    for step, metrics in steps.items():
-        await sink.step(step, metrics, [])
-    left = sink.state()
-    await sink.close()
-    await sink.close()
-    return left
+    return await sinks.recorded(WandbSink(WandbOptions(**{"mode": "offline", **options}), folder), steps, state)
 
 
 def services():
     return [one for one in psutil.Process().children(recursive=True) if "wandb-core" in one.name()]
 
 
-async def test_an_offline_run_is_written_with_all_that_was_asked_for(tmp_path):
+async def test_an_offline_run_is_written_with_all_that_was_requested(tmp_path):
     folder = tmp_path / "my-run"
     folder.mkdir()
     (folder / "config.toml").write_text("seed = 7\n[trainer]\nlearning_rate = 0.5\napi_key = 'hunter2'\n")
     steps = {0: {"eval/accuracy": 0.25}, 1: {"loss": 1 / 3, "odd": float("nan")}, 2: {"loss": 1e-7}}
     state = await recorded(folder, steps, project="maths", group="sweep", tags=("a", "b"), entity="us")
-    told = history(folder)
-    assert told[0] == steps[0]
-    assert told[1]["loss"] == 1 / 3 and told[1]["odd"] in ("NaN", pytest.approx(float("nan"), nan_ok=True))
-    assert told[2] == steps[2]
+    written = history(folder)
+    assert written[0] == steps[0]
+    assert written[1]["loss"] == 1 / 3 and written[1]["odd"] in ("NaN", pytest.approx(float("nan"), nan_ok=True))
+    assert written[2] == steps[2]
     [run] = runs(folder)
     assert (run.project, run.display_name, run.run_group, list(run.tags)) == ("maths", "my-run", "sweep", ["a", "b"])
     assert run.entity == "us"
@@ -97,7 +89,7 @@ async def test_online_without_a_login_is_refused_with_what_to_do(tmp_path, monke
         await recorded(tmp_path, {0: {"a": 0.0}}, mode="online")
 
 
-def test_a_server_that_does_not_answer_is_an_error_within_the_deadline_and_the_key_is_said_nowhere(tmp_path):
+def test_a_server_that_does_not_answer_is_an_error_within_the_deadline_and_the_key_is_printed_nowhere(tmp_path):
     """In a process of its own: W&B remembers a login for the rest of one."""
     key = "0123456789abcdef" * 2 + "fedcba98"
     script = (
@@ -143,9 +135,9 @@ def test_offline_reaches_no_network(tmp_path):
         check=True,
         timeout=200,
     )
-    told = trace.read_text()
-    assert "AF_UNIX" in told or "127.0.0.1" in told, "the trace sees how W&B talks to its service"
-    reached = re.findall(r"inet_addr\(\"([^\"]+)\"\)|inet_pton\(AF_INET6, \"([^\"]+)\"", told)
+    written = trace.read_text()
+    assert "AF_UNIX" in written or "127.0.0.1" in written, "the trace sees how W&B talks to its service"
+    reached = re.findall(r"inet_addr\(\"([^\"]+)\"\)|inet_pton\(AF_INET6, \"([^\"]+)\"", written)
     assert {one or other for one, other in reached} <= {"127.0.0.1", "::1"}, reached
     assert history(tmp_path) == {0: {"a": 1.0}}
 

@@ -12,8 +12,9 @@ from atropos_core.types import Bools, Floats
 def with_divergence(
     advantages: Floats, divergence: Floats, trained: Bools, offsets: NDArray[np.int64], coefficient: float
 ) -> Floats:
-    """A_t - coefficient * sum over s >= t of divergence_s, over the trained tokens of each sequence: the return where every
-    token's reward is -coefficient * k1 and nothing is discounted (REINFORCE++, arXiv 2501.03262, eq. 4). All [N]."""
+    """A_t - coefficient * sum over s >= t of divergence_s, over the trained tokens of each episode: the return where every
+    token's reward is -coefficient * k1 and nothing is discounted (REINFORCE++, arXiv 2501.03262, eq. 4). All [N], but for
+    `offsets` [E + 1], the episodes'."""
     penalty = np.where(trained, divergence, 0.0).astype(np.float64)
     upto = np.concatenate([[0.0], np.cumsum(penalty)])  # [N + 1]
     ahead = np.repeat(upto[offsets[1:]], np.diff(offsets)) - upto[:-1]

@@ -1,4 +1,4 @@
-"""Memory that tensors leave goes back to the system, and so the most that a step takes can be told beforehand."""
+"""Memory that tensors leave goes back to the system, and so the most that a step takes can be predicted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LARGE = 10_000_000  # parameters from which it pays: a step takes 1.2 times the 
 
 def give_back_large_blocks() -> None:
     """Have glibc map each block of 1 MiB or more by itself. By its own rule it soon keeps blocks of up to 32 MiB in its
-    heap, where they leave gaps: 30 M parameters in fp32 with 3,440 packed tokens then held 1.5 to 3.2 GB at most, and 1.1
+    heap, where they leave gaps: 30 M parameters in fp32 with 3,440 packed tokens then took 1.5 to 3.2 GB at most, and 1.1
     to 1.9 between steps, against 1.6 and 0.4. Without effect where the C library is another."""
     try:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)

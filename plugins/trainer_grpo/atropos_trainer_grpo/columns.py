@@ -73,9 +73,9 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
     )
 
 
-def token_places(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+def token_positions(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where the tokens of the `chosen` sequences stand in the batch, one sequence after another."""
     lengths = offsets[chosen + 1] - offsets[chosen]
     ends = np.cumsum(lengths)
-    places: NDArray[np.int64] = np.repeat(offsets[chosen] - (ends - lengths), lengths)
-    return places + np.arange(len(places))
+    positions: NDArray[np.int64] = np.repeat(offsets[chosen] - (ends - lengths), lengths)
+    return positions + np.arange(len(positions))

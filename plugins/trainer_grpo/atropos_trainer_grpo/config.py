@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from atropos_core.registry import Options
+from atropos_core.plugins.provider import Options
 
 LOSSES = {
     "grpo": "clipped ratios; mean over each sequence, then over sequences",
@@ -184,7 +184,7 @@ class GrpoOptions(Options):
     )
     old_logprobs: Source = Field(
         "rollout",
-        description="the denominator of the ratio: what the engine said, or the trainer's own before updating",
+        description="the denominator of the ratio: the engine's logprob, or the trainer's own before updating",
     )
     missing_logprobs: Literal["recompute", "refuse"] = Field(
         "recompute", description="for sequences that came without logprobs, where old_logprobs is rollout"

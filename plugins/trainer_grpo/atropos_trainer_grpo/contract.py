@@ -104,7 +104,7 @@ def findings(loss: Loss, *, skip: Sequence[str] = ()) -> list[Finding]:
          "If it is meant, because a factor is detached: @register(holds_fixed=True)."),
         ("split", _split, f"micro-batches add up to {VALUE:g}, {GRADIENT:g} in the gradient",
          "Nothing may depend on how many rows come at once: no mean() over them."),
-        ("order", _order, "the order of sequences changes nothing", "Use rows.sequence, not places."),
+        ("order", _order, "the order of sequences changes nothing", "Use rows.sequence, not positions."),
         ("neighbours", _neighbours, "no sequence feels another", "Reduce over a sequence with rows.mean_by_sequence."),
         ("zero advantages", _zero, "no advantage, no gradient", "Or skip this check, if your loss has a term of its own."),
         ("reinforces", _reinforces, "at ratio 1 the gradient is -advantage",

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from atropos_trainer_grpo.config import Correction
 
 
+BY_SEQUENCE = ("sequence_tis", "sequence_mis", "geometric_mis")  # need a sequence's rows in one micro-batch
+
+
 class Weights(NamedTuple):
     """Per row [R], no gradient."""
 
@@ -29,7 +32,7 @@ class Weights(NamedTuple):
 def importance_weights(
     kind: Correction, rows: Rows, rollout: Tensor, known: Tensor, low: float, high: float
 ) -> Weights:
-    """`rollout` [R]: what the engine said; where it is not `known` [R] rho is 1. With rho = exp(old - rollout):
+    """`rollout` [R]: the engine's logprobs; where it is not `known` [R] rho is 1. With rho = exp(old - rollout):
 
     - tis: min(rho, high), truncated importance sampling (Yao et al. 2025; Ionides 2008).
     - mis, icepop: rho where low <= rho <= high, else 0 (IcePop, Ling Team 2025, with its bounds 0.5 and 5).

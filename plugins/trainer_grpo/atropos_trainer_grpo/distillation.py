@@ -1,4 +1,4 @@
-"""What a teacher said of each token, as a loss: forward KL over its likeliest tokens, or reverse KL on the student's own.
+"""A teacher's logprobs of each token, as a loss: forward KL over its likeliest tokens, or reverse KL on the student's own.
 
 A teacher's entry at token t is the distribution that predicts token t, as the student's is: nothing is shifted here. Its
 logprobs are those of its whole vocabulary, at the temperature that the rollout was sampled with.
@@ -29,10 +29,10 @@ def forward_kl(student: Tensor, outside: Tensor, teacher: Tensor, present: Tenso
     teacher = teacher.detach()
     p = torch.where(present, teacher.exp(), 0.0)
     rest_p = (1 - p.double().sum(dim=1)).to(p.dtype)
-    asked = (rest_p > LEAST) & outside.isfinite()  # where the teacher names the whole vocabulary, nothing is outside
-    rest_p = torch.where(asked, rest_p, 0.0)
+    counted = (rest_p > LEAST) & outside.isfinite()  # where the teacher names the whole vocabulary, nothing is outside
+    rest_p = torch.where(counted, rest_p, 0.0)
     among = torch.where(present, p * (teacher - student), 0.0).sum(dim=1)
-    return among + torch.xlogy(rest_p, rest_p) - rest_p * torch.where(asked, outside, 0.0)
+    return among + torch.xlogy(rest_p, rest_p) - rest_p * torch.where(counted, outside, 0.0)
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Taught:
             )
         return cls(np.diff(ids.offsets), ids.offsets, token_ids, logprobs.values)
 
-    def rows(self, places: NDArray[np.int64], most: int = 0) -> tuple[NDArray[np.int64], Floats, Bools]:
-        """Ids and logprobs of the teacher's tokens at these places [R, K], and which of them there are. K is `most`, or as
+    def rows(self, positions: NDArray[np.int64], most: int = 0) -> tuple[NDArray[np.int64], Floats, Bools]:
+        """Ids and logprobs of the teacher's tokens at these positions [R, K], and which of them there are. K is `most`, or as
         many as any place has; ids of those that are not there repeat the place's first, so that all are the teacher's own."""
-        counts = self.counts[places]
+        counts = self.counts[positions]
         most = most or max(int(counts.max(initial=0)), 1)
         present = np.arange(most) < counts[:, None]
         ids, logprobs = np.zeros(present.shape, np.int64), np.zeros(present.shape, np.float32)
         begin = offsets_of(counts)[:-1]
-        at = np.repeat(self.offsets[places] - begin, counts) + np.arange(counts.sum())
+        at = np.repeat(self.offsets[positions] - begin, counts) + np.arange(counts.sum())
         ids[present], logprobs[present] = self.token_ids[at], self.logprobs[at]
         ids = np.where(present, ids, ids[:, :1])
         return ids, logprobs, present

@@ -20,7 +20,7 @@ class Scored(NamedTuple):
 
     logprobs: Tensor
     entropy: Tensor  # of the whole distribution, in nats
-    others: Tensor | None = None  # [R, K] of the further tokens that were asked for
+    others: Tensor | None = None  # [R, K] of the further tokens that were requested
     outside: Tensor | None = (
         None  # [R] log of the probability of all but those: from the logits, not as what is missing to 1
     )
@@ -109,7 +109,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 scales.append((of_outside[part] / by)[:, None])
             if scales:  # d log p[token] / d logits = 1[token] - p
                 back = -torch.cat(scales, dim=1).sum(dim=1, keepdim=True)
-                logits = p * back if kept is not None else p.mul_(back)  # what is kept may be asked for again
+                logits = p * back if kept is not None else p.mul_(back)  # what is kept may be needed again
                 for token, scale in into:
                     logits.scatter_add_(1, token, scale)
                 if rest is not None:

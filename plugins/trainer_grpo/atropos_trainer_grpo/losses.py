@@ -1,8 +1,9 @@
 """The losses, as pure functions of packed columns.
 
 Every loss here is `sum_t w_t * l_t` over the trained tokens of a minibatch: `token_weights` gives w, a `Loss` gives l. The
-weights are computed over the whole minibatch before it is split, and every sequence is whole within a micro-batch, so any
-split into micro-batches (or over ranks) adds up to the same loss and the same gradient.
+weights are computed over the whole minibatch before it is split, and what a loss needs whole is whole within a micro-batch, so
+any split into micro-batches (or over ranks) adds up to the same loss and the same gradient. So does any split of an episode
+into rollouts that train the same tokens.
 
 A loss of your own is one decorated function. The run file names it as `loss = "./mine.py:mine"`, or by the name under which
 a plugin offers it (`atropos_losses`), and `atropos check ./mine.py:mine --kind loss` puts it through the invariances that
@@ -43,18 +44,21 @@ FURTHEST = 60.0  # nats: e^60 = 1.1e26 leaves float32 twelve decades for advanta
 def bounded_exp(logs: Tensor) -> Tensor:
     """exp(logs), and e^60 for all beyond 60, with itself as its gradient everywhere: what is beyond still pushes the way
     that it should, as hard as at the bound."""
-    held = logs.detach()
-    return (held.clamp(max=FURTHEST) + (logs - held)).exp()
+    fixed = logs.detach()
+    return (fixed.clamp(max=FURTHEST) + (logs - fixed)).exp()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The trained tokens of some whole sequences, [R] each, one sequence after another."""
+    """The trained tokens of some sequences, [R] each, one sequence after another.
+
+    An episode in several rollouts (branches, a history that was rewritten) is one sequence here: its rollouts' tokens, one
+    rollout after another. A loss that adds up over sequences has them whole in every micro-batch: `Loss.needs_whole`."""
 
     logprobs: Tensor  # of the policy that is trained, with gradient
     old: Tensor  # of the policy that the ratio is taken against
     advantages: Tensor
-    sequence: Tensor  # i64[R] which sequence, counted from 0 with no gap
+    sequence: Tensor  # i64[R] which of them, counted from 0 with no gap
 
     def ratio(self) -> Tensor:
         """[R]: exp(logprobs - old), with gradient, and finite: see `bounded_exp`."""
@@ -96,7 +100,8 @@ class Loss:
     surrogate: Callable[[Rows, Clip], Surrogate]
     average: Average
     clip: Clip
-    holds_fixed: bool = False  # its gradient is not that of its value: a factor is held fixed (a stop-gradient)
+    holds_fixed: bool = False  # its gradient is not that of its value: a factor is constant (a stop-gradient)
+    needs_whole: bool = False  # the rollouts of an episode must be in one micro-batch: it adds up over `Rows.sequence`
 
     def __call__(self, rows: Rows, clip: Clip) -> Surrogate:
         return self.surrogate(rows, clip)
@@ -108,16 +113,22 @@ class Loss:
 
 
 def register(
-    *, average: Average = "token", clip: tuple[float, float] = (0.2, 0.2), holds_fixed: bool = False
+    *,
+    average: Average = "token",
+    clip: tuple[float, float] = (0.2, 0.2),
+    holds_fixed: bool = False,
+    needs_whole: bool = True,
 ) -> Callable[[Callable[[Rows, Clip], Surrogate]], Loss]:
-    """Make a function a loss."""
-    return lambda function: Loss(function.__name__, function, average, Clip(*clip), holds_fixed)
+    """Make a function a loss. `needs_whole=False` saves memory where episodes have several rollouts, and is right where
+    every row's value is of that row alone."""
+    return lambda function: Loss(function.__name__, function, average, Clip(*clip), holds_fixed, needs_whole)
 
 
 def token_weights(
     average: Average, trained: Bools, offsets: NDArray[np.int64], loss_length: int | None = None
 ) -> Floats:
-    """Per token w: f32[N], 0 where not trained. S counts the sequences that have a trained token, |o_i| those tokens.
+    """Per token w: f32[N], 0 where not trained. `offsets` [S + 1] are those of whole episodes, which count once each however
+    many rollouts they are in. S counts the sequences that have a trained token, |o_i| those tokens.
 
     - sequence: 1 / (S |o_i|), the mean over a sequence, then over sequences (GRPO, arXiv 2402.03300, eq. 3).
     - token: 1 / sum_i |o_i|, the mean over all tokens of the minibatch (DAPO, arXiv 2503.14476, eq. 8).
@@ -188,7 +199,7 @@ LOSSES = {
         Loss("grpo", clipped_by_token, "sequence", Clip(0.2, 0.2)),
         Loss("dr_grpo", clipped_by_token, "constant", Clip(0.2, 0.2)),
         Loss("dapo", clipped_by_token, "token", Clip(0.2, 0.28)),
-        Loss("gspo", clipped_by_sequence, "sequence", Clip(3e-4, 4e-4), holds_fixed=True),
+        Loss("gspo", clipped_by_sequence, "sequence", Clip(3e-4, 4e-4), holds_fixed=True, needs_whole=True),
         # No lower bound, as in the paper. 4 above is TRL's epsilon_high = 5, which bounds r itself.
         Loss("cispo", weighed_by_ratio, "token", Clip(1.0, 4.0), holds_fixed=True),
         Loss("reinforce", policy_gradient, "sum", Clip(0.2, 0.2)),

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from atropos_core.memory import Holding, Workload
-from atropos_core.model_files import BYTES, ModelSize, read
+from atropos_core.models.model_size import BYTES, ModelSize, read
+from atropos_core.plugins.provider import Holding, Workload
 from atropos_trainer_grpo.chunks import rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 

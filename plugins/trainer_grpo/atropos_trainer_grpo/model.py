@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
-from atropos_core.model_files import OWN_CODE_REMEDY, needs_own_code
+from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
 from atropos_trainer_grpo import attention
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
 from atropos_trainer_grpo.packing import Packing, pack
@@ -95,7 +95,7 @@ def score(
     chunk: int,
     others: Tensor | None = None,
 ) -> Scored:
-    """One forward pass over a packing: logprobs of `targets` [R], and of `others` [R, K], at the packed places `predicts`
+    """One forward pass over a packing: logprobs of `targets` [R], and of `others` [R, K], at the packed positions `predicts`
     [R] before them."""
     if isinstance(model, Scorer):
         return model.scored(packing, predicts, targets, temperature, chunk, others)

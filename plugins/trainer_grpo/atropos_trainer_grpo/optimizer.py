@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from atropos_core.errors import CheckpointError
-from atropos_trainer_grpo.group import full, local
-from atropos_trainer_grpo.rates import Group, factor, groups_of
+from atropos_trainer_grpo.process_group import full, local
+from atropos_trainer_grpo.rates import ParameterGroup, factor, groups_of
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
@@ -45,20 +45,20 @@ class Optimizer:
             for parameter, master in zip(self.parameters, self._masters, strict=True)
             if master.dtype != parameter.dtype
         ]
-        groups: dict[Group, list[int]] = {}
+        groups: dict[ParameterGroup, list[int]] = {}
         chosen = groups_of({name: parameter.ndim for name, parameter in trained.items()}, options)
         for place, name in enumerate(trained):
             groups.setdefault(chosen[name], []).append(place)
         self._rates = [group.rate for group in groups]
-        self._order = [place for places in groups.values() for place in places]  # of the parameters in AdamW
+        self._order = [place for positions in groups.values() for place in positions]  # of the parameters in AdamW
         self._adam = _adam(
             options,
             [
                 {
-                    "params": [self._masters[place] for place in places],
+                    "params": [self._masters[place] for place in positions],
                     "weight_decay": options.weight_decay * group.decays,
                 }
-                for group, places in groups.items()
+                for group, positions in groups.items()
             ],
         )
 

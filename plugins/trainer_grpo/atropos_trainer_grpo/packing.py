@@ -56,9 +56,9 @@ class Packing:
         real = 2 * len(self.query_home) + len(self.key_again)
         return (len(self.queries) + len(self.keys)) / real - 1
 
-    def at(self, places: Indices) -> Tensor:
-        """Where the tokens at these places (of the sequences laid end to end) stand in the packed row."""
-        return torch.from_numpy(self.slots[places]).to(self.tokens.device)
+    def at(self, indices: Indices) -> Tensor:
+        """Where the tokens at these positions (of the sequences laid end to end) stand in the packed row."""
+        return torch.from_numpy(self.slots[indices]).to(self.tokens.device)
 
 
 def pack(
@@ -162,15 +162,15 @@ def microbatches(
     if not len(order):
         return []
     own, shared, of = _counts(lengths, order, tokens, group)
-    places = np.arange(len(order))
+    indices = np.arange(len(order))
     least = int((own + shared).max())
-    cut = _cut(own, shared, of, places, limit)
+    cut = _cut(own, shared, of, indices, limit)
     low, high = min(least, limit), limit  # the lowest capacity that needs no more runs is the one that evens them out
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if len(_cut(own, shared, of, places, middle)) <= len(cut) else (middle + 1, high)
+        low, high = (low, middle) if len(_cut(own, shared, of, indices, middle)) <= len(cut) else (middle + 1, high)
     filled = _filled(own, shared, of, limit, fewer_than=len(cut))
-    return [order[run] for run in filled or _cut(own, shared, of, places, high)]
+    return [order[run] for run in filled or _cut(own, shared, of, indices, high)]
 
 
 def _counts(
@@ -185,18 +185,18 @@ def _counts(
     return ordered - shared, shared, of
 
 
-def _cut(own: Indices, shared: Indices, of: Indices, places: Indices, limit: int) -> list[Indices]:
-    """Cuts through `places` wherever the next sequence would exceed the limit."""
-    cuts, held, last = [0], 0, -1
+def _cut(own: Indices, shared: Indices, of: Indices, indices: Indices, limit: int) -> list[Indices]:
+    """Cuts through `indices` wherever the next sequence would exceed the limit."""
+    cuts, filled_tokens, last = [0], 0, -1
     for at, (rest, beginning, whose) in enumerate(
-        zip(own[places].tolist(), shared[places].tolist(), of[places].tolist(), strict=True)
+        zip(own[indices].tolist(), shared[indices].tolist(), of[indices].tolist(), strict=True)
     ):
         more = rest if whose == last else rest + beginning
-        if held and held + more > limit:
+        if filled_tokens and filled_tokens + more > limit:
             cuts.append(at)
-            held, more = 0, rest + beginning
-        held, last = held + more, whose
-    return np.split(places, cuts[1:])
+            filled_tokens, more = 0, rest + beginning
+        filled_tokens, last = filled_tokens + more, whose
+    return np.split(indices, cuts[1:])
 
 
 def _filled(own: Indices, shared: Indices, of: Indices, limit: int, fewer_than: int) -> list[Indices] | None:
@@ -207,13 +207,13 @@ def _filled(own: Indices, shared: Indices, of: Indices, limit: int, fewer_than: 
     largest_first = np.argsort(-sizes, kind="stable").tolist()
     alone = int((sizes > limit).sum())
     for count in range(max(1, alone - (-int(sizes[sizes <= limit].sum()) // limit)), fewer_than):
-        held = np.zeros(count, np.int64)
+        filled_tokens = np.zeros(count, np.int64)
         runs: list[list[int]] = [[] for _ in range(count)]
         for part in largest_first:
-            least = int(held.argmin())
+            least = int(filled_tokens.argmin())
             runs[least].append(part)
-            held[least] += sizes[part]
-        if all(held[i] <= limit or len(run) == 1 for i, run in enumerate(runs)):
+            filled_tokens[least] += sizes[part]
+        if all(filled_tokens[i] <= limit or len(run) == 1 for i, run in enumerate(runs)):
             return [np.concatenate([parts[part] for part in sorted(run)]) for run in runs]
     return None
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
-from atropos_core.registry import NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 from atropos_trainer_grpo.config import LOSSES, GrpoOptions, LoraOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Loss, Trainer, Transport
-    from atropos_core.memory import Holding, Workload
+    from atropos_core.plugins.provider import Holding, Workload
 
 
 def build(options: GrpoOptions, context: RunContext) -> Trainer:
@@ -37,15 +37,15 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
 
 
 def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> None:
-    asked = f'trainer.optimizer = "{options.optimizer}"'
+    option = f'trainer.optimizer = "{options.optimizer}"'
     if importlib.util.find_spec("torchao") is None:
         raise FitError(
-            f"{asked} is torchao's, and the module 'torchao' is not installed.",
+            f"{option} is torchao's, and the module 'torchao' is not installed.",
             remedy="pip install atropos-plugin-trainer-grpo[torchao]",
         )
     if len(context.devices) > 1:
         raise FitError(
-            f"{asked} is for a trainer on one device, and this one has {len(context.devices)}.",
+            f"{option} is for a trainer on one device, and this one has {len(context.devices)}.",
             remedy='Ranks divide fp32 moments among themselves already: set trainer.optimizer = "adamw".',
         )
 

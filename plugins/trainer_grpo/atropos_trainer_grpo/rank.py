@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from atropos_core.hosted import Host, main
+from atropos_core.guards.collector import without_collector
 from atropos_core.interfaces import ModelInfo
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.child_main import Host, main
 from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.group import Group
+from atropos_trainer_grpo.process_group import ProcessGroup
 
 
 class Rank(Host):
     async def build(self, wanted: dict[str, Any]) -> None:
         """`wanted`: options, the fields of a RunContext as `context`, rank, size, and the port to meet at."""
-        from atropos_trainer_grpo.trainer import GrpoTrainer
+        with without_collector():
+            from atropos_trainer_grpo.trainer import GrpoTrainer
 
-        group, context = Group(wanted["rank"], wanted["size"]), RunContext.from_record(wanted["context"])
+        group, context = ProcessGroup(wanted["rank"], wanted["size"]), RunContext.from_record(wanted["context"])
         trainer = GrpoTrainer(GrpoOptions.model_validate(wanted["options"]), context, group)
 
         async def join_and_open() -> ModelInfo:
-            await trainer.join(wanted["port"])
-            return await trainer.open()
+            with without_collector():
+                await trainer.join(wanted["port"])
+                return await trainer.open()
 
         self.offer("trainer", trainer)
         self.peer.handlers["open"] = join_and_open

@@ -13,24 +13,27 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
-from atropos_core.errors import AtroposError, ConfigError, FitError, ProcessDied
-from atropos_core.hosting import Child, HostedTrainer
-from atropos_core.interfaces import ModelInfo, Trainer, Writing
-from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_core.errors import AtroposError, ConfigError, FitError, OutOfMemory, ProcessDied
+from atropos_core.guards.endings import raise_first
+from atropos_core.interfaces import ModelInfo, Writing
+from atropos_core.processes.child import Child
+from atropos_core.processes.forwarding import ForwardingTrainer, Method
+from atropos_core.processes.proxies import HostedTrainer
+from atropos_core.processes.rpc import as_received
+from atropos_core.types import Batch, Metrics
 from atropos_trainer_grpo import sharding
-from atropos_trainer_grpo.group import Group
+from atropos_trainer_grpo.process_group import ProcessGroup
 from atropos_trainer_grpo.trainer import GrpoTrainer
 
 if TYPE_CHECKING:
-    from atropos_core.registry import RunContext
+    from atropos_core.plugins.provider import RunContext
     from atropos_trainer_grpo.config import GrpoOptions
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 ALIKE_WITHIN_S = 10.0  # one rank's failure to that of the last: they were all doing the same
 ENDS_AFTER_S = ALIKE_WITHIN_S + 10.0  # of a lost rank, this process: a call that is running raises first
@@ -38,7 +41,7 @@ GIVE_UP_AFTER_S = 5.0  # on rank 0's own collective, once the others have been e
 MOVES = ("checkpoint", "adapter")  # transports that take a copy which rank 0 has made
 
 
-class RankedTrainer(Trainer):
+class RankedTrainer(ForwardingTrainer):
     """One rank for each of the context's devices. `model` is rank 0's whole copy on the CPU, as of the last update."""
 
     def __init__(self, options: GrpoOptions, context: RunContext) -> None:
@@ -55,7 +58,7 @@ class RankedTrainer(Trainer):
             )
         self._options = options
         self._context = dataclasses.replace(context, threads=max(1, (context.threads or 1) // len(devices)))
-        self._first = GrpoTrainer(options, self._context, Group(0, len(devices)))
+        self._first = GrpoTrainer(options, self._context, ProcessGroup(0, len(devices)))
         self._others: list[HostedTrainer] = []
         self._failed: AtroposError | None = None
         self._turn = asyncio.Lock()  # one call at a time: two would meet in another order in each rank
@@ -111,16 +114,11 @@ class RankedTrainer(Trainer):
             lambda: self._first.step(batch, leading), lambda other: other.step(batch, alongside)
         )
 
-    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+    async def forward(self, method: Method[T], *arguments: Any) -> T:
+        name = method.__name__
         return await self._together(
-            lambda: self._first.logprobs(sequences, temperature), lambda other: other.logprobs(sequences, temperature)
+            lambda: getattr(self._first, name)(*arguments), lambda other: getattr(other, name)(*arguments)
         )
-
-    async def save(self, directory: Path) -> None:
-        await self._together(lambda: self._first.save(directory), lambda other: other.save(directory))
-
-    async def restore(self, directory: Path) -> None:
-        await self._together(lambda: self._first.restore(directory), lambda other: other.restore(directory))
 
     async def close(self) -> None:
         if self._watch is not None:
@@ -147,7 +145,7 @@ class RankedTrainer(Trainer):
         )
 
     async def _end_with_ranks(self) -> None:
-        """A trainer without its ranks ends too, so that the run does, though nothing may be asked of it just now."""
+        """A trainer without its ranks ends too, so that the run does, though it may have no request just now."""
         waits = [asyncio.ensure_future(other.child.peer.lost.wait()) for other in self._others]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -157,8 +155,8 @@ class RankedTrainer(Trainer):
         os._exit(1)
 
     async def _together(
-        self, own: Callable[[], Awaitable[Made]], of_others: Callable[[HostedTrainer], Awaitable[Any]]
-    ) -> Made:
+        self, own: Callable[[], Awaitable[T]], of_others: Callable[[HostedTrainer], Awaitable[Any]]
+    ) -> T:
         """Rank 0's answer. Raises what all ranks raise alike; whatever else a rank raises ends all of them."""
         async with self._turn:
             if self._failed is not None:
@@ -169,7 +167,7 @@ class RankedTrainer(Trainer):
                 if not call.cancelled() and (error := call.exception()) is not None:
                     failures.append(error)
 
-            mine: asyncio.Future[Made] = asyncio.ensure_future(own())
+            mine: asyncio.Future[T] = asyncio.ensure_future(own())
             calls: list[asyncio.Future[Any]] = [mine, *(asyncio.ensure_future(of_others(it)) for it in self._others)]
             for call in calls:
                 call.add_done_callback(ended)
@@ -203,14 +201,15 @@ class RankedTrainer(Trainer):
 def _as_ours(error: BaseException) -> AtroposError:
     if isinstance(error, AtroposError):
         return error
+    if isinstance(refused := as_received("trainer rank 0", error), OutOfMemory):
+        return refused
     return ProcessDied(f"the trainer's ranks were ended, for rank 0 raised {type(error).__name__}: {error}")
 
 
 async def _all_or_none(starting: Sequence[Awaitable[Child]]) -> list[Child]:
     results = await asyncio.gather(*starting, return_exceptions=True)
     children = [result for result in results if isinstance(result, Child)]
-    for result in results:
-        if isinstance(result, BaseException):
-            await asyncio.gather(*(child.close() for child in children))
-            raise result
+    if len(children) < len(results):
+        closed = await asyncio.gather(*(child.close() for child in children), return_exceptions=True)
+        raise_first([*results, *closed])
     return children

@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\.\d+\.")
 _SHOWN = 40  # names in an error
 
 
-class Group(NamedTuple):
+class ParameterGroup(NamedTuple):
     """Parameters that share a rate (before warm-up and schedule) and whether they decay."""
 
     rate: float
@@ -54,7 +54,7 @@ def updates_in_all(options: GrpoOptions, steps: int) -> int:
     return in_all
 
 
-def groups_of(dimensions: Mapping[str, int], options: GrpoOptions) -> dict[str, Group]:
+def groups_of(dimensions: Mapping[str, int], options: GrpoOptions) -> dict[str, ParameterGroup]:
     """The group of each parameter, of which `dimensions` gives the name and the number of axes. Weight decay is for what
     has two or more: not for norms and biases (nanoGPT; transformers' Trainer leaves out the same ones by name).
     Raises ConfigError for a pattern that is the first match of no parameter."""
@@ -71,7 +71,7 @@ def groups_of(dimensions: Mapping[str, int], options: GrpoOptions) -> dict[str, 
                     rate = rule.learning_rate
                 used.add(place)
                 break
-        found[name] = Group(rate, axes > 1)
+        found[name] = ParameterGroup(rate, axes > 1)
     for place, (_, rule) in enumerate(rules):
         if place not in used:
             raise ConfigError(

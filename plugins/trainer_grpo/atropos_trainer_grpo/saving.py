@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atropos_core.errors import CheckpointError
-from atropos_trainer_grpo.group import part
 from atropos_trainer_grpo.model import language_model
 from atropos_trainer_grpo.optimizer import Optimizer
+from atropos_trainer_grpo.process_group import part
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.sharding import Sharded
@@ -93,7 +93,7 @@ def _check_fit(
     weights: Mapping[str, torch.Tensor],
     parameters: Mapping[str, torch.Tensor],
     file: Path,
-    stored: Mapping[str, torch.dtype],  # where it is not how a parameter is held
+    stored: Mapping[str, torch.dtype],  # where a parameter is kept otherwise
 ) -> None:
     for name, parameter in parameters.items():
         saved = weights.get(name)

@@ -21,8 +21,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from atropos_trainer_grpo.group import Group, full, part
 from atropos_trainer_grpo.model import Scorer, language_model
+from atropos_trainer_grpo.process_group import ProcessGroup, full, part
 
 HOST = "127.0.0.1"
 
@@ -32,7 +32,7 @@ def listen() -> socket.socket:
     return socket.create_server((HOST, 0))
 
 
-def join(group: Group, port: int, device: str, listening: socket.socket | None = None) -> DeviceMesh:
+def join(group: ProcessGroup, port: int, device: str, listening: socket.socket | None = None) -> DeviceMesh:
     """Become a rank of this process's only group. Returns once all have joined. Rank 0 brings the listening socket."""
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # or gloo looks for an interface by the host's name
@@ -61,7 +61,7 @@ def leave() -> None:
 class Sharded:
     """One model over all ranks. Everything here is collective."""
 
-    def __init__(self, model: nn.Module, group: Group, mesh: DeviceMesh, *, trained: bool = True) -> None:
+    def __init__(self, model: nn.Module, group: ProcessGroup, mesh: DeviceMesh, *, trained: bool = True) -> None:
         """Takes `model` over, unless this is rank 0: there `whole` remains."""
         short = {one.dtype for one in model.parameters() if one.requires_grad and one.element_size() == 2}
         self.whole = model if trained and group.rank == 0 else None

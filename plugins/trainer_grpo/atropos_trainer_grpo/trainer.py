@@ -22,23 +22,23 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from atropos_core.errors import ConfigError, WeightsMismatch
-from atropos_core.first_calls import settle
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
+from atropos_core.models.cpu_warmup import settle
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_grpo import saving
 from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
-from atropos_trainer_grpo.group import ALONE, Group
 from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_nothing
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packing import microbatches, pack
+from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
 from atropos_trainer_grpo.rates import groups_of, updates_in_all
 from atropos_trainer_grpo.update import Update
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from atropos_core.registry import RunContext
+    from atropos_core.plugins.provider import RunContext
     from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
     from atropos_trainer_grpo.sharding import Sharded
 
@@ -53,7 +53,7 @@ class GrpoTrainer(Trainer):
 
     model: nn.Module  # of transformers; with LoRA peft's, around it
 
-    def __init__(self, options: GrpoOptions, context: RunContext, group: Group = ALONE) -> None:
+    def __init__(self, options: GrpoOptions, context: RunContext, group: ProcessGroup = ALONE) -> None:
         adapts = options.lora is not None or context.transport == "adapter"
         self._options = options.with_lora() if adapts else options
         self._context = context
@@ -97,8 +97,8 @@ class GrpoTrainer(Trainer):
             seeds = np.random.SeedSequence([self._context.seed, batch.version, self._group.rank])
             torch.manual_seed(int(seeds.generate_state(1)[0]))
         async with AsyncExitStack() as stack:
-            for number, chosen in enumerate(update.minibatches()):
-                await self._run(partial(update.backward, chosen))
+            for number, minibatch in enumerate(update.minibatches()):
+                await self._run(partial(update.backward, minibatch))
                 if number == 0:
                     await stack.enter_async_context(writing())
                 await self._run(update.write)
@@ -127,7 +127,7 @@ class GrpoTrainer(Trainer):
             sharding.leave()
 
     def _open(self) -> ModelInfo:
-        from atropos_core.tokenizer import fingerprint
+        from atropos_core.rollouts.tokenizer import fingerprint
 
         self._loss = self._chosen_loss()
         self._updates = updates_in_all(self._options, self._context.steps)
@@ -223,7 +223,7 @@ class GrpoTrainer(Trainer):
         name = self._options.loss
         made = LOSSES.get(name)
         if made is None:
-            from atropos_core.plugins import load_plugins
+            from atropos_core.plugins.manager import load_plugins
 
             offered: Any = load_plugins().registry.find("loss", name).provider
             made = offered.build(offered.config(), self._context)

@@ -1,19 +1,26 @@
 """Tiny random models, and batches for them."""
 
+import resource
+import shutil
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Batch
 from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.losses import LOSSES
+from atropos_trainer_grpo.model import open_model
+from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.trainer import GrpoTrainer
+from atropos_trainer_grpo.update import Update
 
 VOCABULARY = 37
 
@@ -63,6 +70,21 @@ def model_of(tmp_path_factory) -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture(scope="session")
+def large_model(model_of, tmp_path_factory) -> Path:
+    """Of 4 M parameters: no gradient, and no moment of Adam's, fits into what an allocator may have left over."""
+    directory = tmp_path_factory.mktemp("large")
+    shutil.copytree(model_of(), directory, dirs_exist_ok=True)
+    Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"vocab_size": 125_000}, head_dim=8)).save_pretrained(directory)
+    return directory
+
+
+def refuse_memory_beyond(pid: int, more_bytes: int) -> None:
+    """As `ulimit -v` does, from here on."""
+    limit = psutil.Process(pid).memory_info().vms + more_bytes
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+
+
 @pytest.fixture
 def make_batch() -> Callable[..., Batch]:
     """Groups of sequences with a common prompt; advantages are random, one per sequence."""
@@ -95,6 +117,29 @@ def make_batch() -> Callable[..., Batch]:
         )
 
     return make
+
+
+@pytest.fixture
+def gradient(model_of):
+    """`gradient(batch, **options)`: the loss and the flat gradient of one minibatch. KL is taken to another model. With
+    `double`, the model computes in float64."""
+
+    @contextmanager
+    def reference():
+        yield open_model(model_of(tied=False), dtype="auto", device="cpu", with_weights=True)
+
+    def compute(batch, double=False, **options):
+        options = GrpoOptions(**options)
+        model = open_model(model_of(), dtype="auto", device="cpu", with_weights=True)
+        model = model.double() if double else model
+        optimizer = Optimizer(model.named_parameters(), options)
+        update = Update(model, optimizer, options, LOSSES[options.loss], batch, "cpu", 0, (), reference)
+        (chosen,) = update.minibatches()
+        update.backward(chosen)
+        flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        return update.tally.losses[0], torch.cat([part.flatten() for part in flat])
+
+    return compute
 
 
 class Gate:

@@ -74,7 +74,7 @@ def test_a_student_with_one_percent_of_its_mass_there_is_far_away_though_it_agre
     apart = forward_kl(student, torch.tensor([0.99 + 0.0001]).log(), teacher, torch.ones(1, 3, dtype=torch.bool))
     assert float(apart) == pytest.approx(0.99 * np.log(99) + 0.01 * np.log(0.01 / 0.99), rel=1e-4)
     renormalised = torch.nn.functional.kl_div(student.log_softmax(-1), teacher.log_softmax(-1), log_target=True)
-    assert abs(float(renormalised)) < 1e-6, "which is what renormalising over k would have said"
+    assert abs(float(renormalised)) < 1e-6, "which is what renormalising over k would have given"
 
 
 def test_entries_that_are_not_there_change_nothing_and_have_no_gradient():
@@ -188,7 +188,7 @@ def update_of(model_of):
         flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
         gradient = torch.cat([part.flatten() for part in flat])
         update.write()
-        return update._losses[0], gradient, update.metrics()
+        return update.tally.losses[0], gradient, update.metrics()
 
     return make
 
@@ -205,18 +205,18 @@ def test_the_loss_is_the_divergence_at_the_token_that_each_entry_predicts(
     mask = torch.from_numpy(batch.sampled)
     rows = [apart[b:e][mask[b:e]] for b, e in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
     expected = torch.cat(rows).mean() if average == "token" else torch.stack([row.mean() for row in rows]).mean()
-    loss, _, said = update_of(taught(batch, towards), ALONE, average=average)
+    loss, _, reported = update_of(taught(batch, towards), ALONE, average=average)
     assert loss == pytest.approx(float(expected), rel=1e-5)
-    assert said["distill/kl"] == pytest.approx(float(torch.cat(rows).mean()), rel=1e-5)
-    assert said["distill/positions"] == 1.0
+    assert reported["distill/kl"] == pytest.approx(float(torch.cat(rows).mean()), rel=1e-5)
+    assert reported["distill/positions"] == 1.0
     inside = towards.double().softmax(-1).topk(4).values.sum(-1)[mask].mean()
-    assert said["distill/coverage"] == pytest.approx(float(inside), rel=1e-5)
+    assert reported["distill/coverage"] == pytest.approx(float(inside), rel=1e-5)
     for shift in (-1, 1):
         other, _, _ = update_of(taught(batch, towards.roll(shift, 0)), ALONE, average=average)
         assert abs(other - float(expected)) > 1e-2
 
 
-def test_each_thing_that_is_said_reaches_the_loss(update_of, make_batch, teacher):
+def test_each_column_of_a_teacher_reaches_the_loss(update_of, make_batch, teacher):
     batch = make_batch()
     whole = taught(batch, logits_of(teacher, batch))
     mixed = {"coefficient": 0.5}
@@ -229,7 +229,7 @@ def test_each_thing_that_is_said_reaches_the_loss(update_of, make_batch, teacher
         "logprobs": replace(
             whole, ragged={**whole.ragged, "teacher_logprobs": replace(logprobs, values=logprobs.values - 0.5)}
         ),
-        "places": taught(batch, logits_of(teacher, batch), every=2),
+        "positions": taught(batch, logits_of(teacher, batch), every=2),
         "advantages": replace(whole, advantages=-whole.advantages),
     }
     for name, other in others.items():
@@ -266,26 +266,28 @@ def test_in_reverse_the_advantage_of_a_token_is_what_the_teacher_gives_it_over_t
     logs = logits_of(teacher, batch).log_softmax(-1).numpy()
     own = np.take_along_axis(logs, batch.tokens[:, None].astype(np.int64), 1)[:, 0]
     behind = np.where(batch.sampled, own - batch.logprobs, 0).astype(np.float32)
-    told = taught(batch, torch.from_numpy(logs), own=True)
+    batch_taught = taught(batch, torch.from_numpy(logs), own=True)
     for options, expected in (
         (REVERSE, behind),
         ({"kind": "reverse", "coefficient": 0.2}, batch.advantages + np.float32(0.2) * behind),
     ):
-        loss, gradient, said = update_of(told, options)
+        loss, gradient, reported = update_of(batch_taught, options)
         plain = replace(batch, advantages=expected)
-        wanted = update_of(replace(plain, ragged=told.ragged), {"kind": "forward", "coefficient": 1e-12})
+        wanted = update_of(replace(plain, ragged=batch_taught.ragged), {"kind": "forward", "coefficient": 1e-12})
         assert loss == pytest.approx(wanted[0], abs=1e-5)
         torch.testing.assert_close(gradient, wanted[1], atol=1e-5, rtol=1e-4)
-        assert said["distill/kl"] == pytest.approx(-float(behind[batch.sampled].mean()), rel=1e-4)
+        assert reported["distill/kl"] == pytest.approx(-float(behind[batch.sampled].mean()), rel=1e-4)
 
 
 async def test_a_student_reaches_its_teacher(open_trainer, make_batch, teacher, gate):
     batch = make_batch(groups=2, size=2)
     towards = logits_of(teacher, batch)
     trainer = await open_trainer(distillation=ALONE, average="token", learning_rate=3e-2, betas=(0.9, 0.95))
-    said = [await trainer.step(replace(taught(batch, towards, k=VOCABULARY), version=v), gate) for v in range(1, 601)]
-    assert said[0]["distill/kl"] > 0.3
-    assert said[-1]["distill/kl"] < 1e-3
+    reported = [
+        await trainer.step(replace(taught(batch, towards, k=VOCABULARY), version=v), gate) for v in range(1, 601)
+    ]
+    assert reported[0]["distill/kl"] > 0.3
+    assert reported[-1]["distill/kl"] < 1e-3
 
 
 def test_a_batch_without_a_teacher_or_with_one_of_another_vocabulary_is_refused(update_of, make_batch, teacher):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from atropos_trainer_grpo.divergence import divergence
+from atropos_trainer_grpo.kl_estimators import divergence
 
 LOGITS = torch.tensor([0.3, -1.1, 0.9], dtype=torch.float64)
 REFERENCE = torch.log_softmax(torch.tensor([-0.4, 0.8, 0.1], dtype=torch.float64), 0)

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from atropos_core.errors import TrainingDiverged
 from atropos_trainer_grpo.config import BOUNDS, GrpoOptions
 from atropos_trainer_grpo.corrections import importance_weights
-from atropos_trainer_grpo.diverged import against_old, against_reference
-from atropos_trainer_grpo.divergence import divergence
+from atropos_trainer_grpo.kl_estimators import divergence
 from atropos_trainer_grpo.losses import LOSSES, Clip, Rows
+from atropos_trainer_grpo.non_finite import against_old, against_reference
 
 FURTHEST = 60.0  # README.md, Losses: where a log-ratio stops
 APART = [0.0]
@@ -144,15 +144,15 @@ def test_corrections_are_right_however_far_the_engine_was(kind):
 async def trained(open_trainer, gate, batch, **options):
     trainer = await open_trainer(learning_rate=1e-2, **options)
     before = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
-    said = await trainer.step(batch, gate)
+    metrics = await trainer.step(batch, gate)
     after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-    assert all(np.isfinite(value) for value in said.values()), said
+    assert all(np.isfinite(value) for value in metrics.values()), metrics
     assert after.isfinite().all()
-    return said, before, after
+    return metrics, before, after
 
 
 def claiming(batch, logprob):
-    """Every second sampled token is said to have been sampled with this logprob."""
+    """Every second sampled token claims to have been sampled with this logprob."""
     chosen = batch.sampled & (np.arange(len(batch.tokens)) % 2 == 0)
     return replace(batch, logprobs=np.where(chosen, logprob, batch.logprobs).astype(np.float32))
 
@@ -161,11 +161,11 @@ def claiming(batch, logprob):
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
 async def test_no_logprob_that_a_sender_may_claim_ends_a_run(open_trainer, make_batch, gate, name, dual):
     for logprob in (-90.0, -1e3, -1e30):
-        said, before, after = await trained(
+        metrics, before, after = await trained(
             open_trainer, gate, claiming(make_batch(), logprob), loss=name, dual_clip=dual
         )
         assert dual is not None or not torch.equal(before, after)
-        assert np.isfinite(said["ratio/mean"])
+        assert np.isfinite(metrics["ratio/mean"])
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])

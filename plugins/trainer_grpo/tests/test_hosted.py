@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from atropos_core.errors import ConfigError, TrainingDiverged
-from atropos_core.hosting import Child, HostedTrainer
+from atropos_core.errors import ConfigError, OutOfMemory, TrainingDiverged
+from atropos_core.processes.child import Child
+from atropos_core.processes.proxies import HostedTrainer
+from plugins.trainer_grpo.tests.conftest import refuse_memory_beyond
 
 
 @asynccontextmanager
@@ -63,3 +65,45 @@ async def test_errors_keep_their_class_across_the_process_boundary(make_batch, m
         with pytest.raises(ConfigError, match="top_p"):
             await trainer.step(replace(batch, truncated=np.ones(12, np.bool_)), gate)
         assert gate.entered == 0
+
+
+async def test_an_allocation_that_the_system_refuses_torch_is_an_error_of_that_name(
+    make_batch, model_of, gate, tmp_path
+):
+    async with hosted(model_of(), tmp_path / "child") as trainer:
+        await trainer.open()
+        await trainer.step(make_batch(), gate)
+        refuse_memory_beyond(trainer.child.process.pid, 32 << 20)
+        with pytest.raises(
+            OutOfMemory, match=r"trainer was refused memory: RuntimeError: .*can't allocate memory"
+        ) as raised:
+            await trainer.logprobs([np.full(1 << 18, 2, np.int32)])
+        assert "atropos_trainer_grpo" in str(raised.value) and "ulimit -v" in str(raised.value)
+        await trainer.step(make_batch(1), gate)
+
+
+@pytest.mark.parametrize("before_writing", [True, False], ids=["in a forward pass", "in the optimiser"])
+async def test_an_allocation_that_is_refused_inside_an_update_is_an_error_of_that_name_too(
+    make_batch, large_model, tmp_path, before_writing
+):
+    @asynccontextmanager
+    async def writing():
+        seen.append("entered")
+        if not before_writing:  # Adam's moments are made in the first update: twice the parameters
+            refuse_memory_beyond(pid, 4 << 20)
+        try:
+            yield
+        except BaseException as error:
+            seen.append(type(error).__name__)
+            raise
+
+    seen: list[str] = []
+    async with hosted(large_model, tmp_path / "child") as trainer:
+        pid = trainer.child.process.pid
+        await trainer.open()
+        if before_writing:
+            refuse_memory_beyond(pid, 4 << 20)
+        with pytest.raises(OutOfMemory, match=r"trainer was refused memory: RuntimeError: .*can't allocate") as raised:
+            await trainer.step(make_batch(), writing)
+        assert seen == ([] if before_writing else ["entered", "RemoteError"]), "the bridge is told"
+        assert ("logprobs.py" if before_writing else "optimizer.py") in str(raised.value), "where that was"

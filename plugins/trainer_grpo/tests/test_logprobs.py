@@ -91,6 +91,6 @@ def test_a_gradient_that_is_there_is_added_to_where_it_lies(tied):
         return head.weight.grad
 
     once = backward().clone()
-    held = backward()
-    assert backward() is held
-    torch.testing.assert_close(held, 3 * once)
+    first = backward()
+    assert backward() is first
+    torch.testing.assert_close(first, 3 * once)

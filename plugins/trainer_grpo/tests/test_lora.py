@@ -1,6 +1,5 @@
 """LoRA: the adapter alone is trained, by the gradient that peft's own forward gives, and a checkpoint is a peft directory."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -10,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from atropos_core.codec import encode_bytes
 from atropos_core.errors import CheckpointError, ConfigError, FitError
 from atropos_trainer_grpo import lora
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
@@ -21,6 +18,7 @@ from atropos_trainer_grpo.losses import LOSSES
 from atropos_trainer_grpo.model import open_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.update import Update
+from plugins.trainer_grpo.tests.resumed import assert_same_bits, trained_on
 
 LORA = {"rank": 4, "alpha": 8.0, "learning_rate": 1e-2}
 EVERY_LAYER = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -102,7 +100,7 @@ def test_gradients_are_those_of_pefts_own_forward(make_batch, model_of, kind, ch
         total = total - (torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages) * trained).sum()
     loss = total / int(batch.trained.sum())
     loss.backward()
-    assert update._losses[0] == pytest.approx(float(loss.detach()), rel=1e-6)
+    assert update.tally.losses[0] == pytest.approx(float(loss.detach()), rel=1e-6)
     expected = {name: value.grad for name, value in theirs.named_parameters() if value.grad is not None}
     found = {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
     assert found.keys() == expected.keys() == {name for name, _ in ours.named_parameters() if "lora_" in name}
@@ -200,36 +198,6 @@ async def test_a_correction_weighs_the_sampled_policy_and_not_the_one_that_dropo
     assert abs(metrics["ratio/mean"] - 1) > 1e-4, "dropout was on where the gradient was computed"
 
 
-RESUME = """
-import asyncio, json, sys
-from contextlib import asynccontextmanager
-from pathlib import Path
-from safetensors.torch import save_file
-from atropos_core.codec import decode
-from atropos_core.registry import RunContext
-from atropos_trainer_grpo import lora
-from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.trainer import GrpoTrainer
-
-model, checkpoint, batches, options, out = sys.argv[1:]
-
-@asynccontextmanager
-async def writing():
-    yield
-
-async def main():
-    context = RunContext(Path(out), Path(model), threads=1, transport="adapter")
-    trainer = GrpoTrainer(GrpoOptions(**json.loads(options)), context)
-    await trainer.open()
-    await trainer.restore(Path(checkpoint))
-    for batch in decode(Path(batches).read_bytes()):
-        await trainer.step(batch, writing)
-    save_file({name: value.contiguous() for name, value in lora.tensors(trainer.model).items()}, out + "/resumed")
-
-asyncio.run(main())
-"""
-
-
 async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch, model_of, gate, tmp_path):
     options = {"lora": {**LORA, "dropout": 0.1}, "minibatches": 2, "warmup_steps": 5, "weight_decay": 0.01}
     trainer = await open_trainer(transport="adapter", **options)
@@ -240,17 +208,12 @@ async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch,
     later = [make_batch(seed, version=seed + 1) for seed in range(3, 6)]
     for batch in later:
         await trainer.step(batch, gate)
-    (tmp_path / "batches").write_bytes(encode_bytes(later))
-    arguments = [model_of(), tmp_path / "saved", tmp_path / "batches", json.dumps(options), tmp_path]
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", RESUME, *map(str, arguments)], check=True)
-    resumed = load_file(tmp_path / "resumed")
-    for name, tensor in lora.tensors(trainer.model).items():
-        assert torch.equal(tensor, resumed[name]), name
+    resumed = await trained_on(model_of(), tmp_path / "saved", later, options, transport="adapter")
+    assert_same_bits(trainer.model, resumed)
     await trainer.restore(tmp_path / "saved")  # and back, in the same process
     for batch in later:
         await trainer.step(batch, gate)
-    for name, tensor in lora.tensors(trainer.model).items():
-        assert torch.equal(tensor, resumed[name]), name
+    assert_same_bits(trainer.model, resumed)
 
 
 async def test_what_is_saved_loads_with_transformers_and_with_peft_and_holds_no_base(
@@ -311,7 +274,7 @@ def test_without_peft_a_trainer_of_adapters_says_what_to_install():
     code = (
         "import sys; sys.modules['peft'] = None; import importlib.util; from pathlib import Path; "
         "find = importlib.util.find_spec; importlib.util.find_spec = lambda name: None if name == 'peft' else find(name); "
-        "from atropos_core.registry import RunContext; from atropos_trainer_grpo.config import GrpoOptions; "
+        "from atropos_core.plugins.provider import RunContext; from atropos_trainer_grpo.config import GrpoOptions; "
         "from atropos_trainer_grpo.plugin import build; here = Path(); "
         "build(GrpoOptions(), RunContext(here, here, transport='checkpoint')); "
         "build(GrpoOptions(), RunContext(here, here, transport='adapter'))"

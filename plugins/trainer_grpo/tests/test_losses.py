@@ -232,7 +232,7 @@ def test_untrained_tokens_and_sequences_change_nothing(name, seed, extra):
     assert computed(name, new, old, advantages, np.zeros_like(mask), lengths)[0] == 0.0
 
 
-def test_losses_are_named_alike_where_they_are_chosen_and_where_they_are_defined():
+def test_losses_are_named_alike_where_they_are_configured_and_where_they_are_defined():
     assert list(config.LOSSES) == NAMES
 
 
@@ -346,9 +346,11 @@ def test_a_decorated_function_keeps_what_it_was_declared_with():
 
 
 def test_a_check_can_be_skipped_by_name():
-    told = {finding.subject: finding.ok for finding in always_pulls.findings(skip=["zero advantages", "reinforces"])}
-    assert told["zero advantages"] is None
-    assert False not in told.values()
+    verdicts = {
+        finding.subject: finding.ok for finding in always_pulls.findings(skip=["zero advantages", "reinforces"])
+    }
+    assert verdicts["zero advantages"] is None
+    assert False not in verdicts.values()
 
 
 def test_a_strangers_sound_loss_passes_and_may_be_named_by_its_file(tmp_path, monkeypatch):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from atropos_core.memory import Workload, peak
-from atropos_core.model_files import read
-from atropos_core.registry import RunContext
+from atropos_core.launch.memory_plan import peak
+from atropos_core.models.model_size import read
+from atropos_core.plugins.provider import RunContext, Workload
 from atropos_trainer_grpo import lora as adapters
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.memory import adapter_parameters, layer_bytes, rows_of
@@ -18,7 +18,7 @@ def workload(directory, groups=3, size=4, prompt=8, reply=16, transport="checkpo
     return Workload(RunContext(directory, directory, transport=transport), groups, size, reply, 0, prompt)
 
 
-def held(options, work):
+def planned(options, work):
     return {one.what: one.size_bytes for one in holds(GrpoOptions(**options), work)}
 
 
@@ -54,13 +54,13 @@ def test_activations_are_what_autograd_keeps(model_of, make_batch, kind, dtype, 
     assert whole.logprobs.requires_grad
     kept = sum(found.values())
 
-    told = read(directory)
-    made = rows_of(GrpoOptions(), workload(directory), told)
+    shape = read(directory)
+    made = rows_of(GrpoOptions(), workload(directory), shape)
     assert made.packed == packing.tokens.numel()
     assert made.keys == len(packing.keys)
     element = dtype.itemsize
-    norm = made.packed * told.hidden * 3 * element
-    expected = len(layers) * layer_bytes(told, made, element, adapted) + norm
+    norm = made.packed * shape.hidden * 3 * element
+    expected = len(layers) * layer_bytes(shape, made, element, adapted) + norm
     assert kept == pytest.approx(expected, rel=0.15)
 
 
@@ -75,13 +75,13 @@ def test_the_adapter_has_as_many_parameters_as_peft_makes(model_of, options):
 def test_weights_masters_and_moments_are_counted_by_what_is_trained(model_of):
     directory = model_of(dtype=torch.bfloat16)
     number, work = read(directory).parameters, workload(directory)
-    fp32, bf16 = held({}, work), held({"dtype": "bfloat16", "kl": {}}, work)
+    fp32, bf16 = planned({}, work), planned({"dtype": "bfloat16", "kl": {}}, work)
     assert fp32["parameters"] == 4 * number
     assert fp32["optimiser moments"] == 8 * number
     assert "fp32 masters" not in fp32
     assert (bf16["parameters"], bf16["fp32 masters"], bf16["optimiser moments"]) == (2 * number, 4 * number, 8 * number)
     assert bf16["reference model"] == 2 * number
-    lora = held({"dtype": "bfloat16", "kl": {}, "lora": {"rank": 2}}, work)
+    lora = planned({"dtype": "bfloat16", "kl": {}, "lora": {"rank": 2}}, work)
     adapter = adapter_parameters(read(directory), LoraOptions(rank=2))
     assert (lora["adapter"], lora["optimiser moments"]) == (4 * adapter, 8 * adapter)
     assert "reference model" not in lora, "the base is the reference"
@@ -130,7 +130,7 @@ def test_the_copy_that_engines_load_is_a_model_more_in_host_memory(model_of, tra
     parts = {one.what: one for one in holds(GrpoOptions(dtype="bfloat16"), Workload(context, 3, 4, 16, 0, 8))}
     copy = parts["copy that engines load"]
     assert (copy.size_bytes, copy.device, copy.shared) == (2 * read(directory).parameters, "cpu", "")
-    assert "copy that engines load" not in held({}, workload(directory, transport="posix_shm"))
+    assert "copy that engines load" not in planned({}, workload(directory, transport="posix_shm"))
 
 
 def test_what_bounds_memory_bounds_the_plan(model_of):

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from atropos_core.batching import pack
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
+from atropos_core.training.packing import pack
 
-wire = pytest.importorskip("atropos_trajectory_api.wire", reason="the trajectory API is not installed")
+wire = pytest.importorskip(
+    "atropos_trajectory_api.legacy.incoming_groups", reason="the trajectory API is not installed"
+)
 
 PROMPT, GOOD, BAD = [3, 4, 5], 9, 10
 

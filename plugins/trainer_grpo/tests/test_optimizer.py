@@ -9,8 +9,8 @@ from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.optimizer import Optimizer
 
 
-def named(held):
-    return [(f"p{place}", parameter) for place, parameter in enumerate(held)]
+def named(trained):
+    return [(f"p{place}", parameter) for place, parameter in enumerate(trained)]
 
 
 def parameters(dtype=torch.float32):
@@ -52,11 +52,11 @@ def test_sixteen_bit_parameters_follow_fp32_masters_that_see_small_updates():
     addresses = [parameter.data_ptr() for parameter in rough]
     optimizers = [Optimizer(named(rough), options), Optimizer(named(fine), options)]
     for seed in range(30):
-        for optimizer, held in zip(optimizers, (rough, fine), strict=True):
+        for optimizer, trained in zip(optimizers, (rough, fine), strict=True):
             for micro in range(3):  # micro-batches add up in fp32
                 torch.manual_seed(seed * 10 + micro)
-                noise = [torch.randint(1, 9, p.shape) / 8 for p in held]  # exact in bfloat16
-                sum((p.float() * n).sum() for p, n in zip(held, noise, strict=True)).backward()
+                noise = [torch.randint(1, 9, p.shape) / 8 for p in trained]  # exact in bfloat16
+                sum((p.float() * n).sum() for p, n in zip(trained, noise, strict=True)).backward()
             optimizer.step(optimizer.gradient_norm())
     assert [parameter.data_ptr() for parameter in rough] == addresses
     for low, high, begun in zip(rough, fine, start, strict=True):
@@ -65,17 +65,17 @@ def test_sixteen_bit_parameters_follow_fp32_masters_that_see_small_updates():
 
 
 def test_moving_to_other_storage_keeps_moments_and_masters():
-    held = parameters(torch.bfloat16)
+    trained = parameters(torch.bfloat16)
     options = GrpoOptions(learning_rate=1e-3)
-    before = Optimizer(named(held), options)
-    moved = [torch.nn.Parameter(p.detach().clone()) for p in held]
-    stayed = [torch.nn.Parameter(p.detach().clone()) for p in held]
+    before = Optimizer(named(trained), options)
+    moved = [torch.nn.Parameter(p.detach().clone()) for p in trained]
+    stayed = [torch.nn.Parameter(p.detach().clone()) for p in trained]
     reference = Optimizer(named(stayed), options)
-    for optimizer, targets in ((before, held), (reference, stayed)):
+    for optimizer, targets in ((before, trained), (reference, stayed)):
         give_gradients(targets, 0)
         optimizer.step(optimizer.gradient_norm())
     with torch.no_grad():
-        for new, old in zip(moved, held, strict=True):
+        for new, old in zip(moved, trained, strict=True):
             new.copy_(old)
     after = Optimizer(named(moved), options)
     before.close()
@@ -85,29 +85,29 @@ def test_moving_to_other_storage_keeps_moments_and_masters():
             give_gradients(targets, seed)
             optimizer.step(optimizer.gradient_norm())
     assert all(torch.equal(one, other) for one, other in zip(moved, stayed, strict=True))
-    give_gradients(held, 0)
-    assert all(parameter.grad is not None for parameter in held)  # the old one has let go
+    give_gradients(trained, 0)
+    assert all(parameter.grad is not None for parameter in trained)  # the old one has let go
 
 
 def test_gradients_too_small_to_add_up_in_sixteen_bits_add_up_in_fp32():
-    held = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
-    optimizer = Optimizer([("held", held)], GrpoOptions(max_grad_norm=1e9))
-    (held.float() * 1.0).sum().backward()
+    trained = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    optimizer = Optimizer([("held", trained)], GrpoOptions(max_grad_norm=1e9))
+    (trained.float() * 1.0).sum().backward()
     for _ in range(256):  # 2^-10 is below half a unit in the last place of bfloat16 at 1
-        (held.float() * 2.0**-10).sum().backward()
+        (trained.float() * 2.0**-10).sum().backward()
     assert float(optimizer.gradient_norm()) == pytest.approx(1.25 * 8**0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize("rate", [1e-6, 1e-5])
 def test_updates_far_below_the_rounding_of_a_parameter_are_not_lost(rate):
     """At 1, bfloat16 moves by 2^-8 downwards: thousands of updates of an RL learning rate make one such step."""
-    held = torch.nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
+    trained = torch.nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
     naive = torch.nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
-    optimizer = Optimizer([("held", held)], GrpoOptions(learning_rate=rate, max_grad_norm=1e9))
+    optimizer = Optimizer([("held", trained)], GrpoOptions(learning_rate=rate, max_grad_norm=1e9))
     adam = torch.optim.AdamW([naive], lr=rate, weight_decay=0.0)
     updates = round(2.0**-8 / rate) + 10
     for _ in range(updates):
-        for parameter in (held, naive):
+        for parameter in (trained, naive):
             parameter.float().sum().backward()
         optimizer.step(optimizer.gradient_norm())
         adam.step()
@@ -115,8 +115,8 @@ def test_updates_far_below_the_rounding_of_a_parameter_are_not_lost(rate):
     assert torch.equal(naive, torch.ones_like(naive)), "without masters nothing happens at all"
     [master] = optimizer.state()["masters"]
     torch.testing.assert_close(master, torch.full((16,), 1 - updates * rate), atol=updates * 6e-8, rtol=0)
-    assert torch.equal(held, master.to(torch.bfloat16))
-    assert bool((held < 1).all())
+    assert torch.equal(trained, master.to(torch.bfloat16))
+    assert bool((trained < 1).all())
 
 
 def test_what_the_masters_know_beyond_the_parameters_survives_a_save():
@@ -126,9 +126,9 @@ def test_what_the_masters_know_beyond_the_parameters_survives_a_save():
         torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)),
     )
     straight, first = Optimizer([("p", whole)], options), Optimizer([("p", before)], options)
-    for optimizer, held, updates in ((straight, whole, 60), (first, before, 40)):
+    for optimizer, trained, updates in ((straight, whole, 60), (first, before, 40)):
         for _ in range(updates):
-            held.float().sum().backward()
+            trained.float().sum().backward()
             optimizer.step(optimizer.gradient_norm())
     after = torch.nn.Parameter(before.detach().clone())
     second = Optimizer([("p", after)], options)

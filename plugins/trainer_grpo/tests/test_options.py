@@ -210,7 +210,7 @@ def work(open_trainer, make_batch, gate):
     async def made(options: dict) -> tuple:
         if str(options) not in cache:
             trainer = await open_trainer(steps=4, **options)
-            said = []
+            metrics = []
             for version in (1, 2):
                 batch = make_batch(seed=version, version=version)
                 spoken = batch.sampled.astype(np.int64)
@@ -220,9 +220,9 @@ def work(open_trainer, make_batch, gate):
                     "teacher_logprobs": Ragged(offsets_of(spoken), logprobs),
                 }
                 step = await trainer.step(replace(batch, ragged=ragged), gate)
-                said.append({name: value for name, value in step.items() if not name.startswith("time/")})
+                metrics.append({name: value for name, value in step.items() if not name.startswith("time/")})
             flat = torch.cat([parameter.detach().flatten().float() for parameter in trainer.model.parameters()])
-            cache[str(options)] = (flat, said)
+            cache[str(options)] = (flat, metrics)
         return cache[str(options)]
 
     return made

@@ -128,9 +128,9 @@ def groups_of_sequences(draw):
 
 def in_order(lengths, order, limit):
     """How many runs it takes to fill them one after another, counting every token."""
-    runs, held = 0, limit + 1
+    runs, filled = 0, limit + 1
     for length in lengths[order]:
-        runs, held = (runs + 1, length) if held + length > limit else (runs, held + length)
+        runs, filled = (runs + 1, length) if filled + length > limit else (runs, filled + length)
     return runs
 
 

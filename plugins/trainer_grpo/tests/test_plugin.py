@@ -6,7 +6,7 @@ import sys
 
 def test_offering_the_trainer_imports_neither_torch_nor_transformers():
     code = (
-        "import sys; from atropos_core.plugins import load_plugins; "
+        "import sys; from atropos_core.plugins.manager import load_plugins; "
         "offer = load_plugins().registry.find('trainer', 'grpo'); "
         "options = offer.provider.config(); "
         "assert offer.provider.runs_in == 'process'; "

@@ -12,12 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atropos_core.errors import ConfigError, FitError, ProcessDied, TrainingDiverged
-from atropos_core.hosting import Child, HostedTrainer
-from atropos_core.registry import RunContext
+from atropos_core.errors import ConfigError, FitError, OutOfMemory, ProcessDied, TrainingDiverged
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.child import Child
+from atropos_core.processes.proxies import HostedTrainer
 from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.group import Group, shares
+from atropos_trainer_grpo.process_group import ProcessGroup, shares
 from atropos_trainer_grpo.ranks import RankedTrainer
+from plugins.trainer_grpo.tests.conftest import refuse_memory_beyond
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -108,7 +110,7 @@ def test_shares_hold_every_sequence_once_and_nearly_as_many_tokens_each():
 def test_all_ranks_make_equally_many_passes():
     lengths = np.array([100, 1, 1, 1])
     one_each = lambda order: [order[i : i + 1] for i in range(len(order))]  # noqa: E731
-    passes = [Group(rank, 4).passes(lengths, np.arange(4), one_each) for rank in range(4)]
+    passes = [ProcessGroup(rank, 4).passes(lengths, np.arange(4), one_each) for rank in range(4)]
     assert {len(of_rank) for of_rank in passes} == {3}
     assert sorted(int(i) for of_rank in passes for part in of_rank for i in part) == [0, 1, 2, 3]
 
@@ -153,6 +155,9 @@ async def test_the_gradient_is_that_of_one_process(open_trainer, make_batch, mod
             mine, theirs = await one.step(batch, gate), await trainer.step(batch, gate)
             # Adam makes whole steps of gradients that are nothing but rounding: 4e-6 after three updates on one kind of CPU
             assert theirs["loss"] == pytest.approx(mine["loss"], abs=2e-5)
+        others = children_of(trainer.child.process.pid)
+        assert len(others) == ranks - 1
+    await all_ended(others)
 
 
 @pytest.mark.parametrize("kind", ["full", pytest.param("bfloat16", marks=pytest.mark.long), "lora"])
@@ -218,14 +223,9 @@ async def test_a_killed_rank_ends_the_run_with_its_name_and_leaves_nothing(
         await all_ended(ranks)
 
 
-async def test_ranks_end_with_a_trainer_that_is_killed(model_of, tmp_path):
-    async with opened(model_of(), tmp_path / "run") as trainer:
-        ranks = children_of(trainer.child.process.pid)
-        os.kill(trainer.child.process.pid, signal.SIGKILL)
-        await all_ended(ranks)
-
-
-async def test_what_all_ranks_refuse_alike_is_raised_once_and_they_go_on(make_batch, model_of, gate, tmp_path):
+async def test_what_all_ranks_refuse_alike_is_raised_once_and_they_go_on_until_the_trainer_is_killed(
+    make_batch, model_of, gate, tmp_path
+):
     batch = make_batch()
     async with opened(model_of(), tmp_path / "run") as trainer:
         with pytest.raises(ConfigError, match="top_p"):
@@ -235,7 +235,23 @@ async def test_what_all_ranks_refuse_alike_is_raised_once_and_they_go_on(make_ba
         assert gate.entered == 0
         await trainer.step(batch, gate)
         ranks = children_of(trainer.child.process.pid)
-    await all_ended(ranks)
+        assert len(ranks) == 1
+        os.kill(trainer.child.process.pid, signal.SIGKILL)
+        await all_ended(ranks)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_is_refused_memory_inside_an_update_is_an_error_of_that_name_and_leaves_nothing(
+    make_batch, large_model, gate, tmp_path, rank
+):
+    async with opened(large_model, tmp_path / "child") as trainer:
+        first = trainer.child.process.pid
+        pids = [first, *children_of(first)]
+        refuse_memory_beyond(pids[rank], 4 << 20)
+        with pytest.raises(OutOfMemory, match=f"rank {rank} was refused memory: .*can't allocate memory") as raised:
+            await trainer.step(make_batch(), gate)
+        assert "update.py" in str(raised.value), "where that was"
+        await all_ended(pids)
 
 
 @pytest.mark.parametrize("transport", ["posix_shm", "cuda_ipc", "copy"])

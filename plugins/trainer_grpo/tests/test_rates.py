@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, Trainer
 
-from atropos_core.config import dump, to_toml
+from atropos_core.config.run_file import dump, to_toml
 from atropos_core.errors import ConfigError
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.optimizer import Optimizer
@@ -129,13 +129,13 @@ def test_what_decays_is_what_transformers_trainer_would_decay(model_of, kind):
 
 def test_moments_of_a_checkpoint_stay_with_their_parameters_when_the_groups_change():
     shapes = {"a": (3, 2), "b": (5,), "c": (4, 4)}
-    held = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
-    before = Optimizer(held.items(), GrpoOptions())
-    for place, parameter in enumerate(held.values()):
+    weights = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+    before = Optimizer(weights.items(), GrpoOptions())
+    for place, parameter in enumerate(weights.values()):
         parameter.grad = torch.full_like(parameter, 0.1 * (place + 1))
     before.step(before.gradient_norm())
     options = GrpoOptions(learning_rates=[{"pattern": "c", "factor": 2.0}, {"pattern": "b", "factor": 3.0}])
-    after = Optimizer(held.items(), options)
+    after = Optimizer(weights.items(), options)
     after.load(before.state())
     saved, now = before.state()["moments"], after.state()["moments"]
     for place, shape in enumerate(shapes.values()):
@@ -171,7 +171,7 @@ async def test_under_lora_the_names_are_the_adapters(open_trainer, make_batch, g
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ({"pattern": "a", "factor": 2.0, "learning_rate": 0.1}, "takes a factor or a learning_rate"),
         ({"pattern": "a"}, "takes a factor or a learning_rate"),
@@ -179,8 +179,8 @@ async def test_under_lora_the_names_are_the_adapters(open_trainer, make_batch, g
         ({"pattern": "", "factor": 2.0}, "at least 1 character"),
     ],
 )
-def test_rules_that_mean_nothing_are_refused(rule, said):
-    with pytest.raises(ValueError, match=said):
+def test_rules_that_mean_nothing_are_refused(rule, message):
+    with pytest.raises(ValueError, match=message):
         GrpoOptions(learning_rates=[rule])
 
 

@@ -1,44 +1,12 @@
 """A checkpoint resumes to the same bits, and is a model directory that anyone can load."""
 
-import asyncio
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from atropos_core.codec import encode_bytes
 from atropos_core.errors import CheckpointError
-
-RESUME = """
-import asyncio, json, sys
-from contextlib import asynccontextmanager
-from pathlib import Path
-import torch
-from atropos_core.codec import decode
-from atropos_core.registry import RunContext
-from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.trainer import GrpoTrainer
-
-model, checkpoint, batches, options, out = sys.argv[1:]
-
-@asynccontextmanager
-async def writing():
-    yield
-
-async def main():
-    trainer = GrpoTrainer(GrpoOptions(**json.loads(options)), RunContext(Path(out), Path(model), 7, threads=1))
-    await trainer.open()
-    await trainer.restore(Path(checkpoint))
-    for batch in decode(Path(batches).read_bytes()):
-        await trainer.step(batch, writing)
-    torch.save([p.detach() for p in trainer.model.parameters()], out + "/resumed.pt")
-
-asyncio.run(main())
-"""
+from plugins.trainer_grpo.tests.resumed import assert_same_bits, trained_on
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -56,20 +24,14 @@ async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch,
     later = [make_batch(seed, version=seed + 1) for seed in range(3, 6)]
     for batch in later:
         await trainer.step(batch, gate)
-
-    (tmp_path / "batches").write_bytes(encode_bytes(later))
-    arguments = [directory, tmp_path / "saved", tmp_path / "batches", json.dumps(options), tmp_path]
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", RESUME, *map(str, arguments)], check=True)
-    resumed = torch.load(tmp_path / "resumed.pt")
-    for here, there in zip(trainer.model.parameters(), resumed, strict=True):
-        assert torch.equal(here, there)
+    resumed = await trained_on(directory, tmp_path / "saved", later, options, steps=7)
+    assert_same_bits(trainer.model, resumed)
 
     addresses = [parameter.data_ptr() for parameter in trainer.model.parameters()]
     await trainer.restore(tmp_path / "saved")  # and back, in the same process, in place
     for batch in later:
         await trainer.step(batch, gate)
-    for here, there in zip(trainer.model.parameters(), resumed, strict=True):
-        assert torch.equal(here, there)
+    assert_same_bits(trainer.model, resumed)
     assert [parameter.data_ptr() for parameter in trainer.model.parameters()] == addresses
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atropos_core.errors import CheckpointError, FitError
-from atropos_core.registry import RunContext
+from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.memory import MOMENT_BYTES
 from atropos_trainer_grpo.optimizer import Optimizer
@@ -26,10 +26,10 @@ def parameter(dtype=torch.float32):
     return torch.nn.Parameter(torch.randn(SHAPE).to(dtype))
 
 
-def updated(held, optimizer, seeds):
+def updated(trained, optimizer, seeds):
     for seed in seeds:
         torch.manual_seed(seed)
-        (held.float() * (torch.randn(SHAPE) + 0.5)).sum().backward()
+        (trained.float() * (torch.randn(SHAPE) + 0.5)).sum().backward()
         optimizer.step(optimizer.gradient_norm())
 
 
@@ -56,9 +56,9 @@ def test_its_updates_are_those_of_adamw_but_for_the_moments_rounding(kind, off, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_moments_take_the_bytes_that_the_plan_says(kind):
-    held = parameter()
-    optimizer = Optimizer([("p", held)], options(kind))
-    updated(held, optimizer, range(1))
+    trained = parameter()
+    optimizer = Optimizer([("p", trained)], options(kind))
+    updated(trained, optimizer, range(1))
     moments = optimizer.state()["moments"][0]
     parts = [
         getattr(moment, name)
@@ -66,7 +66,7 @@ def test_its_moments_take_the_bytes_that_the_plan_says(kind):
         for name in ("codes", "scale")  # and a table of 16 or 256 values for each, whatever the size
     ]
     held_bytes = sum(part.numel() * part.element_size() for part in parts)
-    assert held_bytes == 2 * MOMENT_BYTES[kind] * held.numel()
+    assert held_bytes == 2 * MOMENT_BYTES[kind] * trained.numel()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,19 +86,19 @@ def test_it_goes_on_from_a_checkpoint_bit_for_bit(kind):
 
 
 def test_a_learning_rate_that_falls_is_followed():
-    held, before = parameter(), parameter()
-    optimizer = Optimizer([("p", held)], options("adamw_8bit", schedule="linear"), 3)
-    updated(held, optimizer, range(3))
-    before = held.detach().clone()
-    updated(held, optimizer, range(3, 5))  # behind the end of the schedule the rate is 0
-    assert torch.equal(held, before)
+    trained, before = parameter(), parameter()
+    optimizer = Optimizer([("p", trained)], options("adamw_8bit", schedule="linear"), 3)
+    updated(trained, optimizer, range(3))
+    before = trained.detach().clone()
+    updated(trained, optimizer, range(3, 5))  # behind the end of the schedule the rate is 0
+    assert torch.equal(trained, before)
 
 
 def test_moments_of_another_format_are_refused_with_the_option_that_takes_them():
-    held = parameter()
-    optimizer = Optimizer([("p", held)], options("adamw"))
-    updated(held, optimizer, range(1))
-    other = Optimizer([("p", held)], options("adamw_8bit"))
+    trained = parameter()
+    optimizer = Optimizer([("p", trained)], options("adamw"))
+    updated(trained, optimizer, range(1))
+    other = Optimizer([("p", trained)], options("adamw_8bit"))
     with pytest.raises(CheckpointError, match="trainer.optimizer=adamw") as refused:
         other.refuse_other(optimizer.state())
     assert '"adamw_8bit"' in str(refused.value)
@@ -107,14 +107,14 @@ def test_moments_of_another_format_are_refused_with_the_option_that_takes_them()
 
 
 @pytest.mark.parametrize(
-    ("given", "devices", "said"),
+    ("given", "devices", "message"),
     [
         ({"optimizer": "adamw_8bit"}, ("cpu", "cpu"), "on one device"),
         ({"kernels": "liger"}, ("cpu",), "needs a CUDA device"),
     ],
 )
-def test_what_the_run_cannot_have_is_refused_before_it_begins(given, devices, said, tmp_path: Path):
-    with pytest.raises(FitError, match=said):
+def test_what_the_run_cannot_have_is_refused_before_it_begins(given, devices, message, tmp_path: Path):
+    with pytest.raises(FitError, match=message):
         build(GrpoOptions(**given), RunContext(tmp_path, tmp_path, transport="checkpoint", devices=devices))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from atropos_core.errors import FitError, TrainingDiverged, WeightsMismatch
-from atropos_core.tokenizer import fingerprint
+from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.losses import LOSSES
 from atropos_trainer_grpo.update import Update

@@ -1,20 +1,14 @@
 """One minibatch's gradient: what must not change it, and what it is measured by."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from atropos_core.alignment import EVIDENCE_NATS, MOVED, moved_column
 from atropos_core.errors import AtroposError, ConfigError, DataError
+from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, moved_column
 from atropos_core.types import Column
-from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.losses import LOSSES as LOSSES_BY_NAME
-from atropos_trainer_grpo.model import open_model
-from atropos_trainer_grpo.optimizer import Optimizer
-from atropos_trainer_grpo.update import Update
 
 LOSSES = [
     {"loss": "grpo"},
@@ -36,27 +30,6 @@ LOSSES = [
 
 
 NAMED = lambda loss: "-".join([loss["loss"], *[name for name in loss if name not in ("loss", "loss_length")]])  # noqa: E731
-
-
-@pytest.fixture
-def gradient(model_of):
-    """`gradient(batch, **options)`: the loss and the flat gradient of one minibatch. KL is taken to another model."""
-
-    @contextmanager
-    def reference():
-        yield open_model(model_of(tied=False), dtype="auto", device="cpu", with_weights=True)
-
-    def compute(batch, **options):
-        options = GrpoOptions(**options)
-        model = open_model(model_of(), dtype="auto", device="cpu", with_weights=True)
-        optimizer = Optimizer(model.named_parameters(), options)
-        update = Update(model, optimizer, options, LOSSES_BY_NAME[options.loss], batch, "cpu", 0, (), reference)
-        (chosen,) = update.minibatches()
-        update.backward(chosen)
-        flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-        return update._losses[0], torch.cat([part.flatten() for part in flat])
-
-    return compute
 
 
 def same(one, other):
@@ -160,15 +133,15 @@ async def test_on_policy_logprobs_give_ratio_one_and_alignment_zero(open_trainer
 async def test_alignment_sees_a_single_wrong_logprob_and_only_fresh_tokens(open_trainer, make_batch, gate):
     trainer = await open_trainer()
     batch = await on_policy(trainer, make_batch())
-    places = np.flatnonzero(batch.sampled)
+    positions = np.flatnonzero(batch.sampled)
     logprobs, version = batch.logprobs.copy(), batch.policy_version.copy()
-    logprobs[places[3]] += 0.25
-    logprobs[places[5]] += 0.5
-    version[places[5]] = batch.version - 2  # sampled one policy earlier: may differ
+    logprobs[positions[3]] += 0.25
+    logprobs[positions[5]] += 0.5
+    version[positions[5]] = batch.version - 2  # sampled one policy earlier: may differ
     metrics = await trainer.step(replace(batch, logprobs=logprobs, policy_version=version), gate)
     assert metrics["alignment/max_abs_logprob_diff"] == pytest.approx(0.25, abs=1e-4)
-    assert metrics["alignment/fresh_tokens"] == len(places) - 1
-    assert metrics["alignment/mean_abs_logprob_diff"] == pytest.approx(0.25 / (len(places) - 1), abs=1e-5)
+    assert metrics["alignment/fresh_tokens"] == len(positions) - 1
+    assert metrics["alignment/mean_abs_logprob_diff"] == pytest.approx(0.25 / (len(positions) - 1), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -318,9 +291,9 @@ async def test_a_penalised_reward_takes_k1_from_what_leads_to_it(open_trainer, m
     batch, reference = with_reference(await on_policy(trainer, make_batch()))
     advantages = batch.advantages.astype(np.float64).copy()
     for begin, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
-        places = [t for t in range(begin, end) if batch.trained[t]]
-        for t in places:
-            advantages[t] -= 0.2 * sum(float(batch.logprobs[s] - reference[s]) for s in places if s >= t)
+        positions = [t for t in range(begin, end) if batch.trained[t]]
+        for t in positions:
+            advantages[t] -= 0.2 * sum(float(batch.logprobs[s] - reference[s]) for s in positions if s >= t)
     expected = await trainer.step(replace(batch, advantages=advantages.astype(np.float32)), gate)
     kl = {"coefficient": 0.2, "estimator": "k1", "place": "reward"}
     other = await open_trainer(loss="reinforce", average="token", learning_rate=0.0, kl=kl)

@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 
-from atropos_trajectory_api.app import App
-from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.endpoint import HttpServer
-from atropos_trajectory_api.gate import Gate
-from atropos_trajectory_api.service import Service
-from atropos_trajectory_api.serving import bind
+from atropos_trajectory_api.server.app import App
+from atropos_trajectory_api.server.endpoint import HttpServer
+from atropos_trajectory_api.server.gate import Gate
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.server.serving import bind
 
 REGISTER = {
     "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 100, "checkpoint_dir": "here",

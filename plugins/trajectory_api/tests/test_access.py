@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from atropos_core.errors import ConfigError
-from atropos_trajectory_api.access import credential, is_loopback, read_token
-from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.serving import serve
+from atropos_trajectory_api.server.access import credential, is_loopback, read_token
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.serving import serve
 from plugins.trajectory_api.tests.running import group, running
 
 TOKEN = "correct-horse-battery-staple"

@@ -12,13 +12,14 @@ import httpx
 import numpy as np
 import pytest
 
-from atropos_core.api_source import ApiSource
+from atropos_core.api_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_core.api_client.source import ApiSource
 from atropos_core.builtin.curricula import OrderedCurriculum
-from atropos_core.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
-from atropos_core.config import RunConfig
-from atropos_core.errors import DeadlineExceeded, LeaseLost, NoProgress
+from atropos_core.config.run_file import RunConfig
+from atropos_core.errors import ApiError, DeadlineExceeded, LeaseLost, NoProgress
+from atropos_core.guards.patience import Patience
 from atropos_core.interfaces import ModelInfo
-from atropos_core.producer import PATIENCE
+from atropos_core.rollouts.producer import PATIENCE
 from atropos_core.types import UNKNOWN_VERSION, Draw, Failed, ScoredGroup, Task
 from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, Server, drawn, played, serving
 from plugins.trajectory_api.tests.running import ENVIRONMENT, group
@@ -59,10 +60,7 @@ class Run:
         return [lease.group.draw.id for lease in self.leases]
 
     async def train(self) -> None:
-        for lease in self.leases:
-            if lease.group.draw.id >= 0:
-                self.curriculum.settle(lease.group.draw, "trained", lease.group)
-        await self.source.trained(self.leases)
+        await self.source.settle([(lease, "trained") for lease in self.leases])
 
     def unsettled(self) -> list[int]:
         return [fields[0] for fields in self.curriculum.state()["unsettled"]]
@@ -79,7 +77,7 @@ async def run(server: Server, directory: Path, *, state: Any = None, **options: 
 
 
 def failed(draw: Draw) -> ScoredGroup:
-    return ScoredGroup(draw, Task("t", ()), (), np.zeros(0, np.float32), failed=(Failed("KeyError: 'x'", "play"),))
+    return ScoredGroup(draw, Task("t", ()), (), np.zeros(0, np.float32), failed=(Failed("KeyError: 'x'", "rollout"),))
 
 
 async def play(worker: Worker, n: int, *, version: int = 0) -> list[Draw]:
@@ -92,7 +90,7 @@ async def play(worker: Worker, n: int, *, version: int = 0) -> list[Draw]:
     return draws
 
 
-async def test_what_is_wanted_is_offered_played_and_leased(server, tmp_path):
+async def test_what_is_wanted_is_offered_run_and_leased(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
         here.source.want(3)
         playing = asyncio.create_task(play(one, 3))
@@ -105,7 +103,7 @@ async def test_what_is_wanted_is_offered_played_and_leased(server, tmp_path):
         assert here.source.state()["trained"] == []
 
 
-async def test_a_draw_whose_plays_all_failed_is_settled_told_and_replaced(server, tmp_path):
+async def test_a_draw_whose_rollouts_all_failed_is_settled_reported_and_replaced(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
         here.source.want(2)
         leasing = asyncio.create_task(here.lease(2))
@@ -114,7 +112,7 @@ async def test_a_draw_whose_plays_all_failed_is_settled_told_and_replaced(server
         await one.put(played(second), deadline_s=10)
         [third] = await play(one, 1)
         assert sorted(await leasing) == [second.id, third.id]
-        assert [group.draw for group in here.source.news().failed] == [first]
+        assert [group.draw for group in here.source.take_lost().failed] == [first]
         assert here.unsettled() == [second.id, third.id]
 
 
@@ -125,7 +123,7 @@ async def test_failures_without_end_end_the_run_with_their_cause(server, tmp_pat
         for _ in range(PATIENCE):
             [draw] = (await one.draws(1, 10.0)).draws
             await one.failed(failed(draw))
-        with pytest.raises(NoProgress, match=f"last {PATIENCE} groups all failed.*in play: KeyError"):
+        with pytest.raises(NoProgress, match=f"last {PATIENCE} groups all failed.*in rollout: KeyError"):
             await leasing
 
 
@@ -141,7 +139,7 @@ async def test_what_grew_stale_is_settled_counted_and_replaced(server, tmp_path)
         leasing = asyncio.create_task(here.lease(1, version=3))
         [third] = await play(one, 1, version=3)
         assert await leasing == [third.id]
-        assert here.source.news().dropped == {"stale": 1}
+        assert here.source.take_lost().dropped == {"stale": 1}
         assert third.id in here.unsettled()
         assert 1 not in here.unsettled()
 
@@ -230,7 +228,7 @@ async def test_nobody_drew_what_an_old_environment_sent(server, tmp_path):
 
 @asynccontextmanager
 async def plays(*workers: Worker) -> AsyncIterator[dict[str, int]]:
-    """Each plays whatever it is given, from the "version" that the test says."""
+    """Each runs whatever it is given, from the "version" that the test says."""
     now = {"version": 0}
 
     async def play_on(worker: Worker) -> None:
@@ -268,7 +266,7 @@ async def step(here: Run, now: dict[str, int], version: int) -> list[int]:
     return ids
 
 
-async def test_what_was_sampled_after_the_checkpoint_that_a_run_resumes_from_is_played_again(server, tmp_path):
+async def test_what_was_sampled_after_the_checkpoint_that_a_run_resumes_from_is_run_again(server, tmp_path):
     async with worker(server, "words") as words, worker(server, "sums") as sums, plays(words, sums) as now:
         async with run(server, tmp_path, staleness=0) as before:
             first = await step(before, now, 0)
@@ -281,8 +279,8 @@ async def test_what_was_sampled_after_the_checkpoint_that_a_run_resumes_from_is_
             for version in (1, 2, 3):  # the first of them is the version of the resumed run's own weights
                 again += await step(after, now, version)
                 assert versions(after) == {version}, "none of another timeline, none stale"
-            news = after.source.news()
-            assert news.dropped["other_timeline"] == 16, "of versions 2 and 3"
+            lost = after.source.take_lost()
+            assert lost.dropped["other_timeline"] == 16, "of versions 2 and 3"
             async with httpx.AsyncClient() as client:
                 told = (await client.get(f"{server.url}/metrics")).text
             assert 'atropos_dropped_groups_total{cause="other_timeline"} 16\n' in told
@@ -290,7 +288,7 @@ async def test_what_was_sampled_after_the_checkpoint_that_a_run_resumes_from_is_
             assert sorted(first + again) == list(range(32)), "every draw once"
 
 
-async def test_a_token_of_a_version_that_nobody_had_yet_is_played_again(server, tmp_path):
+async def test_a_token_of_a_version_that_nobody_had_yet_is_run_again(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
         await here.source.publish(4)
         here.source.want(1)
@@ -299,7 +297,7 @@ async def test_a_token_of_a_version_that_nobody_had_yet_is_played_again(server, 
         await play(one, 1, version=3)
         assert await leasing == [0]
         assert versions(here) == {3}
-        assert here.source.news().dropped == {"other_timeline": 1}
+        assert here.source.take_lost().dropped == {"other_timeline": 1}
 
 
 async def test_what_nobody_drew_is_trained_and_its_version_is_unknown_where_that_is_lost(server, tmp_path):
@@ -376,7 +374,7 @@ async def test_late_groups_of_a_second_environment_are_known_by_their_draws(serv
             taken = [list((await one.draws(16, 10.0)).draws) for one in (words, sums)]
             for draw in taken[0]:
                 await words.put(played(draw), deadline_s=10)
-            leasing.cancel()  # the others are still being played
+            leasing.cancel()  # the others are still being run
         async with run(server, tmp_path, state=saved[0]) as after:
             after.curriculum.load(saved[1])
             for draw in reversed(taken[1]):
@@ -387,7 +385,7 @@ async def test_late_groups_of_a_second_environment_are_known_by_their_draws(serv
             assert len(set(leased)) == 32 and min(leased) == 0
 
 
-async def test_a_second_run_of_the_same_seed_gets_nothing_that_was_played_for_the_first(server, tmp_path):
+async def test_a_second_run_of_the_same_seed_gets_nothing_that_was_run_for_the_first(server, tmp_path):
     (tmp_path / "second").mkdir()
     async with worker(server) as one:
         async with run(server, tmp_path, staleness=0) as first:
@@ -423,14 +421,14 @@ async def test_ids_of_another_server_settle_nothing(server, tmp_path):
             assert len(await here.lease(2)) == 2
 
 
-async def test_workers_are_told_how_long_a_play_may_take(server, tmp_path):
+async def test_workers_get_how_long_a_rollout_may_take(server, tmp_path):
     async with worker(server) as one:
         assert (await one.draws(1, 0.0)).deadline_s is None, "there is no trainer"
         async with run(server, tmp_path) as here:
             assert (await one.draws(1, 0.0)).deadline_s == here.config.training.rollout_deadline_s
 
 
-async def test_a_session_tries_on_for_as_long_as_its_lease_while_the_server_is_away(server):
+async def test_a_session_tries_on_for_as_long_as_its_patience_while_the_server_is_away(server):
     api = Api(server.url, timeout_s=0.5)
     spec = SessionSpec("run", 4, 1, SAMPLING, 2, vocabulary=VOCABULARY)
     session = await TrainerSession.open(api, spec, deadline_s=10)
@@ -442,6 +440,21 @@ async def test_a_session_tries_on_for_as_long_as_its_lease_while_the_server_is_a
         assert not done, "longer than the other calls are tried"
         await asyncio.to_thread(server.start)
         await calling
+    finally:
+        await session.close()
+        await api.close()
+
+
+async def test_a_session_gives_a_server_that_is_away_up_at_the_bound_of_its_patience(server):
+    api = Api(server.url, timeout_s=0.5, patience=Patience(say_s=0.2, least_s=1.0, times=1.0))
+    spec = SessionSpec("run", 4, 1, SAMPLING, 2, vocabulary=VOCABULARY)
+    session = await TrainerSession.open(api, spec, deadline_s=10)
+    try:
+        server.kill()
+        calls = [session.offer_draws([drawn(0)]), session.fetch_environments(), session.add_engine("http://a.b")]
+        async with asyncio.timeout(20):  # and no minute
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in ended] == [ApiError] * 3
     finally:
         await session.close()
         await api.close()

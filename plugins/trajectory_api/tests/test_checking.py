@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import DataError
 from atropos_core.group_schema import check_group
-from atropos_core.held import Label
+from atropos_core.hub.records import Label
 from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup, TopK
-from atropos_trajectory_api.checking import check_frame, read_group
-from atropos_trajectory_api.quick_look import surely_right
+from atropos_trajectory_api.native.quick_look import surely_right
+from atropos_trajectory_api.server.checking import check_frame, read_group
 from plugins.trajectory_api.tests.played import VOCABULARY, drawn, played
 from tests.wrong_groups import NATIVE, VALUES, on_episode, on_rollout, unchecked
 from tests.wrong_groups import group as wrong_group
@@ -111,7 +111,7 @@ def test_bytes_that_are_no_utf8_in_a_header_are_refused():
         read_group(FRAME[: PREFIX.size] + raw, VOCABULARY)
 
 
-def test_a_draw_whose_plays_all_failed_is_a_group_only_where_that_is_asked_for():
+def test_a_draw_whose_rollouts_all_failed_is_a_group_only_where_that_is_requested():
     none = replace(GOOD, episodes=(), rewards=np.zeros(0, np.float32))
     read_group(encode_bytes(none), VOCABULARY, episodes=False)
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atropos_core.api_http import in_background
-from atropos_core.client import Api, Leased, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_core.api_client.client import Api, Leased, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_core.api_client.http import in_background
 from atropos_core.errors import AccessRefused, ApiError, DataError, HubFull, LeaseLost, TokenizerMismatch, TooLarge
 from atropos_core.types import Draw
 from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, Server, drawn, played, serving
@@ -50,7 +50,7 @@ async def leased(trainer: TrainerSession, groups: int, wait_s: float = 20.0) -> 
     return answer
 
 
-async def test_draws_are_played_elsewhere_and_their_groups_come_back_as_they_were_sent(server: Server):
+async def test_draws_are_run_elsewhere_and_their_groups_come_back_as_they_were_sent(server: Server):
     async with opened(server) as (trainer, worker):
         assert trainer.environments == {}
         assert (await trainer.fetch_environments())["words"]["tasks"] == 1000
@@ -73,7 +73,7 @@ async def test_draws_are_played_elsewhere_and_their_groups_come_back_as_they_wer
         assert await trainer.commit(ids) == 2
 
 
-async def test_what_was_trained_is_told_with_the_next_lease_or_renewal_and_never_leased_again(server: Server):
+async def test_what_was_trained_is_reported_with_the_next_lease_or_renewal_and_never_leased_again(server: Server):
     async def states() -> tuple[int, int]:
         hub = (await trainer.api.status())["hub"]
         return hub["leased"], hub["trained"]
@@ -104,7 +104,7 @@ async def test_a_second_session_ends_the_first_and_says_so_on_every_call(server:
             await asyncio.wait_for(trainer.lost, 10)  # its own renewal finds out
 
 
-async def test_a_worker_with_another_tokenizer_is_told_so(server: Server):
+async def test_a_worker_with_another_tokenizer_is_refused(server: Server):
     async with opened(server) as (trainer, _):
         with pytest.raises(TokenizerMismatch, match="fingerprint"):
             await Worker.register(trainer.api, WorkerSpec("odd", "words", 1, tokenizer="another"))
@@ -180,7 +180,7 @@ async def test_draws_of_a_worker_that_signs_off_go_to_another(server: Server):
         await other.close()
 
 
-async def test_a_server_that_is_asked_to_end_does_so_though_somebody_waits(tmp_path: Path):
+async def test_a_server_that_is_stopped_ends_though_somebody_waits(tmp_path: Path):
     with serving(tmp_path) as server:
         async with opened(server) as (_, worker):
             waiting = asyncio.create_task(worker.draws(1, 20.0))
@@ -204,7 +204,7 @@ async def test_without_the_token_every_call_is_refused_by_name(tmp_path: Path):
 
 
 async def test_a_trainer_and_a_worker_live_through_a_killed_server(server: Server):
-    """Draws that waited, were being played, had failed, or had come back: each group arrives, and once."""
+    """Draws that waited, were being run, had failed, or had come back: each group arrives, and once."""
     async with opened(server) as (trainer, worker):
         await trainer.offer_draws([drawn(number) for number in range(7)])
         first = (await worker.draws(5)).draws
@@ -220,7 +220,7 @@ async def test_a_trainer_and_a_worker_live_through_a_killed_server(server: Serve
         await worker.put(played(first[3]), deadline_s=30)
         await trainer.renew()  # or any call: it offers again what it has heard nothing of
         rest = (await worker.draws(6)).draws
-        assert [draw.id for draw in rest] == [4, 5, 6]  # the news that 4 had failed died with the server
+        assert [draw.id for draw in rest] == [4, 5, 6]  # the notice that 4 had failed died with the server
         for draw in rest:
             await worker.put(played(draw), deadline_s=30)
         got = [group.draw.id for _, group in (await leased(trainer, 6)).entries]
@@ -301,7 +301,7 @@ async def test_a_trainer_that_was_away_for_longer_than_its_lease_has_lost_it(tmp
                 await trainer.renew()
 
 
-async def test_that_a_draw_failed_is_said_however_long_the_server_is_away(server: Server):
+async def test_that_a_draw_failed_is_reported_however_long_the_server_is_away(server: Server):
     api = Api(server.url, timeout_s=1.0)
     async with opened(server) as (trainer, _):
         worker = await Worker.register(api, WORDS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -10,9 +12,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from atropos_trajectory_api.connection import BODY_S, UNTAKEN_BYTES, OneWrite
+import pytest
+
+from atropos_trajectory_api.server.connection import BODY_S, UNTAKEN_BYTES, Connection, OneWrite
+from atropos_trajectory_api.server.gate import HEAD_BYTES
 from plugins.trajectory_api.tests.running import Running, running
 from tests.raw_http import request
+
+HALF_BODY = b"POST /scored_data HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{"
 
 
 @asynccontextmanager
@@ -92,6 +99,33 @@ def test_a_client_that_takes_no_answers_gets_no_further_ones_made(tmp_path: Path
         assert answered(server) - 1 > many // 2, "and who reads gets them"
 
 
+def test_a_client_that_goes_without_reading_leaves_nothing_behind(tmp_path: Path):
+    """What it sent ahead would stay until the deadline of answers that nobody reads."""
+    with running(tmp_path, request_s=60.0) as server:
+        ends = [socket.socket() for _ in range(4)]
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            end.connect(("127.0.0.1", server.port))
+            end.sendall(request("GET", "/openapi.json") * 2000)
+        until = time.monotonic() + 10
+        while waiting_bytes() < 4 * HEAD_BYTES and time.monotonic() < until:
+            time.sleep(0.05)
+        assert waiting_bytes() >= 4 * HEAD_BYTES
+        time.sleep(0.5)  # it waits for them to read
+        for end in ends:
+            end.close()
+        until = time.monotonic() + 10
+        while waiting_bytes() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert waiting_bytes() == 0
+        assert server.service.observed.snapshot()["refused_connections"] == {}
+
+
+def waiting_bytes() -> int:
+    """Of requests that were sent ahead, on all connections of this process."""
+    return sum(len(one._rest) for one in gc.get_objects() if isinstance(one, Connection))
+
+
 def test_a_request_whose_body_does_not_come_costs_no_task_until_others_would_wait_for_it(tmp_path: Path):
     with running(tmp_path) as server:
 
@@ -101,7 +135,7 @@ def test_a_request_whose_body_does_not_come_costs_no_task_until_others_would_wai
         ends = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(20)]
         began = time.monotonic()
         for end in ends:
-            end.sendall(b"POST /scored_data HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{")
+            end.sendall(HALF_BODY)
         most = 0
         while time.monotonic() - began < BODY_S / 2:
             most = max(most, tasks())
@@ -115,3 +149,33 @@ def test_a_request_whose_body_does_not_come_costs_no_task_until_others_would_wai
             end.sendall(b" " * 48 + b"}")
             assert end.recv(1 << 16).startswith(b"HTTP/1.1 422")
             end.close()
+
+
+@pytest.mark.parametrize(
+    "sent", [request("GET", "/info"), HALF_BODY, HALF_BODY[:30], b"", b"no HTTP\r\n\r\n"],
+    ids=["answered", "half a body", "half a head", "nothing", "no HTTP"],
+)  # fmt: skip
+@pytest.mark.parametrize("wait_s", [0.05, BODY_S + 0.2], ids=["at once", "requested"])
+def test_a_connection_that_has_ended_leaves_nothing_to_the_collector(sent: bytes, wait_s: float, tmp_path: Path):
+    """It would look at all that thousands of them left, late, and hold everyone up meanwhile."""
+    with running(tmp_path, connections=4) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            ends = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(8)]  # four make way
+            for end in ends:
+                with contextlib.suppress(ConnectionError):
+                    end.sendall(sent)
+            time.sleep(wait_s)
+            for end in ends:
+                end.close()
+            until = time.monotonic() + 10
+            while (left := connections_in_memory()) and time.monotonic() < until:
+                time.sleep(0.05)
+            assert left == 0
+        finally:
+            gc.enable()
+
+
+def connections_in_memory() -> int:
+    return sum(isinstance(one, Connection) for one in gc.get_objects())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from atropos_trajectory_api.native import native_routes
-from atropos_trajectory_api.native_openapi import NATIVE
-from atropos_trajectory_api.service import Service
+from atropos_trajectory_api.native.openapi import NATIVE
+from atropos_trajectory_api.native.routes import native_routes
+from atropos_trajectory_api.server.service import Service
 from plugins.trajectory_api.tests.running import running
 
 

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from typing import Any
 
-from atropos_trajectory_api import commands
-from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.native import native_routes
-from atropos_trajectory_api.observe_routes import render_prometheus
-from atropos_trajectory_api.service import Service
+from atropos_trajectory_api.native.routes import native_routes
+from atropos_trajectory_api.server import serve_command as commands
+from atropos_trajectory_api.server.observe_routes import render_prometheus
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.service import Service
 from tests.conftest import REPOSITORY
 from tests.served import atropos_serve, serving
 
@@ -53,7 +53,7 @@ def test_the_table_of_metrics_has_every_family():
     assert set(re.findall(r"`(atropos_\w+)`", PAGE)) == families
 
 
-def test_the_example_client_plays_leases_and_commits(tmp_path):
+def test_the_example_client_runs_leases_and_commits(tmp_path):
     [source] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     [said] = re.findall(r"`python example.py \S+` says (.*?)\. ", PAGE)
     (tmp_path / "example.py").write_text(source)

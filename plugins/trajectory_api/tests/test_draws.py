@@ -1,11 +1,11 @@
-"""Who plays which draw: nothing is played twice that need not be, nothing is forgotten."""
+"""Who runs which draw: nothing is run twice that need not be, nothing is forgotten."""
 
 from __future__ import annotations
 
 import asyncio
 
 from atropos_core.types import Draw, Sampling
-from atropos_trajectory_api.draws import Draws, Rules
+from atropos_trajectory_api.native.draws import Draws, Rules
 
 RULES = Rules(4, 1, Sampling())
 
@@ -50,7 +50,7 @@ async def test_workers_that_wait_together_share_what_comes():
     assert await ids(draws, "a") == [8, 9, 10, 11], "alone"
 
 
-async def test_draws_of_a_worker_that_has_gone_are_played_before_newer_ones():
+async def test_draws_of_a_worker_that_has_gone_are_run_before_newer_ones():
     draws = offering(drawn(0), drawn(1), drawn(2))
     assert await ids(draws, "a", 2) == [0, 1]
     assert draws.give_back("a") == 2
@@ -64,7 +64,7 @@ async def test_of_two_groups_of_one_draw_the_second_is_refused():
     await ids(draws, "quick")
     assert draws.refusal(drawn(0)) is None
     draws.arrived(drawn(0))
-    assert "played already" in (draws.refusal(drawn(0)) or "")
+    assert "run already" in (draws.refusal(drawn(0)) or "")
     assert draws.status() == {"waiting": 0, "playing": 0}
 
 
@@ -81,7 +81,7 @@ async def test_the_same_draw_with_other_content_is_another_draw():
     assert draws.refusal(Draw(0, "words", "train", 9, 9)) is not None
 
 
-async def test_a_resumed_trainer_that_offers_what_is_being_played_has_it_played_once():
+async def test_a_resumed_trainer_that_offers_what_is_being_run_has_it_run_once():
     draws = offering(drawn(0), drawn(1), drawn(2))
     assert await ids(draws, "a", 1) == [0]
     draws.begin(RULES, [1], anew=False)  # a new session of the same run; the group of draw 1 is in the hub
@@ -102,12 +102,12 @@ async def test_a_server_that_was_started_anew_takes_groups_before_the_trainer_ha
     draws = Draws(present=[3])
     draws.begin(RULES, [3], anew=False)
     assert draws.refusal(drawn(4)) is None and draws.refusal(drawn(3)) is not None
-    draws.offer([drawn(5)], {5: "a"})  # worker a registered first, and says it plays draw 5
+    draws.offer([drawn(5)], {5: "a"})  # worker a registered first, and says it runs draw 5
     assert draws.refusal(drawn(4)) is not None
     assert await ids(draws, "b") == []
 
 
-async def test_a_worker_that_registers_after_the_offer_keeps_what_it_plays():
+async def test_a_worker_that_registers_after_the_offer_keeps_what_it_runs():
     draws = offering(drawn(0), drawn(1))
     draws.playing("a", [0, 77])
     assert await ids(draws, "b") == [1]
@@ -121,7 +121,7 @@ async def test_groups_that_nobody_drew_are_always_welcome():
     assert draws.present == []
 
 
-async def test_a_worker_that_plays_a_draw_for_another_run_is_not_given_the_same_for_this_one():
+async def test_a_worker_that_runs_a_draw_for_another_run_is_not_given_the_same_for_this_one():
     draws = offering(drawn(0), drawn(1))
     await ids(draws, "a", 1)
     draws.begin(RULES, (), anew=True)

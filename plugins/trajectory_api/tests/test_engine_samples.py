@@ -1,8 +1,9 @@
-"""Samples that are asked for together travel together, and each is on its own: its answer, its error, its deadline."""
+"""Samples that are requested together travel together, and each is on its own: its answer, its error, its deadline."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -13,19 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atropos_core.api_client.remote_engine import RemoteEngine
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.errors import ApiError, DataError, DeadlineExceeded, ProcessDied, RemoteError, TooLarge
+from atropos_core.errors import ApiError, ConfigError, DataError, DeadlineExceeded, ProcessDied, RemoteError, TooLarge
+from atropos_core.guards.patience import Patience
 from atropos_core.interfaces import Engine
-from atropos_core.liveness import Patience
-from atropos_core.registry import RunContext
-from atropos_core.remote import RemoteEngine
+from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Completion, Sampling, Tokens
-from atropos_trajectory_api import door as doors
-from atropos_trajectory_api import engine_samples, named_engines
-from atropos_trajectory_api.door import open_door
-from atropos_trajectory_api.named_engines import NamedEngines
+from atropos_trajectory_api.engine_http import named_engines
+from atropos_trajectory_api.engine_http import samples as engine_samples
+from atropos_trajectory_api.engine_http import server as doors
+from atropos_trajectory_api.engine_http.named_engines import NamedEngines
+from atropos_trajectory_api.engine_http.server import RunningEngineServer, open_engine_server
 
 PROMPT = np.array([1, 2, 3], np.int32)
 SAMPLING = Sampling(max_tokens=6)
@@ -35,13 +37,13 @@ from pathlib import Path
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.registry import RunContext
-from atropos_trajectory_api.door import open_door
+from atropos_core.plugins.provider import RunContext
+from atropos_trajectory_api.engine_http.server import open_engine_server
 
 async def main():
     engine = ToyEngine(ToyEngineOptions(latency_s=60), RunContext(Path("run"), TOY_MODEL))
-    door = await open_door(engine, "127.0.0.1:0", None, await engine.open())
-    print(door.url, flush=True)
+    endpoint = await open_engine_server(engine, "127.0.0.1:0", None, await engine.open())
+    print(endpoint.url, flush=True)
     await asyncio.sleep(120)
 
 asyncio.run(main())
@@ -89,7 +91,7 @@ class Watched(ToyEngine):
 
 @asynccontextmanager
 async def reached(engine: Engine) -> AsyncIterator[RemoteEngine]:
-    door = await open_door(engine, "127.0.0.1:0", None, await engine.open())
+    door = await open_engine_server(engine, "127.0.0.1:0", None, await engine.open())
     remote = RemoteEngine(door.url)
     try:
         yield remote
@@ -109,7 +111,7 @@ async def until(claim: object, deadline_s: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_asked_for_in_one_turn_reaches_the_engine_in_one_turn_and_in_order():
+async def test_requests_of_one_turn_reach_the_engine_in_one_turn_and_in_order():
     async with reached(engine := Watched()) as remote:
         await asyncio.gather(*ask(remote, range(100)))
         assert engine.turns == [list(range(100))]
@@ -204,7 +206,7 @@ async def test_more_than_a_request_may_hold_travels_in_several(monkeypatch: pyte
 
 async def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_samples, "BEAT_S", 0.1)
-    monkeypatch.setattr("atropos_core.api_http.BEAT_S", 0.1)
+    monkeypatch.setattr("atropos_core.api_client.http.BEAT_S", 0.1)
     async with reached(engine := Watched()) as remote:
         remote._api.patience = Patience(say_s=0.2, least_s=0.5)
         engine.hold(1)
@@ -218,7 +220,7 @@ async def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch):
             await ask(remote, [2])[0]
 
 
-async def test_a_door_that_is_killed_ends_all_calls_at_once():
+async def test_an_endpoint_that_is_killed_ends_all_calls_at_once():
     with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
@@ -243,7 +245,7 @@ async def test_a_door_that_is_killed_ends_all_calls_at_once():
 async def test_however_many_samples_wait_one_question_at_a_time_asks_for_engines(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(named_engines, "LOOK_S", 0.2)
     engine = Watched()
-    door = await open_door(engine, "127.0.0.1:0", None, await engine.open())
+    door = await open_engine_server(engine, "127.0.0.1:0", None, await engine.open())
     named: list[str] = []
     asked_anew = 0
 
@@ -265,6 +267,20 @@ async def test_however_many_samples_wait_one_question_at_a_time_asks_for_engines
         await door.close()
 
 
+async def test_of_two_servers_that_open_at_one_address_together_the_second_says_at_once_why_it_cannot():
+    engine = Watched()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{probe.getsockname()[1]}"
+    info, since = await engine.open(), time.monotonic()
+    opening = (open_engine_server(engine, where, None, info) for _ in range(2))
+    first, second = await asyncio.gather(*opening, return_exceptions=True)
+    assert isinstance(second, ConfigError) and f"nothing can listen at {where}: Address already in use" in str(second)
+    assert time.monotonic() - since < doors.START_S / 2
+    assert isinstance(first, RunningEngineServer)
+    await first.close()
+
+
 async def test_samples_follow_the_engine_to_another_address():
     old, new = Watched(), Watched()
     named: list[str] = []
@@ -275,8 +291,8 @@ async def test_samples_follow_the_engine_to_another_address():
         asked_anew += 1
         named[:] = [second.url]
 
-    first = await open_door(old, "127.0.0.1:0", None, await old.open())
-    second = await open_door(new, "127.0.0.1:0", None, await new.open())
+    first = await open_engine_server(old, "127.0.0.1:0", None, await old.open())
+    second = await open_engine_server(new, "127.0.0.1:0", None, await new.open())
     named.append(first.url)
     engines = NamedEngines(lambda: named, look, RemoteEngine)
     try:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_core.client import OTHER_TIMELINE
+from atropos_core.api_client.client import OTHER_TIMELINE
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.types import Draw, Failed, Sampling, Task
-from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.native import native_routes
-from atropos_trajectory_api.service import Service
+from atropos_trajectory_api.native.routes import native_routes
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.service import Service
 from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, drawn, played
 
 SESSION = {"holder": "run", "group_size": 4, "sampling": SAMPLING, "vocabulary": VOCABULARY}
@@ -196,7 +196,7 @@ BODIES: dict[str, dict[str, Any]] = {  # what a call of each route may say, once
 
 
 async def begun(pattern: str) -> tuple[Wire, str]:
-    """A session that has leased group 0 of two, a worker that plays draw 0 of two, and the path of this route."""
+    """A session that has leased group 0 of two, a worker that runs draw 0 of two, and the path of this route."""
     wire = Wire()
     worker = (await wire.call("POST", "/v1/workers", WORKER))["worker"]
     assert (await wire.call("POST", "/v1/sessions", SESSION))["session"] == 1

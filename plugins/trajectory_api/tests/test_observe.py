@@ -13,13 +13,13 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from atropos_core.held import HubStatus, Limits
-from atropos_trajectory_api.app import create_app
-from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.exposition import Exposition
-from atropos_trajectory_api.observe import OTHER, QUIET_S, Observed, Rate
-from atropos_trajectory_api.observe_routes import ABORTED, Timing, observing_routes, render_prometheus
-from atropos_trajectory_api.service import Service
+from atropos_core.hub.records import HubStatus, Limits
+from atropos_trajectory_api.server.app import create_app
+from atropos_trajectory_api.server.observe import OTHER, QUIET_S, Observed, Rate
+from atropos_trajectory_api.server.observe_routes import ABORTED, Timing, observing_routes, render_prometheus
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.prometheus_format import Exposition
+from atropos_trajectory_api.server.service import Service
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\\\|\\"|\\n)*"'

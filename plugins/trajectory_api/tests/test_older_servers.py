@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from atropos_core.client import Api, TrainerSession, Worker, WorkerSpec
+from atropos_core.api_client.client import Api, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import ApiError, DataError
 from plugins.trajectory_api.tests.played import Server, drawn, played, serving
@@ -66,7 +66,7 @@ def older(server: Server, *, spoils: bool = False) -> Iterator[str]:
 
     relay = ThreadingHTTPServer(("127.0.0.1", 0), Relay)
     relay.daemon_threads = True
-    threading.Thread(target=relay.serve_forever, daemon=True).start()
+    threading.Thread(target=relay.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{relay.server_port}"
     finally:
@@ -74,7 +74,7 @@ def older(server: Server, *, spoils: bool = False) -> Iterator[str]:
         relay.server_close()
 
 
-async def test_a_worker_is_refused_by_name_before_it_plays_for_a_server_that_cannot_read_its_groups(tmp_path: Path):
+async def test_a_worker_is_refused_by_name_before_it_runs_for_a_server_that_cannot_read_its_groups(tmp_path: Path):
     with serving(tmp_path) as server, older(server) as url:
         api = Api(url)
         with pytest.raises(ApiError, match=r"of an older version(.|\n)*Start the server with this version"):

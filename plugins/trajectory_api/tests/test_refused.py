@@ -1,4 +1,4 @@
-"""Groups that the server refuses: the worker plays on, the trainer hears why, and the draw is settled."""
+"""Groups that the server refuses: the worker goes on, the trainer hears why, and the draw is settled."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from atropos_core.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_core.api_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_core.interfaces import Environment, Policy
-from atropos_core.rollouts import Player
+from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.types import Episode, Failed, Task
-from atropos_trajectory_api.roles import WorkerOptions, _Shift
+from atropos_trajectory_api.roles.environment_worker import Shift, WorkerOptions
 from plugins.trajectory_api.tests.played import SAMPLING, drawn, played, serving
 
 MEMBERS = 4
@@ -29,11 +29,17 @@ def episode(mb: float = 0.001, **changes: Any) -> Episode:
     return replace(one, **changes)
 
 
-PLAYS: tuple[tuple[str, Episode | Failed, str], ...] = (  # a task's id, what each of its plays gives, what is refused
+PLAYS: tuple[
+    tuple[str, Episode | Failed, str], ...
+] = (  # a task's id, what each of its rollouts gives, what is refused
     ("fine", episode(), ""),
     ("a metric that is none", episode(metrics={"depth": math.nan}), r"metrics\['depth'\] is nan"),
     (f"{LONG}id", episode(), "task.id has [0-9]+ characters, more than 500"),
-    (f"{LONG}id of plays that failed", Failed("it broke", "play"), "task.id has [0-9]+ characters, more than 500"),
+    (
+        f"{LONG}id of rollouts that failed",
+        Failed("it broke", "rollout"),
+        "task.id has [0-9]+ characters, more than 500",
+    ),
     ("half of a pair: \ud800", episode(), "half of a surrogate pair"),
     ("what has no encoding", episode(messages=({"role": object()},)), "has no encoding"),
     ("for no hub", episode(0.6), r"more than the whole hub \(0.4 MB"),
@@ -47,12 +53,12 @@ class Odd(Environment):
     def tasks(self, split: Any) -> list[Task]:
         return [Task(name, ()) for name, _, _ in PLAYS]
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Any:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Any:
         return next(played for name, played, _ in PLAYS if name == task.id)
 
 
 @pytest.mark.parametrize("same_host", [False, True], ids=["http", "ring"])
-async def test_a_worker_plays_on_after_each_group_that_is_refused_and_the_trainer_hears_why(
+async def test_a_worker_goes_on_after_each_group_that_is_refused_and_the_trainer_hears_why(
     same_host: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     limits = ("--hub-mb", str(HUB_MB), "--body-mb", str(BODY_MB))
@@ -62,8 +68,8 @@ async def test_a_worker_plays_on_after_each_group_that_is_refused_and_the_traine
         worker = await Worker.register(api, WorkerSpec("one", "words", len(PLAYS)))
         assert (worker._ring is not None) == same_host
         nothing: Any = None
-        player = Player(environments, (), nothing, nothing, deadline_s=10, deterministic=False)
-        shift = asyncio.create_task(_Shift(worker, lambda deadline_s: player, WorkerOptions("words", 2), stop).run())
+        player = RolloutRunner(environments, (), nothing, nothing, deadline_s=10, deterministic=False)
+        shift = asyncio.create_task(Shift(worker, lambda deadline_s: player, WorkerOptions("words", 2), stop).run())
         try:
             await trainer.offer_draws([drawn(number) for number in range(len(PLAYS))])
             causes: dict[int, str] = {}

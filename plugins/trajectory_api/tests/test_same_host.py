@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +15,13 @@ import pytest
 
 from atropos_core.codec import encode, encode_bytes
 from atropos_core.errors import DataError, HubFull, ProcessDied
-from atropos_core.hub import Want
-from atropos_core.ring import RingProducer
-from atropos_trajectory_api import same_host
-from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.limits import Budget
-from atropos_trajectory_api.service import Service
+from atropos_core.hub.hub import Want
+from atropos_core.shm.producer import RingProducer
+from atropos_core.shm.socket import short
+from atropos_trajectory_api.native import same_host
+from atropos_trajectory_api.server.body_limits import Budget
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.service import Service
 from plugins.trajectory_api.tests.played import drawn, played
 
 
@@ -86,7 +90,7 @@ async def test_what_is_no_group_is_refused_by_name_and_the_ring_goes_on(tmp_path
         assert service.hub.status().groups == 1
 
 
-async def test_a_full_hub_is_said_to_the_worker_and_its_slots_are_free_again(tmp_path):
+async def test_a_full_hub_is_reported_to_the_worker_and_its_slots_are_free_again(tmp_path):
     async with door(tmp_path, hold_s=0.1, hub_mb=0.02) as (service, ring):
         outcomes = await asyncio.gather(
             *(ring.put(encode(played(drawn(-1), length=200)), key=str(n)) for n in range(20)), return_exceptions=True
@@ -149,3 +153,22 @@ async def test_a_second_server_in_one_directory_offers_no_ring_and_says_so(tmp_p
             assert other.same_host is None
         await other.close()
     assert "another process listens" in capsys.readouterr().err
+
+
+async def test_a_listener_that_fails_is_reported_and_no_longer_offered(tmp_path, capsys, monkeypatch):
+    async with door(tmp_path) as (service, ring):
+        assert (await ring.put(encode(played(drawn(-1))), key="a")).value >= 0
+        offer = service.same_host
+        loop = asyncio.get_running_loop()
+
+        def full(*given: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as epoll says of one watch too many
+
+        monkeypatch.setattr(loop, "add_reader", full)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as another, short(Path(offer["path"])) as address:
+            another.connect(address)
+            async with asyncio.timeout(10):
+                while service.same_host is not None:
+                    await asyncio.sleep(0.01)
+        monkeypatch.undo()
+        assert "no more shared memory for producers" in capsys.readouterr().err

@@ -20,13 +20,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atropos_core.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_core.api_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import ApiError
-from atropos_trajectory_api.old_batches import WATCHED_BYTES
-from atropos_trajectory_api.old_retries import SLOT_S
+from atropos_trajectory_api.legacy.batches import WATCHED_BYTES
+from atropos_trajectory_api.legacy.retries import SLOT_S
 from plugins.trajectory_api.tests.played import SAMPLING, drawn, played
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, group, tags
+from tests.disks import mounted
 from tests.native_payloads import native_group, native_request, open_session, register_native
 from tests.old_payloads import old_group
 from tests.raw_http import Connection
@@ -75,7 +76,7 @@ def register(url: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_0_and_answers_who_is_held(number: int, served: Callable[..., Served]) -> None:
+def test_a_signal_ends_it_with_0_and_answers_who_waits(number: int, served: Callable[..., Served]) -> None:
     server = served("--port", "0", "--hub-sequences", "4")
     url = server.url
     register(url)
@@ -246,6 +247,21 @@ def test_handshakes_that_do_not_end_make_way_for_one_that_does(
         assert 'atropos_refused_connections_total{cause="made_way_silent"} ' in client.get("/metrics").text
 
 
+def test_handshakes_that_fail_free_their_connections(served: Callable[..., Served], pem: tuple[Path, Path]) -> None:
+    cert, key = pem
+    server = served("--port", "0", "--tls-cert", str(cert), "--tls-key", str(key), "--connections", "8")
+    for _ in range(40):
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), 30) as plain:
+            plain.sendall(b"GET /status HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while plain.recv(1 << 10):  # what TLS has to say of that, to its end
+                    pass
+    with httpx.Client(base_url=server.url, verify=ssl.create_default_context(cafile=str(cert)), timeout=20) as client:
+        assert client.get("/status").status_code == 200
+        refused = client.get("/metrics").text
+    assert 'cause="made_way' not in refused and 'cause="full"' not in refused, "there was room for each"
+
+
 def test_a_handshake_that_does_not_end_is_ended_as_a_head_is(
     served: Callable[..., Served], pem: tuple[Path, Path]
 ) -> None:
@@ -358,7 +374,7 @@ def test_a_connection_that_idles_for_a_while_is_there_when_its_client_sends_agai
         assert client.get("/health").extensions["network_stream"] is first
 
 
-def test_where_every_request_is_being_answered_newcomers_are_told_when_to_come_back(
+def test_where_every_request_is_being_answered_newcomers_get_503_with_retry_after(
     served: Callable[..., Served],
 ) -> None:
     server = served("--port", "0", "--connections", "2")
@@ -403,15 +419,11 @@ def test_the_oldest_silent_connections_make_way_for_new_ones(served: Callable[..
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "api"
-    where.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(where)], capture_output=True).returncode:
-        pytest.skip("this user may not mount a small tmpfs, so a full disk cannot be made")
-    yield where
-    subprocess.run(["umount", "-l", str(where)], check=True)
+    with mounted(tmp_path / "api", "2m") as where:
+        yield where
 
 
-def test_a_full_disk_is_said_once_and_when_it_is_over(small_disk: Path, served: Callable[..., Served]) -> None:
+def test_a_full_disk_is_reported_once_and_when_it_is_over(small_disk: Path, served: Callable[..., Served]) -> None:
     server = served("--port", "0")
     url = server.url
     register(url)

@@ -1,4 +1,4 @@
-"""What the doors of the server share: leases whose answers are lost, draws that come back, trainers that come and go."""
+"""What the server's endpoints share: leases whose answers are lost, draws that come back, trainers that come and go."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atropos_core.client import NOT_WANTED
+from atropos_core.api_client.client import NOT_WANTED
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import DataError, HubFull, LeaseLost, TokenizerMismatch
-from atropos_core.hub import Label
+from atropos_core.hub.hub import Label
 from atropos_core.types import Draw, ScoredGroup
-from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.service import Answer, Service, Trainer
-from atropos_trajectory_api.workers import Policy
+from atropos_trajectory_api.native.workers import Policy
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.service import Answer, Service, Trainer
 from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, drawn, played
 
 WORKER = {"name": "w", "environment": "words", "tasks": 9}
@@ -113,7 +113,7 @@ async def test_two_groups_of_one_draw_count_once_and_a_repeated_key_gets_the_fir
     assert of.hub.status().groups == 1
 
 
-async def test_news_of_draws_that_bring_no_group_is_told_until_it_has_arrived():
+async def test_notices_of_draws_that_bring_no_group_are_sent_until_they_have_arrived():
     of = service()
     worker = of.register(WORKER)
     number = of.open_session(trainer(), (), 0)
@@ -127,7 +127,7 @@ async def test_news_of_draws_that_bring_no_group_is_told_until_it_has_arrived():
     assert (await lease(of, number, seen=again.posted)).failed == []
 
 
-async def test_a_stale_group_is_news_of_its_draw():
+async def test_a_stale_group_gives_a_notice_of_its_draw():
     of = service()
     number = of.open_session(trainer(), (), 0)
     of.draws.offer([drawn(0)], {})
@@ -207,7 +207,7 @@ async def test_draws_of_a_silent_worker_go_to_others(capsys: pytest.CaptureFixtu
     clock.now = 11.0
     of.workers.find(other.id)
     await of.tick()
-    assert "1 draws that it played go to others" in " ".join(capsys.readouterr().err.split())
+    assert "1 draws that it ran go to others" in " ".join(capsys.readouterr().err.split())
     assert [d.id for d in await of.take(other, 1, playing=set(), wait_s=0.0)] == [0]
     assert of.workers.find(silent.id) is None
 
@@ -306,7 +306,7 @@ async def test_another_runs_groups_do_not_stand_in_for_draws_after_a_restart(tmp
     await again.close()
 
 
-async def test_a_group_whose_worker_left_while_it_was_being_written_is_not_played_again(tmp_path: Path):
+async def test_a_group_whose_worker_left_while_it_was_being_written_is_not_run_again(tmp_path: Path):
     of = Service.open(ServeOptions(directory=tmp_path, sync="always"))
     of.open_session(trainer(), (), 0)
     of.draws.offer([drawn(0)], {})
@@ -316,6 +316,6 @@ async def test_a_group_whose_worker_left_while_it_was_being_written_is_not_playe
     putting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await putting
-    assert await put(of, drawn(0), key="b") == NOT_WANTED, "another play of it"
+    assert await put(of, drawn(0), key="b") == NOT_WANTED, "another rollout of it"
     assert of.hub.status().groups == 1
     await of.close()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from atropos_core.api_worker import Assignment
-from atropos_core.errors import HubFull
+from atropos_core.api_client.worker import Assignment
+from atropos_core.errors import AccessRefused, HubFull
 from atropos_core.interfaces import Environment, Policy
-from atropos_core.rollouts import Player
+from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.types import Draw, Sampling, ScoredGroup, Task
-from atropos_trajectory_api.draws import Draws, Rules
-from atropos_trajectory_api.roles import WorkerOptions, _Shift
+from atropos_trajectory_api.native.draws import Draws, Rules
+from atropos_trajectory_api.roles.environment_worker import Shift, WorkerOptions
 from plugins.trajectory_api.tests.played import drawn, played
 
 RULES = Rules(4, 1, Sampling())
@@ -72,10 +72,10 @@ class Plays:
     def __init__(self) -> None:
         self.playing: dict[int, asyncio.Event] = {}
 
-    def places(self, draw: Draw, n: int) -> list[Any]:
+    def schedule_keys(self, draw: Draw, n: int) -> list[Any]:
         return []
 
-    async def play(self, draw: Draw, *given: Any) -> ScoredGroup:
+    async def run(self, draw: Draw, *given: Any) -> ScoredGroup:
         self.playing[draw.id] = asyncio.Event()
         await self.playing[draw.id].wait()
         del self.playing[draw.id]
@@ -86,11 +86,11 @@ class Plays:
             self.playing[number].set()
 
 
-def shift_of(server: Server, plays: Any, stop: asyncio.Event) -> _Shift:
-    return _Shift(server, lambda deadline_s: plays, WorkerOptions("words", 4), stop)  # type: ignore[arg-type]
+def shift_of(server: Server, plays: Any, stop: asyncio.Event) -> Shift:
+    return Shift(server, lambda deadline_s: plays, WorkerOptions("words", 4), stop)  # type: ignore[arg-type]
 
 
-async def test_draws_that_come_together_are_taken_together_though_hands_got_free_one_by_one():
+async def test_draws_that_come_together_are_taken_together_though_rollouts_ended_one_by_one():
     server, plays, stop = Server(), Plays(), asyncio.Event()
     shift = asyncio.create_task(shift_of(server, plays, stop).run())
     try:
@@ -112,7 +112,7 @@ async def test_draws_that_come_together_are_taken_together_though_hands_got_free
         assert await shift == 10
 
 
-async def test_a_worker_whose_last_play_takes_long_does_not_ask_all_the_time():
+async def test_a_worker_whose_last_rollout_takes_long_does_not_ask_all_the_time():
     server, plays, stop = Server(), Plays(), asyncio.Event()
     shift = asyncio.create_task(shift_of(server, plays, stop).run())
     server.offer(0)
@@ -164,29 +164,45 @@ async def test_a_group_that_finds_no_room_is_sent_again_under_its_own_key():
     assert await asyncio.wait_for(shift, 10) == 2
 
 
+async def test_a_rollout_that_fails_while_the_rest_is_finished_ends_the_worker_with_its_error():
+    class Refusing(Server):
+        async def put(self, group: ScoredGroup, *, deadline_s: float, key: str) -> int:
+            raise AccessRefused("the token is no longer known")
+
+    server, plays, stop = Refusing(), Plays(), asyncio.Event()
+    shift = asyncio.create_task(shift_of(server, plays, stop).run())
+    server.offer(0)
+    await until(lambda: 0 in plays.playing)
+    stop.set()
+    await asyncio.sleep(0.05)  # it finishes what is being run
+    plays.let_go(0)
+    with pytest.raises(AccessRefused):
+        await asyncio.wait_for(shift, 10)
+
+
 class Endless(Environment):
     def tasks(self, split: Any) -> list[Task]:
         return [Task("t", ())]
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Any:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Any:
         await asyncio.Event().wait()
 
 
-async def test_a_play_has_the_deadline_that_the_trainer_says():
+async def test_a_rollout_has_the_deadline_that_the_trainer_says():
     server, stop = Server(), asyncio.Event()
     server.deadline_s = 0.2
     named: Any = {"words": Endless()}
 
-    def player(deadline_s: float | None) -> Player:
+    def player(deadline_s: float | None) -> RolloutRunner:
         own_s = 600.0
         engine: Any = None
-        return Player(named, (), engine, engine, deadline_s=deadline_s or own_s, deterministic=False)
+        return RolloutRunner(named, (), engine, engine, deadline_s=deadline_s or own_s, deterministic=False)
 
-    shift = asyncio.create_task(_Shift(server, player, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
+    shift = asyncio.create_task(Shift(server, player, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
     server.offer(0)
     await until(lambda: server.failures)
     assert [one.cause for one in server.failures[0].failed] == [
-        "DeadlineExceeded: play() gave no answer within 0.2 s"
+        "DeadlineExceeded: rollout() gave no answer within 0.2 s"
     ] * 4
     stop.set()
     assert await asyncio.wait_for(shift, 10) == 0

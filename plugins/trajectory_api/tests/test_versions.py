@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atropos_core.client import Api, TrainerSession, Worker, WorkerSpec
+from atropos_core.api_client.client import Api, TrainerSession, Worker, WorkerSpec
 from atropos_core.errors import NoSuchVersion
 from atropos_core.types import UNKNOWN_VERSION, Draw
 from plugins.trajectory_api.tests.played import Server, played, serving
@@ -42,7 +42,9 @@ async def test_a_version_that_no_engine_can_have_had_is_refused_by_name(tmp_path
             await session.set_version(5)
             for tag, version in enumerate([UNKNOWN_VERSION, 0, 5]):
                 assert await worker.put(played(undrawn(tag), version=version), deadline_s=10) is not None
-            await session.lease(3, 5, 0.0)  # what it leases now trains version 6, which engines have before it is told
+            await session.lease(
+                3, 5, 0.0
+            )  # what it leases now trains version 6, which engines have before it is reported
             assert await worker.put(played(undrawn(3), version=6), deadline_s=10) is not None
             for version in NEVER:
                 with pytest.raises(NoSuchVersion, match=f"claim to be sampled from policy version {version}, and"):
@@ -76,12 +78,14 @@ async def test_a_version_that_was_lost_did_exist_and_a_killed_server_knows_it(tm
                 await worker.put(played(undrawn(1), version=12), deadline_s=10)
 
 
-async def test_a_server_without_a_journal_is_told_again_before_it_refuses_anything(tmp_path: Path):
+async def test_a_server_without_a_journal_is_informed_again_before_it_refuses_anything(tmp_path: Path):
     with serving(tmp_path, "--no-journal") as server:
         async with parties(server) as (session, worker):
             await session.lease(1, 10, 0.0)
             server.kill()
             server.start()
-            assert await worker.put(played(undrawn(0), version=11), deadline_s=20) is not None, "nobody has told it yet"
+            assert await worker.put(played(undrawn(0), version=11), deadline_s=20) is not None, (
+                "nobody has reported it yet"
+            )
             with pytest.raises(NoSuchVersion, match="no version is below 0"):
                 await worker.put(played(undrawn(1), version=-2), deadline_s=20)

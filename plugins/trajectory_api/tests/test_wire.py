@@ -18,9 +18,9 @@ from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
 from atropos_core.group_schema import LARGEST_REWARD, LOGPROB_ROUNDING, LOWEST_LOGPROB
 from atropos_core.types import UNKNOWN_VERSION, ScoredGroup
-from atropos_trajectory_api import wire
-from atropos_trajectory_api.old_group import as_frame, as_wire, held
-from atropos_trajectory_api.wire import KEYS, ScoredData, dumps, from_wire, parse, read, to_wire
+from atropos_trajectory_api.legacy import incoming_groups as wire
+from atropos_trajectory_api.legacy.group import as_frame, as_wire, held
+from atropos_trajectory_api.legacy.incoming_groups import KEYS, ScoredData, dumps, from_wire, parse, read, to_wire
 
 
 class Upstream(BaseModel):
@@ -412,7 +412,7 @@ def test_numbers_of_any_size_can_be_answered():
 # -- what it costs
 
 
-def test_a_group_of_eight_thousand_tokens_is_held_in_less_than_a_tenth_of_a_megabyte():
+def test_a_group_of_eight_thousand_tokens_takes_less_than_a_tenth_of_a_megabyte():
     random = np.random.default_rng(0)
     tokens = random.integers(0, 150_000, (8, 1024)).tolist()
     logprobs = [[1.0] * 200 + row for row in (-random.exponential(1, (8, 824))).tolist()]

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 import uvicorn
 
-from atropos_core.client import Api, TrainerSession, Worker, WorkerSpec
+from atropos_core.api_client.client import Api, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError, DataError
-from atropos_core.held import Label
-from atropos_core.store import JournalStore
+from atropos_core.hub.records import Label
 from atropos_core.types import ScoredGroup
-from atropos_core.wire import plain
-from atropos_trajectory_api.app import App
-from atropos_trajectory_api.config import ServeOptions
-from atropos_trajectory_api.old_group import OldGroup
-from atropos_trajectory_api.service import Service
-from atropos_trajectory_api.serving import bind
+from atropos_trajectory_api.journal.store import JournalStore
+from atropos_trajectory_api.legacy.group import OldGroup
+from atropos_trajectory_api.legacy.outgoing_groups import plain
+from atropos_trajectory_api.server.app import App
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.server.serving import bind
 from plugins.trajectory_api.tests.played import Server, serving
 from plugins.trajectory_api.tests.running import REGISTER
 from plugins.trajectory_api.tests.test_api_source import run
@@ -155,7 +155,7 @@ async def test_damaged_groups_of_a_journal_are_dropped_by_name_and_a_run_trains_
         await here.source.commit()
         with pytest.raises(AtroposError):
             await here.lease(1, deadline_s=0.5)
-        assert here.source.news().dropped == {"damaged": damaged}
+        assert here.source.take_lost().dropped == {"damaged": damaged}
         async with httpx.AsyncClient() as client:
             told = (await client.get(f"{server.url}/metrics")).text
     assert f'atropos_dropped_groups_total{{cause="damaged"}} {damaged}\n' in told
@@ -204,7 +204,7 @@ async def test_a_trainer_drops_by_name_what_a_server_hands_out_that_does_not_loo
         dropped += (await session.lease(1, 0, 0.2)).dropped
         assert [number for number, _ in got] == [0, damaged + 1]
         assert [cause for _, cause in dropped] == ["damaged"] * damaged
-        assert service.hub.dropped["damaged"] == damaged
+        assert service.hub.ledger.dropped["damaged"] == damaged
         await session.close()
     finally:
         await api.close()

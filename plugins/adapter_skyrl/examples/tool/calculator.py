@@ -41,7 +41,7 @@ class Calculator(Environment):
         )
         return Task(name, ({"role": "user", "content": question},), answer=f"#### {boxes * (price - paid)}")
 
-    async def play(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         talk = Conversation(policy, seed=seed, tools=[TOOL])
         reply = await talk.reply(*task.messages)
         calls = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 NAME = "atropos_ipc"  # of the weight-transfer backend
-ASKED = "ATROPOS_WEIGHT_TRANSFER"  # the environment variable that holds the name
+TRANSFER_VARIABLE = "ATROPOS_WEIGHT_TRANSFER"  # the environment variable that holds the name
 
 _registered = False
 
@@ -14,7 +14,7 @@ def register() -> None:
     """Called by vLLM in each of its processes. Raises FitError, which ends the server, for a vLLM that lacks a name
     that we need."""
     global _registered
-    if os.environ.get(ASKED) != NAME or _registered:
+    if os.environ.get(TRANSFER_VARIABLE) != NAME or _registered:
         return
     from atropos_bridge_ipc.vllm import names
 

@@ -59,11 +59,11 @@ def check_shareable(model: nn.Module, config: Any, device: torch.device, names: 
 
 def _check_no_second_view(model: nn.Module) -> None:
     """Whoever keeps a tensor over a parameter's memory would go on reading the old place after the move."""
-    places = {parameter.untyped_storage().data_ptr(): name for name, parameter in model.named_parameters()}
+    named = {parameter.untyped_storage().data_ptr(): name for name, parameter in model.named_parameters()}
     for path, module in model.named_modules():
         for leaf, value in (*vars(module).items(), *module._buffers.items()):
             if isinstance(value, torch.Tensor) and not value.is_meta and value.numel():
-                name = places.get(value.untyped_storage().data_ptr())
+                name = named.get(value.untyped_storage().data_ptr())
                 if name is not None:
                     raise CannotShare(f"{path!r} keeps another view of {name!r}, as {leaf!r}")
 

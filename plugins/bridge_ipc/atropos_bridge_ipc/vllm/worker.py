@@ -30,7 +30,7 @@ TRANSPORT = "ATROPOS_WEIGHT_TRANSPORT"  # environment: how weights reach this en
 
 
 @dataclass
-class Asked(WeightTransferInitInfo):  # type: ignore[misc] # vLLM need not be installed where types are checked
+class TransferRequest(WeightTransferInitInfo):  # type: ignore[misc] # vLLM need not be installed where types are checked
     """What the bridge asks, and where it looks for the answer."""
 
     do: str  # "share", "attach", "write" or "read"
@@ -54,7 +54,7 @@ class Version(WeightTransferUpdateInfo):  # type: ignore[misc]
 class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
     """Keeps the model's parameters in a shared segment; or, where they cannot be, loads copies of the trainer's."""
 
-    init_info_cls = Asked
+    init_info_cls = TransferRequest
     update_info_cls = Version
     supports_draft_weight_update = False
 
@@ -69,19 +69,19 @@ class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
         self._loaded: set[str] | None = None  # during an update, vLLM's names of what was loaded
         self._needed = {name for name, _ in model.named_parameters()} if vllm_config.quant_config is None else set()
         self._transport: Transport = "cuda_ipc" if device.type == "cuda" else "posix_shm"
-        self._reason = "it was asked to copy" if os.environ.get(TRANSPORT) == "copy" else self._move()
+        self._reason = "it was set to copy" if os.environ.get(TRANSPORT) == "copy" else self._move()
         self._use_plain_products()
 
-    def init_transfer_engine(self, asked: Asked) -> None:
+    def init_transfer_engine(self, request: TransferRequest) -> None:
         """Answer in a handle file: nothing that is returned here would reach the bridge."""
         rank = self.parallel_config.rank
-        path = Path(asked.directory) / f"{asked.file}.rank{rank}.json"
+        path = Path(request.directory) / f"{request.file}.rank{rank}.json"
         answers = {"share": self._offer, "attach": self._attach, "write": self._write, "read": self._read}
         try:
-            answer = answers[asked.do](asked)
+            answer = answers[request.do](request)
         except AtroposError as error:
             answer = {"failed": str(error)}
-        handles.write(path, asked.nonce, self._hash, {"ranks": self.parallel_config.world_size, **answer})
+        handles.write(path, request.nonce, self._hash, {"ranks": self.parallel_config.world_size, **answer})
 
     def start_weight_update(self) -> None:
         self._loaded = None
@@ -130,10 +130,10 @@ class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
             return str(error)
         return ""
 
-    def _offer(self, asked: Asked) -> dict[str, Any]:
+    def _offer(self, request: TransferRequest) -> dict[str, Any]:
         if self._kept is None:
             return {"impossible": self._reason}
-        wanted = [Tensor.decoded(entry) for entry in asked.wanted]
+        wanted = [Tensor.decoded(entry) for entry in request.wanted]
         by_name = {name: entry for entry in self._placed for name in entry.names}
         config = self.model_config.hf_config.get_text_config()
         try:
@@ -152,24 +152,24 @@ class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
             "descriptor": self._kept.descriptors[0] if self._kept.descriptors else None,
         }
 
-    def _write(self, asked: Asked) -> dict[str, Any]:
-        self._sentinels()[asked.slot] = asked.value
+    def _write(self, request: TransferRequest) -> dict[str, Any]:
+        self._sentinels()[request.slot] = request.value
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return {"value": asked.value}
+        return {"value": request.value}
 
-    def _read(self, asked: Asked) -> dict[str, Any]:
-        return {"value": int(self._sentinels()[asked.slot])}
+    def _read(self, request: TransferRequest) -> dict[str, Any]:
+        return {"value": int(self._sentinels()[request.slot])}
 
     def _sentinels(self) -> torch.Tensor:
         return self._flat[:PAGE].view(torch.int64)
 
     # -- copies
 
-    def _attach(self, asked: Asked) -> dict[str, Any]:
-        path = Path(asked.source)
-        handle = handles.read(path, asked.nonce, self._hash)
-        descriptor = handles.open_descriptor(path, asked.nonce, self._hash, handle)
+    def _attach(self, request: TransferRequest) -> dict[str, Any]:
+        path = Path(request.source)
+        handle = handles.read(path, request.nonce, self._hash)
+        descriptor = handles.open_descriptor(path, request.nonce, self._hash, handle)
         flat, identity = segment.attach("posix_shm", {}, [descriptor])
         self._source = (flat, Manifest.decoded(handle["manifest"]))
         self._flat = flat

@@ -1,0 +1,16 @@
+"""The trajectory API seen from a worker or a trainer: groups, draws and leases over HTTP (`/v1`, codec frames).
+
+A server that dies and comes back on the same address is lived through: every call is tried again until its deadline,
+puts carry a key so that none counts twice, workers register again, and a trainer offers again what it had offered.
+"""
+
+from __future__ import annotations
+
+from atropos_core.api_client.http import CONTENT_TYPE, DAMAGED, NOT_WANTED, OTHER_TIMELINE, Api, UnknownThere
+from atropos_core.api_client.trainer_session import Leased, SessionSpec, TrainerSession
+from atropos_core.api_client.worker import Assignment, Worker, WorkerSpec
+
+__all__ = [
+    "CONTENT_TYPE", "DAMAGED", "NOT_WANTED", "OTHER_TIMELINE", "Api", "Assignment", "Leased", "SessionSpec", "TrainerSession",
+    "UnknownThere", "Worker", "WorkerSpec",
+]  # fmt: skip

@@ -1,0 +1,306 @@
+"""Groups of workers elsewhere, over the trajectory API. The curriculum stays here: draws are offered, groups come back."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from atropos_core.api_client.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
+from atropos_core.config.run_file import ApiSection, RunConfig
+from atropos_core.errors import DeadlineExceeded
+from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
+from atropos_core.observe.profile import Profile
+from atropos_core.rollouts.policy_versions import sampled_after, without_versions_after
+from atropos_core.rollouts.producer import PATIENCE, no_progress
+from atropos_core.rollouts.source import Lease, Source
+from atropos_core.storage.atomic import write_whole
+from atropos_core.types import Draw, ScoredGroup
+
+LOOK_S = 1.0  # between two looks at who is there, while workers are awaited
+POLL_S = 10.0  # of waiting for groups before another look at who is there
+
+
+class ApiSource(Source):
+    """One session of the API's one trainer. The groups of old environments, which nobody drew, get a draw of their own
+    below 0 each.
+
+    A run that resumes from a checkpoint gets all that the run before it left uncommitted, also what was sampled
+    from weights newer than the checkpoint's. Those weights are lost, and the same version means others now: such tokens
+    are neither fresh nor of any age that `max_staleness` could bound. So, as in a run without an API, the draws of
+    such groups are run again: reported, and counted as "other_timeline". A group without a draw cannot be run again: it is
+    trained, and its version is unknown.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        curriculum: Curriculum,
+        model: ModelInfo,
+        directory: Path,
+        profile: Profile | None = None,
+    ) -> None:
+        super().__init__(curriculum)
+        assert config.api is not None, "the run file has a section [api]"
+        training = config.training
+        self._section: ApiSection = config.api
+        self._named = {name: environment.weight for name, environment in config.environment.items()}
+        self._spec = SessionSpec(
+            holder=_holder(directory),
+            group_size=training.group_size,
+            min_group=training.min_group,
+            sampling=config.sampling.record(),
+            batch_groups=training.groups_per_step,
+            tokenizer=model.tokenizer,
+            vocabulary=model.vocabulary,
+            model=config.model,
+            max_staleness=training.max_staleness,
+            deadline_s=training.rollout_deadline_s,
+        )
+        self._api = Api(self._section.url, self._section.token(), profile=profile, patience=config.watch.patience())
+        self._session: TrainerSession | None = None
+        self._sources: dict[str, TaskSource] = {}  # with a worker at present
+        self._open: dict[int, Draw] = {}  # drawn, and nothing has come of them yet
+        self._unoffered: list[Draw] = []
+        self._ahead: set[int] = set()  # draws whose groups were leased before the curriculum drew them
+        self._version = 0  # that the engines sample from
+        self._base: int | None = None  # the version that this session began with: of its checkpoint
+        self._suspects: set[int] = set()  # draws that were being run when it began
+        self._warned_of_lost = False
+        self._adopted = False
+        self._target = 0
+        self._trained: list[int] = []  # hub ids that the server does not know to be inside a checkpoint
+        self._failed_in_a_row = 0
+
+    @property
+    def commit_due(self) -> bool:
+        return self._session is not None and self._session.commit_due
+
+    async def open(self, state: Mapping[str, Any] | None) -> None:
+        """Open the session and wait for workers: of each environment that the run file names, or of any. Raises
+        DeadlineExceeded where they do not come."""
+        state = state or {}
+        self._version, self._ahead = state.get("version", 0), set(state.get("ahead", ()))
+        self._session = await TrainerSession.open(
+            self._api,
+            replace(self._spec, version=self._version),
+            committed=state.get("trained", ()),
+            hub_id=state.get("hub_id", ""),
+        )
+        self.broken = self._session.lost
+        self._suspects = set(self._session.played_draws)
+        await self._await_workers(self._session)
+
+    async def add_engine(self, url: str) -> None:
+        """Workers may sample from the engine behind this URL."""
+        await self._here.add_engine(url)
+
+    def want(self, groups: int) -> None:
+        self._target = groups  # `lease` offers them
+
+    async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
+        until = time.monotonic() + deadline_s
+        if self._base is None:
+            self._base = version
+        leases: list[Lease] = []
+        why: str | None = None
+        while len(leases) < n:
+            left = until - time.monotonic()
+            if left <= 0:
+                await self._here.give_back([lease.id for lease in leases])
+                raise DeadlineExceeded(
+                    f"{len(leases)} of {n} groups came from {self._section.url} within {deadline_s:g} s"
+                    + (f": {why}" if why else "."),
+                    remedy="Is there a worker of each environment? `atropos env NAME --api URL` starts one.",
+                )
+            await self._look(await self._here.fetch_environments())
+            await self._offer(self._target - len(leases))
+            answer = await self._here.lease(n - len(leases), version, min(POLL_S, left))
+            why = answer.why
+            for group in answer.failed:
+                self._failed(group, self._open.pop(group.draw.id, None))
+                self._failed_in_a_row += 1
+                if self._failed_in_a_row >= PATIENCE * max(self._target, 1):
+                    raise no_progress(self._failed_in_a_row, group)
+            for number, cause in answer.dropped:
+                self._dropped(cause, self._open.pop(number, None))
+            again: list[tuple[int, Draw]] = []
+            for number, group in answer.entries:
+                self._failed_in_a_row = 0
+                newest = self._newest(number, group, version)
+                if group.draw.id >= 0 and sampled_after(group, newest):
+                    again.append((number, group.draw))
+                else:
+                    leases.append(Lease(number, self._taken(number, self._of_this_timeline(group, newest, version))))
+            if again:
+                await self._run_again(again)
+        return leases
+
+    async def _mark_trained(self, ids: Sequence[int]) -> None:
+        self._here.trained(ids)
+        self._trained += ids
+
+    def state(self) -> Mapping[str, Any]:
+        return {
+            "trained": list(self._trained),
+            "hub_id": self._here.hub_id,
+            "version": self._version,
+            "ahead": sorted(self._ahead),
+        }
+
+    async def commit(self) -> None:
+        await self._here.commit(self._trained)
+        self._trained = []
+
+    async def publish(self, version: int) -> None:
+        self._version = version
+        await self._here.set_version(version)
+
+    async def stop(self) -> None:
+        """Workers finish their rollouts; the groups wait for the resumed run."""
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        await self._api.close()
+
+    @property
+    def _here(self) -> TrainerSession:
+        assert self._session is not None, "open() comes first"
+        return self._session
+
+    async def _await_workers(self, session: TrainerSession) -> None:
+        wait_s, shown = self._section.wait_s, ""
+        until = time.monotonic() + wait_s
+        while True:
+            found = await session.fetch_environments()
+            sending = {name for name, entry in found.items() if entry["workers"]}
+            sending |= set((await self._api.status())["old"])  # they send what nobody drew, and have no tasks
+            missing = [name for name in self._named if name not in sending]
+            if not missing and sending:
+                break
+            waiting = f"a worker of {' and of '.join(missing) or 'any environment'} at {self._section.url}"
+            if time.monotonic() > until:
+                raise DeadlineExceeded(
+                    f"waited {wait_s:g} s for {waiting}.",
+                    remedy=f"Start one: atropos env NAME --api {self._section.url}; or wait longer: --set api.wait_s=3600",
+                )
+            if waiting != shown:
+                shown = waiting
+                console.say(f"waiting for {waiting} ({wait_s:g} s at most)")
+            await asyncio.sleep(LOOK_S)
+        await self._look(found)
+
+    async def _look(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Draw from the environments that have workers at present. An old environment has no tasks to draw."""
+        sources = {
+            name: TaskSource(entry["tasks"], self._named.get(name, entry["weight"]))
+            for name, entry in sorted(found.items())
+            if entry["workers"] and entry["tasks"] and (name in self._named or not self._named)
+        }
+        if sources == self._sources:
+            return
+        for name in self._sources.keys() - sources.keys():
+            console.warn(f"environment {name!r} has no worker any more: the run goes on without it until one comes.")
+        for name in sources.keys() - self._sources.keys():
+            console.say(
+                f"environment {name!r}: {sources[name].size:,} training tasks, by workers at {self._section.url}"
+            )
+        self._sources = sources
+        if any(source.weight > 0 for source in sources.values()):
+            self.curriculum.open(sources)
+
+    async def _offer(self, wanted: int) -> None:
+        """As many open draws as are wanted; those of environments that have no worker at present do not count."""
+        if not any(source.weight > 0 for source in self._sources.values()):
+            return
+        if not self._adopted:
+            self._adopt()
+        missing = wanted - sum(draw.environment in self._sources for draw in self._open.values())
+        if missing > 0:
+            again, self._unoffered = self._unoffered[:missing], self._unoffered[missing:]
+            offered = again + self._draw(missing - len(again))
+            self._open |= {draw.id: draw for draw in offered}
+            await self._here.offer_draws(offered)
+
+    def _draw(self, n: int) -> list[Draw]:
+        """The next `n` of the curriculum whose groups have not been leased already."""
+        found: list[Draw] = []
+        while missing := n - len(found):
+            for draw in self.curriculum.draw(missing):
+                if draw.id in self._ahead:
+                    self._ahead.remove(draw.id)
+                    self._settle(draw, "dropped", None)  # trained or not, without the curriculum
+                else:
+                    found.append(draw)
+        return found
+
+    def _newest(self, number: int, group: ScoredGroup, version: int) -> int:
+        """The newest version that its tokens can be of: that of the checkpoint, where it may have been sampled before
+        this session."""
+        before = number < self._here.next_id or group.draw.id in self._suspects
+        return self._base if before and self._base is not None else version
+
+    def _of_this_timeline(self, group: ScoredGroup, newest: int, version: int) -> ScoredGroup:
+        """Versions that another timeline had are unknown here; those that none had are left, for the loop to refuse."""
+        before = self._here.newest_before
+        if before is not None and sampled_after(group, max(before, version)):
+            return group
+        return without_versions_after(group, newest)
+
+    async def _run_again(self, lost: Sequence[tuple[int, Draw]]) -> None:
+        await self._here.drop([number for number, _ in lost], OTHER_TIMELINE)
+        for _, draw in lost:
+            self._dropped(OTHER_TIMELINE, None)
+            self._suspects.discard(draw.id)
+            if (known := self._open.pop(draw.id, None)) is not None:
+                self._unoffered.append(known)
+        self._unoffered.sort(key=lambda draw: draw.id)
+        if not self._warned_of_lost:
+            self._warned_of_lost = True
+            console.say(
+                "groups that were sampled from weights newer than this run's are waiting: another run left them, or this "
+                "one before it was resumed. Their draws are run again, and counted as groups/other_timeline."
+            )
+
+    def _taken(self, number: int, group: ScoredGroup) -> ScoredGroup:
+        """As the loop gets it: with a draw that it may settle, or one below 0."""
+        known = self._open.pop(group.draw.id, None)
+        if known is None and (known := self._find_unoffered(group.draw.id)) is not None:
+            self._unoffered.remove(known)
+        if known is not None:
+            return group
+        if group.draw.id >= 0:
+            self._ahead.add(group.draw.id)
+        return replace(group, draw=replace(group.draw, id=-1 - number))
+
+    def _find_unoffered(self, number: int) -> Draw | None:
+        return next((draw for draw in self._unoffered if draw.id == number), None)
+
+    def _adopt(self) -> None:
+        """Groups that came while this run was dead wait on the server: take their draws from the curriculum again."""
+        self._adopted = True
+        waiting = set(self._here.waiting_draws) - self._ahead
+        highest = max(waiting, default=-1)
+        while waiting:
+            [draw] = self._draw(1)
+            if draw.id in waiting:
+                waiting.remove(draw.id)
+                self._open[draw.id] = draw
+            else:
+                self._unoffered.append(draw)
+            if draw.id >= highest:
+                break
+
+
+def _holder(directory: Path) -> str:
+    """A name of this run, the same when it is resumed."""
+    file = directory / "holder"
+    if not file.exists():
+        write_whole(file, f"{directory.resolve().name}-{secrets.token_hex(8)}")
+    return file.read_text()

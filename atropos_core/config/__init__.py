@@ -1,0 +1,1 @@
+"""A run file and its components, validated."""

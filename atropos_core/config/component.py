@@ -1,0 +1,35 @@
+"""A component as a run file names it, `use` and its options, and what is wrong with options in words. Imports nothing heavy:
+plugins that name other components in their own options need it for a list of plugins."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Component(BaseModel):
+    """`use` names the component; every key that is not listed here is one of its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
+
+    use: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Weighted(Component):
+    weight: float = Field(1.0, ge=0, allow_inf_nan=False)
+
+
+class RewardComponent(Weighted):
+    deadline_s: float = Field(60.0, gt=0)
+    runs_in: Literal["here", "process"] | None = None  # None: as its provider says
+
+
+class ComponentOnDevices(Component):
+    # "cpu", "cuda:0", ...; auto: the first CUDA device, or the CPU. More than one where the component can span several
+    devices: tuple[str, ...] = Field(("auto",), min_length=1)
+    threads: int | None = Field(None, ge=1)  # CPU threads; None: every core, since sampling and training take turns

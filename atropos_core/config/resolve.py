@@ -1,0 +1,132 @@
+"""One component that a run names: who offers it, and its validated options. Also one that another component names in its
+own options: `inner`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from atropos_core.config.component import Component, ComponentOnDevices
+from atropos_core.config.error_text import explain
+from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
+from atropos_core.guards.exits import contained
+from atropos_core.interfaces import Transport
+from atropos_core.plugins.provider import Offer, RunContext
+from atropos_core.plugins.registry import Registry
+from atropos_core.plugins.requirements import check_requires, cuda_devices
+from atropos_core.processes.child import Child
+
+NOWHERE_ELSE = ("cpu",)  # of a component that has no use for devices
+
+
+@dataclass(frozen=True)
+class ResolvedComponent:
+    """One component of the run: who offers it, and its validated options."""
+
+    label: str  # its path in the run file
+    offer: Offer
+    options: BaseModel
+    component: Component
+
+    @property
+    def transports(self) -> frozenset[Transport]:
+        return self.offer.provider.transports(self.options)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.component.devices if isinstance(self.component, ComponentOnDevices) else ()
+
+    def idle(self) -> list[str]:
+        """A line for each option that was changed and does nothing on these devices. One run file may be for several kinds
+        of machine, so that is reported, and not refused."""
+        fields = type(self.options).model_fields
+        return [
+            f"{self.label}.{name} has no effect on {', '.join(self.devices)}: {why}"
+            for name, why in self.offer.provider.idle(self.options, self.devices).items()
+            if name in fields and getattr(self.options, name) != fields[name].get_default(call_default_factory=True)
+        ]
+
+    def build(self, context: RunContext) -> Any:
+        """In this process. Raises PluginError for what the plugin's code raises."""
+        try:
+            with contained(f"building {self.label}"):
+                built = self.offer.provider.build(self.options, context)
+        except AtroposError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{self.label}: {self.component.use!r} of {self.offer.distribution} could not be built: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if inspect.isawaitable(built):
+            raise PluginError(f"{self.label}: build of {self.component.use!r} must not be a coroutine")
+        return built
+
+    async def start(self, context: RunContext, role: str, threads: int | None = None, *, needed: bool = False) -> Child:
+        """In a process of its own, called `role`, with its log in the run directory. `needed`: as `Child.start`."""
+        wanted = {
+            "kind": self.offer.kind,
+            "name": self.component.use,
+            "options": self.options.model_dump(mode="json"),
+            "context": context.record(),
+        }
+        log = context.directory / "logs" / f"{role}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return await Child.start(
+            role, wanted, log, threads=threads or len(os.sched_getaffinity(0)), patience=context.patience, needed=needed
+        )
+
+
+def resolve_component(registry: Registry, kind: str, label: str, component: Component) -> ResolvedComponent:
+    """Raises UnknownComponent, PluginError, ConfigError for options, FitError for what this machine has not."""
+    offer = registry.find(kind, component.use)
+    check_requires(offer)
+    model = offer.provider.config
+    try:
+        with contained(f"the options of {label}"):
+            options = model.model_validate(component.options)
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, {}, f"{label}.")) from error
+    if isinstance(component, ComponentOnDevices) and len(component.devices) > 1 and not offer.provider.several_devices:
+        raise FitError(
+            f"{label}.devices names {len(component.devices)} devices, and {kind} {component.use!r} runs on one.",
+            remedy="Name one device"
+            + (", and further engines as [engine.replica.NAME] tables." if kind == "engine" else "."),
+        )
+    if isinstance(component, ComponentOnDevices):
+        component = _with_devices(label, offer, options, component)
+    return ResolvedComponent(label, offer, options, component)
+
+
+def _with_devices(label: str, offer: Offer, options: BaseModel, component: ComponentOnDevices) -> ComponentOnDevices:
+    """With devices in place of "auto". Raises ConfigError for devices or threads that the component has no use for."""
+    made = placed(component)
+    idle = offer.provider.idle(options, made.devices)
+    given = {"threads": component.threads is not None, "devices": component.devices not in (("auto",), NOWHERE_ELSE)}
+    if wrong := [name for name in idle if given.get(name)]:
+        raise ConfigError(
+            f"{label}.{wrong[0]} has no effect on {offer.kind} {offer.provider.name!r}, {idle[wrong[0]]}: remove it."
+        )
+    return made.model_copy(update={"devices": NOWHERE_ELSE}) if "devices" in idle else made
+
+
+P = TypeVar("P", bound=ComponentOnDevices)
+
+
+def placed(component: P) -> P:
+    """With devices in place of "auto"."""
+    if component.devices != ("auto",):
+        return component
+    return component.model_copy(update={"devices": ("cuda:0",) if cuda_devices() else ("cpu",)})
+
+
+def inner(kind: str, label: str, component: Component) -> ResolvedComponent:
+    """A component that another one's options name, as a run file would: `use`, and its own options. For a validator of
+    those options, so that what is wrong is reported before anything starts, and for `build`. Raises as `choose`."""
+    from atropos_core.plugins.manager import load_plugins
+
+    return resolve_component(load_plugins().registry, kind, label, component)

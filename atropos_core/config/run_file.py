@@ -1,0 +1,407 @@
+"""A run file (TOML), flags and presets -> one validated RunConfig, with the origin of every value.
+
+Layers, the later over the earlier: defaults, the model's preset, the run file, flags. A component's section is
+`use = "name"` and that component's own options, which its provider validates.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent, Weighted
+from atropos_core.config.error_text import explain
+from atropos_core.config.health_options import HealthSection
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.group_schema import RUN_PARTS, check_temperature
+from atropos_core.guards.patience import Patience
+from atropos_core.types import Sampling
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class EngineComponent(ComponentOnDevices):
+    # Further engines beside this one: [engine.replica.NAME] says what is different about each (devices, options)
+    replica: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    def instances(self) -> dict[str, ComponentOnDevices]:
+        """Every engine of the run by its path in the run file."""
+        base = {key: value for key, value in self.model_dump().items() if key != "replica"}
+        made = {"engine": ComponentOnDevices.model_validate(base)}
+        for name, different in self.replica.items():
+            if "use" in different or "replica" in different:
+                raise ValueError(
+                    f"engine.replica.{name} says only what differs from [engine]; `use` is the same for all"
+                )
+            try:
+                made[f"engine.replica.{name}"] = ComponentOnDevices.model_validate({**base, **different})
+            except ValidationError as error:
+                raise ValueError(explain(error, ComponentOnDevices, {}, f"engine.replica.{name}.")) from error
+        urls = [one.options["url"] for one in made.values() if one.options.get("url")]
+        if len(urls) != len(set(urls)):
+            raise ValueError(f"two engines of the run have one url, {urls[0]}: give each replica its own")
+        return made
+
+
+def checked_temperature(value: float) -> float:
+    """Raises ValueError."""
+    try:
+        check_temperature("a temperature", value)
+    except DataError as error:
+        raise ValueError(Exception.__str__(error)) from None
+    return value
+
+
+Temperature = Annotated[float, AfterValidator(checked_temperature)]
+
+
+def greedy_is_not_cut(section: str, temperature: float, top_p: float, top_k: int) -> None:
+    """Raises ValueError: the likeliest token is the same whatever else is cut away."""
+    if temperature == 0 and (top_p, top_k) != (1.0, 0):
+        idle = "top_p" if top_p != 1.0 else "top_k"
+        raise ValueError(
+            f"{section}.{idle} has no effect at {section}.temperature = 0, where the likeliest token is taken: remove it, or "
+            "raise the temperature"
+        )
+
+
+class SamplingSection(Section):
+    max_tokens: int = Field(256, ge=1)
+    temperature: Temperature = 1.0
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _greedy_is_not_cut(self) -> SamplingSection:
+        greedy_is_not_cut("sampling", self.temperature, self.top_p, self.top_k)
+        return self
+
+    def record(self) -> Sampling:
+        return Sampling(**self.model_dump())
+
+
+class TrainingSection(Section):
+    """The shape of a run."""
+
+    steps: int = Field(100, ge=0)
+    groups_per_step: int = Field(16, ge=1)  # tasks whose rollouts make one batch
+    group_size: int = Field(8, ge=1)  # rollouts of one task
+    min_group: int = Field(1, ge=1)  # a group with fewer rollouts that ended is dropped
+    max_staleness: int = Field(0, ge=0)  # policy versions that a trained token may be behind; 0 is strictly on-policy
+    refill_rounds: int = Field(0, ge=0)  # how often a step runs more tasks in place of groups that a transform dropped
+    rollout_deadline_s: float = Field(300.0, gt=0)
+    max_logprob_diff: float | None = Field(None, gt=0)  # engine against trainer, nats; beyond it the run stops;
+    # None: 1e-4 for float32 weights, 0.5 for 16-bit ones
+
+
+class EvaluationSection(Section):
+    problems: int = Field(512, ge=0)  # of the held-out split; 0: never evaluate
+    every: int = Field(0, ge=0)  # steps between evaluations; 0: before the first step and after the last
+    samples: int = Field(1, ge=1)  # rollouts of each problem
+    pass_at: tuple[int, ...] | None = None  # the k of pass@k; None: `samples`, where there are several
+    temperature: Temperature = 0.0
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_tokens: int | None = Field(None, ge=1)  # None: as [sampling]
+
+    def sampling(self, run: Sampling) -> Sampling:
+        """Its own, with the run's max_tokens unless it has one. What is greedy is not cut as well."""
+        max_tokens = self.max_tokens or run.max_tokens
+        if self.temperature == 0:
+            return Sampling(max_tokens, 0.0)
+        return Sampling(max_tokens, self.temperature, self.top_p, self.top_k)
+
+    def ks(self) -> tuple[int, ...]:
+        return ((self.samples,) if self.samples > 1 else ()) if self.pass_at is None else self.pass_at
+
+    def check(self) -> None:
+        """Raises ValueError where samples, temperature and pass_at do not go together."""
+        greedy_is_not_cut("evaluation", self.temperature, self.top_p, self.top_k)
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"evaluation.samples = {self.samples} at evaluation.temperature = 0 would be one reply {self.samples} "
+                "times: raise the temperature, e.g. to 1"
+            )
+        if beyond := [k for k in self.ks() if not 1 <= k <= self.samples]:
+            raise ValueError(
+                f"evaluation.pass_at: pass@{beyond[0]} cannot be estimated from evaluation.samples = {self.samples}: "
+                "k is at least 1, and at most that"
+            )
+
+
+class CheckpointSection(Section):
+    every: int = Field(50, ge=0)  # steps; 0: only at the end
+    keep: int = Field(2, ge=1)
+
+
+class WatchSection(Section):
+    """Over processes and servers that the run needs, where one owes an answer and says nothing."""
+
+    say_s: float = Field(Patience.say_s, gt=0)  # before a line names it; half of it where the process is stopped
+    least_s: float = Field(Patience.least_s, gt=0)  # before it is given up, and the run ends
+    times: float = Field(Patience.times, ge=1)  # and so many times its usual call
+
+    def patience(self) -> Patience:
+        return Patience(**self.model_dump())
+
+
+class HubSection(Section):
+    size_mb: float = Field(256.0, gt=0)
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+class ApiSection(Section):
+    """Where the groups come from, in place of rollouts in this process: workers at a trajectory API."""
+
+    url: str
+    token_file: Annotated[Path, AfterValidator(_absolute)] | None = None  # absolute: a resumed run may start elsewhere
+    engine_address: str = "127.0.0.1:0"  # HOST:PORT where workers reach the engines of this run; port 0: any free one
+    wait_s: float = Field(600.0, gt=0)  # for workers, at the start
+
+    def token(self) -> str | None:
+        return None if self.token_file is None else read_token(self.token_file)
+
+
+def read_token(file: Path) -> str:
+    """The token in a file. Raises ConfigError."""
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token file {file} cannot be read: {error}") from error
+    if not (token and token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(f"the token file {file} must hold one word of ASCII characters.")
+    return token
+
+
+class RunConfig(Section):
+    """Everything that a run is."""
+
+    model: str = "tiny"
+    seed: int = Field(0, ge=0)
+    deterministic: bool = False
+    oversubscribe: bool = False  # start although the memory plan says that it cannot fit
+    restarts: int = Field(0, ge=0)  # how often the run starts again from its last checkpoint when a process of it dies
+    training: TrainingSection = TrainingSection()
+    sampling: SamplingSection = SamplingSection()
+    environment: dict[str, Weighted] = Field(default_factory=dict)
+    reward: dict[str, RewardComponent] = Field(
+        default_factory=lambda: {"environment": RewardComponent(use="environment")}
+    )
+    engine: EngineComponent = EngineComponent(use="hf")
+    trainer: ComponentOnDevices = ComponentOnDevices(use="grpo")
+    bridge: Component = Component(use="ipc")
+    curriculum: Component = Component(use="shuffled")
+    transform: dict[str, Component] = Field(
+        default_factory=lambda: {name: Component(use=name) for name in ("group_advantage", "drop_flat")}
+    )
+    teacher: dict[str, Component] = Field(default_factory=dict)
+    sink: dict[str, Component] = Field(
+        default_factory=lambda: {name: Component(use=name) for name in ("console", "jsonl")}
+    )
+    evaluation: EvaluationSection = EvaluationSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    hub: HubSection = HubSection()
+    health: HealthSection = HealthSection()
+    watch: WatchSection = WatchSection()
+    api: ApiSection | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> RunConfig:
+        if self.training.min_group > self.training.group_size:
+            raise ValueError(
+                f"training.min_group {self.training.min_group} is more than training.group_size {self.training.group_size}"
+            )
+        if taken := sorted(RUN_PARTS & self.reward.keys()):
+            raise ValueError(
+                f"reward.{taken[0]}: reward/{taken[0]} is a metric of the run's own, so give that reward another name"
+            )
+        self.engine.instances()
+        self.evaluation.check()
+        if self.deterministic and self.training.max_staleness:
+            raise ValueError("deterministic = true needs training.max_staleness = 0: overlap depends on timing")
+        if self.deterministic and self.api:
+            raise ValueError(
+                "deterministic = true needs rollouts in this process: with [api], workers sample when they can"
+            )
+        if self.api:
+            self._refuse_idle_beside_an_api()
+        return self
+
+    def _refuse_idle_beside_an_api(self) -> None:
+        """Raises ValueError for what has no effect where workers run the rollouts. (The tables of environments and rewards do: a worker
+        may read the same file, and what is installed here is evaluated here.)"""
+        if self.hub != HubSection():
+            raise ValueError(
+                "hub.size_mb has no effect with [api]: groups wait in the server's hub, which `atropos serve --hub-mb` bounds; "
+                "remove it"
+            )
+        usual, given = EvaluationSection(), self.evaluation
+        changed = [name for name in EvaluationSection.model_fields if getattr(given, name) != getattr(usual, name)]
+        if changed and not self.environment and given.problems:
+            raise ValueError(
+                f"evaluation.{changed[0]} has no effect with [api] and no environment: what is named here and installed is "
+                "evaluated; name it, as [environment.gsm8k] or --env gsm8k, or remove this"
+            )
+
+
+NAMED = ("environment", "reward", "transform", "teacher", "sink")  # sections of several components, by name
+FLAG = "flag"
+SINGLE = ("engine", "trainer", "bridge", "curriculum")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration, and where each of its values came from."""
+
+    config: RunConfig
+    origins: Mapping[str, str] = field(default_factory=dict)  # dotted path -> "flag", a file's name, "preset of ..."
+
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """Every value: path, value, origin."""
+        for path, value in flatten(dump(self.config)):
+            yield path, value, self.origins.get(path, "default")
+
+
+@dataclass(frozen=True)
+class Layer:
+    origin: str
+    values: Mapping[str, Any]
+
+
+def load(layers: Iterable[Layer]) -> Loaded:
+    """Merge, later over earlier, and validate. Raises ConfigError that names the key, its origin and the near miss."""
+    defaults = RunConfig()
+    merged: dict[str, Any] = {section: {"use": getattr(defaults, section).use} for section in SINGLE}
+    merged |= {section: {name: {} for name in getattr(defaults, section)} for section in NAMED}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        for section in NAMED:
+            if section in layer.values and layer.origin != FLAG:
+                merged[section] = {}  # a file that lists transforms means these and no others
+        _merge(merged, layer.values, origins, layer.origin)
+    for section in NAMED:
+        merged[section] = _named(merged[section])
+    try:
+        return Loaded(RunConfig.model_validate(merged), origins)
+    except ValidationError as error:
+        raise ConfigError(explain(error, RunConfig, origins)) from error
+
+
+def read_file(path: Path) -> Layer:
+    try:
+        return Layer(str(path), tomllib.loads(path.read_text()))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no run file {path}.") from None
+    except OSError as error:
+        raise ConfigError(f"the run file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the run file {path} is not TOML: {error}") from error
+
+
+def parse_flag(text: str) -> tuple[str, Any]:
+    """`trainer.learning_rate=1e-6` -> path and value; the value is read as TOML, and as plain text where it is none."""
+    path, equals, raw = text.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set wants PATH=VALUE, as in --set trainer.learning_rate=1e-6; it got {text!r}.")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    return path.strip(), value
+
+
+def nest(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Dotted paths to nested tables."""
+    nested: dict[str, Any] = {}
+    for path, value in pairs:
+        *parents, last = path.split(".")
+        table = nested
+        for name in parents:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{path!r}: {name!r} is a value, not a section.")
+        table[last] = value
+    return nested
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def dump(config: BaseModel) -> dict[str, Any]:
+    """As TOML can hold it: no None."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: clean(entry) for key, entry in value.items() if entry is not None}
+        return [clean(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+    cleaned: dict[str, Any] = clean(config.model_dump(mode="json"))
+    return cleaned
+
+
+def to_toml(values: Mapping[str, Any], prefix: str = "") -> str:
+    """Tables of TOML."""
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+    for key, table in values.items():
+        if isinstance(table, Mapping):
+            path = f"{prefix}{_key(key)}"
+            body = to_toml(table, f"{path}.")
+            lines.append(f"\n[{path}]\n{body}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    """One value; inside a list, tables are inline. Strings are JSON strings, which TOML's basic strings contain."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, list):
+        return f"[{', '.join(_value(entry) for entry in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_key(key)} = {_value(entry)}' for key, entry in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _named(value: Any) -> Any:
+    """In `[environment.gsm8k]` the name is the default of `use`."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: {"use": name, **entry} if isinstance(entry, Mapping) else entry for name, entry in value.items()}
+
+
+def _merge(
+    into: dict[str, Any], values: Mapping[str, Any], origins: dict[str, str], origin: str, prefix: str = ""
+) -> None:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            if prefix == "" and key in SINGLE and value.get("use", into[key].get("use")) != into[key].get("use"):
+                into[key] = {}  # another component: the former one's options mean nothing to it
+            _merge(into[key], value, origins, origin, f"{path}.")
+        elif isinstance(value, Mapping):
+            into[key] = {}
+            _merge(into[key], value, origins, origin, f"{path}.")
+        else:
+            into[key] = value
+            origins[path] = origin
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)

@@ -1,0 +1,110 @@
+"""What recomputed logprobs say of those that came with a batch, whoever sent them and however old they are.
+
+For a sampled token let d = log p - log q, p the trainer's policy before the update, q what the sender says that the token
+was sampled with.
+
+- Sampled under the very weights of p, d is rounding: the loop holds its largest |d| to `training.max_logprob_diff`.
+- Sampled from q under whatever weights, exp(d) has the mean 1, however far the policy moved since. So exp of the sum of d
+  over a sequence is a likelihood ratio, a nonnegative martingale, and exceeds exp(x) with a probability of exp(-x) at most
+  (Ville 1939; Markov's inequality at its end). Beyond EVIDENCE_NATS, and what two ways of computing may differ by, the
+  logprobs are not those of the sampling.
+- The other way, claims above what the policy gives, nothing is bounded but by how far it moved. `moved` is the largest
+  change of a logprob of the probe since those weights: a mean |d| that leaves 1 + 10 times that behind by EVIDENCE_NATS in
+  all is no movement of the policy. A bound of judgement, unlike the one before, and wide: means are about a tenth of maxima.
+
+Logprobs that are right do not say that the tokens were sampled with them: at another temperature, or with top_p, than is
+reported. Of tokens that truly were, -log p is the entropy of p on average, and the sum of the differences over fresh ones is
+a martingale that stays within a few of its own standard errors. `surprise_z` is how many they are.
+
+Truncated rollouts (top_p, top_k) have logprobs of another distribution, and cannot be compared; those without, neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.types import Batch, Bools, Column, Floats, Metrics, ScoredGroup
+
+MOVED = "moved_nats"  # the column of a batch: present where it is known
+EVIDENCE_NATS = 18 * math.log(10)  # odds of 1 to 10**18: once in all the sequences that anybody ever trains
+COMPUTING_NATS = 0.1  # a token: what kernels and precisions may differ by on average
+PLAUSIBLE_NATS, PLAUSIBLE_RATIO = 1.0, 10.0  # a token's mean |d|: so much, and so often the probe's largest
+EXPECTED_NATS, EXPECTED_RATIO = 0.2, 3.0  # the same, of what health still finds usual
+
+
+def compare(batch: Batch, recomputed: Floats, compared: Bools, exact: Bools, entropy: Floats | None = None) -> Metrics:
+    """`recomputed` [N] log p where `compared` [N]; `exact` [N] where p is of the weights before any optimiser step of this
+    batch, and not of one step or more later; `entropy` [N] of the whole distribution p, NaN where it is not known. Tokens
+    without a claim that can be compared are passed over."""
+    known = batch.sampled & np.repeat(batch.has_logprobs & ~batch.truncated, batch.lengths)
+    compared = compared & known
+    difference = np.where(compared, recomputed.astype(np.float64) - batch.logprobs, 0.0)
+    fresh = compared & exact & (batch.policy_version == batch.version - 1)
+    sampled, count = int(batch.sampled.sum()), int(fresh.sum())
+    of_fresh = np.where(fresh, np.abs(difference), 0.0)
+    metrics: Metrics = {
+        "alignment/max_abs_logprob_diff": float(np.max(of_fresh, initial=0.0)),  # a NaN must show
+        "alignment/mean_abs_logprob_diff": float(of_fresh.sum()) / max(count, 1),
+        "alignment/fresh_tokens": float(count),
+        "alignment/unchecked_share": 1.0 - int(compared.sum()) / sampled if sampled else 0.0,
+        "alignment/without_logprobs": float((~batch.has_logprobs).sum()),
+        "alignment/impossible_nats": 0.0,
+        "alignment/unexplained_nats": 0.0,
+    }
+    if count:
+        metrics["alignment/worst_fresh"] = float(_sequence_of(batch, int(of_fresh.argmax())))
+    if entropy is not None and (seen := fresh & np.isfinite(entropy)).any():
+        surprise = -recomputed[seen].astype(np.float64) - entropy[seen]
+        spread = math.sqrt(float(np.square(surprise).sum()))
+        metrics["alignment/surprise_nats"] = float(surprise.mean())
+        metrics["alignment/surprise_z"] = float(surprise.sum()) / spread if spread else 0.0
+    other = compared & ~fresh
+    if other.any():
+        metrics |= _of_others(batch, difference, other, exact)
+    return metrics
+
+
+def moved_column(values: Sequence[float | None]) -> Column:
+    """One for each sequence; None where it is not known how far the policy moved."""
+    present = np.array([value is not None for value in values], np.bool_)
+    return Column("sequence", np.array([value or 0.0 for value in values], np.float32), present)
+
+
+def owner(groups: Sequence[ScoredGroup], sequence: int) -> str:
+    """Whose the sequence of the batch of these groups is, in words."""
+    rollouts = [(group, member) for group in groups for member, one in enumerate(group.episodes) for _ in one.rollouts]
+    group, member = rollouts[sequence]
+    return f"rollout {member} of task {group.task.id!a:.100} of environment {group.draw.environment!a:.100}"
+
+
+def _of_others(batch: Batch, difference: NDArray[np.float64], other: Bools, exact: Bools) -> Metrics:
+    def by_sequence(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.add.reduceat(np.where(other, values, 0.0), batch.offsets[:-1])  # [S]
+
+    size = np.abs(difference)
+    tokens, above, apart = by_sequence(np.ones(len(other))), by_sequence(difference), by_sequence(size)
+    moved = batch.columns.get(MOVED)
+    nats = np.zeros(batch.sequences) if moved is None else moved.values.astype(np.float64)
+    there = np.zeros(batch.sequences, np.bool_) if moved is None else moved.present
+    there = there & (by_sequence((~exact).astype(np.float64)) == 0)
+    too_high = above - COMPUTING_NATS * tokens
+
+    def beyond(floor: float, ratio: float) -> NDArray[np.float64]:
+        return np.where(there, np.maximum(too_high, apart - (floor + ratio * nats) * tokens), too_high)
+
+    impossible = beyond(PLAUSIBLE_NATS, PLAUSIBLE_RATIO)
+    unexplained = beyond(EXPECTED_NATS, EXPECTED_RATIO)
+    return {
+        "alignment/stale_mean_abs_logprob_diff": float(apart.sum() / tokens.sum()),
+        "alignment/impossible_nats": float(np.maximum(impossible, 0.0).max()),
+        "alignment/unexplained_nats": float(np.maximum(unexplained, 0.0).max()),
+        "alignment/worst_stale": float(unexplained.argmax()),
+    }
+
+
+def _sequence_of(batch: Batch, token: int) -> int:
+    return int(np.searchsorted(batch.offsets, token, "right")) - 1

@@ -1,0 +1,1 @@
+"""The bounded queue of scored groups between rollouts and the trainer."""

@@ -1,0 +1,141 @@
+"""What the hub keeps of a group, the limits and sizes of batches, and the figures of its status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, Protocol, TypeVar
+
+from atropos_core.errors import DataError
+from atropos_core.types import ScoredGroup
+
+T = TypeVar("T")
+State = Literal["waiting", "leased", "trained"]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """All that the hub knows of a payload."""
+
+    environment: str
+    sequences: int
+    size_bytes: int
+    oldest_version: int | None = None  # None: unknown, never stale
+    draw: int | None = None  # None: no curriculum drew it
+    task: str = ""
+
+    @classmethod
+    def of(cls, group: ScoredGroup, size_bytes: int | None = None) -> Label:
+        """`size_bytes` is what the payload takes where that is not the group itself."""
+        drawn = group.draw
+        return cls(
+            environment=drawn.environment,
+            sequences=sum(len(episode.rollouts) for episode in group.episodes),
+            size_bytes=group.size_bytes if size_bytes is None else size_bytes,
+            oldest_version=group.oldest_version,
+            draw=drawn.id if drawn.id >= 0 else None,
+            task=group.task.id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """The size of a batch, in exactly one of the two. `sequences` is met exactly, out of whole groups, where it can be;
+    the largest sum below it is given where the sizes that wait can never add up to it."""
+
+    groups: int | None = None
+    sequences: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.groups is None) == (self.sequences is None) or self.size < 1:
+            raise DataError(f"a batch is one or more groups, or one or more sequences; requested was {self!r}")
+
+    @property
+    def size(self) -> int:
+        return self.groups or self.sequences or 0
+
+    def of(self, label: Label) -> int:
+        """How much of this wish a payload fulfils."""
+        return 1 if self.groups else label.sequences
+
+    def __str__(self) -> str:
+        return f"{self.groups} groups" if self.groups else f"{self.sequences} sequences"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of everything in the hub: waiting, leased, trained and not committed."""
+
+    size_bytes: int
+    sequences: int | None = None
+    size_option: str = "hub.size_mb"  # what raises each of them: errors name it
+    sequences_option: str = "the bound of sequences"
+
+
+@dataclass(slots=True)
+class GroupRecord(Generic[T]):
+    """One group in the hub. Who leases it, or hears that it was dropped, gets a copy as it is then, with the payload."""
+
+    id: int
+    payload: T  # None in the hub's own record while only the store has it, and in a copy where that is damaged
+    label: Label
+    since: float  # of the hub's clock: when it was put
+    state: State = "waiting"
+    waited_s: float = 0.0  # from then to the copy
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentStatus:
+    """One environment in the hub's status. The first three speak of what waits."""
+
+    groups: int
+    sequences: int
+    size_bytes: int
+    held_bytes: int
+    puts_waiting: int
+    weight: float
+    minimum: float
+
+
+@dataclass(frozen=True, slots=True)
+class HubStatus:
+    """The hub's figures. The first three speak of what waits to be leased."""
+
+    groups: int
+    sequences: int
+    size_bytes: int
+    leased: int
+    trained: int  # not committed yet
+    committed: int
+    held_bytes: int
+    held_sequences: int
+    limits: Limits
+    puts_waiting: int
+    oldest_s: float | None  # how long the oldest group has waited
+    environments: Mapping[str, EnvironmentStatus] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)  # by cause
+    why: str | None = None  # no batch can be formed now
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Generic[T]):
+    """What a store knows from before: `records` in the order of ids, none with a payload in memory."""
+
+    records: Sequence[GroupRecord[T]]
+    keys: Sequence[tuple[bytes, int]]
+    next_id: int
+    committed: int
+    session: int  # the number of the last one
+    holder: str | None  # None where that one was over
+
+
+class Store(Protocol[T]):
+    """Where the hub writes before it acts. Every method but `read` may raise StoreFull, and has then changed nothing."""
+
+    def restored(self, now: float) -> Restored[T]: ...
+    def put(self, id: int, payload: T, label: Label, key: bytes | None) -> None: ...
+    def read(self, id: int) -> T: ...  # DataError where it is no longer whole
+    def mark(self, ids: Sequence[int], state: State) -> None: ...
+    def settle(self, ids: Sequence[int], *, committed: bool) -> None: ...  # they are never served again
+    def session(self, number: int, holder: str | None) -> None: ...  # nothing is leased or trained after it
+    async def written(self) -> None: ...  # once what was put so far is as durable as configured

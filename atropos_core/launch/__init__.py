@@ -1,0 +1,1 @@
+"""From a plan to a living run and to its end: memory plan, assembly, the supervisor, signals."""

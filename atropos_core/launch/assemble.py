@@ -1,0 +1,363 @@
+"""RunConfig -> components that fit: first a Plan, which is free to make and may be refused; then the parts themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import os
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
+
+from atropos_core import console
+from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent
+from atropos_core.config.resolve import ResolvedComponent, resolve_component
+from atropos_core.config.run_file import NAMED, SINGLE, RunConfig, flatten
+from atropos_core.errors import ConfigError, FitError, UnknownComponent
+from atropos_core.guards.endings import add_notes
+from atropos_core.interfaces import (
+    Bridge,
+    Engine,
+    Environment,
+    Reward,
+    ServeEngine,
+    Sink,
+    Transport,
+)
+from atropos_core.launch.instrumented import TimedEngine, TimedTrainer
+from atropos_core.observe.profile import Profile
+from atropos_core.plugins.manager import Plugins
+from atropos_core.plugins.provider import Offer, ResolvedModel, RunContext
+from atropos_core.plugins.requirements import check_core_api, check_requires
+from atropos_core.processes.child import Child
+from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
+from atropos_core.rollouts.engine_router import EngineRouter
+from atropos_core.rollouts.runner import WeightedReward
+from atropos_core.training.parts import Closable, EvaluationParts, Openable, Parts
+
+T = TypeVar("T")
+
+ONE_ENGINE: frozenset[Transport] = frozenset({"posix_shm", "cuda_ipc"})  # the first engine owns what the trainer maps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that can be: every name found, every option valid, the parts fit."""
+
+    config: RunConfig
+    model: ResolvedModel
+    engines: Sequence[ResolvedComponent]  # [engine] first, then its replicas; none for what samples elsewhere
+    single: Mapping[str, ResolvedComponent]  # trainer, bridge, curriculum
+    named: Mapping[str, Mapping[str, ResolvedComponent]]  # environment, reward, transform, teacher, sink
+    transports: tuple[Transport, ...]  # to each engine; empty where nothing is trained
+    serve_engine: ServeEngine | None = None  # where the environments are run by workers elsewhere
+
+    def code(self) -> dict[str, str]:
+        """A digest of each file that an option names code by, `./file.py:Name`: for a resume to tell that it changed."""
+        digests = {}
+        for path, value in flatten(self.resolved()):
+            where = value.rpartition(":")[0] or value if isinstance(value, str) else ""
+            if where.endswith(".py"):
+                with suppress(OSError):
+                    digests[f"{path}.code"] = hashlib.sha256(Path(where).read_bytes()).hexdigest()[:12]
+        return digests
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration with every option of every component in it, defaults included."""
+        from atropos_core.config.run_file import dump
+
+        values = dump(self.config)
+        for section, resolved in (("engine", self.engines[0]), *self.single.items()):
+            values[section] = {**values[section], **dump(resolved.options)}
+        for section, several in self.named.items():
+            values[section] |= {
+                name: {**values[section][name], **dump(resolved.options)} for name, resolved in several.items()
+            }
+        return values
+
+
+def make_plan(
+    config: RunConfig,
+    model: ResolvedModel,
+    plugins: Plugins,
+    *,
+    training: bool = True,
+    playing: bool = True,
+    sampling: bool = True,
+) -> Plan:
+    """Raises ConfigError, UnknownComponent, PluginError or FitError; nothing is built, nothing heavy imported.
+    A process that does not do all three leaves components out: `training` needs trainer and bridge, `playing`
+    environments and rewards, `sampling` an engine. With an [api], workers run the environments: those that are not
+    installed here are left out."""
+    by_workers = training and config.api is not None
+    if not config.environment and playing and not by_workers:
+        raise ConfigError(
+            "there is no environment to train on.",
+            remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
+        )
+    if training and not config.sampling.temperature:
+        raise ConfigError(
+            "sampling.temperature is 0: the likeliest token would be taken each time, so that all rollouts of a task are one "
+            "and nothing is learnt.",
+            remedy="Sample what is trained, e.g. at temperature 1. The evaluation has its own: evaluation.temperature.",
+        )
+    instances = config.engine.instances() if training else {"engine": config.engine} if sampling else {}
+    engines = [resolve_component(plugins.registry, "engine", label, one) for label, one in instances.items()]
+    single = {
+        kind: resolve_component(plugins.registry, kind, kind, getattr(config, kind))
+        for kind in SINGLE
+        if training and kind != "engine"
+    }
+    named = {
+        kind: {
+            name: resolve_component(plugins.registry, kind, f"{kind}.{name}", component)
+            for name, component in getattr(config, kind).items()
+            if not (kind == "environment" and by_workers) or _is_installed(name, component, plugins)
+        }
+        for kind in (NAMED if training else ("environment", "reward") if playing else ())
+    }
+    transports = _fit(engines, single, plugins) if training else ()
+    config = config.model_copy(
+        update={kind: _on_devices_of(getattr(config, kind), one) for kind, one in _engine_and_trainer(engines, single)}
+    )
+    for resolved in (*engines, *single.values()):
+        for line in resolved.idle():
+            console.warn(line)
+    serve_engine = plugins.engine_server() if by_workers else None
+    return Plan(config, model, engines, single, named, transports, serve_engine)
+
+
+def _engine_and_trainer(
+    engines: Sequence[ResolvedComponent], single: Mapping[str, ResolvedComponent]
+) -> list[tuple[str, ResolvedComponent]]:
+    return [("engine", one) for one in engines[:1]] + [("trainer", one) for one in (single.get("trainer"),) if one]
+
+
+def _on_devices_of(component: ComponentOnDevices, resolved: ResolvedComponent) -> ComponentOnDevices:
+    """With the devices that it was placed on."""
+    return component.model_copy(update={"devices": resolved.devices})
+
+
+def _is_installed(name: str, component: Component, plugins: Plugins) -> bool:
+    try:
+        plugins.registry.find("environment", component.use)
+    except UnknownComponent:
+        console.warn(f"environment {name!r} is not installed here: workers run it, and it is not evaluated.")
+        return False
+    return True
+
+
+def _fit(
+    engines: Sequence[ResolvedComponent], single: Mapping[str, ResolvedComponent], plugins: Plugins
+) -> tuple[Transport, ...]:
+    """How weights travel to each engine. Memory can be shared with the first one only."""
+    first, *others = engines
+    return (
+        _fit_one(first, single, plugins, frozenset(get_args(Transport))),
+        *(_fit_one(engine, single, plugins, frozenset(get_args(Transport)) - ONE_ENGINE) for engine in others),
+    )
+
+
+def _fit_one(
+    engine: ResolvedComponent, single: Mapping[str, ResolvedComponent], plugins: Plugins, allowed: frozenset[Transport]
+) -> Transport:
+    bridge, trainer = single["bridge"], single["trainer"]
+    possible = {transport for transport in allowed if _carries(transport, engine.devices, trainer.devices)}
+    shared = bridge.transports & engine.transports & trainer.transports & possible
+    if shared:
+        return next(transport for transport in get_args(Transport) if transport in shared)
+    between = engine.transports & trainer.transports & possible
+    fitting = [
+        offer.provider.name for offer in plugins.registry.offers("bridge") if between & _transports_by_default(offer)
+    ]
+    advice = (
+        f"Use --bridge {fitting[0]}."
+        if fitting
+        else f"No installed bridge joins engine {engine.component.use!r} and trainer {trainer.component.use!r}: "
+        "choose another engine or trainer."
+    )
+    raise FitError(
+        f"bridge {bridge.component.use!r} does not fit: it carries {_list(bridge.transports)}; engine {engine.component.use!r} takes "
+        f"{_list(engine.transports)} and trainer {trainer.component.use!r} gives {_list(trainer.transports)} "
+        f"({engine.label}.devices = {', '.join(engine.devices)}; trainer.devices = {', '.join(trainer.devices)})."
+        + ("" if allowed >= ONE_ENGINE else " Memory can be shared with the first engine only."),
+        remedy=advice,
+    )
+
+
+def _carries(transport: Transport, engine: tuple[str, ...], trainer: tuple[str, ...]) -> bool:
+    """Whether these devices allow it. An exported CUDA allocation is mapped on the device that it is on; weights that a
+    trainer divides over several are first put together, into a file."""
+    whole = len(trainer) == 1
+    on_gpu = whole and engine == trainer and engine[0].startswith("cuda")
+    return {"posix_shm": engine == trainer == ("cpu",), "cuda_ipc": on_gpu, "copy": whole}.get(transport, True)
+
+
+def _transports_by_default(offer: Offer) -> frozenset[Transport]:
+    try:
+        check_core_api(offer)
+        check_requires(offer)
+        return offer.provider.transports(offer.provider.config())
+    except Exception:  # noqa: BLE001 - the plugin boundary: it needs options, another core or machine, or is broken
+        return frozenset()
+
+
+def _list(transports: frozenset[Transport]) -> str:
+    return ", ".join(sorted(transports)) or "nothing"
+
+
+async def build(plan: Plan, directory: Path) -> Parts:
+    """Build every component, the processes side by side. On failure, what was started is ended."""
+    builder = _Builder(plan, directory)
+    return await _or_end(builder, builder.build())
+
+
+async def build_for_evaluation(plan: Plan, directory: Path, engine: Engine | None = None) -> EvaluationParts:
+    """With `engine`, that one in place of the plan's own."""
+    builder = _Builder(plan, directory)
+    return await _or_end(builder, builder.build_for_evaluation(engine))
+
+
+def contexts(plan: Plan, directory: Path) -> list[tuple[ResolvedComponent, RunContext]]:
+    """Engines, trainer, bridge, curriculum and teachers, and what each would be built with."""
+    builder = _Builder(plan, directory)
+    components = (*plan.engines, *plan.single.values(), *plan.named.get("teacher", {}).values())
+    return [(one, builder.run_context(one)) for one in components]
+
+
+async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await building
+    except BaseException as error:
+        started: list[Closable] = [*builder.children, *builder.rewards]
+        ended = await asyncio.gather(*(part.close() for part in started), return_exceptions=True)
+        first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+        add_notes(first, ended, "nor could what was started be ended")
+        if first is not error:
+            raise first from None
+        raise
+
+
+def _announcements(resolved: ResolvedComponent) -> Mapping[str, Any]:
+    return resolved.offer.provider.announces(resolved.options)
+
+
+class _Builder:
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self.plan = plan
+        self.children: list[Child] = []  # whose end is the run's end
+        self.rewards: list[Closable] = []
+        self._context = RunContext(
+            directory=directory,
+            model=plan.model.directory,
+            steps=plan.config.training.steps,
+            seed=plan.config.seed,
+            deterministic=plan.config.deterministic,
+            transport=plan.transports[0] if plan.transports else None,
+            transports=plan.transports,
+            max_staleness=plan.config.training.max_staleness,
+            patience=plan.config.watch.patience(),
+            announced={
+                key: value
+                for resolved in (
+                    *(plan.single[kind] for kind in ("trainer", "bridge") if kind in plan.single),
+                    *plan.named.get("transform", {}).values(),
+                )
+                for key, value in _announcements(resolved).items()
+            },
+        )
+
+    async def build(self) -> Parts:
+        single, named = self.plan.single, self.plan.named
+        async with asyncio.TaskGroup() as group:  # the two slow ones first, while the rest is built here
+            starting = [group.create_task(self._hosted_or_here("engine", one)) for one in self.plan.engines]
+            trainer = group.create_task(self._hosted_or_here("trainer", single["trainer"]))
+            rewards = [group.create_task(self._reward(name, resolved)) for name, resolved in named["reward"].items()]
+            await asyncio.sleep(0)
+            bridge: Bridge = self._build_in_process(single["bridge"])
+            environments: dict[str, Environment] = {
+                n: self._build_in_process(resolved) for n, resolved in named["environment"].items()
+            }
+            sinks: dict[str, Sink] = {
+                name: self._build_in_process(resolved) for name, resolved in named["sink"].items()
+            }
+        profile = Profile()
+        engines: list[Engine] = [
+            TimedEngine(engine.result(), resolved.label, profile)
+            for engine, resolved in zip(starting, self.plan.engines, strict=True)
+        ]
+        one = engines[0] if len(engines) == 1 else EngineRouter(engines, deterministic=self.plan.config.deterministic)
+        return Parts(
+            environments=environments,
+            rewards=[reward.result() for reward in rewards],
+            engines=engines,
+            engine=one,
+            trainer=TimedTrainer(trainer.result(), profile),
+            bridge=bridge,
+            curriculum=self._build_in_process(single["curriculum"]),
+            transforms={name: self._build_in_process(resolved) for name, resolved in named["transform"].items()},
+            teachers={name: self._build_in_process(resolved) for name, resolved in named["teacher"].items()},
+            sinks=sinks,
+            children=self.children,
+            profile=profile,
+        )
+
+    async def build_for_evaluation(self, engine: Engine | None) -> EvaluationParts:
+        named = self.plan.named
+        return EvaluationParts(
+            environments={
+                name: self._build_in_process(resolved) for name, resolved in named.get("environment", {}).items()
+            },
+            rewards=[await self._reward(name, resolved) for name, resolved in named.get("reward", {}).items()],
+            engine=engine or await self._hosted_or_here("engine", self.plan.engines[0]),
+            children=self.children,
+        )
+
+    def run_context(self, resolved: ResolvedComponent) -> RunContext:
+        if not isinstance(resolved.component, ComponentOnDevices):
+            return dataclasses.replace(self._context, label=resolved.label)
+        threads = resolved.component.threads or len(os.sched_getaffinity(0))
+        context = dataclasses.replace(
+            self._context, label=resolved.label, devices=resolved.component.devices, threads=threads
+        )
+        if resolved in self.plan.engines and self.plan.transports:
+            context = dataclasses.replace(context, transport=self.plan.transports[self.plan.engines.index(resolved)])
+        return context
+
+    def _build_in_process(self, resolved: ResolvedComponent) -> Any:
+        return resolved.build(self.run_context(resolved))
+
+    async def _hosted_or_here(self, kind: str, resolved: ResolvedComponent) -> Any:
+        if resolved.offer.provider.runs_in == "here":
+            built = self._build_in_process(resolved)
+            built.endpoint = LocalEndpoint(built)
+            return built
+        role = resolved.label.replace(".replica.", "-")  # "engine-NAME"
+        child = await self._child(resolved, role, cast(ComponentOnDevices, resolved.component).threads)
+        return HostedEngine(child) if kind == "engine" else HostedTrainer(child)
+
+    async def _reward(self, name: str, resolved: ResolvedComponent) -> WeightedReward:
+        component = cast(RewardComponent, resolved.component)
+        deadline_s = component.deadline_s
+        reward: Reward
+        if (component.runs_in or resolved.offer.provider.runs_in) == "here":
+            reward = self._build_in_process(resolved)
+        else:
+            reward = HostedReward(lambda: resolved.start(self.run_context(resolved), f"reward-{name}", 1), deadline_s)
+        if isinstance(reward, Closable):
+            self.rewards.append(reward)
+        if isinstance(reward, Openable):
+            await reward.open()
+        if getattr(reward, "queues", False):  # a stuck call costs its deadline before the next has its turn
+            training, problems = self.plan.config.training, self.plan.config.evaluation.problems
+            deadline_s *= 1 + max(training.groups_per_step * (1 + training.max_staleness), problems)
+        return WeightedReward(name, reward, component.weight, deadline_s)
+
+    async def _child(self, resolved: ResolvedComponent, role: str, threads: int | None) -> Child:
+        child = await resolved.start(self.run_context(resolved), role, threads, needed=True)
+        self.children.append(child)
+        return child

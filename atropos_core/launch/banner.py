@@ -1,0 +1,71 @@
+"""The opening lines of a run: which model, data, bridge and device are used, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atropos_core.config.component import Component, ComponentOnDevices
+from atropos_core.interfaces import ModelInfo, Transport
+from atropos_core.launch.assemble import Plan
+from atropos_core.plugins.requirements import cuda_devices
+from atropos_core.rollouts.runner import task_count
+from atropos_core.storage.checkpoint import Checkpoint
+from atropos_core.training.parts import Parts
+
+CARRIED: dict[Transport, str] = {
+    "posix_shm": "one copy of the weights, in shared memory, since both ends are on the CPU",
+    "cuda_ipc": "one copy of the weights, by CUDA IPC, since both ends are on a GPU",
+    "checkpoint": "weights travel as checkpoints on disk",
+    "adapter": "adapters travel, the base model stays",
+    "copy": "weights are copied at each update",
+    "in_process": "one process, one copy of the weights",
+}
+
+
+def banner(
+    plan: Plan, parts: Parts, model: ModelInfo, directory: Path, checkpoint: Checkpoint | None
+) -> list[tuple[str, str]]:
+    """Name and text of each line."""
+    config, training = plan.config, plan.config.training
+    data = []
+    for name, environment in parts.environments.items():
+        source = f" ({environment.source()})" if environment.source() else ""
+        sizes = f"{task_count(name, environment, 'train'):,} training tasks"
+        if config.evaluation.problems:
+            sizes += f", {task_count(name, environment, 'test'):,} held out"
+        data.append(f"{name}: {sizes}{source}")
+    if config.api is not None:
+        data = [f"by workers at {config.api.url}", *(f"evaluated here: {one}" for one in data)]
+    rows = [
+        ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters or 0:,} parameters, {model.dtype}"),
+        ("data", "; ".join(data)),
+        *(
+            (
+                engine.label.replace(".replica.", " "),
+                f"{engine.component.use} {_where(engine.component, model.threads)}",
+            )
+            for engine in plan.engines
+        ),
+        ("trainer", f"{config.trainer.use} {_where(config.trainer, model.threads)}"),
+        ("bridge", f"{config.bridge.use}: {'; '.join(CARRIED[how] for how in dict.fromkeys(plan.transports))}"),
+        *(("teacher", f"{name}: {one.component.use}") for name, one in plan.named["teacher"].items()),
+        (
+            "steps",
+            f"{training.steps} of {training.groups_per_step} tasks x {training.group_size} rollouts; "
+            f"seed {config.seed}{', deterministic' if config.deterministic else ''}",
+        ),
+        ("directory", str(directory)),
+    ]
+    if checkpoint is not None:
+        rows.append(("resumes", f"after step {checkpoint.step}"))
+    return rows
+
+
+def _where(component: Component, threads: int) -> str:
+    if not isinstance(component, ComponentOnDevices):
+        return ""
+    devices = ", ".join(component.devices)
+    if component.devices != ("cpu",):
+        return f"on {devices}"
+    reason = "though there is a CUDA device" if cuda_devices() else "there is no CUDA device"
+    return f"on the CPU ({reason}), {threads} threads"

@@ -1,0 +1,184 @@
+"""The memory plan: what each part of a run will hold, by device, before anything is loaded.
+
+Components say it themselves (`Provider.holds`), from their options and the model's files alone. A copy that two share
+counts once. What is needed only in a phase counts where that phase is its component's largest.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atropos_core.errors import AtroposError, FitError, PluginError
+from atropos_core.plugins.provider import Holding, Workload
+
+if TYPE_CHECKING:
+    from atropos_core.launch.assemble import Plan
+
+SUPERVISOR_BYTES = 120_000_000  # of an interpreter with our own modules, and the rollouts of a step as Python objects
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A holding, whose it is, and whether it is in the largest phase."""
+
+    component: str
+    holding: Holding
+    counts: bool
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    rows: tuple[PlanRow, ...]
+    available: Mapping[str, int]  # by device, where known
+
+    def needed(self) -> dict[str, int]:
+        """By device, at most."""
+        total: dict[str, int] = defaultdict(int)
+        copies: dict[tuple[str, str], int] = {}
+        for row in self.rows:
+            one = row.holding
+            if not row.counts:
+                continue
+            if one.shared:
+                before = copies.get((one.device, one.shared), 0)
+                copies[one.device, one.shared] = max(before, one.size_bytes)
+                total[one.device] += copies[one.device, one.shared] - before
+            else:
+                total[one.device] += one.size_bytes
+        return dict(total)
+
+    def check(self) -> None:
+        """Raises FitError, with what to change, where a device has less than is needed."""
+        for device, needed in self.needed().items():
+            if device not in self.available or needed <= self.available[device]:
+                continue
+            largest = sorted(
+                (row for row in self.rows if row.counts and row.holding.device == device),
+                key=lambda row: -row.holding.size_bytes,
+            )
+            parts = ", ".join(
+                f"{row.component}: {row.holding.what} {_gb(row.holding.size_bytes)}" for row in largest[:4]
+            )
+            changes = list(dict.fromkeys(row.holding.change for row in largest if row.holding.change))
+            raise FitError(
+                f"this run needs about {_gb(needed)} on {device}, which has {_gb(self.available[device])} to give. "
+                f"Largest: {parts}.",
+                remedy="; or ".join(changes[:4])
+                + ". `atropos run --dry-run` prints the plan; --set oversubscribe=true starts regardless.",
+            )  # fmt: skip
+
+
+def plan_memory(plan: Plan, directory: Path) -> MemoryPlan:
+    """What the components of `plan` say. One that says nothing is left out."""
+    from atropos_core.launch.assemble import contexts
+    from atropos_core.rollouts.evaluation import IN_FLIGHT
+
+    config, available = plan.config, available_bytes()
+    training = config.training
+    evaluated = min(config.evaluation.problems * config.evaluation.samples, IN_FLIGHT)
+    concurrent_rollouts = training.groups_per_step * training.group_size * (1 + training.max_staleness)
+    rows = [
+        PlanRow("supervisor", Holding("interpreter, rollouts", SUPERVISOR_BYTES), True),
+    ]
+    if config.api is None:
+        rows.append(
+            PlanRow("supervisor", Holding("hub", int(config.hub.size_mb * 1e6), change="lower hub.size_mb"), True)
+        )
+    for resolved, context in contexts(plan, directory):
+        workload = Workload(
+            context=context,
+            groups=training.groups_per_step,
+            group_size=training.group_size,
+            max_tokens=max(config.sampling.max_tokens, config.evaluation.max_tokens or 0),
+            concurrent_rollouts=max(concurrent_rollouts, evaluated),
+            device_bytes=available,
+        )
+        try:
+            said = list(resolved.offer.provider.holds(resolved.options, workload))
+        except AtroposError:
+            raise
+        except Exception as error:  # the plugin boundary
+            raise PluginError(
+                f"{resolved.label}: {resolved.component.use!r} of {resolved.offer.distribution} could not say what memory it will take: "
+                f"{type(error).__name__}: {error}",
+                remedy="--set oversubscribe=true starts without asking.",
+            ) from error
+        rows += [PlanRow(resolved.label, one, one in kept) for kept in (peak(said),) for one in said]
+    return MemoryPlan(tuple(rows), available)
+
+
+def peak(holdings: Sequence[Holding]) -> list[Holding]:
+    """What one component holds at its largest: all that is lasting, and on each device its largest phase."""
+    phases: dict[tuple[str, str], int] = defaultdict(int)
+    for one in holdings:
+        if one.phase:
+            phases[one.device, one.phase] += one.size_bytes
+    largest = {
+        device: max((size, phase) for (at, phase), size in phases.items() if at == device)[1] for device, _ in phases
+    }
+    return [one for one in holdings if not one.phase or one.phase == largest[one.device]]
+
+
+def available_bytes() -> dict[str, int]:
+    """What there is to give: memory that the system can free for us, and all of each GPU."""
+    from atropos_core.plugins.requirements import cuda_devices
+
+    _, free = host_memory()
+    found = {"cpu": free} if free else {}
+    if cuda_devices():
+        try:
+            said = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=20, check=True).stdout
+            found |= {f"cuda:{index}": int(line) << 20 for index, line in enumerate(said.split())}
+        except (OSError, ValueError, subprocess.SubprocessError):
+            pass  # then it is not known, and nothing is refused for it
+    return found
+
+
+def host_memory() -> tuple[int, int]:
+    """Total and available bytes, 0 where that cannot be known; a container's own limit counts, less what it holds of
+    files that could go."""
+    try:
+        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(rows[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return 0, 0
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        held = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used -= int(held["inactive_file"])
+    except (OSError, KeyError, ValueError):
+        return total, free
+    return min(total, limit), min(free, max(limit - used, 0))
+
+
+def table(made: MemoryPlan) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:
+    """Rows of component, what, device, size and when; and a line for each device."""
+    rows: list[tuple[str, ...]] = []
+    seen: set[tuple[str, str]] = set()
+    for row in made.rows:
+        one = row.holding
+        again = bool(one.shared) and (one.device, one.shared) in seen
+        seen.add((one.device, one.shared))
+        when = "the same copy" if again else "" if not one.phase else one.phase if row.counts else f"{one.phase}, less"
+        rows.append((row.component, one.what, one.device, _gb(one.size_bytes), when))
+    totals = [
+        (device, f"{_gb(needed)} at most" + (f", of {_gb(made.available[device])}" if device in made.available else ""))
+        for device, needed in made.needed().items()
+    ]
+    return rows, totals
+
+
+def scaled(holdings: Sequence[Holding], devices: Sequence[str]) -> list[Holding]:
+    """The same on each of several devices."""
+    return [replace(one, device=device) for device in devices for one in holdings]
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size < 1e11 else f"{size / 1e9:.0f} GB"

@@ -1,0 +1,193 @@
+"""What surrounds a run's work: signals, children that go away, code that blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+from atropos_core import console
+from atropos_core.errors import EventLoopBlocked, Interrupted, ProcessDied
+from atropos_core.guards.exits import contain_tasks
+from atropos_core.processes.child import Child
+
+T = TypeVar("T")
+
+TWICE_S = 0.5  # between two requests to end that are two
+_ENDING = ("_exit", "abort", "execv", "execve")  # of `os`; the other forms of exec call the last two
+BLOCKED_AFTER_S = float(os.environ.get("ATROPOS_BLOCKED_AFTER_S", "30"))  # of the event loop
+
+
+async def interruptible(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """`work`, unless the user stops the run first."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise Interrupted("stopped before the first step")
+    return task.result()
+
+
+async def watched(work: Coroutine[Any, Any, None], children: Sequence[Child]) -> None:
+    """`work`, which ends with the error of a child that goes away, also while that child has no request."""
+    task = asyncio.ensure_future(work)
+    watches = [asyncio.ensure_future(child.peer.lost.wait()) for child in children]
+    try:
+        await asyncio.wait({task, *watches}, return_when=asyncio.FIRST_COMPLETED)
+        for child in children:
+            if child.peer.lost.is_set():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                raise child.peer.error or ProcessDied(f"{child.role} has gone away")
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for watch in watches:
+            watch.cancel()
+
+
+@contextmanager
+def signals(stop: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to save and end; the second ends it at once."""
+    current = asyncio.current_task()
+    assert current is not None, "called from a coroutine"
+
+    def end_requested() -> None:
+        if stop.is_set():
+            current.cancel()
+        else:
+            console.say("\nstopping: finishing this step and saving (once more ends it at once)")
+            stop.set()
+
+    with requests_to_end(end_requested):
+        yield
+
+
+@contextmanager
+def requests_to_end(requested: Callable[[], object]) -> Iterator[None]:
+    """Call `requested` for each Ctrl-C, SIGTERM and SIGHUP. Two that come within TWICE_S are one: a shell, `timeout` or a
+    service manager sends the same to a process and to its group. A SIGHUP that is ignored (`nohup`) stays so."""
+    loop = asyncio.get_running_loop()
+    last = -TWICE_S
+
+    def arrived() -> None:
+        nonlocal last
+        before, last = last, loop.time()
+        if last - before >= TWICE_S:
+            requested()
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, arrived)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def blocked_loop_alarm() -> Iterator[None]:
+    """Interrupt code that keeps the event loop from running, by an exception raised inside that code: an environment
+    that never awaits fails its own rollout, and not the run. A process that was stopped meanwhile has kept nothing: its
+    alarm goes off as it goes on, so only a second one counts. A handler that a component puts in its place is replaced."""
+    first_s, second_s = 0.8 * BLOCKED_AFTER_S, 0.2 * BLOCKED_AFTER_S
+    rung = False
+
+    def blocked(number: int, frame: FrameType | None) -> None:
+        nonlocal rung
+        if not rung:
+            rung = True
+            signal.setitimer(signal.ITIMER_REAL, second_s)
+            return
+        signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
+        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}()" if frame else "?"
+        raise EventLoopBlocked(
+            f"{where} blocked the event loop for {BLOCKED_AFTER_S:g} s. Code of an environment must await whatever takes long "
+            "(asyncio.to_thread for computations)."
+        )
+
+    def put_back() -> None:
+        for number, handler in ours.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+                console.warn(
+                    f"a component has set a handler of its own for {signal.Signals(number).name}, which the run needs: "
+                    "the run's own is back."
+                )
+
+    async def beat() -> None:
+        nonlocal rung
+        while True:
+            rung = False
+            put_back()
+            signal.setitimer(signal.ITIMER_REAL, first_s)
+            await asyncio.sleep(BLOCKED_AFTER_S / 4)
+
+    before: Callable[[int, FrameType | None], object] | int | None = signal.signal(signal.SIGALRM, blocked)
+    watching = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ours: dict[int, Any] = {number: signal.getsignal(number) for number in watching}
+    beating = asyncio.ensure_future(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+        put_back()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def own_process(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """The event loop of a run, or of whatever else runs components: none of them ends it, its loop or its process.
+    `passing`: what may leave a task as it is."""
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+    contain_tasks(loop, passing)
+    try:
+        with no_sudden_end():
+            yield
+    finally:
+        loop.set_task_factory(before)
+
+
+@contextmanager
+def no_sudden_end() -> Iterator[None]:
+    """Calls that end this process on the spot raise SystemExit instead, inside the code that makes them; and a process
+    that such code forks ends as soon as it returns to our event loop, whose sockets are not its own. In one place for
+    every component, since what they may call has no other."""
+    pid, loop = os.getpid(), asyncio.get_running_loop()
+    before = {name: getattr(os, name) for name in _ENDING}
+
+    def refused(name: str) -> Callable[..., NoReturn]:
+        def ending(*arguments: Any) -> NoReturn:
+            if os.getpid() != pid:
+                before[name](*arguments)
+            raise SystemExit(f"os.{name}({', '.join(map(repr, arguments))[:80]})")
+
+        return ending
+
+    def in_fork() -> None:
+        if getattr(os, "_exit") is not before["_exit"] and not loop.is_closed():  # noqa: B009
+            with suppress(RuntimeError):
+                loop.call_soon(before["_exit"], 70)
+
+    os.register_at_fork(after_in_child=in_fork)
+    for name in _ENDING:
+        setattr(os, name, refused(name))
+    try:
+        yield
+    finally:
+        for name, real in before.items():
+            setattr(os, name, real)

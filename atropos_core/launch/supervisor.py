@@ -1,0 +1,327 @@
+"""One run from its plan to its end: the directory, the processes, the loop, signals, and what is printed about it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import IO
+from urllib.parse import urlsplit
+
+from atropos_core import console
+from atropos_core.config.run_file import ApiSection, flatten, to_toml
+from atropos_core.errors import (
+    FitError,
+    Interrupted,
+    ProcessDied,
+    RunDirectoryError,
+    TokenizerMismatch,
+)
+from atropos_core.guards.deadlines import within
+from atropos_core.guards.endings import raise_first
+from atropos_core.health.watch import forget_after, note_end
+from atropos_core.interfaces import ModelInfo, ServeEngine
+from atropos_core.launch.assemble import Plan, build
+from atropos_core.launch.awake import AwakeLoop
+from atropos_core.launch.banner import banner
+from atropos_core.launch.memory_plan import plan_memory
+from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_process, signals, watched
+from atropos_core.observe.memory_usage import Peak, watched_memory
+from atropos_core.observe.profile import Profile, ProfileRow
+from atropos_core.rollouts.runner import RolloutRunner
+from atropos_core.rollouts.source import LocalSource, Source
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.storage.atomic import WRITABLE, size_bytes, write_whole
+from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
+from atropos_core.storage.private import make_private, private_files
+from atropos_core.training.loop import Loop, Progress
+from atropos_core.training.parts import Parts
+from atropos_core.types import Metrics
+
+PARTS = ("checkpoints", "logs", "rollouts")  # folders of a run directory
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ENVIRONMENT_DEADLINE_S = 600.0  # to open: a data set may have to be fetched
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended."""
+
+    directory: Path
+    steps: int
+    seconds: dict[str, float]  # of each stage, which add up to the whole
+    times: list[ProfileRow]  # of each stage and each kind of call
+    idle: dict[str, float]  # share of the time in which the trainer, and each engine, had no request
+    before: Metrics  # the evaluation before the first step, empty where there was none
+    after: Metrics
+    syncs: int  # how often weights were published
+    sync_s: float  # and how long that took in all
+    peak_bytes: int  # of memory, over all processes
+    checkpoint_bytes: int  # of the last checkpoint
+    published_bytes: int  # on disk, for the last publishing
+
+
+def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
+    """Run `plan` in `directory`, to the end. Raises AtroposError, FitError before anything where it needs more memory than
+    there is; Interrupted once everything is saved. Where one of its processes dies, the run starts again from its last
+    checkpoint, as often as `plan.config.restarts` allows."""
+    named, directory = directory, directory.absolute()  # whatever directory a component may change to
+    if not plan.config.oversubscribe:
+        plan_memory(plan, directory).check()
+    _close_to_others(directory)
+    with private_files(), locked(directory), end_noted(directory):
+        checkpoints = Checkpoints(directory / "checkpoints")
+        _write(directory / "config.toml", to_toml(plan.resolved()))  # on a resume as well: with what it changed
+        for left in range(plan.config.restarts, -1, -1):
+            checkpoints.sweep()
+            checkpoint = checkpoints.latest(console.warn) if resume else None
+            if checkpoint is None:
+                forget_after(0, directory)
+            began = asyncio.Event()
+            try:
+                with asyncio.Runner(loop_factory=AwakeLoop) as runner:
+                    summary = replace(runner.run(_execute(plan, directory, checkpoint, began)), directory=named)
+                _write(directory / "summary.json", json.dumps(asdict(summary), default=str, indent=1) + "\n")
+                return summary
+            except asyncio.CancelledError:
+                raise Interrupted("ended at once; what came after the last checkpoint is lost") from None
+            except ProcessDied as error:
+                if not left or not began.is_set():  # what cannot start will not start the next time
+                    raise
+                resume = True
+                console.warn(f"{error}\nstarting again from the last checkpoint ({left - 1} more times at most)")
+    raise AssertionError("the last attempt returns or raises")
+
+
+def new_directory(name: str, parent: Path = Path("runs")) -> Path:
+    """`runs/NAME-20260131-235959`, made."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{n}" for n in range(2, 100))):
+        directory = parent / f"{name}-{stamp}{suffix}"
+        if not directory.exists():
+            return make_directory(directory)
+    raise RunDirectoryError(f"{parent} has a hundred runs of this second.")
+
+
+def refuse_used(directory: Path) -> None:
+    """Raises RunDirectoryError where something is in it."""
+    if directory.exists() and any(directory.iterdir()):
+        raise RunDirectoryError(
+            f"{directory} is not empty.",
+            remedy=f"Choose another, or go on with what is there: atropos resume {directory}",
+        )
+
+
+def make_directory(directory: Path) -> Path:
+    """An empty directory for a new run, its user's alone."""
+    try:
+        make_private(directory)
+        refuse_used(directory)
+        for name in PARTS:
+            make_private(directory / name)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {directory} cannot be made: {error.strerror}.", remedy="Choose another with --dir."
+        ) from error
+    return directory
+
+
+def _close_to_others(directory: Path) -> None:
+    """Raises RunDirectoryError for what another user could lead elsewhere."""
+    try:
+        for each in (directory, *(directory / name for name in PARTS)):
+            make_private(each)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {directory} cannot be used: {error.strerror}.", remedy="Use one that is yours alone."
+        ) from error
+
+
+@contextmanager
+def end_noted(directory: Path) -> Iterator[None]:
+    """An error that ends the run is the last line of health.jsonl, for `atropos doctor`."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        with suppress(RunDirectoryError):  # the error that is on its way says more
+            note_end(directory, error)
+        raise
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run directory, so that nobody resumes a run that still runs."""
+    try:
+        file: IO[bytes] = (directory / "lock").open("ab")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {directory} cannot be written: {error.strerror}.", remedy=WRITABLE
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunDirectoryError(f"{directory} is in use: that run is still going.") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())  # for `atropos doctor`, while the lock is taken
+        file.flush()
+        yield
+
+
+async def _execute(plan: Plan, directory: Path, checkpoint: Checkpoint | None, began: asyncio.Event) -> Summary:
+    started = perf_counter()
+    stop = asyncio.Event()
+    with signals(stop), blocked_loop_alarm(), own_process():
+        async with watched_memory() as peak:
+            return await _run(plan, directory, checkpoint, stop, began, started, peak)
+
+
+async def _run(
+    plan: Plan,
+    directory: Path,
+    checkpoint: Checkpoint | None,
+    stop: asyncio.Event,
+    began: asyncio.Event,
+    started: float,
+    peak: Peak,
+) -> Summary:
+    tokenizer = ChatTokenizer(plan.model.directory)
+    parts = await build(plan, directory)
+    try:
+        loop = await interruptible(stop, _prepare(plan, parts, tokenizer, directory, checkpoint, stop))
+        began.set()
+        parts.profile.began(perf_counter() - started)
+        await watched(loop.run(), parts.children)
+    except BaseException:
+        for error in await parts.close():
+            console.warn(f"while ending the run: {error}")
+        raise
+    raise_first(await parts.close())
+    return _summary(loop.progress, parts.profile, directory, peak)
+
+
+async def _prepare(
+    plan: Plan,
+    parts: Parts,
+    tokenizer: ChatTokenizer,
+    directory: Path,
+    checkpoint: Checkpoint | None,
+    stop: asyncio.Event,
+) -> Loop:
+    """Open everything, lay the bridge, and load the checkpoint."""
+    config = plan.config
+    environments = [
+        within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {name!r}: open()")
+        for name, environment in parts.environments.items()
+    ]
+    model, engines, *_ = await asyncio.gather(
+        parts.trainer.open(),
+        asyncio.gather(*(engine.open() for engine in parts.engines)),
+        asyncio.gather(*environments),
+        asyncio.gather(*(teacher.open() for teacher in parts.teachers.values())),
+    )
+    for info in engines:
+        _check_model(tokenizer, model, info)
+    agents = parts.bridge.agents()
+    if "trainer" in agents:
+        await parts.trainer.endpoint.load_agent(agents["trainer"])
+    if "engine" in agents:
+        await asyncio.gather(*(engine.endpoint.load_agent(agents["engine"]) for engine in parts.engines))
+    await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
+    player = RolloutRunner(
+        parts.environments,
+        parts.rewards,
+        parts.engine,
+        tokenizer,
+        deadline_s=config.training.rollout_deadline_s,
+        deterministic=config.deterministic,
+        profile=parts.profile,
+        vocabulary=model.vocabulary,
+    )
+    source = _source(plan, parts, player, model, directory)
+    parts.opened.append(source)
+    await source.open(checkpoint.state.get("source") if checkpoint else None)
+    loop = Loop(config, parts, source, player, model, directory, stop, dict(flatten(plan.resolved())) | plan.code())
+    if checkpoint is not None:
+        await loop.restore(checkpoint)
+    if config.api is not None and plan.serve_engine is not None:
+        await _let_in(config.api, plan.serve_engine, parts, source, model)
+    for sink in parts.sinks.values():
+        await sink.open()
+    console.facts(banner(plan, parts, model, directory, checkpoint))
+    return loop
+
+
+def _source(plan: Plan, parts: Parts, player: RolloutRunner, model: ModelInfo, directory: Path) -> Source:
+    """Rollouts here, or the workers of a trajectory API."""
+    if plan.config.api is None:
+        return LocalSource(plan.config, player, parts.curriculum)
+    from atropos_core.api_client.source import ApiSource
+
+    return ApiSource(plan.config, parts.curriculum, model, directory, parts.profile)
+
+
+async def _let_in(api: ApiSection, serve: ServeEngine, parts: Parts, source: Source, model: ModelInfo) -> None:
+    """Serve the engines to workers elsewhere, once the engines hold the run's own weights."""
+    server = await serve(parts.engine, api.engine_address, api.token_file, model)
+    parts.opened.insert(0, server)
+    await source.add_engine(server.url)
+    console.say(f"workers sample from {server.url}")
+    if urlsplit(server.url).hostname in LOOPBACK and urlsplit(api.url).hostname not in LOOPBACK:
+        console.warn(
+            "workers on other machines cannot reach that: set api.engine_address to HOST:PORT, an address of this machine "
+            "(`atropos train --engine-address HOST:PORT`)."
+        )
+
+
+def _check_model(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo) -> None:
+    for role, info in (("engine", engine), ("trainer", trainer)):
+        if info.tokenizer != tokenizer.fingerprint:
+            raise TokenizerMismatch(
+                f"the {role}'s tokenizer ({info.tokenizer}) is not the policy's ({tokenizer.fingerprint}): its ids mean other text.",
+                remedy="Serve and train one model directory.",
+            )
+        if tokenizer.vocabulary > info.vocabulary:
+            raise TokenizerMismatch(
+                f"the tokenizer has {tokenizer.vocabulary} ids, and the {role}'s model only {info.vocabulary} embeddings."
+            )
+    if engine.architecture != trainer.architecture or (
+        None not in (engine.parameters, trainer.parameters) and engine.parameters != trainer.parameters
+    ):
+        raise FitError(
+            f"the engine opened {engine.architecture} with {engine.parameters or 0:,} parameters, "
+            f"the trainer {trainer.architecture} with {trainer.parameters or 0:,}."
+        )
+
+
+def _summary(progress: Progress, profile: Profile, directory: Path, peak: Peak) -> Summary:
+    return Summary(
+        directory,
+        progress.step,
+        profile.seconds(),
+        profile.rows(),
+        profile.idle(),
+        dict(progress.first),
+        dict(progress.last),
+        progress.syncs,
+        progress.sync_s,
+        peak.size_bytes,
+        size_bytes(directory / "checkpoints" / f"step-{progress.step:06d}"),
+        progress.published_bytes,
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be written: {error.strerror}.", remedy=WRITABLE) from error

@@ -1,0 +1,23 @@
+"""A process that computes with torch on a CPU calls `settle(torch)` before anything else, so that its first numbers are right.
+
+torch leaves `cos`, `exp`, `log` and others to oneMKL, which chooses the code of each function at its first call. Where two
+threads make that call at once, one of them may get code of low accuracy for it, once: half of a rotary table is then off
+by 1.5e-4, and logprobs by 1.1e-3 nats. It is so with oneMKL 2024.2, which torch 2.13 is built with
+(https://github.com/pytorch/pytorch/issues/188792); `python -m benchmarks.first_calls` shows it here.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+FUNCTIONS = (
+    "acos", "asin", "atan", "cos", "erf", "erfc", "exp", "expm1", "log", "log10", "log1p", "log2", "sin", "sqrt", "tan", "tanh",
+)  # fmt: skip # those that torch's ATen/cpu/vml.h gives to oneMKL
+
+
+def settle(torch: ModuleType) -> None:
+    """Make the first call of each function with one element, which one thread does alone."""
+    for dtype in (torch.float32, torch.float64):
+        one = torch.ones(1, dtype=dtype)
+        for name in FUNCTIONS:
+            getattr(torch, name)(one)

@@ -1,0 +1,205 @@
+"""Find, load, isolate and report plugins.
+
+pluggy's own entry-point loader lets one broken plugin stop the program. This one loads them one by one: a plugin that
+raises is unregistered, remembered, and fails only the run that names it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from atropos_core import __version__
+from atropos_core.errors import ConfigError, EndsProcess, PluginError
+from atropos_core.guards.collector import without_collector
+from atropos_core.guards.exits import contained
+from atropos_core.plugins import spec as hooks
+from atropos_core.plugins.provider import KINDS, Offer, Provider, ResolvedModel
+from atropos_core.plugins.registry import Registry
+from atropos_core.plugins.requirements import check_core_api
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import ServeEngine
+
+GROUP = "atropos"
+CORE = "atropos-core"
+DISABLE = "ATROPOS_DISABLE_PLUGINS"
+
+
+@dataclass
+class PluginReport:
+    """One plugin as `atropos plugins` shows it."""
+
+    name: str
+    distribution: str
+    version: str
+    error: Exception | None = None
+    blocked: bool = False
+    offers: list[Offer] = field(default_factory=list)
+    refused: list[tuple[Offer, Exception]] = field(default_factory=list)  # offers for another core
+
+
+@dataclass
+class Plugins:
+    """Everything that is installed, working or not."""
+
+    manager: pluggy.PluginManager
+    registry: Registry
+    reports: list[PluginReport]
+
+    def broken(self) -> list[PluginReport]:
+        return [report for report in self.reports if report.error is not None]
+
+    def resolve_model(self, reference: str, *, download: bool = True) -> ResolvedModel:
+        """A name that a plugin knows, a directory, or a Hugging Face id (fetched by huggingface_hub; without `download`
+        its directory is the id itself, for those who only pass it on)."""
+        for implementation in self.manager.hook.atropos_resolve_model.get_hookimpls():
+            try:
+                found: Any = implementation.function(reference)
+            except Exception as error:  # noqa: BLE001 - the plugin boundary: one resolver must not break all models
+                self.registry.add_broken(implementation.plugin_name, error)
+                continue
+            if isinstance(found, ResolvedModel):
+                return found
+        directory = Path(reference).expanduser()
+        if any((directory / name).is_file() for name in ("config.json", "adapter_config.json")):
+            return ResolvedModel(directory.resolve(), f"the directory {directory}")
+        if directory.is_dir() or reference.startswith((".", "/", "~")):
+            raise ConfigError(f"model {reference!r}: there is no config.json in {directory}.")
+        return ResolvedModel(
+            _download(reference) if download else Path(reference), f"{reference} from the Hugging Face hub"
+        )
+
+    def engine_server(self) -> ServeEngine:
+        """How workers elsewhere reach a run's engines. Raises ConfigError where no plugin brings it, PluginError where two do."""
+        found: list[tuple[str, ServeEngine]] = []
+        for implementation in self.manager.hook.atropos_engine_servers.get_hookimpls():
+            answer: Any = implementation.function()
+            found += [(implementation.plugin_name, serve) for serve in answer]
+        if not found:
+            raise ConfigError(
+                "a run with an [api] serves its engines to workers elsewhere, and no plugin that loads here has a server for that.",
+                remedy="pip install atropos-plugin-trajectory-api. `atropos plugins` says what is installed, blocked or broken.",
+            )
+        if len(found) > 1:
+            both = " and ".join(sorted(name for name, _ in found))
+            raise PluginError(
+                f"two plugins offer the server of a run's engines: {both}.",
+                remedy=f"Uninstall one, or block it: {DISABLE}=NAME",
+            )
+        return found[0][1]
+
+
+@without_collector()
+def load_plugins(entries: Iterable[EntryPoint] | None = None) -> Plugins:
+    """Load core's built-ins, then every other entry point of the group `atropos` (or `entries` in its place).
+    Raises PluginError where the built-ins' own entry point is missing."""
+    manager = pluggy.PluginManager("atropos")
+    manager.add_hookspecs(hooks)
+    plugins = Plugins(manager, Registry(), [])
+    blocked = {name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()}
+    installed = [(entry, *_whose(entry)) for entry in entry_points(group=GROUP)]
+    builtin = _builtin(installed)
+    _add(plugins, PluginReport(builtin.name, CORE, __version__), builtin.load)
+    found = installed if entries is None else [(entry, *_whose(entry)) for entry in entries]
+    for entry, distribution, version in sorted(found, key=lambda one: one[0].name):
+        report = PluginReport(entry.name, distribution, version)
+        if any(report.name == other.name and report.distribution == other.distribution for other in plugins.reports):
+            continue  # the built-ins; or one distribution found twice on the path, as an editable install may be
+        if entry.name in blocked:
+            report.blocked = True
+            plugins.reports.append(report)
+        else:
+            _add(plugins, report, entry.load)
+    return plugins
+
+
+def _whose(entry: EntryPoint) -> tuple[str, str]:
+    """Its distribution and that one's version. Both names of `entry.dist` read the whole METADATA anew, README and all."""
+    if entry.dist is None:
+        return "?", "?"
+    said = entry.dist.metadata
+    return said["Name"], said["Version"]
+
+
+def _builtin(installed: Iterable[tuple[EntryPoint, str, str]]) -> EntryPoint:
+    for entry, distribution, _ in installed:
+        if entry.name == "builtin" and distribution == CORE:
+            return entry
+    raise PluginError(
+        f"{CORE} is installed without its own entry point, so that nothing built in can be found: it was installed from "
+        "an earlier state of this directory.",
+        remedy="Install it again: pip install -e . (in a checkout, `make run` does).",
+    )
+
+
+def _add(plugins: Plugins, report: PluginReport, load: Callable[[], Any]) -> None:
+    plugins.reports.append(report)
+    name = f"{report.distribution}:{report.name}"
+    try:
+        plugins.manager.register(_imported(load), name=name)
+        plugins.manager.check_pending()  # a misspelt hook is an error, not a hook that is never called
+        report.offers = list(_offers(plugins.manager, name, report))
+    except Exception as error:  # noqa: BLE001 - the plugin boundary: whatever a stranger's code raises is theirs
+        if plugins.manager.has_plugin(name):
+            plugins.manager.unregister(name=name)
+        report.error = error
+        plugins.registry.add_broken(report.name, error)
+        return
+    for offer in report.offers:
+        plugins.registry.add(offer)
+        try:
+            check_core_api(offer)
+        except PluginError as error:
+            report.refused.append((offer, error))
+
+
+def _imported(load: Callable[[], Any]) -> Any:
+    try:
+        with contained("importing it"):
+            return load()
+    except EndsProcess as error:
+        raise PluginError(f"it ended the program while it was imported: {error}") from error
+
+
+def _offers(manager: pluggy.PluginManager, plugin: str, report: PluginReport) -> Iterable[Offer]:
+    for kind, hook in KINDS.items():
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            if implementation.plugin_name != plugin:
+                continue
+            answer = implementation.function()
+            if isinstance(answer, Provider) or not isinstance(answer, Iterable):
+                raise PluginError(
+                    f"{hook}() must return a list of Providers (or yield them), not {type(answer).__name__}"
+                )
+            for provider in answer:
+                if not isinstance(provider, Provider):
+                    raise PluginError(f"{hook}() gave {provider!r}, which is not a Provider")
+                if inspect.iscoroutinefunction(provider.build):
+                    raise PluginError(f"{hook}(): build of {provider.name!r} must be an ordinary function")
+                yield Offer(kind, provider, report.name, report.distribution)
+
+
+def _download(reference: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"model {reference!r} is neither a name that a plugin knows nor a directory, and huggingface_hub is not installed.",
+            remedy="Give a directory that holds config.json, or pip install huggingface_hub.",
+        ) from error
+    try:
+        return Path(snapshot_download(reference, ignore_patterns=["*.bin", "*.pth", "*.gguf", "original/*"]))
+    except (OSError, ValueError) as error:  # the library's errors derive from these
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"model {reference!r} is neither a name that a plugin knows nor a directory, and the hub did not give it: {first}",
+            remedy="Use `--model tiny`, a directory that holds config.json, or a Hugging Face id that this machine can reach.",
+        ) from error

@@ -1,0 +1,184 @@
+"""What a component is to those that list, check and build it: a Provider, its options, and what it is given of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from atropos_core.errors import ConfigError
+from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Transport
+
+T_co = TypeVar("T_co", covariant=True)
+
+CORE_API = ">=0.1,<0.2"  # what components of these versions of core go with
+
+KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
+    "environment": "atropos_environments",
+    "reward": "atropos_rewards",
+    "engine": "atropos_engines",
+    "trainer": "atropos_trainers",
+    "loss": "atropos_losses",
+    "bridge": "atropos_bridges",
+    "curriculum": "atropos_curricula",
+    "transform": "atropos_transforms",
+    "teacher": "atropos_teachers",
+    "sink": "atropos_sinks",
+    "adapter": "atropos_adapters",
+}
+
+
+class Options(BaseModel):
+    """The base of every component's options: unknown keys are refused, instances do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    def changed(self, *names: str) -> list[str]:
+        """Those of `names` that are not at their default. (`model_fields_set` has all of them once a run is resumed: its
+        config.toml names every option.)"""
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+
+    def refuse_idle(self, applies: bool, where: str, *names: str) -> None:
+        """Raises ValueError for the first of `names` that was changed, unless it applies: an option that does nothing would
+        let its user believe that it does. `where` says under what it has no effect, and what it would need."""
+        if not applies and (idle := self.changed(*names)):
+            raise ValueError(f"{idle[0]} has no effect {where}: remove it")
+
+    def refuse_for(self, command: str, *names: str) -> None:
+        """Raises ConfigError for the first of `names` that was changed, where `command` makes no use of it."""
+        if idle := self.changed(*names):
+            raise ConfigError(f"{idle[0]} has no effect on {command}.", remedy=f"Leave {idle[0]} out.")
+
+
+class NoOptions(Options):
+    """For components with nothing to configure."""
+
+
+def no_transport(options: Any) -> frozenset[Transport]:
+    return frozenset()
+
+
+def nothing(options: Any) -> Mapping[str, Any]:
+    return {}
+
+
+def holds_nothing(options: Any, workload: Workload) -> Iterable[Holding]:
+    return ()
+
+
+def nothing_idle(options: Any, devices: Sequence[str]) -> Mapping[str, str]:
+    """The default of `Provider.idle`."""
+    return {}
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What `Provider.build` may know of the run around it."""
+
+    directory: Path  # the run directory
+    model: Path  # a local model directory
+    steps: int = 0  # that the run will take in all
+    seed: int = 0
+    deterministic: bool = False
+    transport: Transport | None = (
+        None  # how weights travel in this run (for a bridge and a trainer: to the first engine)
+    )
+    transports: tuple[Transport, ...] = ()  # to each of the engines
+    max_staleness: int = 0  # policy versions that a trained token may be behind
+    announced: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what trainer, bridge and transforms say that others must know to be built: Provider.announces
+    devices: tuple[str, ...] = ("cpu",)  # of the component being built
+    threads: int | None = None  # CPU threads of the component being built; None: its own choice
+    label: str = ""  # of the component being built: its path in the run file, such as "teacher.NAME"
+    patience: Patience = DEFAULT_PATIENCE  # with what the component waits for, a server say: [watch]
+
+    def record(self) -> dict[str, Any]:
+        """For another process, in what a codec takes."""
+        return dataclasses.asdict(self) | {"directory": str(self.directory), "model": str(self.model)}
+
+    @classmethod
+    def from_record(cls, fields: Mapping[str, Any]) -> RunContext:
+        paths = {name: Path(fields[name]) for name in ("directory", "model")}
+        return cls(**{**fields, **paths, "patience": Patience(**fields.get("patience", {}))})
+
+
+PROMPT_TOKENS = 512  # assumed of the longest prompt: no environment is called before it is built
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Something that takes memory on a device."""
+
+    what: str
+    size_bytes: int
+    device: str = "cpu"
+    phase: str = ""  # needed only then; of a component's phases the largest counts
+    shared: str = ""  # holdings of this name on one device are one copy
+    change: str = ""  # what makes it smaller
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a component is given of the run, to say what memory it will take."""
+
+    context: RunContext  # as it will be built with
+    groups: int  # of a step
+    group_size: int
+    max_tokens: int
+    concurrent_rollouts: int  # rollouts that may be sampled at once
+    prompt_tokens: int = PROMPT_TOKENS
+    device_bytes: Mapping[str, int] = field(default_factory=dict)  # all that a device has, where that is known
+
+
+@dataclass(frozen=True)
+class Provider(Generic[T_co]):
+    """The description of one component: enough to list it, check it and build it."""
+
+    name: str  # what the user types
+    summary: str  # one line for `atropos plugins`
+    config: type[BaseModel]  # validated before anything heavy is imported
+    build: Callable[[Any, RunContext], T_co]  # (options, context); imports torch inside, not above
+    transports: Callable[[Any], frozenset[Transport]] = (
+        no_transport  # engine, bridge, trainer: may depend on the options
+    )
+    announces: Callable[[Any], Mapping[str, Any]] = (
+        nothing  # trainer, bridge, transform: what others must know to be built (JSON)
+    )
+    holds: Callable[[Any, Workload], Iterable[Holding]] = (
+        holds_nothing  # engine, trainer, bridge: the memory that it will take; from files and options alone
+    )
+    idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = (
+        nothing_idle  # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why
+    )
+    several_devices: bool = False  # engine, trainer: one instance may span several
+    requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), or "cuda"; checked before build
+    runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface
+    core_api: str = CORE_API  # refused by name when core is another
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model directory, and the run-file settings that it recommends (they yield to the user's own)."""
+
+    directory: Path
+    summary: str
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A provider, and the plugin that it came from."""
+
+    kind: str
+    provider: Provider[Any]
+    plugin: str
+    distribution: str

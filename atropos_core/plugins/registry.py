@@ -1,0 +1,70 @@
+"""Components by kind and name."""
+
+from __future__ import annotations
+
+import difflib
+
+from atropos_core.errors import PluginError, UnknownComponent
+from atropos_core.plugins.provider import Offer
+from atropos_core.plugins.references import provider_of_class, provider_of_loss
+from atropos_core.plugins.requirements import check_core_api
+
+
+class Registry:
+    """All offers of the loaded plugins. Broken or contested names are remembered, and raise when requested."""
+
+    def __init__(self) -> None:
+        self._offers: dict[tuple[str, str], list[Offer]] = {}
+        self._broken: dict[str, Exception] = {}  # plugin -> what went wrong
+
+    def add(self, offer: Offer) -> None:
+        self._offers.setdefault((offer.kind, offer.provider.name), []).append(offer)
+
+    def add_broken(self, plugin: str, error: Exception) -> None:
+        self._broken[plugin] = error
+
+    def offers(self, kind: str | None = None) -> list[Offer]:
+        return [
+            offer for (found, _), offers in sorted(self._offers.items()) for offer in offers if kind in (None, found)
+        ]
+
+    def contested(self) -> list[list[Offer]]:
+        """Names that two distributions offer at once."""
+        return [offers for offers in self._offers.values() if len(offers) > 1]
+
+    def find(self, kind: str, name: str) -> Offer:
+        """The offer of that name, or an error that says what there is. An environment may also be
+        `pkg.mod:Class` or `./file.py:Class`, a loss `pkg.mod:function` or `./file.py:function`."""
+        offers = self._offers.get((kind, name), [])
+        if len(offers) > 1:
+            both = " and ".join(sorted(offer.distribution for offer in offers))
+            raise PluginError(
+                f"two plugins offer {_a(kind)} named {name!r}: {both}.",
+                remedy=f"Uninstall one, or block it: ATROPOS_DISABLE_PLUGINS={offers[-1].plugin}",
+            )
+        if offers:
+            check_core_api(offers[0])
+            return offers[0]
+        if kind == "environment" and (":" in name or name.endswith(".py")):
+            return Offer(kind, provider_of_class(name), name, "your own")
+        if kind == "loss" and ":" in name:
+            return Offer(kind, provider_of_loss(name), name, "your own")
+        for plugin, error in self._broken.items():
+            if name in (plugin, plugin.split("_", 1)[-1]):
+                raise PluginError(
+                    f"plugin {plugin!r}, which should offer {_a(kind)} named {name!r}, does not load: {error}"
+                ) from error
+        names = sorted(found for (of, found) in self._offers if of == kind)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names) or 'none'}."
+        if kind == "environment":
+            hint += " Your own is named ./file.py:Class or pkg.mod:Class."
+        elif kind == "loss":
+            hint += " Your own is named ./file.py:function or pkg.mod:function."
+        raise UnknownComponent(
+            f"there is no {kind} named {name!r}. {hint}", remedy="`atropos plugins` lists what is installed."
+        )
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

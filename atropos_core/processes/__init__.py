@@ -1,0 +1,1 @@
+"""A component in a process of its own, and the calls to it."""

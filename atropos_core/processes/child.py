@@ -1,0 +1,225 @@
+"""A component in a process of its own: how that is started, watched and ended.
+
+This is the supervisor's half; `proxies.py` has the interfaces that it is called by. The child's is `child_main.py`.
+
+A child leads a process group of its own (a Ctrl-C in the terminal reaches the supervisor alone), writes to a log file,
+and ends when its supervisor does: by the closed socket, and by PR_SET_PDEATHSIG where the kernel has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from atropos_core.errors import AtroposError, ProcessDied, ProcessSilent
+from atropos_core.guards.patience import DEFAULT_PATIENCE, LOOK_S, Patience, look_at
+from atropos_core.processes.rpc import Peer
+
+START_DEADLINE_S = 300.0  # imports; building a component
+OPEN_DEADLINE_S = 1800.0  # model loading and compilation; an engine with a server of its own has a shorter one
+CLOSE_DEADLINE_S = 10.0  # an engine ends a server of its own within 6
+STEP_DEADLINE_S = 3600.0
+CALL_DEADLINE_S = 60.0
+SAMPLES = frozenset({"sample", "logprobs", "top_logprobs"})  # what an engine leaves waiting while it is paused
+LOG_LINES = 12  # of a dead child's log, in the error
+
+
+class Child:
+    """One child process that hosts one component. Only this object ends it."""
+
+    def __init__(
+        self, role: str, process: subprocess.Popen[bytes], peer: Peer, log: Path, patience: Patience, *, needed: bool
+    ) -> None:
+        self.role = role
+        self.process = process
+        self.peer = peer
+        self.log = log
+        self._patience = patience
+        self._needed = needed
+        self.paused = False  # it samples nothing at present
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        role: str,
+        build: Mapping[str, Any],
+        log: Path,
+        *,
+        threads: int,
+        environment: Mapping[str, str] | None = None,
+        program: str = "atropos_core.processes.child_main",
+        patience: Patience = DEFAULT_PATIENCE,
+        needed: bool = False,
+    ) -> Child:
+        """Start the process and have it build its component (`atropos_core.processes.child_main` says what `build` holds). `program` is
+        the module that runs there: one that ends in `atropos_core.processes.child_main.main`. `needed`: by a run, which ends when this
+        process is given up; the calls of others have deadlines of their own."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs, log.open("ab") as output:
+            process = subprocess.Popen(  # noqa: ASYNC220 - a fork takes a millisecond; asyncio's own would wait for its pipes
+                [sys.executable, "-m", program, str(theirs.fileno()), role],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": str(threads),
+                    "OMP_WAIT_POLICY": "PASSIVE",  # a waiting role leaves its core to the working one
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "PYTHONUNBUFFERED": "1",
+                    **(environment or {}),
+                },
+            )
+        child = cls(role, process, None, log, patience, needed=needed)  # type: ignore[arg-type] # the peer needs the child to explain its end
+        child.peer = Peer(ours, role, {}, on_lost=child._explain, state=child._state)
+        child._watching = asyncio.create_task(child._watch())
+        try:
+            await child.peer.call("build", dict(build), deadline_s=START_DEADLINE_S)
+        except BaseException:
+            await child.close()
+            raise
+        return child
+
+    def _explain(self) -> AtroposError:
+        """Called when the socket has closed: the process has ended or is about to."""
+        until = time.monotonic() + 2.0
+        while (code := self._poll()) is None and time.monotonic() < until:
+            time.sleep(0.005)
+        if code is None:
+            return ProcessDied(
+                f"{self.role} (pid {self.process.pid}) closed its connection but still runs; it will be ended"
+            )
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        memory = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
+        return ProcessDied(
+            f"{self.role} (pid {self.process.pid}) {how}{memory}.\n{_tail(self.log)}".rstrip(),
+            remedy=f"Its log is {self.log}",
+        )
+
+    async def _watch(self) -> None:
+        """Say so where it owes an answer and is silent for long, again each time that has doubled; give it up at the bound."""
+        loop, owed = asyncio.get_running_loop(), self.peer.owed
+        said_s, before, looked = 0.0, None, loop.time()
+        while not self.peer.lost.is_set():
+            await asyncio.sleep(min(LOOK_S, self._patience.say_s / 8))
+            now = loop.time()
+            owed.excuse(self._waits_for_us(), now)
+            silent_s = owed.silent_s(now)
+            if silent_s < said_s:
+                console.say(f"{self.role} (pid {self.process.pid}) answers again")
+                said_s = 0.0
+            if silent_s < self._patience.say_s / 2:
+                before = None
+                continue
+            seen = look_at(self.process.pid)
+            if seen is None:
+                continue
+            usual, stopped = owed.usual_s() or 0.0, bool(seen.stopped)
+            bound_s = self._patience.least_s if stopped else owed.bound_s(self._patience)
+            first_s = self._patience.say_s / 2 if stopped else max(self._patience.say_s, 2 * usual)
+            if silent_s >= max(first_s, 2 * said_s):
+                said_s = silent_s
+                console.warn(
+                    f"{self.role} (pid {self.process.pid}) has given no answer to {owed.last}() for {silent_s:.0f} s: "
+                    f"{seen.says(before, now - looked)}.{self._wrote_within(silent_s)} {self._outlook(bound_s)}"
+                )
+            if self._needed and bound_s is not None and silent_s >= bound_s:
+                self.peer.lose(self._given_up(silent_s, seen.says(before, now - looked), usual))
+                await self.kill()
+                return
+            before, looked = seen, now
+
+    def _waits_for_us(self) -> Collection[str]:
+        """Kinds of calls that it cannot answer before this process has done its part."""
+        return (SAMPLES if self.paused else frozenset()) | ({"step"} if self.peer.is_called else set())
+
+    def _wrote_within(self, seconds: float) -> str:
+        """The last line of its log, where it is new: it may say what the process waits for."""
+        try:
+            is_new = time.time() - self.log.stat().st_mtime < seconds
+        except OSError:
+            return ""
+        return f" Its log ends: {_tail(self.log, 1).strip()}" if is_new else ""
+
+    def _outlook(self, bound_s: float | None) -> str:
+        if not self._needed:
+            return "The call has a deadline of its own."
+        if bound_s is None:
+            return "It is the first such call: its own deadline holds."
+        return f"It is given up after {bound_s:.0f} s (watch.least_s, watch.times)."
+
+    def _given_up(self, silent_s: float, state: str, usual_s: float) -> ProcessSilent:
+        usual = f"; such calls took {usual_s:.1f} s at most before" if usual_s else ""
+        return ProcessSilent(
+            f"{self.role} (pid {self.process.pid}) gave no answer to {self.peer.owed.last}() for {silent_s:.0f} s{usual}. "
+            f"When it was given up: {state}.\n{_tail(self.log)}".rstrip(),
+            remedy=f"Its log is {self.log}. Where it was only slow, raise watch.least_s or watch.times in the run file.",
+        )
+
+    def _state(self) -> str:
+        """What a late answer's error says of the process, where there is something to say."""
+        seen = look_at(self.process.pid)
+        return f": {seen.says(None, 0.0)}" if seen is not None and seen.stopped else ""
+
+    async def close(self) -> None:
+        """End the process: by a request first, then by SIGTERM, then by SIGKILL to the group that it leads."""
+        if self.process.returncode is None and not self.peer.lost.is_set():
+            try:
+                await self.peer.call("close", deadline_s=CLOSE_DEADLINE_S)
+            except AtroposError:
+                pass  # it is ended below, however it answered
+        self._hang_up()
+        if not await self._ended(1.0):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        if not await self._ended(1.0):
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the process group at once."""
+        self._hang_up()
+        if self._poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        await self._ended(CLOSE_DEADLINE_S)
+
+    def _hang_up(self) -> None:
+        self.peer.close()
+        if self._watching is not None and self._watching is not asyncio.current_task():
+            self._watching.cancel()
+
+    def _poll(self) -> int | None:
+        """The exit code, once the process has ended. What it started ends with it: until it has been waited for, the
+        number of its group is surely its own. By SIGTERM, which a tracker of shared memory outlives to clean up."""
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if self.process.returncode is None:
+            if os.waitid(os.P_PID, self.process.pid, ended) is None:
+                return None  # and not poll(): it might end just now, and be waited for with its group still there
+            os.killpg(self.process.pid, signal.SIGTERM)
+        return self.process.poll()
+
+    async def _ended(self, within_s: float) -> bool:
+        until = asyncio.get_running_loop().time() + within_s
+        while self._poll() is None:
+            if asyncio.get_running_loop().time() > until:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+
+def _tail(log: Path, count: int = LOG_LINES) -> str:
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-count:]
+    except OSError:
+        return ""
+    return "".join(f"  | {line}\n" for line in lines)

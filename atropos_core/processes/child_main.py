@@ -1,0 +1,154 @@
+"""The child's half of hosting: `python -m atropos_core.processes.child_main DESCRIPTOR ROLE`, started by `child.py` alone.
+
+It builds one component through the same plugin loading as the supervisor's and answers calls on it until the supervisor
+hangs up or dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import ConfigError
+from atropos_core.guards.collector import without_collector
+from atropos_core.guards.exits import contain_tasks
+from atropos_core.interfaces import Engine, Measured, ModelInfo, Stateful, Trainer
+from atropos_core.processes.agent import Agent
+from atropos_core.processes.forwarding import methods
+from atropos_core.processes.rpc import Handler, Peer
+from atropos_core.types import Batch, Episode, Floats, Metrics, Task
+
+WRITING_DEADLINE_S = 3600.0  # a bridge may save and load a whole model in it; its own deadlines are shorter
+TAKE_DIRECTORY = frozenset({"load_weights", "load_adapter", "save", "restore"})
+_PR_SET_PDEATHSIG = 1
+
+
+class Host:
+    """One component, and the calls that reach it."""
+
+    def __init__(self) -> None:
+        self.peer: Peer
+        self.component: Any = None
+        self._agent: Agent
+        self.ended = asyncio.Event()
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"build": self.build, "close": self.close, "load_agent": self.load_agent, "call_agent": self.call_agent}
+
+    async def build(self, wanted: dict[str, Any]) -> None:
+        """`wanted`: kind, name, options, and the fields of a RunContext as `context`; or kind "function" and a name."""
+        from atropos_core.plugins.manager import load_plugins
+        from atropos_core.plugins.provider import RunContext
+        from atropos_core.plugins.references import load_reference
+
+        if wanted["kind"] == "function":
+            function = load_reference(wanted["name"])
+
+            async def call(*arguments: Any) -> Any:
+                return function(*arguments)  # in this process's only thread: the caller's deadline ends the process
+
+            self.peer.handlers["call"] = call
+            return
+
+        with without_collector():
+            offer = load_plugins().registry.find(wanted["kind"], wanted["name"])
+            options = offer.provider.config.model_validate(wanted["options"])
+            self.offer(wanted["kind"], offer.provider.build(options, RunContext.from_record(wanted["context"])))
+
+    def offer(self, kind: str, component: Any) -> None:
+        """Answer calls on this component from here on."""
+        self.component = component
+        if isinstance(component, Engine | Trainer):
+            for name in methods(Engine if isinstance(component, Engine) else Trainer):
+                call = getattr(component, name)
+                self.peer.handlers[name] = with_directory(call) if name in TAKE_DIRECTORY else call
+            self.peer.handlers |= {"open": self.open, "close": self.close}
+            if isinstance(component, Trainer):
+                self.peer.handlers["step"] = self.step
+        elif kind == "reward":
+            if isinstance(component, Stateful):
+                raise ConfigError(
+                    f"{type(component).__name__} keeps what it has learned with the run, and would lose it in a process of "
+                    "its own, which ends at a deadline.",
+                    remedy='Take runs_in = "process" from it; what it is made of may have processes of their own.',
+                )
+            self.peer.handlers["reward"] = self.reward
+        else:
+            raise ConfigError(f"a {kind} cannot be hosted in a process of its own")
+
+    async def open(self) -> ModelInfo:
+        with without_collector():
+            info: ModelInfo = await self.component.open()
+        return info
+
+    async def step(self, batch: Batch) -> Metrics:
+        @asynccontextmanager
+        async def writing() -> AsyncIterator[None]:
+            await self.peer.call("enter_writing", deadline_s=WRITING_DEADLINE_S)
+            try:
+                yield
+            except BaseException as error:
+                await self.peer.call("leave_writing", f"{type(error).__name__}: {error}", deadline_s=WRITING_DEADLINE_S)
+                raise
+            await self.peer.call("leave_writing", None, deadline_s=WRITING_DEADLINE_S)
+
+        metrics: Metrics = await self.component.step(batch, writing)
+        return metrics
+
+    async def reward(self, task: Task, episodes: Sequence[Episode]) -> tuple[Floats, Metrics]:
+        rewards: Floats = await self.component(task, episodes)
+        return rewards, self.component.metrics() if isinstance(self.component, Measured) else {}
+
+    async def load_agent(self, reference: str) -> None:
+        self._agent = Agent.load(reference, self.component)
+
+    async def call_agent(self, method: str, *arguments: Any, descriptors: Sequence[int]) -> Any:
+        return await self._agent.call(method, arguments, descriptors)
+
+    async def close(self) -> None:
+        if hasattr(self.component, "close"):
+            await self.component.close()
+        self.ended.set()
+
+
+def with_directory(method: Handler) -> Handler:
+    """The same, of a directory that travels as text."""
+
+    async def call(directory: str, *arguments: Any) -> Any:
+        return await method(Path(directory), *arguments)
+
+    return call
+
+
+async def serve(descriptor: int, host: Host) -> None:
+    contain_tasks(asyncio.get_running_loop())  # what a component raises to end the process is an error of that call
+    host.peer = Peer(
+        socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"call_agent"})
+    )
+    waits = [asyncio.ensure_future(host.ended.wait()), asyncio.ensure_future(host.peer.lost.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0.05)  # the answer to `close` leaves first
+
+
+def main(made: type[Host] = Host) -> None:
+    descriptor = int(sys.argv[1])  # the role after it is for whoever lists processes
+    supervisor = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:  # it died before the line above
+            os._exit(3)
+    os.set_inheritable(descriptor, False)
+    asyncio.run(serve(descriptor, made()))
+    os._exit(0)  # threads that still compute for a supervisor that is gone have no one to hand it to
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The bridge's way into the process of an engine or a trainer, be it a child or this one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from atropos_core.guards.deadlines import within
+from atropos_core.interfaces import Endpoint
+from atropos_core.processes.agent import Agent
+from atropos_core.processes.child import CALL_DEADLINE_S
+from atropos_core.processes.rpc import Peer
+
+
+class PeerEndpoint(Endpoint):
+    """The bridge's way into a child."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def load_agent(self, reference: str) -> None:
+        await self._peer.call("load_agent", reference, deadline_s=CALL_DEADLINE_S)
+
+    async def call(
+        self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
+    ) -> tuple[Any, list[int]]:
+        return await self._peer.call_with_descriptors(
+            "call_agent", method, *arguments, descriptors=descriptors, deadline_s=deadline_s
+        )
+
+
+class LocalEndpoint(Endpoint):
+    """The bridge's way to a component in its own process."""
+
+    def __init__(self, component: Any) -> None:
+        self.component = component
+        self._agent: Agent
+
+    async def load_agent(self, reference: str) -> None:
+        self._agent = Agent.load(reference, self.component)
+
+    async def call(
+        self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
+    ) -> tuple[Any, list[int]]:
+        from atropos_core.processes.rpc import Reply
+
+        # A socket would have duplicated them: the agent owns what it is given, the caller still owns its own.
+        given = [os.dup(descriptor) for descriptor in descriptors]
+        answer = await within(self._agent.call(method, arguments, given), deadline_s, f"agent: {method}()")
+        return (answer.value, answer.descriptors) if isinstance(answer, Reply) else (answer, [])

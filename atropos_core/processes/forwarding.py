@@ -1,0 +1,82 @@
+"""What stands before an engine or a trainer: each method of the interface is sent on by `forward`, here and nowhere else. Whoever
+times, hosts or routes calls says there how."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Trainer, Writing
+from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens, TopK
+
+T = TypeVar("T")
+Method = Callable[..., Awaitable[T]]  # of Engine or Trainer
+
+
+def methods(interface: type[Engine | Trainer]) -> list[str]:
+    """The names of what there is to forward."""
+    return [name for name, value in vars(interface).items() if inspect.iscoroutinefunction(value)]
+
+
+class Forwarding(ABC):
+    """Calls that somebody else answers."""
+
+    endpoint: Endpoint
+
+    @abstractmethod
+    async def forward(self, method: Method[T], *arguments: Any) -> T:
+        """What `method` of whoever is behind this returns for all of its `arguments`."""
+
+
+class ForwardingEngine(Forwarding, Engine):
+    async def open(self) -> ModelInfo:
+        return await self.forward(Engine.open)
+
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        return await self.forward(Engine.sample, prompt, n, sampling, list(seeds), deadline_s)
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        return await self.forward(Engine.logprobs, list(sequences), temperature)
+
+    async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
+        return await self.forward(Engine.top_logprobs, list(sequences), k, temperature)
+
+    async def pause(self) -> None:
+        await self.forward(Engine.pause)
+
+    async def resume(self, version: int) -> None:
+        await self.forward(Engine.resume, version)
+
+    async def load_weights(self, directory: Path) -> None:
+        await self.forward(Engine.load_weights, directory)
+
+    async def load_adapter(self, directory: Path, version: int) -> None:
+        await self.forward(Engine.load_adapter, directory, version)
+
+    async def close(self) -> None:
+        await self.forward(Engine.close)
+
+
+class ForwardingTrainer(Forwarding, Trainer):
+    async def open(self) -> ModelInfo:
+        return await self.forward(Trainer.open)
+
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        return await self.forward(Trainer.step, batch, writing)
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        return await self.forward(Trainer.logprobs, list(sequences), temperature)
+
+    async def save(self, directory: Path) -> None:
+        await self.forward(Trainer.save, directory)
+
+    async def restore(self, directory: Path) -> None:
+        await self.forward(Trainer.restore, directory)
+
+    async def close(self) -> None:
+        await self.forward(Trainer.close)

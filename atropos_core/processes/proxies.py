@@ -1,0 +1,115 @@
+"""Engines, trainers and rewards in child processes, behind the interfaces that they have in process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from atropos_core.errors import ProcessDied, RemoteError
+from atropos_core.interfaces import Reward, Trainer, Writing
+from atropos_core.processes.child import CALL_DEADLINE_S, OPEN_DEADLINE_S, STEP_DEADLINE_S, Child
+from atropos_core.processes.endpoints import PeerEndpoint
+from atropos_core.processes.forwarding import Forwarding, ForwardingEngine, ForwardingTrainer, Method
+from atropos_core.processes.replaceable import ReplaceableChild
+from atropos_core.types import Batch, Episode, Floats, Metrics, Task
+
+T = TypeVar("T")
+
+DEADLINES_S = {  # of a call; `sample` brings its own
+    "open": OPEN_DEADLINE_S,
+    "load_weights": OPEN_DEADLINE_S,
+    "load_adapter": OPEN_DEADLINE_S,
+    "pause": CALL_DEADLINE_S,
+    "resume": CALL_DEADLINE_S,
+    **dict.fromkeys(("logprobs", "top_logprobs", "step", "save", "restore"), STEP_DEADLINE_S),
+}
+
+
+class Hosted(Forwarding):
+    """A component in a child process, which ends with it."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.endpoint = PeerEndpoint(child.peer)
+
+    async def forward(self, method: Method[T], *arguments: Any) -> T:
+        name = method.__name__
+        deadline_s = arguments[-1] if name == "sample" else DEADLINES_S[name]
+        answer: T = await self.child.peer.call(name, *arguments, deadline_s=deadline_s)
+        return answer
+
+    async def close(self) -> None:
+        await self.child.close()
+
+
+class HostedEngine(Hosted, ForwardingEngine):
+    """An engine in a child process."""
+
+    async def pause(self) -> None:
+        await super().pause()
+        self.child.paused = True
+
+    async def resume(self, version: int) -> None:
+        self.child.paused = False
+        await super().resume(version)
+
+
+class HostedTrainer(Hosted, ForwardingTrainer):
+    """A trainer in a child process. Its `writing` calls back into this one."""
+
+    def __init__(self, child: Child) -> None:
+        super().__init__(child)
+        self._writing: Writing | None = None
+        self._entered: AbstractAsyncContextManager[None] | None = None
+        child.peer.handlers.update({"enter_writing": self._enter, "leave_writing": self._leave})
+
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        self._writing = writing
+        return await self.forward(Trainer.step, batch)
+
+    async def _enter(self) -> None:
+        assert self._writing is not None, "a trainer writes only during its step"
+        self._entered = self._writing()
+        await self._entered.__aenter__()
+
+    async def _leave(self, failure: str | None) -> None:
+        entered, self._entered = self._entered, None
+        assert entered is not None, "a trainer leaves only what it entered"
+        if failure is None:
+            await entered.__aexit__(None, None, None)
+        else:
+            error = RemoteError(f"{self.child.role} failed while it was writing weights: {failure}")
+            await entered.__aexit__(type(error), error, None)
+
+
+class HostedReward(Reward):
+    """A reward in a child process that is replaced where it hangs or has ended: only the call that it was at has failed."""
+
+    queues = True
+
+    def __init__(self, start: Callable[[], Awaitable[Child]], deadline_s: float) -> None:
+        self._process = ReplaceableChild(start)
+        self._deadline_s = deadline_s
+        self._metrics: Metrics = {}
+
+    async def open(self) -> None:
+        """Start the process, unless it runs. Raises what building the reward there raises."""
+        await self._process.open()
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+        rewards: Floats
+        try:
+            rewards, self._metrics = await self._process.call(
+                "reward", task, list(episodes), deadline_s=self._deadline_s
+            )
+        except ProcessDied as error:  # no more than this call: whoever runs on and on without a reward ends by that
+            raise RemoteError(Exception.__str__(error), remedy=error.remedy) from error
+        return rewards
+
+    def metrics(self) -> Metrics:
+        """What the reward over there reported after its last call."""
+        return self._metrics
+
+    async def close(self) -> None:
+        await self._process.close()

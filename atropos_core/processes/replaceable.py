@@ -1,0 +1,52 @@
+"""A child process for calls that are heavy on the CPU or may never return: what hangs is ended, and made anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from atropos_core.errors import DeadlineExceeded
+from atropos_core.processes.child import Child
+
+
+class ReplaceableChild:
+    """Answers one call at a time: ending the process must not take another call along. A call that passes its deadline,
+    or is cancelled, ends the process, whatever it was computing. The next call gets a new one, also where the code over
+    there, or the kernel, has ended it."""
+
+    def __init__(self, start: Callable[[], Awaitable[Child]]) -> None:
+        self._start = start
+        self._child: Child | None = None
+        self._turn = asyncio.Lock()
+
+    async def open(self) -> Child:
+        """The process, started unless it runs. Raises what building its component there raises."""
+        if self._child is not None and self._child.peer.lost.is_set():
+            await self._end()
+        if self._child is None:
+            self._child = await self._start()
+        return self._child
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float) -> Any:
+        """What is answered. Raises DeadlineExceeded, ProcessDied, or what was raised over there."""
+        async with self._turn:
+            child = await self.open()
+            try:
+                return await child.peer.call(method, *arguments, deadline_s=deadline_s)
+            except (DeadlineExceeded, asyncio.CancelledError):  # the latter: the caller's own deadline came first
+                await self._end()
+                raise
+
+    async def close(self) -> None:
+        """End the process: at once where it is at a call, which it may never finish."""
+        if self._turn.locked():
+            await self._end()
+        child, self._child = self._child, None
+        if child is not None:
+            await child.close()
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await child.kill()

@@ -1,0 +1,1 @@
+"""From a draw to a scored group: the policy as environments see it, rewards, evaluation."""

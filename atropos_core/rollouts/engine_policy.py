@@ -1,0 +1,112 @@
+"""The policy as environments see it: an engine and a tokenizer, with a deadline on every sample."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atropos_core.errors import DataError
+from atropos_core.guards.deadlines import within
+from atropos_core.interfaces import Engine, Policy
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.seeds import of_replies
+from atropos_core.types import Completion, Message, Sampling, Tokens
+
+ScheduleKey = tuple[int, ...]
+
+
+class Turnstile:
+    """Holds samples back until every rollout in progress waits for one, then lets all pass in the order of their rollouts.
+
+    With it, which requests share a batch depends on the rollouts alone and not on timing: what a deterministic run needs,
+    since a neighbour in a batch shifts logprobs by 1e-5. A rollout is known by its key, a tuple of numbers.
+    """
+
+    def __init__(self) -> None:
+        self._playing: set[ScheduleKey] = set()
+        self._waiting: list[tuple[ScheduleKey, asyncio.Future[None]]] = []
+
+    def enter(self, key: ScheduleKey) -> None:
+        """One more rollout is in progress: until it waits here, or has left, nobody passes."""
+        self._playing.add(key)
+
+    def leave(self, key: ScheduleKey) -> None:
+        self._playing.discard(key)
+        self._look()
+
+    async def wait(self, key: ScheduleKey) -> None:
+        entry = (key, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        self._look()
+        try:
+            await entry[1]
+        except asyncio.CancelledError:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            raise
+
+    def _look(self) -> None:
+        asyncio.get_running_loop().call_soon(self._release)  # later: a rollout may ask for several samples in one turn
+
+    def _release(self) -> None:
+        if self._waiting and self._playing <= {key for key, _ in self._waiting}:
+            waiting, self._waiting = self._waiting, []
+            for _, future in sorted(waiting, key=lambda entry: entry[0]):
+                if not future.done():
+                    future.set_result(None)
+
+
+class EnginePolicy(Policy):
+    """One rollout's view of the engine. `key` is where it stands among others in a deterministic run."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        sampling: Sampling,
+        *,
+        deadline_s: float,
+        turnstile: Turnstile | None = None,
+        key: ScheduleKey = (),
+    ) -> None:
+        self.sampling = sampling
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._deadline_s = deadline_s
+        self._turnstile = turnstile
+        self._key = key
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        after: Tokens | None = None,
+    ) -> Tokens:
+        if after is not None:
+            return self._tokenizer.extend(messages, after, tools)
+        return self._tokenizer.render(messages, tools)
+
+    async def sample(
+        self,
+        prompt: Tokens,
+        *,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        seed: int,
+        deadline_s: float | None = None,
+    ) -> list[Completion]:
+        if not len(prompt):
+            raise DataError("a prompt of no tokens cannot be continued")
+        deadline_s = self._deadline_s if deadline_s is None else min(deadline_s, self._deadline_s)
+        if self._turnstile is not None:
+            await self._turnstile.wait(self._key)
+        return await within(
+            self._engine.sample(prompt, n, sampling or self.sampling, of_replies(seed, n), deadline_s),
+            deadline_s,
+            "the engine: sample()",
+        )
+
+    async def parse(self, tokens: Tokens) -> Message:
+        return self._tokenizer.parse(tokens)

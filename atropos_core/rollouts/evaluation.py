@@ -1,0 +1,188 @@
+"""Held-out evaluation: the same problems and the same seeds each time, with sampling settings of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from atropos_core.config.run_file import EvaluationSection
+from atropos_core.errors import DataError, RunDirectoryError
+from atropos_core.interfaces import Environment
+from atropos_core.rollouts.estimates import pass_at_k, wilson
+from atropos_core.rollouts.runner import RolloutRunner, task_count
+from atropos_core.seeds import derive
+from atropos_core.storage.atomic import write_whole
+from atropos_core.types import Draw, Episode, Metrics, Sampling, ScoredGroup
+
+IN_FLIGHT = 1024  # rollouts at once: what waits for an engine spends its own deadline
+VERDICT = "accuracy_"  # an environment's metric of this name, 0 or 1, is a further grader's accuracy
+
+
+@dataclass(frozen=True)
+class Share:
+    """A mean over problems, with its 95 % interval: Wilson's, over problems, since replies to one are not independent."""
+
+    value: float
+    low: float
+    high: float
+    problems: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    metrics: Metrics  # eval/accuracy, eval/pass@k, eval/reward, and the mean of every metric that the environments gave
+    shares: Mapping[str, Share]  # those metrics that are accuracies, by the same names
+    groups: tuple[ScoredGroup, ...]
+    seconds: float
+    tokens: int  # sampled
+
+    def write(self, path: Path) -> None:
+        """One line a problem, with each of its samples."""
+        written(path, "".join(json.dumps(_row(group), ensure_ascii=False, default=str) + "\n" for group in self.groups))
+
+
+async def evaluate(
+    player: RolloutRunner,
+    environments: Mapping[str, Environment],
+    section: EvaluationSection,
+    sampling: Sampling,
+    *,
+    seed: int,
+) -> Evaluation:
+    """The first `section.problems` held-out tasks, shared evenly among the environments, each run `section.samples`
+    times. `sampling` is the run's, for what the section leaves open. A rollout that failed counts as wrong. Raises
+    DataError where there is nothing to evaluate, or all of it failed."""
+    start = perf_counter()
+    share = -(-section.problems // len(environments))
+    draws: list[Draw] = []
+    for name, environment in environments.items():
+        for index in range(min(share, task_count(name, environment, "test"))):
+            draws.append(Draw(len(draws), name, "test", index, derive(seed, "evaluation", name, index)))
+    if not draws:
+        raise DataError(
+            "no environment has held-out tasks to evaluate on.",
+            remedy="Have tasks('test') give some; a run does without by evaluation.problems=0.",
+        )
+    groups: list[ScoredGroup] = []
+    at_once = max(1, IN_FLIGHT // section.samples)
+    for begin in range(0, len(draws), at_once):
+        part = draws[begin : begin + at_once]
+        keys = [player.schedule_keys(draw, section.samples) for draw in part]
+        groups += await asyncio.gather(
+            *(
+                player.run(draw, key, section.samples, section.sampling(sampling))
+                for draw, key in zip(part, keys, strict=True)
+            )
+        )
+        if begin == 0 and not any(group.episodes for group in groups):
+            cause = groups[0].failed[0]
+            raise DataError(
+                f"the first {len(groups) * section.samples} evaluation rollouts all failed; the first in {cause.where}: "
+                f"{cause.cause}\n{cause.trace}".rstrip()
+            )
+    tokens = sum(_sampled(episode) for group in groups for episode in group.episodes)
+    shares = _shares(groups, section.ks())
+    metrics = {name: share.value for name, share in shares.items()} | _means(groups, shares)
+    return Evaluation(metrics, shares, tuple(groups), perf_counter() - start, tokens)
+
+
+def written(path: Path, text: str) -> None:
+    """Raises RunDirectoryError where it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror}.", remedy="Free some space, or name another place."
+        ) from error
+
+
+def _shares(groups: Sequence[ScoredGroup], ks: Sequence[int]) -> dict[str, Share]:
+    """Accuracy (which is pass@1) and pass@k by every grader: over all problems, and by environment where several are."""
+    names = _names(groups)
+    several = len(names) > 1
+    graders = {name: _graders([group for group in groups if group.draw.environment == name]) for name in names}
+    values: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        n = len(group.episodes) + len(group.failed)
+        for grader in graders[group.draw.environment]:
+            verdicts = [verdict for episode in group.episodes if (verdict := _verdict(episode, grader)) is not None]
+            if group.episodes and not verdicts:
+                continue  # run, and nothing about it is right or wrong
+            ending = grader.removeprefix("accuracy")
+            for prefix in ("eval", f"eval/{group.draw.environment}") if several else ("eval",):
+                values[f"{prefix}/accuracy{ending}"].append(sum(verdicts) / n)
+                for k in ks:
+                    values[f"{prefix}/pass@{k}{ending}"].append(pass_at_k(n, sum(verdicts), k))
+    means = {name: (float(np.mean(entries)), len(entries)) for name, entries in values.items()}
+    return {name: Share(mean, *wilson(mean, problems), problems) for name, (mean, problems) in means.items()}
+
+
+def _names(groups: Sequence[ScoredGroup]) -> list[str]:
+    return list(dict.fromkeys(group.draw.environment for group in groups))
+
+
+def _graders(groups: Sequence[ScoredGroup]) -> list[str]:
+    """Of one environment: `accuracy` for its own verdict, and its metrics that are verdicts too."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    named = {name for episode in episodes for name in episode.metrics if name.startswith(VERDICT)}
+    binary = [name for name in named if {episode.metrics.get(name, 0.0) for episode in episodes} <= {0.0, 1.0}]
+    own = ["accuracy"] if any(episode.correct is not None for episode in episodes) else []
+    return own + sorted(binary)
+
+
+def _verdict(episode: Episode, grader: str) -> bool | None:
+    if grader == "accuracy":
+        return episode.correct
+    return episode.metrics[grader] == 1.0 if grader in episode.metrics else None
+
+
+def _means(groups: Sequence[ScoredGroup], shares: Mapping[str, Share]) -> Metrics:
+    """What is no share: over the episodes that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    several = len(_names(groups)) > 1
+    for group in groups:
+        for prefix in ("eval", f"eval/{group.draw.environment}") if several else ("eval",):
+            values[f"{prefix}/reward"] += group.rewards.tolist()
+            for episode in group.episodes:
+                for name, value in episode.metrics.items():
+                    values[f"{prefix}/{name}"].append(float(value))
+    means = {name: float(np.mean(entries)) for name, entries in values.items() if entries and name not in shares}
+    return means | {
+        "eval/problems": float(len(groups)),
+        "eval/failed": float(sum(len(group.failed) for group in groups)),
+    }
+
+
+def _row(group: ScoredGroup) -> dict[str, Any]:
+    samples = [_sample(episode, float(reward)) for episode, reward in zip(group.episodes, group.rewards, strict=True)]
+    return {
+        "task": group.task.id,
+        "environment": group.draw.environment,
+        "correct": sum(episode.correct is True for episode in group.episodes),
+        "total": len(group.episodes) + len(group.failed),
+        "samples": [*samples, *({"failed": failed.cause, "where": failed.where} for failed in group.failed)],
+    }
+
+
+def _sample(episode: Episode, reward: float) -> dict[str, Any]:
+    return {
+        "correct": episode.correct,
+        "reward": reward,
+        "metrics": dict(episode.metrics),
+        "finish": episode.finish,
+        "tokens": _sampled(episode),
+        "messages": [dict(message) for message in episode.messages],
+    }
+
+
+def _sampled(episode: Episode) -> int:
+    return sum(int(rollout.sampled.sum()) for rollout in episode.rollouts)

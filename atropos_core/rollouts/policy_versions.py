@@ -1,0 +1,58 @@
+"""Versions of a policy count from a checkpoint on; what a run that died after it had trained beyond is another timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from atropos_core.errors import NoSuchVersion
+from atropos_core.group_schema import ID_BOUND
+from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup
+
+
+def refuse_versions_that_never_were(group: ScoredGroup, newest: int | None) -> None:
+    """Raises NoSuchVersion where a sampled token claims a version above `newest`, the highest that engines can have
+    sampled from, or below that of a token whose client does not say. `newest` is None where nobody knows it."""
+    highest = ID_BOUND - 1 if newest is None else newest
+    for rollout in _rollouts(group):
+        versions = rollout.policy_version
+        # One pass where all versions are known, as unsigned numbers those below 0 are above them all.
+        if not len(versions) or int(np.maximum.reduce(versions.view(np.uint32))) <= highest:
+            continue
+        sampled = versions[rollout.sampled]
+        wrong = sampled[(sampled > highest) | (sampled < UNKNOWN_VERSION)]
+        if len(wrong):
+            known = (
+                "no version is below 0"
+                if newest is None or wrong[0] < 0
+                else f"the newest that there can be is {newest}"
+            )
+            raise NoSuchVersion(
+                f"group of task {group.task.id!a:.100} of environment {group.draw.environment!a:.100}: {len(wrong)} of its tokens "
+                f"claim to be sampled from policy version {wrong[0]}, and {known}.",
+                remedy=f"Send each token's version as the engine gave it, or {UNKNOWN_VERSION} where it is not known.",
+            )
+
+
+def sampled_after(group: ScoredGroup, newest: int) -> bool:
+    """Whether a token of it was sampled from a version later than `newest`."""
+    return any((rollout.policy_version[rollout.sampled] > newest).any() for rollout in _rollouts(group))
+
+
+def without_versions_after(group: ScoredGroup, newest: int) -> ScoredGroup:
+    """Tokens of a later version are of one that nobody knows."""
+    if not any((rollout.policy_version > newest).any() for rollout in _rollouts(group)):
+        return group
+
+    def known(rollout: Rollout) -> Rollout:
+        versions = rollout.policy_version
+        return replace(rollout, policy_version=np.where(versions > newest, np.int32(UNKNOWN_VERSION), versions))
+
+    episodes = (replace(episode, rollouts=tuple(map(known, episode.rollouts))) for episode in group.episodes)
+    return replace(group, episodes=tuple(episodes))
+
+
+def _rollouts(group: ScoredGroup) -> Iterator[Rollout]:
+    return (rollout for episode in group.episodes for rollout in episode.rollouts)

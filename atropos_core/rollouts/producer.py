@@ -1,0 +1,97 @@
+"""Keeps rollouts going: draws tasks, runs them, and puts the scored groups into the hub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from atropos_core.errors import NoProgress
+from atropos_core.hub.hub import Hub, Label
+from atropos_core.interfaces import Curriculum
+from atropos_core.rollouts.runner import RolloutRunner, sound
+from atropos_core.types import Draw, Sampling, ScoredGroup
+
+PATIENCE = 4  # times the number of groups at once that may fail in a row, before the run gives up
+
+
+def no_progress(failed: int, last: ScoredGroup) -> NoProgress:
+    cause = last.failed[0]
+    return NoProgress(
+        f"the last {failed} groups all failed; the last of them in {cause.where}: {cause.cause}\n"
+        + cause.trace.rstrip()
+    )
+
+
+class Producer:
+    """Runs as many draws at once as `want` asks for. In place of a group that failed, another task is drawn; whoever
+    hears of it by `on_failed` settles its draw."""
+
+    def __init__(
+        self,
+        player: RolloutRunner,
+        curriculum: Curriculum,
+        hub: Hub[ScoredGroup],
+        *,
+        group_size: int,
+        min_group: int,
+        sampling: Sampling,
+        on_failed: Callable[[ScoredGroup], None],
+    ) -> None:
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ended it
+        self._player = player
+        self._curriculum = curriculum
+        self._hub = hub
+        self._group_size = group_size
+        self._min_group = min_group
+        self._sampling = sampling
+        self._on_failed = on_failed
+        self._playing: set[asyncio.Task[None]] = set()
+        self._target = 0
+        self._failed_in_a_row = 0
+
+    def want(self, groups: int) -> None:
+        """See to it that `groups` groups wait in the hub or are being run."""
+        self._target = groups
+        missing = groups - len(self._hub) - len(self._playing)
+        if missing > 0:
+            self._start(missing)
+
+    def replace(self) -> None:
+        """Run one more: a group that was run is of no use any more."""
+        self._start(1)
+
+    async def stop(self) -> None:
+        """Cancel what is being run. Its draws stay unsettled, and a resumed run draws them again."""
+        for task in self._playing:
+            task.cancel()
+        await asyncio.gather(*self._playing, return_exceptions=True)
+        if self.broken.done() and not self.broken.cancelled():
+            self.broken.exception()
+
+    def _start(self, n: int) -> None:
+        draws = self._curriculum.draw(n)
+        keys = [self._player.schedule_keys(draw, self._group_size) for draw in draws]  # all, before any of them runs
+        for draw, key in zip(draws, keys, strict=True):
+            task = asyncio.create_task(self._play(draw, key))
+            self._playing.add(task)
+            task.add_done_callback(self._ended)
+
+    async def _play(self, draw: Draw, keys: list[tuple[int, ...]]) -> None:
+        group = sound(await self._player.run(draw, keys, self._group_size, self._sampling))
+        if len(group.episodes) >= self._min_group:
+            self._failed_in_a_row = 0
+            await self._hub.put(group, Label.of(group))
+            current = asyncio.current_task()
+            assert current is not None, "a coroutine runs in a task"
+            self._playing.discard(current)  # now: whoever leases the group may ask for more before `_ended` is called
+            return
+        self._on_failed(group)
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= PATIENCE * max(self._target, 1):
+            raise no_progress(self._failed_in_a_row, group)
+        self._start(1)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._playing.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.broken.done():
+            self.broken.set_exception(error)

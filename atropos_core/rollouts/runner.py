@@ -1,0 +1,298 @@
+"""From a draw to a scored group: rollout, then reward. A rollout that fails is data; a part of the run that fails is not."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
+from atropos_core.group_schema import LARGEST_REWARD, check_episode, check_failed, check_group, check_tasks
+from atropos_core.guards.deadlines import within
+from atropos_core.guards.exits import contained
+from atropos_core.interfaces import Engine, Environment, Reward
+from atropos_core.observe.profile import Profile, timed
+from atropos_core.rollouts.engine_policy import EnginePolicy, ScheduleKey, Turnstile
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.seeds import derive
+from atropos_core.types import Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
+
+FATAL = (ProcessDied,)  # no rollout can go on after these: they end the run, under their own name
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    name: str
+    reward: Reward
+    weight: float
+    deadline_s: float
+
+
+class RolloutRunner:
+    """Runs draws of several environments with one engine and scores them."""
+
+    def __init__(
+        self,
+        environments: Mapping[str, Environment],
+        rewards: Sequence[WeightedReward],
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        *,
+        deadline_s: float,
+        deterministic: bool,
+        profile: Profile | None = None,
+        vocabulary: int = 0,
+    ) -> None:
+        """`vocabulary`: how many token ids the policy has; 0: not known."""
+        self.environments = environments
+        self._vocabulary = vocabulary
+        self._profile = profile
+        self._rewards = rewards
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._deadline_s = deadline_s
+        self._turnstile = Turnstile() if deterministic else None
+
+    def schedule_keys(self, draw: Draw, n: int) -> list[ScheduleKey]:
+        """Where the rollouts of this draw stand. Call before any of them starts, for all draws of a round."""
+        keys: list[ScheduleKey] = [
+            (draw.id, member) for member in range(1 if runs_groups(self.environments[draw.environment]) else n)
+        ]
+        if self._turnstile is not None:
+            for key in keys:
+                self._turnstile.enter(key)
+        return keys
+
+    async def run(
+        self, draw: Draw, keys: Sequence[ScheduleKey], n: int, sampling: Sampling, *, attempts: int = 1
+    ) -> ScoredGroup:
+        """`n` episodes of the draw's task, scored. Failed ones are in `failed`; there may be no other. With more
+        `attempts`, a rollout that failed is run again under another seed, or its whole group where the environment runs
+        groups; what failed before is in `failed` all the same, ahead of what failed last."""
+        environment = self.environments[draw.environment]
+        try:
+            with contained(f"tasks({draw.split!r})"):
+                task = environment.tasks(draw.split)[draw.index]
+        except Exception as error:  # the plugin boundary: without the task there is nothing to record a failure under
+            raise DataError(
+                f"environment {draw.environment!r}: tasks({draw.split!r})[{draw.index}] raised {type(error).__name__}: {error}"
+            ) from error
+        seeds = [derive(draw.seed, member) for member in range(n)]
+        with timed(self._profile, f"environment.{draw.environment}/play", n):
+            played = await self._play(environment, task, keys, seeds, sampling)
+            before: list[Episode | Failed] = []
+            for attempt in range(1, attempts):
+                lost = [member for member, one in enumerate(played) if isinstance(one, Failed)]
+                if not lost:
+                    break
+                before += [played[member] for member in lost]
+                if runs_groups(environment):
+                    lost = list(range(n))
+                where = keys if runs_groups(environment) else [keys[member] for member in lost]
+                if self._turnstile is not None:
+                    for key in where:
+                        self._turnstile.enter(key)
+                again = [derive(seeds[member], attempt) for member in lost]
+                for member, one in zip(lost, await self._play(environment, task, where, again, sampling), strict=True):
+                    played[member] = one
+        return await self._score(draw, task, [*before, *played])
+
+    async def _play(
+        self,
+        environment: Environment,
+        task: Task,
+        keys: Sequence[ScheduleKey],
+        seeds: Sequence[int],
+        sampling: Sampling,
+    ) -> list[Episode | Failed]:
+        """One for each seed, in their order."""
+        if runs_groups(environment):
+            return list(await self._play_group(environment, task, keys[0], seeds, sampling))
+        one = [self._play_one(environment, task, key, seed, sampling) for key, seed in zip(keys, seeds, strict=True)]
+        return list(await asyncio.gather(*one))
+
+    async def _play_one(
+        self, environment: Environment, task: Task, key: ScheduleKey, seed: int, sampling: Sampling
+    ) -> Episode | Failed:
+        policy = self._policy(key, sampling)
+        try:
+            with contained("rollout()"):
+                played = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
+                return checked(played, self._vocabulary)
+        except FATAL:
+            raise
+        except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+            return failed_by(error, "rollout")
+        finally:
+            self._leave(key)
+
+    async def _play_group(
+        self, environment: Environment, task: Task, key: ScheduleKey, seeds: Sequence[int], sampling: Sampling
+    ) -> Sequence[Episode | Failed]:
+        policy = self._policy(key, sampling)
+        try:
+            with contained("rollout_group()"):
+                played = await within(
+                    environment.rollout_group(task, policy, len(seeds), seeds=seeds),
+                    self._deadline_s,
+                    "rollout_group()",
+                )
+            if len(played) != len(seeds):
+                raise DataError(f"rollout_group() was called for {len(seeds)} rollouts and gave {len(played)}")
+            for one in played:
+                if isinstance(one, FATAL):
+                    raise one
+            return [
+                failed_by(one, "rollout") if isinstance(one, BaseException) else checked(one, self._vocabulary)
+                for one in played
+            ]
+        except FATAL:
+            raise
+        except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+            return [failed_by(error, "rollout_group")] * len(seeds)
+        finally:
+            self._leave(key)
+
+    async def _score(self, draw: Draw, task: Task, played: Sequence[Episode | Failed]) -> ScoredGroup:
+        episodes = tuple(one for one in played if isinstance(one, Episode))
+        failed = tuple(one for one in played if isinstance(one, Failed))
+        if not episodes:
+            return ScoredGroup(draw, task, (), np.zeros(0, np.float32), {}, failed)
+
+        def lost(error: BaseException) -> ScoredGroup:
+            every = (*failed, *[failed_by(error, "reward")] * len(episodes))
+            return ScoredGroup(draw, task, (), np.zeros(0, np.float32), {}, every)
+
+        total = np.zeros(len(episodes), np.float64)
+        parts: dict[str, Floats] = {}
+        try:
+            answers = await asyncio.gather(*(self._call_reward(of, task, episodes) for of in self._rewards))
+        except (*FATAL, ConfigError):
+            raise
+        except AtroposError as error:
+            return lost(error)
+        for of, rewards in zip(self._rewards, answers, strict=True):
+            parts[of.name] = rewards
+            total += of.weight * rewards.astype(np.float64)
+        if not (np.abs(total) <= LARGEST_REWARD).all():
+            return lost(DataError(f"the rewards of task {task.id!r} times their weights make {total.tolist()!r:.200}"))
+        return ScoredGroup(draw, task, episodes, total.astype(np.float32), parts, failed)
+
+    async def _call_reward(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
+        """One reward's answer [G]. Raises DataError or DeadlineExceeded that names it, or what only whoever wrote the run
+        can mend: ConfigError."""
+        try:
+            with timed(self._profile, f"reward.{of.name}/score", len(episodes)), contained(f"reward {of.name!r}"):
+                given = np.asarray(await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}"))
+        except (*FATAL, ConfigError, DeadlineExceeded):
+            raise
+        except (Exception, EventLoopBlocked) as error:
+            raise DataError(f"reward {of.name!r} raised {type(error).__name__}: {error}") from error
+        if given.dtype.kind not in "biuf":  # numpy would read numbers out of text
+            raise DataError(f"reward {of.name!r} gave {given.tolist()!r:.200} for task {task.id!r}: not all numbers")
+        if given.shape != (len(episodes),):
+            raise DataError(f"reward {of.name!r} gave shape {given.shape} for {len(episodes)} episodes")
+        if not (np.abs(given.astype(np.float64)) <= LARGEST_REWARD).all():
+            raise DataError(
+                f"reward {of.name!r} gave {given.tolist()!r:.200} for task {task.id!r}: not all finite and at most "
+                f"{LARGEST_REWARD:g}"
+            )
+        return np.asarray(given, np.float32)
+
+    def _policy(self, key: ScheduleKey, sampling: Sampling) -> EnginePolicy:
+        return EnginePolicy(
+            self._engine,
+            self._tokenizer,
+            sampling,
+            deadline_s=self._deadline_s,
+            turnstile=self._turnstile,
+            key=key,
+        )
+
+    def _leave(self, key: ScheduleKey) -> None:
+        if self._turnstile is not None:
+            self._turnstile.leave(key)
+
+
+def runs_groups(environment: Environment) -> bool:
+    """Whether it runs and scores the members of a group together."""
+    return type(environment).rollout_group is not Environment.rollout_group
+
+
+def task_count(name: str, environment: Environment, split: Split) -> int:
+    """How many tasks a split has. Raises DataError that names the environment, whatever its code raises."""
+    try:
+        with contained(f"environment {name!r}: tasks({split!r})"):
+            return len(environment.tasks(split))
+    except AtroposError:
+        raise
+    except Exception as error:
+        raise DataError(f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+
+
+def check_named_tasks(name: str, environment: Environment, split: Split) -> None:
+    """Raises DataError where a task of the split cannot be run or two have one id, as far as `check_tasks` looks, and
+    whatever the environment's code raises."""
+    try:
+        with contained(f"environment {name!r}: tasks({split!r})"):
+            check_tasks(name, environment.tasks(split))
+    except AtroposError:
+        raise
+    except Exception as error:
+        raise DataError(f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+
+
+def checked(episode: Episode | Failed, vocabulary: int = 0) -> Episode | Failed:
+    """With plain numbers, whatever kind the environment computed with. Raises DataError for what is no episode, or must
+    not be trained (`group_schema`). A `vocabulary` of 0 is not known."""
+    if isinstance(episode, Failed):
+        check_failed(episode)
+        return episode
+    if not isinstance(episode, Episode):
+        raise DataError(f"rollout() must return an Episode, not {type(episode).__name__}")
+    made = replace(
+        episode,
+        rollouts=tuple(episode.rollouts),
+        score=_plain(episode.score),
+        correct=None if episode.correct is None else bool(episode.correct),
+        parts={name: _plain(value) for name, value in episode.parts.items()},
+        metrics={name: _plain(value) for name, value in episode.metrics.items()},
+        messages=tuple(episode.messages),
+    )
+    check_episode(made, vocabulary)
+    return made
+
+
+def sound(group: ScoredGroup, vocabulary: int = 0) -> ScoredGroup:
+    """The group, or where it must not be trained one whose rollouts all failed, with the cause."""
+    if not group.episodes:
+        return group
+    try:
+        check_group(group, vocabulary)
+    except DataError as error:
+        return unplayed(group, error, "group")
+    return group
+
+
+def unplayed(group: ScoredGroup, error: BaseException, where: str) -> ScoredGroup:
+    """Of the same draw and task, with every rollout failed by this error."""
+    failed = (*group.failed, *[failed_by(error, where)] * max(len(group.episodes), 1))
+    return ScoredGroup(group.draw, group.task, (), np.zeros(0, np.float32), failed=failed)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's or torch's, or a flag, as Python's own; anything else as it is, to be refused by its name."""
+    item = getattr(value, "item", None)
+    value = item() if item is not None and getattr(value, "ndim", 1) == 0 else value
+    return float(value) if isinstance(value, float | bool) else value
+
+
+def failed_by(error: BaseException, where: str) -> Failed:
+    """What an exception of a rollout is, as data."""
+    trace = "" if isinstance(error, AtroposError) else "".join(traceback.format_exception(error))
+    text = str(error).splitlines()[0] if str(error) else ""
+    return Failed(f"{type(error).__name__}: {text}", where, trace)

@@ -1,0 +1,214 @@
+"""Where the loop's groups come from, and where draws are settled. Here: rollouts in this process. Over HTTP:
+`atropos_core.api_client.source`."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atropos_core import console
+from atropos_core.config.run_file import RunConfig
+from atropos_core.errors import NoProgress
+from atropos_core.hub.hub import GroupRecord, Hub, Limits, Want
+from atropos_core.interfaces import Curriculum, Outcome, TaskSource
+from atropos_core.rollouts.producer import PATIENCE, Producer
+from atropos_core.rollouts.runner import RolloutRunner, check_named_tasks, task_count
+from atropos_core.types import Draw, ScoredGroup
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One group, leased to this trainer alone. A `group.draw.id` below 0 means that no curriculum drew it: there is
+    nothing to settle."""
+
+    id: int
+    group: ScoredGroup
+    waited_s: float | None = None  # in the queue, after it was scored; None where that is not known
+
+
+@dataclass
+class LostGroups:
+    """What became of draws that no lease brings."""
+
+    failed: list[ScoredGroup] = field(default_factory=list)
+    dropped: dict[str, int] = field(default_factory=dict)  # cause -> groups
+
+
+class Source(ABC):
+    """Raw scored groups for one trainer. Each draw is settled with the curriculum here: of groups that fail or grow stale as
+    they are reported, of leased ones as the loop says what came of them."""
+
+    broken: asyncio.Future[None]  # raises what ended it
+
+    def __init__(self, curriculum: Curriculum) -> None:
+        self.curriculum = curriculum
+        self._lost = LostGroups()
+        self._ended: list[tuple[Draw, Outcome, ScoredGroup | None]] = []  # not reported yet, so not settled
+
+    @property
+    def commit_due(self) -> bool:
+        """Whether trained groups that no checkpoint holds take up so much room that one should be saved."""
+        return False
+
+    @abstractmethod
+    async def open(self, state: Mapping[str, Any] | None) -> None:
+        """Open the curriculum. `state` is what `state()` gave in the checkpoint that the run resumes from."""
+
+    @abstractmethod
+    def want(self, groups: int) -> None:
+        """See to it that `groups` groups wait or are under way."""
+
+    @abstractmethod
+    async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
+        """`n` groups, none with a token more than `max_staleness` versions behind `version`. Raises DeadlineExceeded."""
+
+    async def settle(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> None:
+        """What came of leased groups: trained, so that the update is in the trainer's memory, or deliberately dropped."""
+        for lease, outcome in outcomes:
+            if lease.group.draw.id >= 0:
+                self._settle(lease.group.draw, outcome, lease.group)
+        await self._mark_trained([lease.id for lease, _ in outcomes])
+
+    @abstractmethod
+    async def _mark_trained(self, ids: Sequence[int]) -> None:
+        """Leased groups, by their ids, are settled: `commit` follows once a checkpoint holds the update."""
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Any]:
+        """To be saved in the checkpoint that `commit` follows."""
+
+    @abstractmethod
+    async def commit(self) -> None:
+        """Everything trained so far is inside a durable checkpoint."""
+
+    async def add_engine(self, url: str) -> None:
+        """Workers elsewhere may sample from the engine behind this URL."""
+
+    async def publish(self, version: int) -> None:
+        """The engines sample from this version now."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """No rollout is run any more. What was under way stays unsettled."""
+
+    async def close(self) -> None:
+        """Let go of everything; may be called twice."""
+
+    def take_lost(self) -> LostGroups:
+        """What happened since the last call. Its draws are settled here, with the step that records it, and in the order
+        of draws: where the run dies before that step is saved, they are drawn again and nothing is missing."""
+        lost, self._lost = self._lost, LostGroups()
+        ended, self._ended = sorted(self._ended, key=lambda one: one[0].id), []
+        for draw, outcome, group in ended:
+            self._settle(draw, outcome, group)
+        return lost
+
+    def _settle(self, draw: Draw, outcome: Outcome, group: ScoredGroup | None) -> None:
+        self.curriculum.settle(draw, outcome, group)
+
+    def _failed(self, group: ScoredGroup, draw: Draw | None) -> None:
+        """`draw` is None where no curriculum waits for it."""
+        self._lost.failed.append(group)
+        if draw is not None:
+            self._ended.append((draw, "failed", group))
+
+    def _dropped(self, cause: str, draw: Draw | None, group: ScoredGroup | None = None) -> None:
+        self._lost.dropped[cause] = self._lost.dropped.get(cause, 0) + 1
+        if draw is not None:
+            self._ended.append((draw, "stale" if cause == "stale" else "dropped", group))
+
+
+class LocalSource(Source):
+    """Rollouts in this process, into a hub in this process. What is not committed when the run dies was never trained, as
+    far as its resumed self knows, and its draws are rolled out again."""
+
+    def __init__(self, config: RunConfig, player: RolloutRunner, curriculum: Curriculum) -> None:
+        super().__init__(curriculum)
+        training = config.training
+        self._weights = {name: environment.weight for name, environment in config.environment.items()}
+        self._player = player
+        self._sizes: dict[str, int] = {}  # training tasks, by environment
+        self._wanted = 0
+        self._version = 0  # that was leased for last
+        self._stale_in_a_row = 0  # since then: what is sampled for a lease is not stale for it, so only leftovers are
+        self._hub: Hub[ScoredGroup] = Hub(
+            Limits(int(config.hub.size_mb * 1e6)),
+            max_staleness=training.max_staleness,
+            on_dropped=self._dropped_here,
+            keep_trained=False,
+        )
+        self._session = self._hub.open("run")
+        self._producer = Producer(
+            player,
+            curriculum,
+            self._hub,
+            group_size=training.group_size,
+            min_group=training.min_group,
+            sampling=config.sampling.record(),
+            on_failed=lambda group: self._failed(group, group.draw),
+        )
+        self.broken = self._producer.broken
+
+    async def open(self, state: Mapping[str, Any] | None) -> None:
+        self._sizes = {name: task_count(name, e, "train") for name, e in self._player.environments.items()}
+        for name, environment in self._player.environments.items():
+            check_named_tasks(name, environment, "train")
+        if state:
+            self._hub.load(state)
+            for name, had in state.get("tasks", {}).items():
+                if (has := self._sizes.get(name, had)) != had:
+                    console.warn(
+                        f"environment {name!r} has {has:,} training tasks, and had {had:,} when the checkpoint was saved: "
+                        "epochs have another length from here on, and a task's number may mean another task."
+                    )
+        environments = self._player.environments
+        self.curriculum.open(
+            {
+                name: TaskSource(size, self._weights[name], environments[name].tasks("train"))
+                for name, size in self._sizes.items()
+            }
+        )
+
+    def want(self, groups: int) -> None:
+        self._wanted = groups
+        self._producer.want(groups)
+
+    async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
+        self._stale_in_a_row, self._version = 0, version
+        batch = await self._session.lease(Want(groups=n), version, deadline_s)
+        return [Lease(record.id, record.payload, record.waited_s) for record in batch]
+
+    async def _mark_trained(self, ids: Sequence[int]) -> None:
+        self._session.trained(ids)
+
+    def state(self) -> Mapping[str, Any]:
+        return {**self._hub.state(), "tasks": self._sizes}
+
+    async def commit(self) -> None:
+        self._session.commit()
+
+    async def stop(self) -> None:
+        await self._producer.stop()
+
+    async def close(self) -> None:
+        await self._hub.close()
+
+    def _dropped_here(self, record: GroupRecord[ScoredGroup], cause: str) -> None:
+        """Only a lease drops, and it still waits for as many as were wanted."""
+        group = record.payload
+        self._dropped(cause, group.draw, group)
+        self._stale_in_a_row += 1
+        if self._stale_in_a_row < PATIENCE * self._wanted:
+            self._producer.replace()
+        elif not self.broken.done():
+            self.broken.set_exception(
+                NoProgress(
+                    f"the last {self._stale_in_a_row} groups were all too old to train: sampled from version "
+                    f"{record.label.oldest_version}, and the trainer is at {self._version}.",
+                    remedy="The engines fall behind the trainer: raise training.max_staleness, or have the bridge publish "
+                    "more often.",
+                )
+            )

@@ -1,0 +1,201 @@
+"""The policy's tokenizer and chat template, without transformers.
+
+`tokenizers` and jinja2 render a chat template in 0.07 s and 25 MB where transformers' tokenizer costs 2.9 s and 251 MB,
+so the supervisor can have it. What is sampled is never decoded and encoded again: `extend` renders only what is new.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.rollouts.replies import SENTINEL, ReplyReader, end_of_turn
+from atropos_core.types import Message, Tokens
+
+if TYPE_CHECKING:
+    from atropos_core.rollouts.chat_template import ChatTemplate
+
+_THINK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
+_TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+def fingerprint(directory: Path) -> str:
+    """A hash of everything that decides which ids a text has and what they mean: vocabulary, merges, normalisation,
+    special tokens and chat template. Two parts of a run whose fingerprints differ must not exchange ids."""
+    config = _read(directory / "tokenizer_config.json", required=False)
+    parts = [
+        json.dumps(_read(directory / "tokenizer.json"), sort_keys=True),
+        json.dumps({key: _text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}),
+        _template(directory, config) or "",
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+class ChatTokenizer:
+    """Messages to ids and ids to messages, for one model directory."""
+
+    def __init__(self, directory: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self.directory = directory
+        config = _read(directory / "tokenizer_config.json", required=False)
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(
+                f"the model directory {directory} has no tokenizer.json.",
+                remedy="Save a fast tokenizer there: AutoTokenizer.from_pretrained(model).save_pretrained(directory)",
+            )
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self.fingerprint = fingerprint(directory)
+        self.eos = _text(config.get("eos_token"))
+        self.special = {key: _text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        self.template = _template(directory, config)
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> Tokens:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def decode(self, ids: Tokens, *, keep_special: bool = False) -> str:
+        """The text of these ids; without the tokens that frame a conversation unless `keep_special`."""
+        return self._decode(ids.tolist()) if keep_special else self._replies.text(ids.tolist())
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    @functools.cached_property
+    def _replies(self) -> ReplyReader:
+        """Special are added tokens that tokenizer.json marks so, that the configuration names, or that the chat template puts after
+        a reply: a tokenizer need not mark the latter. What ends a continuation is in the generation config (for an engine as well)."""
+        added = {int(number): token for number, token in self._tokenizer.get_added_tokens_decoder().items()}
+        texts = [token.content for token in added.values()]
+        named = {self._end_of_turn(texts)}.union(
+            *(
+                _named(_read(self.directory / f"{name}.json", required=False))
+                for name in ("tokenizer_config", "special_tokens_map")
+            )
+        )
+        special = {number: token.content for number, token in added.items() if token.special or token.content in named}
+        ends = [self._tokenizer.token_to_id(self.eos) if self.eos else None]
+        for name in ("generation_config", "config"):
+            given = _read(self.directory / f"{name}.json", required=False).get("eos_token_id")
+            ends += given if isinstance(given, list) else [given]
+        known = {number: self._tokenizer.id_to_token(number) for number in ends if isinstance(number, int)}
+        return ReplyReader(special, {number: text for number, text in known.items() if text is not None}, self._decode)
+
+    def _end_of_turn(self, added: Sequence[str]) -> str:
+        said = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
+        try:
+            return end_of_turn(self._render(said, None, prompt=False), added)
+        except (ConfigError, DataError):
+            return ""  # no template, or none for this: render() says so to those who need one
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens:
+        """Ids of the conversation so far, ready for the assistant's reply."""
+        return self.encode(self._render(messages, tools, prompt=True))
+
+    def extend(
+        self, messages: Sequence[Message], history: Tokens, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Tokens:
+        """The ids that follow `history` (which ends in what was sampled) when `messages` come next."""
+        before = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
+        text = self._render([*before, *messages], tools, prompt=True)
+        at = text.find(SENTINEL)
+        if at < 0:
+            raise DataError(
+                "this model's chat template rewrites earlier replies, so a rollout cannot be extended: start a new rollout."
+            )
+        tail = text[at + len(SENTINEL) :]
+        if (end := self._replies.end(history[-1:].tolist())) and tail.lstrip().startswith(end):
+            tail = tail.lstrip().removeprefix(end)  # the policy has sampled it already
+        return self.encode(tail)
+
+    def parse(self, ids: Tokens) -> Message:
+        """The assistant message that these sampled ids are."""
+        return message_of(self.decode(ids))
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool) -> str:
+        return self._chat_template.render(
+            messages=[dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] if tools else None,
+            add_generation_prompt=prompt,
+            **{key: value for key, value in self.special.items() if value},
+        )
+
+    @functools.cached_property
+    def _chat_template(self) -> ChatTemplate:
+        from atropos_core.rollouts.chat_template import (
+            ChatTemplate,  # jinja2 is imported where a conversation is rendered
+        )
+
+        return ChatTemplate(self.template, self.directory)
+
+
+def message_of(text: str) -> Message:
+    """The assistant message that a sampled text is. `<think>` and `<tool_call>` blocks become `reasoning_content` and
+    `tool_calls`; a call that is not JSON stays in the content."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if found := _THINK.match(text):
+        message["reasoning_content"] = found[1].strip()
+        text = text[found.end() :]
+    calls = []
+    for found in _TOOL_CALL.finditer(text):
+        try:
+            call = json.loads(found[1])
+            calls.append(
+                {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    if calls:
+        message["tool_calls"] = calls
+        text = _TOOL_CALL.sub("", text)
+    message["content"] = text.strip() if calls or "reasoning_content" in message else text
+    return message
+
+
+def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    beside = directory / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text()
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+    return found
+
+
+def _read(path: Path, *, required: bool = True) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"there is no {path.name} in {path.parent}.") from None
+        return {}
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    return found
+
+
+def _named(config: Mapping[str, Any]) -> list[str]:
+    """The special tokens that a tokenizer's configuration names."""
+    more = [*(config.get("additional_special_tokens") or ()), *(config.get("extra_special_tokens") or ())]
+    if isinstance(config.get("extra_special_tokens"), dict):
+        more = list(config["extra_special_tokens"].values())
+    one = [value for key, value in config.items() if re.fullmatch(r"(bos|eos|pad|unk|sep|cls|mask)_token", key)]
+    return [_text(token) for token in [*one, *more]]
+
+
+def _text(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else (token or "")

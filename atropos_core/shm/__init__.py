@@ -1,0 +1,1 @@
+"""Messages between processes of one machine, through shared memory."""

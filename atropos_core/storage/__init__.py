@@ -1,0 +1,1 @@
+"""Files and directories that appear whole, private and temporary ones, checkpoints."""

@@ -1,0 +1,71 @@
+"""Directories and files that appear whole or not at all, and the error of what cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atropos_core.errors import RunDirectoryError
+
+WRITABLE = "See that its disk has room, and that this user may write there."
+
+
+@contextmanager
+def appearing(directory: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A directory to fill inside: afterwards it is on the disk under its name, in place of one that stood there. After
+    an exception, or where the process was killed inside, there is none of that name; what is left half written begins
+    with a dot and ends in `.partial`. Without `durable` this holds for killed processes, not for a power cut: what is
+    read at once and then thrown away need not wait for the disk."""
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        yield partial
+        for path in (*partial.rglob("*"), partial) if durable else ():
+            sync(path)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+        if durable:
+            sync(directory.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """A file under its name with all of `text`, or as it was before: whoever reads it meanwhile, or after a kill, finds one
+    of the two. (Not after a power cut: it does not wait for the disk.) `mode` is that of `os.open`. Raises OSError."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def size_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def sync(path: Path) -> None:
+    """Return once a file, or a directory's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unwritable(path: Path, error: OSError) -> RunDirectoryError:
+    """For a sink whose file failed."""
+    full = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+    return RunDirectoryError(
+        f"{path} cannot be written: {full}.",
+        remedy=f"{WRITABLE} What was saved is intact, and `atropos resume` goes on from it.",
+    )

@@ -1,0 +1,145 @@
+"""Durable checkpoints: a directory that appears whole, by one rename, or not at all.
+
+`checkpoints/step-000050/` holds `policy/` (what the trainer saved; a Hugging Face directory for a Hugging Face model)
+and `manifest.json`: the run's state, and size and SHA-256 of every file. A checkpoint whose files do not match its
+manifest is passed over, aloud, for the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import CheckpointError, RemoteError
+from atropos_core.storage.atomic import WRITABLE, sync
+
+FORMAT = 1
+POLICY = "policy"
+FULL_BYTES = 1 << 20  # free on the disk: less than this is called full
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that was verified."""
+
+    directory: Path
+    step: int
+    state: Mapping[str, Any]
+
+    @property
+    def policy(self) -> Path:
+        return self.directory / POLICY
+
+
+class Checkpoints:
+    """The checkpoints of one run, of which the last `keep` stay."""
+
+    def __init__(self, directory: Path, keep: int = 2) -> None:
+        self.directory = directory
+        self._keep = keep
+
+    async def save(self, step: int, state: Mapping[str, Any], write: Callable[[Path], Awaitable[None]]) -> Checkpoint:
+        """Have `write` fill the policy's directory, then make the whole durable. Raises CheckpointError; what was
+        saved before stays as it was."""
+        final = self.directory / f"step-{step:06d}"
+        partial = self.directory / f".{final.name}.partial"
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            (partial / POLICY).mkdir(parents=True)
+            await write(partial / POLICY)
+            await asyncio.to_thread(self._seal, partial, final, step, state)  # gigabytes to read and to sync
+        except (OSError, RemoteError) as error:
+            full = " (the disk is full)" if shutil.disk_usage(self.directory).free < FULL_BYTES else ""
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(
+                f"checkpoint {final} cannot be written{full}: {error}",
+                remedy=f"{WRITABLE} Then `atropos resume` this run: what was saved before is intact.",
+            ) from error
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        found = self._found()
+        for old in found[: max(found.index(final) + 1 - self._keep, 0)]:  # later ones were passed over as broken
+            shutil.rmtree(old, ignore_errors=True)
+        return Checkpoint(final, step, state)
+
+    def _seal(self, partial: Path, final: Path, step: int, state: Mapping[str, Any]) -> None:
+        files = {}
+        for path in sorted(path for path in partial.rglob("*") if path.is_file()):
+            files[str(path.relative_to(partial))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            sync(path)
+        manifest: dict[str, Any] = {"format": FORMAT, "step": step, "state": state, "files": files}
+        manifest["sha256"] = _digest(manifest)
+        (partial / "manifest.json").write_text(json.dumps(manifest))
+        for path in (partial / "manifest.json", partial / POLICY, partial):
+            sync(path)
+        if final.exists():  # the same step again, after a resume: identical in a deterministic run
+            shutil.rmtree(final)
+        partial.rename(final)
+        sync(self.directory)
+
+    def sweep(self) -> None:
+        """Remove what a killed run left half written. Only for whoever holds the run directory's lock."""
+        for partial in self.directory.glob(".step-*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest that is whole. Broken ones are named through `warn`. Raises CheckpointError where there are
+        some, and all are broken."""
+        found = self._found()
+        for directory in reversed(found):
+            try:
+                return _verified(directory)
+            except CheckpointError as error:
+                warn(f"{error} It is passed over.")
+        if found:
+            raise CheckpointError(
+                f"none of the {len(found)} checkpoints in {self.directory} is whole.",
+                remedy=f"Start a new run; a policy whose files are whole can begin it: --model {found[-1] / POLICY}",
+            )
+        return None
+
+    def at(self, step: int) -> Checkpoint:
+        """The one of this step. Raises CheckpointError where it is not there or not whole."""
+        directory = self.directory / f"step-{step:06d}"
+        if not directory.exists():
+            there = ", ".join(str(int(path.name.removeprefix("step-"))) for path in self._found()) or "none"
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}. There is: {there}.")
+        return _verified(directory)
+
+    def _found(self) -> list[Path]:
+        return sorted(self.directory.glob("step-*"), key=lambda path: (len(path.name), path.name))
+
+
+def _verified(directory: Path) -> Checkpoint:
+    try:
+        manifest = json.loads((directory / "manifest.json").read_text())
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {directory} has format {manifest['format']}; this program reads {FORMAT}. Resume with the version of "
+                "atropos-core that wrote it."
+            )
+        if manifest.pop("sha256") != _digest(manifest):
+            raise CheckpointError(f"checkpoint {directory} is corrupt: its manifest is not what was written.")
+        for name, wanted in manifest["files"].items():
+            path = directory / name
+            if path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
+                raise CheckpointError(f"checkpoint {directory} is corrupt: {name} is not what the manifest says.")
+        return Checkpoint(directory, int(manifest["step"]), manifest["state"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint {directory} cannot be read: {type(error).__name__}: {error}.") from error
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

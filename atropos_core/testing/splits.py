@@ -1,0 +1,182 @@
+"""What can be checked of an environment's tasks without running them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from atropos_core.codec import encode_bytes
+from atropos_core.errors import DataError
+from atropos_core.interfaces import Environment
+from atropos_core.testing.report import RAISED, Report, brief, of_error
+from atropos_core.testing.scripted import render_content
+from atropos_core.types import Split, Task
+
+LOOKED_AT = 2000  # tasks of a split
+PATIENCE_S = 10.0  # a split that makes its tasks slowly is looked at in part
+COMPARING_S = 1.0  # for reading the train tasks that were not looked at, to see whether test tasks are among them
+ROLES = ("system", "developer", "user", "assistant", "tool")
+SAME_PROMPTS = 0.5  # of the held-out questions that are also training questions: above, nothing is held out
+DISTINCT = 0.9  # of the training questions, for that to be a mistake
+
+
+class Looked:
+    """The tasks of one split that were looked at, by index."""
+
+    def __init__(self, name: Split) -> None:
+        self.name = name
+        self.size = 0
+        self.found: Sequence[Task] = ()  # what tasks() gave
+        self.tasks: dict[int, Task] = {}
+        self.problems: list[str] = []  # that kept tasks from being looked at, or made them no tasks
+        self.unstable: list[str] = []
+
+
+def look_at(environment: Environment, name: Split, at: Sequence[int] | None = None) -> Looked:
+    """Sample a split as a run uses it: `len` and indexing, each index twice. With `at`, these indices alone."""
+    split = Looked(name)
+    try:
+        found, anew = environment.tasks(name), environment.tasks(name)
+        split.size, split.found = len(found), found
+    except RAISED as error:  # the plugin boundary: an environment's code
+        split.problems.append(f"tasks({name!r}) raises {of_error(error)}")
+        return split
+    until = perf_counter() + PATIENCE_S
+    for index in _indices(split.size) if at is None else at:
+        if perf_counter() > until:
+            break
+        try:
+            task, again = found[index], anew[index]
+        except RAISED as error:  # the plugin boundary: an environment's code
+            split.problems.append(f"tasks({name!r})[{index}] raises {of_error(error)}")
+            continue
+        if not isinstance(task, Task):
+            split.problems.append(f"tasks({name!r})[{index}] is a {type(task).__name__}, not a Task")
+            continue
+        if portrait(task) != portrait(again):
+            split.unstable.append(f"tasks({name!r})[{index}] is another task each time it is read")
+        split.tasks[index] = task
+    return split
+
+
+def check_tasks(report: Report, train: Looked, test: Looked) -> None:
+    """`tasks`, `stable tasks`, `unique ids` and `splits`."""
+    problems = [*train.problems, *test.problems]
+    if not train.size and not train.problems:
+        problems.append("tasks('train') is empty")
+    for split in (train, test):
+        for index, task in split.tasks.items():
+            problems += [f"{split.name}[{index}] (id {task.id!r}) {wrong}" for wrong in wrong_with(task)]
+    looked = len(train.tasks) + len(test.tasks)
+    report.check(
+        "tasks",
+        problems,
+        good=f"{train.size:,} train, {test.size:,} test; {looked:,} looked at",
+        remedy="A Task has a text id, messages of {role, content} that end before the assistant's turn, and an answer or None.",
+    )
+    if not test.size and not test.problems:
+        report.note("tasks", "tasks('test') is empty: a run with evaluation.problems above 0 stops at once")
+    report.check(
+        "stable tasks",
+        [*train.unstable, *test.unstable],
+        good="an index always gives the same task",
+        remedy="Derive everything random in a task from its index (atropos_core.seeds.derive), not from a shared generator.",
+    )
+    doubles = []
+    for split in (train, test):
+        seen: dict[str, int] = {}
+        for index, task in split.tasks.items():
+            if task.id in seen:
+                doubles.append(f"{split.name}[{seen[task.id]}] and {split.name}[{index}] share the id {task.id!r}")
+            seen.setdefault(task.id, index)
+    report.check("unique ids", doubles, good="no id twice", remedy="Give every task of a split an id of its own.")
+    _check_splits(report, train, test)
+
+
+def wrong_with(task: Task) -> list[str]:
+    """What keeps a task from being rendered and run."""
+    wrong = []
+    if not isinstance(task.id, str) or not task.id:
+        wrong.append(f"has the id {task.id!r}, not text")
+    if not isinstance(task.messages, tuple) or not task.messages:
+        return [*wrong, f"has messages={brief(repr(task.messages))}, not a tuple of at least one message"]
+    for message in task.messages:
+        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+            wrong.append(f"has a message without one of the roles {', '.join(ROLES)}: {brief(repr(message))}")
+            return wrong
+        try:
+            render_content(message)
+        except DataError as error:
+            wrong.append(str(error))
+    if not wrong and not any(render_content(message).strip() for message in task.messages):
+        wrong.append("has nothing but blank messages")
+    if task.messages[-1].get("role") == "assistant":
+        wrong.append("ends in an assistant message: there is nothing left to reply to")
+    if task.answer is not None and (not isinstance(task.answer, str) or not task.answer.strip()):
+        wrong.append(f"has the answer {task.answer!r}; say None where there is none, text where there is one")
+    try:
+        encode_bytes(task)
+    except DataError as error:
+        wrong.append(f"cannot be sent to a reward in another process: {error}")
+    return wrong
+
+
+def portrait(task: Any) -> str:
+    """A task as text that is equal where tasks are, also where arrays are in them."""
+    return json.dumps(vars(task), default=repr, sort_keys=True) if isinstance(task, Task) else repr(task)
+
+
+def _check_splits(report: Report, train: Looked, test: Looked) -> None:
+    shared = sorted({task.id for task in train.tasks.values()} & {task.id for task in test.tasks.values()})
+    problems = [f"id {name!r} is in train and in test" for name in shared]
+    trained = _questions(train)
+    held_out = [task for task in test.tasks.values() if task.answer is not None]
+    prompts = set(trained)
+    same = [task for task in held_out if _question(task) in prompts]
+    share = len(same) / max(len(held_out), 1)
+    overlap = (
+        f"{share:.1%} of the test tasks ({len(same):,} of {len(held_out):,}) are also train tasks"
+        + (f", {same[0].id!r} among them" if same else "")
+        + (f" ({len(trained):,} of {train.size:,} train tasks compared)" if len(trained) < train.size else "")
+    )
+    # Tasks sampled from a small space repeat themselves in train already, and then repeat in test as well.
+    if share > SAME_PROMPTS and len(prompts) > DISTINCT * len(trained):
+        problems.append(overlap)
+    remedy = "Split the data once, and give train and test tasks ids of their own."
+    if problems or not same:
+        report.check("splits", problems, good="no id and no question in both splits", remedy=remedy)
+    else:
+        report.note("splits", f"{overlap}: held-out accuracy counts what was trained on", remedy)
+
+
+def _questions(split: Looked) -> list[str]:
+    """Of every task that has an answer: those that were looked at, and of a larger split as many others as time allows."""
+    questions = [_question(task) for task in split.tasks.values() if task.answer is not None]
+    until = perf_counter() + COMPARING_S
+    for index in range(split.size):
+        if perf_counter() > until:
+            break
+        if index in split.tasks:
+            continue
+        try:
+            task = split.found[index]
+        except RAISED:  # the plugin boundary: `tasks` says it of those that were looked at
+            continue
+        if isinstance(task, Task) and task.answer is not None:
+            questions.append(_question(task))
+    return questions
+
+
+def _question(task: Task) -> str:
+    return json.dumps([task.messages, task.answer], default=repr)
+
+
+def _indices(size: int) -> Sequence[int]:
+    """All of a small split; of a large one the ends and an even spread."""
+    if size <= LOOKED_AT:
+        return range(size)
+    edge = LOOKED_AT // 4
+    spread = (edge + (size - 2 * edge) * step // (2 * edge) for step in range(2 * edge))
+    return [*range(edge), *dict.fromkeys(spread), *range(size - edge, size)]

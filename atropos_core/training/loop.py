@@ -1,0 +1,492 @@
+"""THE loop: draw, roll out, score, transform, step, publish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+
+from atropos_core import console
+from atropos_core.advantages import is_flat
+from atropos_core.config.run_file import RunConfig
+from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion, RunPaused
+from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, moved_column, owner
+from atropos_core.health.rescoring import Rescoring
+from atropos_core.health.watch import Health
+from atropos_core.interfaces import ModelInfo, Outcome
+from atropos_core.rollouts.evaluation import Evaluation, evaluate
+from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
+from atropos_core.rollouts.producer import PATIENCE
+from atropos_core.rollouts.runner import RolloutRunner
+from atropos_core.rollouts.source import Lease, Source
+from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
+from atropos_core.training.metrics import group_metrics, rescoring_difference, rescoring_gap, staleness, versions
+from atropos_core.training.packing import pack
+from atropos_core.training.parts import Parts
+from atropos_core.training.probe import Probe
+from atropos_core.training.step_state import Boundary, forget_evaluations_after, take_up
+from atropos_core.types import Batch, Metrics, ScoredGroup
+
+T = TypeVar("T")
+
+EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn from
+MAX_LOGPROB_DIFF = {"float32": 1e-4, "float64": 1e-4}  # nats, engine against trainer
+MAX_LOGPROB_DIFF_16_BIT = 0.5
+
+
+@dataclass
+class Progress:
+    """What a run has done so far: saved with it."""
+
+    step: int = 0
+    version: int = 0
+    empty_steps: int = 0  # in a row
+    first: Metrics = field(default_factory=dict)  # the evaluation before the first step
+    last: Metrics = field(default_factory=dict)
+    syncs: int = 0  # how often weights were published
+    sync_s: float = 0.0  # and how long that took in all
+    published_bytes: int = 0  # on disk, for the last of them
+
+
+@dataclass
+class _Gathered:
+    """What a step trains, and what else became of the draws since the last one."""
+
+    version: int  # the newest that these were sampled from
+    leases: list[Lease] = field(default_factory=list)
+    groups: list[ScoredGroup] = field(default_factory=list)  # with advantages: those that the transforms kept
+    refused: list[Lease] = field(default_factory=list)  # of versions that never were
+    failed: Sequence[ScoredGroup] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)  # by cause, before anybody leased them
+
+    @property
+    def raw(self) -> list[ScoredGroup]:
+        """As they were leased."""
+        return [lease.group for lease in self.leases]
+
+    def worst_sequences(self, metrics: Metrics) -> dict[str, str]:
+        """Takes out of `metrics` which sequences of the batch are farthest beyond a bound: by that, whose they are."""
+        bounds = ("alignment/worst_fresh", "alignment/worst_stale")
+        return {of: owner(self.groups, int(metrics.pop(of))) for of in bounds if of in metrics}
+
+
+class Loop:
+    """Runs to `config.training.steps`. `directory` is the run's own; `player` runs the evaluation; `settings` are saved
+    in every checkpoint, for a resume to tell what has changed."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: Parts,
+        source: Source,
+        player: RolloutRunner,
+        model: ModelInfo,
+        directory: Path,
+        stop: asyncio.Event,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.progress = Progress()
+        self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
+        self._config = config
+        self._parts = parts
+        self._source = source
+        self._player = player
+        self._directory = directory
+        self._stop = stop
+        self._settings = settings or {}
+        self._boundary = Boundary(parts, source)
+        self._probe: Probe | None = None
+        self._saved_step = -1
+        self._engines_at = 0  # the version that the engines sample from
+        bound = config.training.max_logprob_diff
+        self._max_diff = bound or MAX_LOGPROB_DIFF.get(model.dtype, MAX_LOGPROB_DIFF_16_BIT)
+        self._sampling = config.sampling.record()
+        self._profile = parts.profile
+        section = config.health
+        rescoring = Rescoring(
+            parts.rewards,
+            parts.environments,
+            every=section.rescore_every,
+            groups=section.rescore_groups,
+            deterministic=config.deterministic,
+        )
+        self._health = Health(section, directory, rescoring)
+
+    async def run(self) -> None:
+        """To the last step. Raises Interrupted, once everything is saved, where `stop` was set."""
+        steps = self._config.training.steps
+        try:
+            forget_evaluations_after(self.progress.step, self._directory)
+            self._boundary.mark(vars(self.progress))
+            if self.progress.step == 0 and not self.progress.first:
+                await self._first_evaluation()
+                self._boundary.mark(vars(self.progress))
+            while self.progress.step < steps:
+                if self._stop.is_set():
+                    raise Interrupted("stopped")
+                await self._step()
+                self._boundary.mark(vars(self.progress))
+                self._health.act()
+                self._check_progress()
+                every = self._config.checkpoint.every
+                due = every and self.progress.step % every == 0
+                if (due or self._source.commit_due) and self.progress.step < steps:
+                    await self.save()
+            await self._source.stop()
+            await self.save()
+        except (Interrupted, RunPaused):
+            await self._source.stop()
+            await self.save()
+            raise
+        finally:
+            await self._source.stop()
+            await self._source.close()
+
+    async def save(self) -> None:
+        """One durable checkpoint of everything; what it holds is then settled for good."""
+        if self._saved_step == self.progress.step:
+            return
+        probe = self._probe.state() if self._probe else None
+        with self._profile.span("checkpoint"):
+            state = self._boundary.state() | {
+                "settings": self._settings,
+                "probe": probe,
+                "health": self._health.state(),
+                "profile": self._profile.state(),
+            }
+            await self.checkpoints.save(self.progress.step, state, self._parts.trainer.save)
+            self._saved_step = self.progress.step
+            await self._source.commit()
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Take up where `checkpoint` left off. Called before `run`, once everything is connected and open."""
+        state: Mapping[str, Any] = checkpoint.state
+        self.progress = Progress(**state["progress"])
+        self._saved_step = self.progress.step
+        self._probe = Probe.from_state(state["probe"]) if state["probe"] else None
+        self._health.load(state.get("health", {"checks": {}}), checkpoint.step)
+        if "profile" in state:
+            self._profile.load(state["profile"])
+        take_up(self._parts, state["parts"])
+        bridge = self._parts.bridge
+        async with bridge.writing(self.progress.version):
+            await self._parts.trainer.restore(checkpoint.policy)
+        self._engines_at = bridge.published.version if bridge.published else 0
+        await self._source.publish(self._engines_at)
+
+    # -- one step
+
+    async def _step(self) -> None:
+        """Gather, train, measure, settle, evaluate, record."""
+        began = perf_counter()
+        gathered = await self._gather(self.progress.version)
+        ready = perf_counter()
+        metrics = group_metrics(gathered.raw, gathered.failed) | await self._train(gathered)
+        worst = gathered.worst_sequences(metrics)
+        await self._measure_movement(gathered.raw, metrics)
+        trained = perf_counter()
+        self.progress.empty_steps = 0 if gathered.groups else self.progress.empty_steps + 1
+        dropped = await self._settle(gathered)
+        self.progress.step += 1
+        metrics |= await self._evaluation_when_due()
+        metrics |= self._figures(gathered, dropped) | _seconds(began, ready, trained, metrics)
+        metrics |= self._parts.metrics() | self._times(gathered.leases)
+        await self._look_and_record(gathered, metrics)
+        self._check_alignment(metrics, worst)
+
+    async def _train(self, gathered: _Gathered) -> Metrics:
+        """The update, and its publication; without groups there is neither."""
+        if not gathered.groups:
+            return {"step/skipped": 1.0, "bridge/publish_s": 0.0, "bridge/bytes_copied": 0.0}
+        metrics = await self._update(gathered.groups, self.progress.version + 1)
+        metrics.setdefault("alignment/unchecked_share", 1.0)  # a trainer that compares nothing
+        return metrics
+
+    async def _measure_movement(self, raw: Sequence[ScoredGroup], metrics: Metrics) -> None:
+        """How far the policy has moved, and how far the engine's logprobs are from the trainer's where the update had none
+        to compare: into `metrics`."""
+        with self._profile.span("probe"):
+            at, keep = self.progress.version, self._config.training.max_staleness + 1
+            shift = await self._probe.shift(self._parts.trainer, at, keep) if self._probe else 0.0
+            metrics["policy/probe_shift_nats"] = shift
+            if not metrics.get("alignment/fresh_tokens"):  # nothing was sampled under the version that was trained
+                metrics.pop("alignment/max_abs_logprob_diff", None)
+                if self._engines_at == self.progress.version:  # a bridge may publish only every so many versions
+                    gap = await rescoring_gap(raw, self._parts.engine, self._parts.trainer)
+                    metrics |= {} if gap is None else {"alignment/max_abs_logprob_diff": gap}
+
+    async def _settle(self, gathered: _Gathered) -> Mapping[str, int]:
+        """Say what came of each group; how many were not trained, by cause."""
+        kept = {group.draw.id for group in gathered.groups}
+        outcomes = [(lease, _outcome(lease.group, kept)) for lease in gathered.leases]
+        await self._source.settle([*outcomes, *((lease, "dropped") for lease in gathered.refused)])
+        lost = Counter(outcome for _, outcome in outcomes if outcome != "trained")
+        return dict.fromkeys(("stale", "flat", "dropped"), 0) | lost + Counter(gathered.dropped)
+
+    async def _evaluation_when_due(self) -> Metrics:
+        step, config = self.progress.step, self._config.evaluation
+        metrics: Metrics = {}
+        last = step == self._config.training.steps
+        if self._evaluates and (last or (config.every and step % config.every == 0)):
+            if last and self._engines_at != self.progress.version:
+                await self._unless_broken(self._parts.bridge.publish(self.progress.version))
+                metrics |= await self._published()
+            with self._profile.span("evaluation", config.problems):  # a stop waits for it: the step is not done without
+                evaluation = await self._unless_broken(self._evaluate())
+            metrics |= evaluation.metrics | {"eval/version": float(self._engines_at)}
+            self.progress.last = evaluation.metrics
+        return metrics
+
+    def _figures(self, gathered: _Gathered, dropped: Mapping[str, int]) -> Metrics:
+        refused = {"groups/no_such_version": float(len(gathered.refused))} if gathered.refused else {}
+        return {
+            "groups/trained": float(len(gathered.groups)),
+            "groups/failed": float(len(gathered.failed)),
+            **{f"groups/{cause}": float(count) for cause, count in dropped.items()},
+            **refused,
+            **staleness(gathered.groups, gathered.version),
+            "policy/version": float(self.progress.version),
+        }
+
+    async def _look_and_record(self, gathered: _Gathered, metrics: Metrics) -> None:
+        step, failed = self.progress.step, gathered.failed
+        with self._profile.span("health"):
+            metrics |= await self._health.look(step, metrics, gathered.raw, gathered.groups, failed)
+        by_draw = {group.draw.id: group for group in gathered.groups}
+        await self._record(step, metrics, [*(by_draw.get(group.draw.id, group) for group in gathered.raw), *failed])
+
+    def _with_movement(self, batch: Batch, groups: Sequence[ScoredGroup]) -> Batch:
+        """How far the policy has moved since each sequence was sampled, as far as the probe knows."""
+        if self._probe is None:
+            return batch
+        now, moved = batch.version - 1, []
+        for group in groups:
+            for rollout in (rollout for episode in group.episodes for rollout in episode.rollouts):
+                each = [self._probe.moved(int(one), now) for one in np.unique(rollout.policy_version[rollout.sampled])]
+                known = [nats for nats in each if nats is not None]
+                moved.append(max(known, default=0.0) if len(known) == len(each) else None)
+        return replace(batch, columns={**batch.columns, MOVED: moved_column(moved)})
+
+    async def _gather(self, version: int) -> _Gathered:
+        """The groups of a step, of the policy `version` at most."""
+        training = self._config.training
+        gathered = _Gathered(version)
+        for _ in range(1 + training.refill_rounds):
+            missing = training.groups_per_step - len(gathered.groups)
+            if missing <= 0:
+                break
+            new: list[Lease] = []
+            while len(new) < missing:
+                new += await self._lease(missing - len(new), version, gathered.refused)
+            new.sort(key=lambda lease: lease.group.draw.id)
+            gathered.leases += new
+            gathered.groups += await self._transform([lease.group for lease in new])
+        lost = self._source.take_lost()
+        gathered.failed, gathered.dropped = lost.failed, lost.dropped
+        return gathered
+
+    async def _lease(self, n: int, version: int, refused: list[Lease]) -> list[Lease]:
+        """`n` groups, without those of versions that never were, which join the `refused`: engines publish before a step
+        ends, so `version` is the newest that a group leased for it can be of."""
+        training, found = self._config.training, []
+        self._source.want(n + training.max_staleness * training.groups_per_step)
+        leasing = self._source.lease(n, version, 2 * training.rollout_deadline_s + 60)
+        with self._profile.span("waiting", n), self._health.waiting(self.progress.step + 1):
+            new = await self._unless_stopped(leasing)
+        for lease in new:
+            try:
+                refuse_versions_that_never_were(lease.group, version)
+                found.append(lease)
+            except NoSuchVersion as error:
+                refused.append(lease)
+                if len(refused) >= PATIENCE * training.groups_per_step:
+                    raise
+                console.warn(f"refused, and not trained: {error}")
+        return found
+
+    async def _transform(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        for name, teacher in self._parts.teachers.items():
+            with self._profile.span(f"teacher.{name}", len(groups)):
+                groups = await teacher.annotate(groups)
+        for name, transform in self._parts.transforms.items():
+            with self._profile.span(f"transform.{name}", len(groups)):
+                groups = await transform(groups)
+        return groups
+
+    async def _update(self, groups: Sequence[ScoredGroup], version: int) -> Metrics:
+        with self._profile.span("packing", len(groups)):
+            batch = self._with_movement(pack(groups, version), groups)
+        trainer, bridge = self._parts.trainer, self._parts.bridge
+        if self._probe is None:
+            with self._profile.span("probe"):
+                self._probe = await Probe.of(batch, trainer)
+
+        def writing() -> AbstractAsyncContextManager[None]:
+            return bridge.writing(version)
+
+        start = perf_counter()
+        metrics = await self._unless_broken(trainer.step(batch, writing))
+        self.progress.version = version
+        publishing_s = bridge.published.seconds if bridge.published else 0.0  # inside the step
+        self._profile.add("trainer", perf_counter() - start - publishing_s, batch.sequences)
+        return metrics | await self._published()
+
+    async def _published(self) -> Metrics:
+        """Take note of what the bridge has just published, if it has."""
+        published = self._parts.bridge.published
+        if published is None:
+            return {"bridge/publish_s": 0.0, "bridge/bytes_copied": 0.0, "bridge/bytes_on_disk": 0.0}
+        self._profile.add("publishing", published.seconds)
+        self._engines_at = published.version
+        self.progress.syncs += 1
+        self.progress.sync_s += published.seconds
+        self.progress.published_bytes = published.bytes_on_disk
+        await self._source.publish(self._engines_at)
+        return {
+            "bridge/publish_s": published.seconds,
+            "bridge/bytes_copied": float(published.bytes_copied),
+            "bridge/bytes_on_disk": float(published.bytes_on_disk),
+        }
+
+    # -- evaluation
+
+    @property
+    def _evaluates(self) -> bool:
+        """Workers elsewhere may run environments that are not here."""
+        return bool(self._config.evaluation.problems and self._parts.environments)
+
+    async def _first_evaluation(self) -> None:
+        if not self._evaluates:
+            return
+        with self._profile.span("evaluation", self._config.evaluation.problems):
+            evaluation = await self._unless_stopped(self._evaluate())
+        self.progress.first = evaluation.metrics
+        difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
+        metrics = evaluation.metrics | {
+            "reward/mean": evaluation.metrics.get("eval/reward", 0.0),
+            **({} if difference is None else {"alignment/max_abs_logprob_diff": difference}),
+            "policy/probe_shift_nats": 0.0,
+            "bridge/publish_s": 0.0,
+            "bridge/bytes_copied": 0.0,
+            "time/step_s": evaluation.seconds,
+            "tokens/s": evaluation.tokens / evaluation.seconds,
+        }
+        await self._record(0, metrics, [])
+        self._check_alignment(metrics)
+
+    async def _evaluate(self) -> Evaluation:
+        evaluation = await evaluate(
+            self._player, self._parts.environments, self._config.evaluation, self._sampling, seed=self._config.seed
+        )
+        self._check_one_version(evaluation.groups)
+        evaluation.write(self._directory / "rollouts" / f"eval-{self.progress.step:06d}.jsonl")
+        return evaluation
+
+    # -- what must hold
+
+    def _check_alignment(self, metrics: Metrics, worst: Mapping[str, str] | None = None) -> None:
+        """`worst`: whose sequence differs most."""
+        worst = worst or {}
+        impossible = metrics.get("alignment/impossible_nats", 0.0)
+        if not impossible <= EVIDENCE_NATS:
+            raise Misaligned(
+                f"step {self.progress.step}: {worst.get('alignment/worst_stale', 'a rollout')} has logprobs that its tokens were "
+                f"not sampled with: the trainer's own of the same tokens are {impossible:.4g} nats beyond what any earlier weights "
+                f"of this policy explain; the bound is {EVIDENCE_NATS:.3g}.",
+                remedy="Look at who sent it: another model or template behind its engine, another temperature than it says, "
+                "top_p that it does not say, or made-up numbers. Logprobs that are not known are better left out.",
+            )
+        difference = metrics.get("alignment/max_abs_logprob_diff")
+        if difference is not None and not difference <= self._max_diff:
+            raise Misaligned(
+                f"step {self.progress.step}: the engine does not sample from the weights that the trainer published. Their "
+                f"logprobs of the same tokens differ by up to {difference:.3g} nats; the bound is {self._max_diff:g}."
+                + (f" The most is in {where}." if (where := worst.get("alignment/worst_fresh")) else ""),
+                remedy="Look at the bridge first, and with workers elsewhere at who sent it. If the difference is rounding "
+                "(16-bit weights), raise training.max_logprob_diff.",
+            )
+
+    def _check_one_version(self, groups: Sequence[ScoredGroup]) -> None:
+        """Nothing is published while an evaluation is run: its tokens are all of the version that is reported with it."""
+        if found := versions(groups) - {self._engines_at}:
+            raise Misaligned(
+                f"step {self.progress.step}: an evaluation of version {self._engines_at} was sampled from version "
+                f"{', '.join(map(str, sorted(found)))} as well.",
+                remedy="The engine must mark every token with the version that was published last: look at the engine first.",
+            )
+
+    def _check_progress(self) -> None:
+        if self.progress.empty_steps >= EMPTY_STEPS:
+            raise NoProgress(
+                f"no group of the last {EMPTY_STEPS} steps was left to train on: the transforms dropped all of them. "
+                "Most often every rollout of a task gets the same reward.",
+                remedy="Look at rollouts/ in the run directory: easier or harder tasks, a larger group_size or a finer reward help.",
+            )
+
+    async def _unless_broken(self, work: Awaitable[T]) -> T:
+        return await _first(work, self._source.broken)
+
+    async def _unless_stopped(self, work: Awaitable[T]) -> T:
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            return await _first(work, self._source.broken, stopping)
+        finally:
+            stopping.cancel()
+
+    # -- keeping count
+
+    def _times(self, leases: Sequence[Lease]) -> Metrics:
+        """Of the stages and calls since the last step's, whose sinks and checkpoint are therefore in these."""
+        times = self._profile.step()
+        times["time/disk_s"] = times.get("time/checkpoint_s", 0.0) + sum(
+            spent for name, spent in times.items() if name.startswith("time/sink/")
+        )
+        waited = [lease.waited_s for lease in leases if lease.waited_s is not None]
+        if waited:
+            times |= {"time/queue_mean_s": sum(waited) / len(waited), "time/queue_max_s": max(waited)}
+        return times
+
+    async def _record(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
+        for name, sink in self._parts.sinks.items():
+            with self._profile.span(f"sink.{name}"):
+                await sink.step(step, metrics, groups)
+
+
+def _outcome(group: ScoredGroup, kept: Collection[int]) -> Outcome:
+    return "trained" if group.draw.id in kept else "flat" if is_flat(group.rewards) else "dropped"
+
+
+def _seconds(began: float, ready: float, trained: float, metrics: Metrics) -> Metrics:
+    """Of a step, without its evaluation and what is recorded of it."""
+    seconds = trained - began
+    return {
+        "time/step_s": seconds,
+        "time/rollouts_s": ready - began,
+        "time/training_s": trained - ready,
+        "tokens/s": metrics["tokens/sampled"] / seconds,
+        "trajectories/s": metrics["rollouts/count"] / seconds,
+    }
+
+
+async def _first(work: Awaitable[T], *breaks: asyncio.Future[Any]) -> T:
+    """The result of `work`, unless one of `breaks` comes first: an error there is raised, a result means stop."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, *breaks}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+    finally:  # also where this wait itself was cancelled
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    for future in breaks:
+        if future.done():
+            future.result()
+    raise Interrupted("stopped")

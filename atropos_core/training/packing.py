@@ -1,0 +1,102 @@
+"""Groups with advantages -> one packed Batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from atropos_core.errors import DataError
+from atropos_core.types import Batch, Column, Floats, Ragged, Rollout, ScoredGroup, TopK, offsets_of
+
+
+def pack(groups: Sequence[ScoredGroup], version: int) -> Batch:
+    """`version` is the policy version that this batch will produce: `version - 1` samples while it is trained.
+
+    A rollout's own per-token advantages go before its episode's. Raises DataError where neither is there. What only some
+    rollouts bring is a column of the batch where any of this batch does: `ref_logprobs`, `sft`, `teacher_*`; `episode`, where
+    an episode has several rollouts.
+    """
+    rollouts: list[Rollout] = []
+    advantages: list[Floats] = []
+    group_of: list[int] = []
+    episode_of: list[int] = []
+    episodes = 0
+    for number, group in enumerate(groups):
+        for member, episode in enumerate(group.episodes):
+            for rollout in episode.rollouts:
+                rollouts.append(rollout)
+                advantages.append(_advantages(group, member, rollout))
+                group_of.append(number)
+                episode_of.append(episodes)
+            episodes += 1
+    if not rollouts:
+        raise DataError("a batch needs at least one rollout")
+    return Batch(
+        tokens=np.concatenate([rollout.tokens for rollout in rollouts]),
+        offsets=offsets_of([len(rollout.tokens) for rollout in rollouts]),
+        sampled=np.concatenate([rollout.sampled for rollout in rollouts]),
+        trained=np.concatenate([rollout.trained for rollout in rollouts]),
+        logprobs=np.concatenate([_or_zeros(rollout.logprobs, rollout) for rollout in rollouts]),
+        has_logprobs=np.array([rollout.logprobs is not None for rollout in rollouts]),
+        policy_version=np.concatenate([rollout.policy_version for rollout in rollouts]),
+        advantages=np.concatenate(advantages),
+        temperature=np.array([rollout.temperature for rollout in rollouts], np.float32),
+        truncated=np.array([rollout.truncated for rollout in rollouts]),
+        group=np.array(group_of, np.int32),
+        version=version,
+        columns=_columns(rollouts) | _episodes(episode_of),
+        ragged=_ragged(rollouts),
+    )
+
+
+def _advantages(group: ScoredGroup, member: int, rollout: Rollout) -> Floats:
+    if rollout.advantages is not None:
+        return np.where(rollout.trained, rollout.advantages, 0).astype(np.float32)
+    if group.advantages is None:
+        raise DataError(
+            f"the group of task {group.task.id!r} has no advantages.",
+            remedy="Name a transform that computes them: [transform.group_advantage]",
+        )
+    return np.where(rollout.trained, group.advantages[member], 0).astype(np.float32)
+
+
+def _or_zeros(column: Floats | None, rollout: Rollout) -> Floats:
+    return np.zeros(len(rollout.tokens), np.float32) if column is None else column
+
+
+def _episodes(episode_of: Sequence[int]) -> dict[str, Column]:
+    numbers = np.array(episode_of, np.int32)
+    if (np.diff(numbers) > 0).all():
+        return {}
+    return {"episode": Column("sequence", numbers, np.ones(len(numbers), np.bool_))}
+
+
+def _columns(rollouts: Sequence[Rollout]) -> dict[str, Column]:
+    made: dict[str, Column] = {}
+    if any(rollout.ref_logprobs is not None for rollout in rollouts):
+        made["ref_logprobs"] = Column(
+            "token",
+            np.concatenate([_or_zeros(rollout.ref_logprobs, rollout) for rollout in rollouts]),
+            np.concatenate([np.full(len(rollout.tokens), rollout.ref_logprobs is not None) for rollout in rollouts]),
+        )
+    if any(rollout.sft for rollout in rollouts):
+        made["sft"] = Column(
+            "sequence", np.array([rollout.sft for rollout in rollouts]), np.ones(len(rollouts), np.bool_)
+        )
+    return made
+
+
+def _ragged(rollouts: Sequence[Rollout]) -> Mapping[str, Ragged]:
+    if all(rollout.teacher is None for rollout in rollouts):
+        return {}
+    teachers = [rollout.teacher or _silent(len(rollout.tokens)) for rollout in rollouts]
+    offsets = offsets_of(np.concatenate([np.diff(teacher.offsets) for teacher in teachers]))
+    return {
+        "teacher_token_ids": Ragged(offsets, np.concatenate([teacher.token_ids for teacher in teachers])),
+        "teacher_logprobs": Ragged(offsets, np.concatenate([teacher.logprobs for teacher in teachers])),
+    }
+
+
+def _silent(length: int) -> TopK:
+    return TopK(np.zeros(length + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))

@@ -1,0 +1,114 @@
+"""The living components of a run, and how they are closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from atropos_core.guards.deadlines import within
+from atropos_core.guards.endings import raise_first
+from atropos_core.interfaces import (
+    Bridge,
+    Curriculum,
+    Engine,
+    Environment,
+    Measured,
+    Sink,
+    Stateful,
+    Teacher,
+    Trainer,
+    Transform,
+)
+from atropos_core.observe.profile import Profile
+from atropos_core.processes.child import Child
+from atropos_core.processes.proxies import HostedReward
+from atropos_core.rollouts.runner import WeightedReward
+from atropos_core.types import Metrics
+
+CLOSE_DEADLINE_S = 30.0
+
+
+@runtime_checkable
+class Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Openable(Protocol):
+    async def open(self) -> None: ...
+
+
+@dataclass
+class Parts:
+    """The living components of a run. `close` ends all of them, whatever state they are in."""
+
+    environments: dict[str, Environment]
+    rewards: list[WeightedReward]
+    engines: list[Engine]
+    engine: Engine  # all of them as one
+    trainer: Trainer
+    bridge: Bridge
+    curriculum: Curriculum
+    transforms: dict[str, Transform]  # by name, in the order of the run file
+    teachers: dict[str, Teacher]
+    sinks: dict[str, Sink]
+    children: list[Child]
+    opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first
+    profile: Profile = field(default_factory=Profile)
+
+    def by_label(self) -> dict[str, Any]:
+        """Every part that may have state to save or numbers to tell, by its path in the run file."""
+        named: dict[str, Any] = {"curriculum": self.curriculum}
+        named |= {f"reward.{of.name}": of.reward for of in self.rewards}
+        named |= {f"teacher.{name}": teacher for name, teacher in self.teachers.items()}
+        named |= {f"transform.{name}": transform for name, transform in self.transforms.items()}
+        return named | {f"sink.{name}": sink for name, sink in self.sinks.items()}
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Whatever has state to save, by its path in the run file."""
+        return {label: part for label, part in self.by_label().items() if isinstance(part, Stateful)}
+
+    def metrics(self) -> Metrics:
+        """What the parts tell of the step that has ended: `reward/NAME/...`, `transform/NAME/...`, `curriculum/...`."""
+        return {
+            f"{label.replace('.', '/')}/{name}": float(value)
+            for label, part in self.by_label().items()
+            if isinstance(part, Measured)
+            for name, value in part.metrics().items()
+        }
+
+    async def close(self) -> list[Exception]:
+        """Close what rests on the parts, then what is here, then the processes. All are tried; what they raised is
+        returned."""
+        hosted: list[Closable] = [self.trainer, *self.engines]
+        hosted += [of.reward for of in self.rewards if isinstance(of.reward, HostedReward)]
+        here = [*self.environments.values(), self.bridge, *self.by_label().values()]
+        errors = await _close_all(self.opened)
+        errors += await _close_all([part for part in here if isinstance(part, Closable) and part not in hosted])
+        return errors + await _close_all(hosted)
+
+
+async def _close_all(parts: Sequence[Closable]) -> list[Exception]:
+    closing = [within(part.close(), CLOSE_DEADLINE_S, f"{type(part).__name__}: close()") for part in parts]
+    ended = await asyncio.gather(*closing, return_exceptions=True)
+    return [error for error in ended if isinstance(error, Exception)]
+
+
+@dataclass
+class EvaluationParts:
+    """What an evaluation needs of a run: no trainer, no bridge."""
+
+    environments: dict[str, Environment]
+    rewards: list[WeightedReward]
+    engine: Engine
+    children: list[Child]
+
+    async def close(self) -> None:
+        """Close environments and engine, then the processes. All are tried; the first error is raised afterwards, and names
+        the others."""
+        rewards = [of.reward for of in self.rewards if isinstance(of.reward, Closable)]
+        errors = await _close_all([*self.environments.values(), *rewards, self.engine])
+        await asyncio.gather(*(child.close() for child in self.children))
+        raise_first(errors)

@@ -1,0 +1,75 @@
+"""The state of a run between two steps: what a checkpoint holds beside the weights, and what a resume does with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from atropos_core.errors import CheckpointError
+from atropos_core.interfaces import Marked
+from atropos_core.rollouts.source import Source
+from atropos_core.training.parts import Parts
+
+
+class Boundary:
+    """The state that goes with the weights as they are. A stop finds the next step half done: groups of it are settled,
+    running statistics have seen them. They are run again after the resume, so none of it may be in the checkpoint.
+    Sinks give theirs when it is saved: they know nothing of a step before its end. So are parts that mark the boundary
+    themselves."""
+
+    def __init__(self, parts: Parts, source: Source) -> None:
+        self._parts = parts
+        self._source = source
+        self._text = ""  # components may hand out what they go on changing
+
+    def mark(self, progress: Mapping[str, Any]) -> None:
+        """A step has ended, or none has begun."""
+        states = {}
+        for label, part in self._parts.stateful().items():
+            if isinstance(part, Marked):
+                part.mark()
+            elif not _is_sink(label):
+                states[label] = part.state()
+        self._text = json.dumps({"progress": progress, "source": self._source.state(), "parts": states})
+
+    def state(self) -> dict[str, Any]:
+        """As it was marked."""
+        state: dict[str, Any] = json.loads(self._text)
+        for label, part in self._parts.stateful().items():
+            if isinstance(part, Marked):
+                state["parts"][label] = part.marked()
+            elif _is_sink(label):
+                state["parts"][label] = part.state()
+        return state
+
+
+def take_up(parts: Parts, states: Mapping[str, Any]) -> None:
+    """Give each part the state that it had. Raises CheckpointError where one cannot take it."""
+    stateful = parts.stateful()
+    for label in sorted(states.keys() - stateful.keys()):
+        console.warn(f"{label} was part of this run when its checkpoint was saved, and is not now: its state is lost.")
+    for label, part in stateful.items():
+        if label not in states:
+            console.warn(f"the checkpoint has no state of {label}: it begins anew.")
+            continue
+        try:
+            part.load(states[label])
+        except Exception as error:  # the plugin boundary: the state may be another plugin's or version's
+            raise CheckpointError(
+                f"{label} cannot take up its state from the checkpoint: {type(error).__name__}: {error}",
+                remedy="Resume with the components and options that the run had, or start a new run.",
+            ) from error
+
+
+def forget_evaluations_after(step: int, directory: Path) -> None:
+    """What a run that died wrote after its last checkpoint."""
+    for path in (directory / "rollouts").glob("eval-*.jsonl"):
+        if int(path.stem.removeprefix("eval-")) > step:
+            path.unlink()
+
+
+def _is_sink(label: str) -> bool:
+    return label.startswith("sink.")

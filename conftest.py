@@ -1,0 +1,81 @@
+"""In which order the test files run, and `--quick`: both by the seconds that each file took when they were last recorded.
+And which signals the processes that tests start begin with."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent
+RECORDED = REPOSITORY / "tests" / "seconds.json"
+QUICK_S = 3.0  # a file that takes longer is no part of --quick; nearly all of those start processes or wait
+LEAST_S = 0.1  # what a file must take to be recorded
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("atropos")
+    group.addoption("--quick", action="store_true", help=f"only files of at most {QUICK_S:g} s, and new ones")
+    group.addoption("--record-seconds", action="store_true", help=f"write what each file took into {RECORDED.name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    children_begin_with_default_signals()
+    if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(), "seconds")
+
+
+def children_begin_with_default_signals() -> None:
+    """A signal that is ignored stays ignored in every program that is started: SIGHUP under `nohup`, SIGINT for what a script
+    starts with `&`. One that has a handler does not, so these get one that does nothing, here as before."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.getoption("--quick") and seconds_of(collection_path) > QUICK_S:
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first, so that no worker is left alone with it at the end; a new file, of which nothing is known, is
+    taken for a short one."""
+    items.sort(key=lambda item: -seconds_of(item.path))
+
+
+def seconds_of(path: Path) -> float:
+    return recorded().get(path.relative_to(REPOSITORY).as_posix(), 0.0) if path.is_relative_to(REPOSITORY) else 0.0
+
+
+def recorded() -> dict[str, float]:
+    if not _recorded:
+        _recorded.update(json.loads(RECORDED.read_text()))
+    return _recorded
+
+
+_recorded: dict[str, float] = {}
+
+
+class Recorder:
+    """Of a whole run: a part of the files replaces their own lines only."""
+
+    def __init__(self) -> None:
+        self.taken: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.taken[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        RECORDED.write_text(written({**recorded(), **self.taken}))
+
+
+def written(seconds: dict[str, float]) -> str:
+    kept = (
+        (file, round(taken, 1)) for file, taken in seconds.items() if taken >= LEAST_S and (REPOSITORY / file).is_file()
+    )
+    return json.dumps(dict(sorted(kept, key=lambda one: (-one[1], one[0]))), indent=1) + "\n"

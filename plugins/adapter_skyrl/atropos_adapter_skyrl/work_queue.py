@@ -1,0 +1,260 @@
+"""Work for other processes of this machine, and what they make of it, through shared memory: one ring each way.
+
+A trainer without an engine submits requests; workers, which have one, answer in pieces as large as a row of a batch. A
+request goes to a worker with a free slot, under an id that was never used before. A request that is never answered keeps its
+slot. The end of its ring shows that a worker died: its requests go to another worker whole, and so they do when it is
+stopped for too long.
+
+    trainer:  exchange = WorkQueue(folder); await exchange.open(); pieces = await exchange.submit(b"...", deadline_s=60, read=bytes)
+    worker:   client = WorkClient.connect(folder, 4)                                            # atropos_adapter_skyrl.work_client
+              for job in client.take(1.0): client.send(job, [b"..."]); client.done(job)
+
+The folder is one user's alone, and holds sockets: the memory itself has no name, so nothing of it can be left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import secrets
+import shutil
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atropos_core import console
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubFull, ProcessDied
+from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
+from atropos_core.guards.server_watch import stopped_too_long
+from atropos_core.shm.consumer import RingConsumer, SlotLease
+from atropos_core.shm.listener import RingListener
+from atropos_core.shm.producer import RingProducer
+from atropos_core.storage.atomic import write_whole
+
+T = TypeVar("T")
+SOCKET, NONCE = "ring.sock", "nonce"
+META = struct.Struct("<QB")  # a request's id; what this message is of it
+PIECE, DONE, FAILED = 0, 1, 2
+REQUEST_BYTES = 1 << 16  # of a request, at most: a worker has a slot for each that it takes at once
+STASH_BYTES = 256 << 20
+
+
+class WorkFailed(AtroposError):
+    """A worker reports that it cannot do a job, and why."""
+
+
+@dataclass(eq=False)
+class _Request:
+    id: int
+    payload: bytes
+    deadline_s: float
+    answer: asyncio.Future[list[Any]]
+    read: Callable[[bytes], Any]
+    pieces: list[Any] = field(default_factory=list)
+    size_bytes: int = 0
+    late: asyncio.TimerHandle | None = None
+
+
+class WorkQueue:
+    """The trainer's end. Any number of calls at a time, in one event loop."""
+
+    def __init__(self, folder: Path, *, stash_bytes: int = STASH_BYTES, patience: Patience = DEFAULT_PATIENCE) -> None:
+        """`patience`: with a worker that is stopped: it is named, and at the bound what it had begun goes to another."""
+        self.workers = 0  # that are connected
+        self.requeued = 0  # what a worker had begun when it died
+        self.unwanted = 0  # messages for what nobody waits for any more
+        self.stashed_bytes = 0  # of pieces whose answer is not whole
+        self._folder = folder.resolve()
+        self._stash_bytes = stash_bytes
+        self._patience = patience
+        self._nonce = secrets.token_hex(16)
+        self._ids = itertools.count(secrets.randbits(62))
+        self._waiting: deque[_Request] = deque()  # nobody works on it
+        self._arrived = asyncio.Event()  # something is in `_waiting`
+        self._heard = -math.inf  # when a worker last came, or sent anything
+        self._listener: RingListener | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Take workers. Raises DataError where another process listens in this folder, AccessRefused where the folder is
+        open to others."""
+        self._listener = RingListener(self._folder / SOCKET, self._nonce)
+        write_whole(self._folder / NONCE, self._nonce, mode=0o600)
+        self._serving = asyncio.create_task(self._listener.serve(self._one_worker))
+
+    async def submit(self, payload: bytes, *, deadline_s: float, read: Callable[[bytes], T]) -> list[T]:
+        """What a worker made of `payload`, in pieces, each `read` as it comes, in the order in which it sent them.
+        `deadline_s` is for a worker once it has begun, and for one to be there; the queue ahead counts only where no worker
+        sends anything for so long. Raises DeadlineExceeded, WorkFailed with the worker's cause, DataError for a payload of
+        more than REQUEST_BYTES, what `read` raises of ours, HubFull where the pieces of all that is begun are more than the stash
+        holds."""
+        if len(payload) > REQUEST_BYTES:
+            raise DataError(
+                f"a request of {len(payload):,} bytes is more than the {REQUEST_BYTES:,} that a worker's slot has room for.",
+                remedy="Name what is long in it, by a path or a number, in place of sending it.",
+            )
+        one = _Request(next(self._ids), payload, deadline_s, asyncio.get_running_loop().create_future(), read)
+        self._time(one)
+        self._waiting.append(one)
+        self._arrived.set()
+        try:
+            return await one.answer
+        finally:
+            if one.late is not None:
+                one.late.cancel()
+            one.answer.cancel()
+            self._forget(one)
+            if one in self._waiting:
+                self._waiting.remove(one)
+
+    def _time(self, one: _Request, deadline_s: float | None = None) -> None:
+        """From now on."""
+        if one.late is not None:
+            one.late.cancel()
+        wait_s = one.deadline_s if deadline_s is None else deadline_s
+        one.late = asyncio.get_running_loop().call_later(wait_s, self._give_up, one)
+
+    def _give_up(self, one: _Request) -> None:
+        if one.answer.done():
+            return
+        who = f"no worker is connected at {self._folder}"
+        if self.workers:
+            who = f"{self.workers} workers are connected"
+            if one in self._waiting:
+                if (left_s := self._heard + one.deadline_s - asyncio.get_running_loop().time()) > 0:
+                    self._time(one, left_s)
+                    return
+                who += ", and none has a free slot or sent anything meanwhile"
+        text = f"no answer came through shared memory within {one.deadline_s:g} s; {who}."
+        one.answer.set_exception(DeadlineExceeded(text))
+
+    async def _one_worker(self, up: RingConsumer) -> None:
+        try:
+            greeting = json.loads(up.name)
+            path, concurrency = Path(greeting["socket"]), int(greeting["hands"])
+        except (ValueError, TypeError, LookupError):
+            return  # no worker
+        begun: dict[int, _Request] = {}
+        try:
+            down = await RingProducer.open(
+                path, self._nonce, slots=concurrency, slot_bytes=REQUEST_BYTES + META.size, name="exchange"
+            )
+        except AtroposError as error:
+            console.warn(f"a worker (process {up.pid}) came and could not be given work: {Exception.__str__(error)}")
+            return
+        self.workers += 1
+        self._heard = asyncio.get_running_loop().time()
+        feeding = [asyncio.create_task(self._feed(down, begun)) for _ in range(concurrency)]
+        try:
+            await self._until_gone(up, begun)
+        except AtroposError as error:
+            console.warn(f"a worker (process {up.pid}) is shut out: {Exception.__str__(error)}")
+        finally:
+            self.workers -= 1
+            down.close()
+            for task in feeding:
+                task.cancel()
+            await asyncio.gather(*feeding, return_exceptions=True)
+            self._ask_again(begun)
+            if path.parent.parent == self._folder:  # its own folder, which it cannot remove when it was killed
+                shutil.rmtree(path.parent, ignore_errors=True)
+
+    async def _until_gone(self, up: RingConsumer, begun: dict[int, _Request]) -> None:
+        """Raises ProcessSilent for a worker that is stopped for too long, and what the ring raises."""
+        taking = asyncio.ensure_future(up.watch(lambda leases: self._take_all(leases, begun)))
+        stopped = asyncio.ensure_future(stopped_too_long("a worker", up.pid, self._patience, lambda: bool(begun)))
+        try:
+            await asyncio.wait({taking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                raise stopped.result()
+            await taking
+        finally:
+            taking.cancel()
+            stopped.cancel()
+            await asyncio.gather(taking, stopped, return_exceptions=True)
+
+    async def _feed(self, down: RingProducer, begun: dict[int, _Request]) -> None:
+        """One slot of a worker: the next request once it has answered the one before, however late that is. It is free by
+        then: a request for it is in it at once, and nothing that has become late can wait to get there."""
+        while True:
+            while not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+            one = self._waiting.popleft()
+            if one.answer.done():
+                continue
+            begun[one.id] = one
+            self._time(one)
+            try:
+                await down.put([one.payload], meta=META.pack(one.id, PIECE), deadline_s=math.inf)
+            except ProcessDied:
+                return
+
+    def _take_all(self, leases: list[SlotLease], begun: dict[int, _Request]) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        for lease in leases:
+            self._take(lease, begun)
+
+    def _take(self, lease: SlotLease, begun: dict[int, _Request]) -> None:
+        number, kind = META.unpack(lease.meta)
+        one = begun.get(number)
+        data = lease.copy()
+        lease.release()
+        if one is None or one.answer.done():
+            self.unwanted += 1
+            begun.pop(number, None)
+        elif kind == PIECE:
+            try:
+                one.pieces.append(one.read(data))
+            except AtroposError as error:
+                one.answer.set_exception(error)
+                return
+            one.size_bytes += len(data)
+            self.stashed_bytes += len(data)
+            if self.stashed_bytes > self._stash_bytes:
+                one.answer.set_exception(
+                    HubFull(
+                        f"{self.stashed_bytes:,} bytes have come of answers that are not whole, more than the stash's "
+                        f"{self._stash_bytes:,}.",
+                        remedy="Let fewer workers, or fewer groups of each (--concurrency), run at once, or raise the stash.",
+                    )
+                )
+        elif kind == DONE:
+            del begun[number]
+            if int.from_bytes(data, "little") == len(one.pieces):
+                one.answer.set_result(one.pieces)
+            else:
+                one.answer.set_exception(
+                    DataError(f"an answer of {int.from_bytes(data, 'little')} pieces came in part")
+                )
+        else:
+            del begun[number]
+            one.answer.set_exception(WorkFailed(data.decode(errors="replace")))
+
+    def _ask_again(self, begun: dict[int, _Request]) -> None:
+        for one in reversed(begun.values()):
+            self._forget(one)
+            if not one.answer.done():
+                one.pieces, one.id = [], next(self._ids)
+                self.requeued += 1
+                self._waiting.appendleft(one)
+                self._time(one)
+                self._arrived.set()
+
+    def _forget(self, one: _Request) -> None:
+        self.stashed_bytes -= one.size_bytes
+        one.size_bytes = 0
+
+    async def close(self) -> None:
+        """Workers see the end of their rings. May be called twice."""
+        serving, self._serving = self._serving, None
+        if serving is not None and self._listener is not None:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            self._listener.close()
+            (self._folder / NONCE).unlink(missing_ok=True)

@@ -1,0 +1,77 @@
+"""How far the senders' logprobs are from the trainer's own: `alignment/*` (`atropos_core.health.alignment`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atropos_core.health.alignment import compare
+from atropos_core.types import Bools, Floats, Metrics
+from atropos_trainer_grpo.columns import token_positions
+from atropos_trainer_grpo.forward_passes import ForwardPasses, Indices
+from atropos_trainer_grpo.logprobs import Scored
+
+SAMPLE = 1 / 16  # of the tokens: those that are scored once more, where the update alone would score them too late
+
+
+class Comparison:
+    """By the first forward pass over each token whose sender says a logprob."""
+
+    def __init__(self, passes: ForwardPasses) -> None:
+        count = len(passes.batch.tokens)
+        self._passes = passes
+        self._compared = np.zeros(count, np.bool_)  # [N] some rank has the trainer's logprob
+        self._exact = np.zeros(count, np.bool_)  # [N] and is that of the weights before the first step
+        self._recomputed = np.zeros(count, np.float32)  # [N] of those that all ranks have
+        self._scored: list[
+            tuple[Indices, Tensor]
+        ] = []  # positions [R], logprobs and entropies [2, R], on this rank's device
+
+    def note(self, positions: Indices, scored: Scored) -> None:
+        """Keep the first logprobs that there are of these tokens."""
+        new = self._passes.columns.known[positions] & ~self._compared[positions]
+        both = torch.stack([scored.logprobs, scored.entropy]).detach()
+        if new.all():
+            self._scored.append((positions, both))
+        elif new.any():
+            self._scored.append((positions[new], both[:, self._passes.tensor(np.flatnonzero(new))]))
+
+    def mark(self, sequences: Indices, *, exact: bool) -> None:
+        """These have been scored, on whatever rank."""
+        at = token_positions(self._passes.batch.offsets, sequences)
+        new = at[self._passes.columns.known[at] & ~self._compared[at]]
+        self._compared[new] = True
+        self._exact[new] = exact
+
+    def take(self, there: Bools, logprobs: Floats) -> None:
+        """Logprobs [N] of the weights before the first step, which all ranks have where they are `there`."""
+        new = there & self._passes.columns.known & ~self._compared
+        self._recomputed = np.where(new, logprobs, self._recomputed)
+        self._compared |= new
+        self._exact |= new
+
+    @torch.no_grad()
+    def look_ahead(self, first: Indices, draw: np.random.Generator, *, dropouts: bool) -> None:
+        """By passes of its own, before any step: the first minibatch where dropout would make another network of it, and a
+        sample of what comes after it, whose own forward passes are of weights that have moved."""
+        batch = self._passes.batch
+        unknown = np.logical_or.reduceat(self._passes.columns.known & ~self._compared, batch.offsets[:-1])
+        drawn = draw.permutation(np.setdiff1d(np.flatnonzero(unknown), first))
+        before = np.cumsum(batch.lengths[drawn]) - batch.lengths[drawn]
+        looked = drawn[before < SAMPLE * len(batch.tokens)]
+        if dropouts:
+            looked = np.concatenate([first[unknown[first]], looked])
+        for scored, positions in self._passes.over(np.sort(looked)):
+            self.note(positions, scored)
+        self.mark(looked, exact=True)
+
+    def metrics(self) -> Metrics:
+        """Collective."""
+        own = np.zeros((3, len(self._recomputed)), np.float32)  # logprob, entropy, and whether there is one
+        for positions, both in self._scored:
+            own[:2, positions] = both.float().cpu().numpy()
+            own[2, positions] = 1
+        logprobs, entropy, there = self._passes.group.sum_array(own)
+        entropy = np.where(there > 0, entropy, np.float32(np.nan))
+        return compare(self._passes.batch, logprobs + self._recomputed, self._compared, self._exact, entropy)

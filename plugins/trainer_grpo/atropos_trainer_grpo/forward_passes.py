@@ -1,0 +1,104 @@
+"""Forward passes over one batch: in micro-batches, and on several ranks each by its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atropos_core.types import Batch, Bools, Floats
+from atropos_trainer_grpo.columns import columns_of, token_positions
+from atropos_trainer_grpo.distillation import Taught
+from atropos_trainer_grpo.episodes import Episodes, side_by_side
+from atropos_trainer_grpo.logprobs import Scored
+from atropos_trainer_grpo.model import score, score_nothing
+from atropos_trainer_grpo.packing import microbatches, pack
+from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import GrpoOptions
+
+Indices = NDArray[np.int64]
+
+
+class ForwardPasses:
+    """By `model`, unless a call names another."""
+
+    def __init__(
+        self, model: torch.nn.Module, batch: Batch, options: GrpoOptions, device: str, group: ProcessGroup = ALONE
+    ) -> None:
+        self.batch = batch = side_by_side(batch)
+        self.episodes = Episodes.of(batch)
+        self.columns = columns_of(batch, options)
+        self.owner = np.repeat(np.arange(batch.sequences), batch.lengths)  # [N] the sequence of each token
+        self.group = group
+        self._model = model
+        self._options = options
+        self._device = device
+
+    def parts(self, sequences: Indices, *, whole: bool = False) -> list[Indices]:
+        """This rank's micro-batches; an empty one is a pass that the others make. `whole`: each has whole episodes, all of
+        whose sequences are among the given ones."""
+        lengths, group = self.batch.lengths, self.batch.group
+        if whole and self.episodes.several:
+            first = self.episodes.first
+            parts = self._cut(self.episodes.numbers(sequences), np.add.reduceat(lengths, first), group[first])
+            return [self.episodes.sequences(part) for part in parts]
+        return self._cut(sequences, lengths, group)
+
+    def _cut(self, order: Indices, lengths: Indices, group: NDArray[np.int32]) -> list[Indices]:
+        limit = self._options.tokens_per_microbatch
+        shared = (self.batch.tokens, group) if self._options.share_prompts else (None, None)
+        return self.group.passes(lengths, order, lambda part: microbatches(lengths, part, limit, *shared))
+
+    def score(
+        self, sequences: Indices, model: torch.nn.Module | None = None, taught: Taught | None = None
+    ) -> tuple[Scored, Indices]:
+        """One forward pass: the scored tokens of these sequences, and where they stand in the batch [R]. With `taught`,
+        logprobs of the teacher's tokens as well."""
+        batch, columns = self.batch, self.columns
+        at = token_positions(batch.offsets, sequences)
+        tokens = batch.tokens[at]
+        group = batch.group[sequences] if self._options.share_prompts else None
+        packing = pack(tokens, batch.lengths[sequences], self._device, group)
+        rows = np.flatnonzero(columns.scored[at])
+        temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]
+        scored = score(
+            model or self._model,
+            packing,
+            packing.at(rows - 1),
+            self.tensor(tokens[rows].astype(np.int64)),
+            self.tensor(temperature),
+            self._options.logprob_chunk,
+            None if taught is None else self.tensor(taught.rows(at[rows])[0]),
+        )
+        return scored, at[rows]
+
+    def score_nothing(self, model: torch.nn.Module | None = None) -> Tensor:
+        """The pass of an empty micro-batch."""
+        return score_nothing(model or self._model, self._device)
+
+    def over(self, sequences: Indices, model: torch.nn.Module | None = None) -> Iterator[tuple[Scored, Indices]]:
+        """`score` of this rank's micro-batches, one after another."""
+        for part in self.parts(sequences):
+            if len(part):
+                yield self.score(part, model)
+            else:
+                self.score_nothing(model)
+
+    @torch.no_grad()
+    def computed(self, wanting: Bools, known: Floats, model: torch.nn.Module | None = None) -> Floats:
+        """`known` [N], and logprobs by a pass without gradient where they are wanted. Collective."""
+        sequences = np.flatnonzero(np.logical_or.reduceat(wanting, self.batch.offsets[:-1]))
+        made = np.zeros(len(known), np.float32)
+        for scored, positions in self.over(sequences, model):
+            wanted = wanting[positions]
+            made[positions[wanted]] = scored.logprobs.cpu().float().numpy()[wanted]
+        return np.where(wanting, self.group.sum_array(made), known)
+
+    def tensor(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(self._device, non_blocking=True)

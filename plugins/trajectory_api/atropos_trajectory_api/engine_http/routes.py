@@ -1,0 +1,244 @@
+"""An engine over HTTP: the other end of `atropos_core.api_client.remote_engine`.
+
+Who may reach it is decided before it (access.py). Unless it takes weights (`takes`) it samples and scores, and that is
+all: a worker can neither stop the trainer's engine nor change what it samples from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from starlette.types import Receive, Scope, Send
+
+from atropos_core.errors import AccessRefused, AtroposError, DataError, EngineReplaced, FitError, LeaseLost
+from atropos_core.group_schema import check_temperature
+from atropos_core.guards.deadlines import within
+from atropos_core.interfaces import Engine, ModelInfo, Transport
+from atropos_core.storage.tempdirs import owned_prefix
+from atropos_core.types import Completion, Tokens
+from atropos_trajectory_api.engine_http.samples import give_samples
+from atropos_trajectory_api.native.frames import Gone, Handler, Native, Request, refusal
+
+LOAD_S = 1800.0
+SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
+SILENT_S = 60.0  # that an upload may stand still; LOAD_S for each file of it
+FILES = 10_000  # of one upload
+FORMER = 1000  # trainers that are remembered
+SENT: Mapping[Transport, str] = {
+    "checkpoint": "whole models (--bridge checkpoint)",
+    "adapter": "adapters (--bridge lora)",
+}
+_UPLOADS = "/v1/engine/uploads/"
+_SAMPLES = "/v1/engine/samples"
+
+
+def engine_app(
+    engine: Engine, takes: Transport | None, info: ModelInfo | None = None, *, silent_s: float = SILENT_S
+) -> EngineRoutes:
+    """`takes`: what the engine was started to be sent, one of SENT; None: nothing. `info` is what `engine.open()` gave;
+    without it the first caller's `open` opens the engine. `silent_s`: that an upload may stand still."""
+    return EngineRoutes(engine, takes, info, silent_s)
+
+
+class EngineRoutes:
+    """An ASGI application. `close` removes what uploads have left."""
+
+    def __init__(self, engine: Engine, takes: Transport | None, info: ModelInfo | None, silent_s: float) -> None:
+        self._engine = engine
+        self._silent_s = silent_s
+        self._info = info
+        self._instance = secrets.token_hex(8)
+        self._opening = asyncio.Lock()
+        self._uploads: Path | None = None
+        self._loading: set[Path] = set()
+        self._takes = takes
+        self._holder: str | None = None  # the trainer that changes what the engine samples from
+        self._former: dict[str, None] = {}  # those that it took the engine over from, oldest first
+        calls = {"open": self._open, "logprobs": self._logprobs}
+        changes = {
+            "pause": self._pause, "resume": self._resume,
+            "load_weights": self._load_weights, "load_adapter": self._load_adapter,
+        }  # fmt: skip
+        table: dict[tuple[str, str], Handler] = {("POST", f"engine/{name}"): call for name, call in calls.items()}
+        table |= {("POST", f"engine/{name}"): self._held(call) if takes else _refuse for name, call in changes.items()}
+        self._calls = Native(table)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "PUT" and scope["path"].startswith(_UPLOADS):
+            await self._take_upload(scope["path"][len(_UPLOADS) :], receive, send)
+        elif scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == _SAMPLES:
+            await give_samples(self._sample, receive, send)
+        elif scope["type"] == "http":
+            await self._calls(scope, receive, send)
+
+    def close(self) -> None:
+        uploads, self._uploads = self._uploads, None
+        if uploads is not None:
+            shutil.rmtree(uploads, ignore_errors=True)
+
+    def _held(self, call: Handler) -> Handler:
+        async def checked(asked: Request) -> Any:
+            self._refuse_for_another(asked)
+            self._take_over(asked.get("holder", str))
+            return await call(asked)
+
+        return checked
+
+    def _take_over(self, holder: str) -> None:
+        """The newest trainer has the engine, as it has the hub. Raises LeaseLost for one that had it before."""
+        if holder in self._former:
+            raise LeaseLost(
+                "another trainer has taken this engine over: what it samples from is no longer this run's.",
+                remedy="Give each run an engine of its own, or end the other run and resume this one.",
+            )
+        if holder != self._holder:
+            if self._holder is not None:
+                self._former[self._holder] = None
+                if len(self._former) > FORMER:
+                    del self._former[next(iter(self._former))]
+            self._holder = holder
+
+    async def _open(self, asked: Request) -> ModelInfo:
+        """Of a run that will send weights, `transport` says which. Raises FitError where they are not what it takes."""
+        sends: Any = asked.get("transport", str, None)
+        if self._takes is None and sends is not None:
+            await _refuse(asked)
+        elif self._takes is not None and sends not in (None, self._takes):
+            raise FitError(
+                f"this engine was started for {SENT[self._takes]}, and the run would send it {SENT.get(sends, repr(sends))}.",
+                remedy="Give `atropos engine` the --bridge of the run.",
+            )
+        async with self._opening:
+            if self._info is None:
+                self._info = await self._engine.open()
+        return replace(self._info, instance=self._instance)
+
+    def _refuse_for_another(self, asked: Request) -> None:
+        """Raises EngineReplaced for a call to an engine that was here before this one."""
+        if asked.get("instance", str, self._instance) != self._instance:
+            raise EngineReplaced(
+                "the engine at this address is another process than the one that the run opened: its model, stop tokens and "
+                "adapters may be others, and it has none of the run's weights.",
+                remedy="Look at who started it. `atropos resume` opens it anew, compares its model and sends it the run's weights; "
+                "with `restarts = N` a run does so by itself.",
+            )
+
+    async def _sample(self, asked: Request) -> list[Completion]:
+        self._refuse_for_another(asked)
+        prompt, n, seeds = _tokens(asked.get("prompt", np.ndarray)), asked.count("n", least=1), asked.get("seeds", list)
+        deadline_s = _seconds(asked, "deadline_s")
+        if len(seeds) != n or not all(type(seed) is int for seed in seeds):
+            raise DataError(f"'seeds' must hold {n} whole numbers")
+        sampling = asked.sampling()
+        return await within(self._engine.sample(prompt, n, sampling, seeds, deadline_s), deadline_s, "sample()")
+
+    async def _logprobs(self, asked: Request) -> Any:
+        self._refuse_for_another(asked)
+        sequences: Sequence[Any] = asked.get("sequences", list)
+        check_temperature("'temperature'", temperature := asked.get("temperature", (int, float), 1.0))
+        return await self._engine.logprobs([_tokens(sequence) for sequence in sequences], float(temperature))
+
+    async def _pause(self, asked: Request) -> None:
+        await self._engine.pause()
+
+    async def _resume(self, asked: Request) -> None:
+        await self._engine.resume(asked.count("version"))
+
+    async def _load_weights(self, asked: Request) -> None:
+        await self._with_upload(asked, self._engine.load_weights)
+
+    async def _load_adapter(self, asked: Request) -> None:
+        version = asked.count("version")
+        await self._with_upload(asked, lambda directory: self._engine.load_adapter(directory, version))
+
+    async def _with_upload(self, asked: Request, load: Any) -> None:
+        directory = self._directory() / _plain(asked.get("upload", str))
+        if not directory.is_dir():
+            raise DataError(f"nothing was uploaded as {directory.name!r}")
+        self._loading.add(directory)
+        try:
+            await within(load(directory), LOAD_S, "loading")
+        finally:
+            self._loading.discard(directory)
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    async def _take_upload(self, where: str, receive: Receive, send: Send) -> None:
+        status, headers, answer = 200, [(b"content-length", b"0")], b""
+        try:
+            if self._takes is None:
+                await _refuse(None)
+            await within(self._write(where, receive), LOAD_S, "the upload of a file")
+        except Gone:
+            return
+        except AtroposError as error:
+            status, headers, pieces = refusal(error)
+            answer = b"".join(pieces)
+        except OSError as error:
+            status, headers, pieces = refusal(DataError(f"{where[:200]!r} cannot be written here: {error.strerror}"))
+            answer = b"".join(pieces)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _write(self, where: str, receive: Receive) -> None:
+        """One file of an upload, piece by piece."""
+        parts = PurePosixPath(where).parts
+        if len(parts) < 2 or any(_plain(part) != part for part in parts):
+            raise DataError(f"{where[:200]!r} names no file of an upload")
+        self._take_over(parts[0].partition(".")[0])
+        directory = self._directory() / parts[0]
+        if not directory.exists():  # a new upload: those before it that were not loaded by now have broken off
+            for other in set(directory.parent.iterdir()) - self._loading:
+                await asyncio.to_thread(shutil.rmtree, other, ignore_errors=True)
+        path = directory.joinpath(*parts[1:])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if sum(1 for _ in directory.rglob("*")) > FILES:
+            raise DataError(f"an upload of more than {FILES} files")
+        with path.open("wb") as file:
+            more = True
+            while more:
+                message = await within(receive(), self._silent_s, "the client of an upload")
+                if message["type"] == "http.disconnect":
+                    raise Gone
+                more = message.get("more_body", False)
+                if piece := message.get("body", b""):
+                    await asyncio.to_thread(file.write, piece)
+
+    def _directory(self) -> Path:
+        if self._uploads is None:
+            self._uploads = Path(tempfile.mkdtemp(prefix=owned_prefix("engine")))
+        return self._uploads
+
+
+async def _refuse(asked: Request | None) -> None:
+    raise AccessRefused(
+        "this endpoint of the engine is for sampling: its weights are the trainer's.",
+        remedy="An engine that others may steer is started with `atropos engine`.",
+    )
+
+
+def _plain(part: str) -> str:
+    """A name of a file or folder that is nothing but a name. Raises DataError."""
+    if part in ("", ".", "..") or "/" in part or "\\" in part or "\0" in part or len(part) > 200:
+        raise DataError(f"{part[:200]!r} is no name of a file")
+    return part
+
+
+def _tokens(values: Any) -> Tokens:
+    if not isinstance(values, np.ndarray) or values.dtype != np.int32 or values.ndim != 1 or not len(values):
+        raise DataError("token ids must be an int32 array in one dimension")
+    if values.min() < 0:
+        raise DataError("a token id is below 0")
+    return values
+
+
+def _seconds(asked: Request, key: str) -> float:
+    return min(asked.number(key, above=0, most=sys.float_info.max), SAMPLE_S)

@@ -1,0 +1,139 @@
+"""An HTTP server inside a process that does something else: the endpoint of its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from atropos_core.errors import ConfigError, DeadlineExceeded
+from atropos_core.interfaces import Engine, ModelInfo, Transport
+from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app
+from atropos_trajectory_api.server.access import Access, is_loopback, read_token
+from atropos_trajectory_api.server.body_limits import Limits
+from atropos_trajectory_api.server.endpoint import HttpServer
+from atropos_trajectory_api.server.gate import Gate
+
+START_S = 10.0
+KEEP_ALIVE_S = 3600
+CONNECTIONS = 512
+GRACE_S = 2  # for the answers that are under way at the end
+BODY_BYTES = 16_000_000  # of one call of a worker: prompts, or sequences to be scored
+REQUEST_S = 60.0  # in which a call must have arrived
+
+
+class _Server(HttpServer):
+    """Signals belong to the process around it."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        super().__init__(app, gate, lifespan=False, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class RunningEngineServer:
+    """Serves until `close`."""
+
+    def __init__(self, url: str, app: EngineRoutes, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+        self.url = url
+        self._app = app
+        self._server = server
+        self._serving = serving
+
+    async def close(self) -> None:
+        """Raises what ended the server before, if anything did."""
+        self._server.should_exit = True
+        try:
+            await self._serving
+        finally:
+            self._app.close()
+
+
+async def open_engine_server(
+    engine: Engine,
+    where: str,
+    token_file: Path | None,
+    info: ModelInfo | None = None,
+    *,
+    takes: Transport | None = None,
+) -> RunningEngineServer:
+    """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT, and send it what it `takes`. Raises
+    ConfigError where that cannot be, or must not be."""
+    host, port = address(where)
+    token = None if token_file is None else read_token(token_file)
+    if token is None and not is_loopback(host):
+        raise ConfigError(
+            f"the engine is to be reached at {where}, from other machines, and there is no token.",
+            remedy="Name a file that holds one: --token-file FILE (in a run file, api.token_file), the same for server and workers.",
+        )
+    bound = _bind(host, port)
+    app = engine_app(engine, takes, info)
+    bounded: ASGIApp = app  # what uploads weights has the right to send much
+    if takes is None:
+        bounded = Limits(
+            app, body_bytes=BODY_BYTES, in_flight_bytes=8 * BODY_BYTES, request_s=REQUEST_S, hold_s=REQUEST_S
+        )
+    gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None)
+    server = _Server(Access(bounded, token=token), gate)
+    serving = asyncio.create_task(server.serve([bound]))
+    door = RunningEngineServer(
+        f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}", app, server, serving
+    )
+    listens = asyncio.create_task(server.listens.wait())
+    try:
+        await asyncio.wait({listens, serving}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        if not listens.done():
+            await door.close()
+            raise DeadlineExceeded(f"the endpoint at {where} did not open within {START_S:g} s")
+    except OSError as error:
+        raise _nothing_can_listen(host, port, error) from error
+    finally:
+        listens.cancel()
+    return door
+
+
+def address(where: str) -> tuple[str, int]:
+    """HOST:PORT in two. Raises ConfigError."""
+    host, colon, port = where.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{where!r} is no HOST:PORT, like 127.0.0.1:8001; port 0 is any free one.")
+    if host in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"{where!r} is every address of this machine, and workers need one of them.",
+            remedy="Give the name or address by which workers reach this machine.",
+        )
+    return host, int(port)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, bindable = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(bindable)
+        except BaseException:
+            bound.close()
+            raise
+        return bound
+    except OSError as error:
+        raise _nothing_can_listen(host, port, error) from error
+
+
+def _nothing_can_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"nothing can listen at {host}:{port}: {error.strerror or error}.", remedy="Choose another port, or 0."
+    )

@@ -1,0 +1,1 @@
+"""The old Atropos protocol: fourteen keys, batches, masks of -100."""

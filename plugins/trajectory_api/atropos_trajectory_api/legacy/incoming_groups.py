@@ -1,0 +1,196 @@
+"""What an old Atropos client sends, checked, and the JSON that goes back.
+
+A body whose values are already of their types takes the fast way; any other goes through `ScoredData` first, which
+coerces as the old server did.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, FailFast, Field, ValidationError, field_validator
+
+from atropos_core.errors import DataError
+from atropos_core.types import Bools, Floats, ScoredGroup, Tokens, offsets_of
+from atropos_trajectory_api.legacy.group import VERBATIM, OldGroup
+from atropos_trajectory_api.legacy.outgoing_groups import KEYS, MASKED, to_wire
+from atropos_trajectory_api.legacy.wire_json import dumps, parse, without_arrays
+from atropos_trajectory_api.legacy.wire_lists import (
+    NOT_OF_ITS_TYPE,
+    FlatRows,
+    by_token,
+    counted,
+    floats,
+    index_of,
+    ints,
+    lengths_of,
+    lists,
+    name_what_overflows,
+    path_of,
+    tokens_of,
+    types_of,
+)
+
+__all__ = ["KEYS", "ScoredData", "dumps", "from_wire", "parse", "read", "to_wire"]
+
+_T = TypeVar("_T")
+MAX_DEPTH = 64  # of lists and objects in what the old protocol leaves to its clients
+
+_COLUMNS = ("advantages", "ref_logprobs", "inference_logprobs")
+
+
+class _First(FailFast):
+    """Of a list: its first wrong entry is named, and no further one looked at. A union wants it hashable."""
+
+    __hash__ = object.__hash__
+
+
+_FIRST = _First()
+Row = Annotated[list[_T], _FIRST]
+Rows = Annotated[list[Row[_T]], _FIRST]
+
+
+class ScoredData(BaseModel):
+    """One group as the old protocol has it: a list for each sequence, with an entry for each token."""
+
+    tokens: Rows[int] = Field(description="Prompt and completion ids of each sequence.")
+    masks: Rows[int] = Field(description="For each token: -100 where the loss does not count it, else its id.")
+    scores: Row[float] = Field(description="One for each sequence.")
+    advantages: Rows[float] | None = Field(None, description="For each token, over those that scores would give.")
+    ref_logprobs: Rows[float] | None = Field(None, description="For each token, of a reference model.")
+    messages: Rows[dict[str, Any]] | None = Field(None, description="Each with `role` and `content`.")
+    generation_params: dict[str, Any] | None = Field(None, description="`temperature` is read.")
+    inference_logprobs: Rows[float] | None = Field(None, description="For each token; 1.0 where it is masked.")
+    overrides: Row[dict[str, Any]] | None = Field(
+        None, description="For each sequence: `set_advantage_to_zero`, `temperature`, `sft`."
+    )
+    group_overrides: dict[str, Any] | None = Field(None, description="`temperature` and `sft` are read.")
+    images: Any | None = None
+    env_id: int | None = Field(None, description="As /register-env gave it.")
+    distill_token_ids: Rows[Row[int]] | None = Field(None, description="A teacher's likeliest at each token.")
+    distill_logprobs: Rows[Row[float]] | None = Field(None, description="Theirs, in the same shape.")
+
+    @field_validator("messages", mode="after")
+    @classmethod
+    def _messages_say_who_and_what(cls, value: Rows[dict[str, Any]] | None) -> list[list[dict[str, Any]]] | None:
+        if any("role" not in one or "content" not in one for one in chain.from_iterable(value or ())):
+            raise ValueError("a message must have 'role' and 'content'")
+        return value
+
+
+def from_wire(data: Any, *, environment: str, version: int | None) -> ScoredGroup:
+    """The group that an old client sent, sampled from policy `version` as far as anyone knows. Its draw is nobody's.
+
+    A token is trained where its mask is its own id. Raises DataError that names the field and the index.
+    """
+    return read(data, environment).group(version)
+
+
+def read(data: Any, environment: str) -> OldGroup:
+    """The same as the hub keeps it."""
+    try:
+        return _read(data, environment)
+    except NOT_OF_ITS_TYPE:  # a value that is not of its type: perhaps it can be made so
+        pass
+    try:
+        coerced = ScoredData.model_validate(without_arrays(data)).__dict__
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise DataError(f"{path_of(first['loc'])}: {first['msg']}") from None
+    try:
+        return _read(coerced, environment)
+    except (OverflowError, struct.error):
+        name_what_overflows(coerced)
+
+
+def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
+    """Raises one of `NOT_OF_ITS_TYPE` for a value that is not, DataError for what no coercion mends."""
+    if type(data) is not dict or not {"tokens", "masks", "scores"} <= data.keys():
+        raise TypeError
+    rows = data["tokens"]
+    lengths = lengths_of(rows)
+    if not lengths or not all(lengths):
+        raise DataError(f"tokens{path_of((lengths.index(0),)) if lengths else ''}: a sequence needs at least one token")
+    tokens, masks = tokens_of(rows, data["masks"], lengths)
+    sampled: Bools = masks == tokens
+    rest: dict[str, Any] = {"env_id": data.get("env_id")}
+    if type(rest["env_id"]) not in (int, type(None)):
+        raise TypeError
+    if np.count_nonzero(sampled) + np.count_nonzero(masks == MASKED) < len(masks):
+        if type(data["masks"]) is FlatRows:
+            raise TypeError
+        rest["masks"] = [list(map(int, row)) for row in data["masks"]]
+    scores = list(map(float, _as_numbers(counted("scores", data["scores"], len(lengths)))))
+    columns: dict[str, Floats] = {}
+    for name in _COLUMNS:
+        if given := data.get(name):
+            columns[name] = floats(by_token(name, given, lengths))
+        elif given is not None:  # an empty list says nothing, and is given back as it came
+            rest[name] = lists(given)
+    teacher = _teacher(data, rest, lengths)
+    _check_messages(data.get("messages"))
+    for key in ("messages", *VERBATIM):
+        if (said := data.get(key)) is not None:
+            _bounded(key, said)
+            rest[key] = said
+    group = OldGroup(environment, lengths, tokens, sampled, scores, columns, teacher, rest)
+    group.check()
+    return group
+
+
+def _as_numbers(scores: list[Any]) -> list[Any]:
+    if types_of(scores) - {float, int, bool}:
+        raise TypeError
+    return scores
+
+
+def _teacher(
+    data: Mapping[str, Any], rest: dict[str, Any], lengths: Sequence[int]
+) -> tuple[NDArray[np.int64], Tokens, Floats] | None:
+    names = ("distill_token_ids", "distill_logprobs")
+    given = [data.get(name) for name in names]
+    if not any(given):
+        rest |= {name: lists(rows) for name, rows in zip(names, given, strict=True) if rows is not None}
+        return None
+    if not all(given):
+        raise DataError(f"{names[not given[1]]} is missing: the two of a teacher come together")
+    positions = [
+        lists(list(chain.from_iterable(by_token(name, rows, lengths)))) for name, rows in zip(names, given, strict=True)
+    ]
+    counts = [list(map(len, rows)) for rows in positions]
+    if counts[0] != counts[1]:
+        differ = np.asarray(counts[0]) != np.asarray(counts[1])
+        where = index_of(offsets_of(lengths), int(differ.argmax()))
+        raise DataError(f"distill_logprobs{where}: as many as distill_token_ids{where} are needed")
+    at = offsets_of(counts[0])
+    ids = ints([list(chain.from_iterable(positions[0]))])
+    logprobs = floats([list(chain.from_iterable(positions[1]))])
+    for name, values, wrong in zip(names, (ids, logprobs), (ids < 0, ~np.isfinite(logprobs)), strict=True):
+        if wrong.any():
+            where = index_of(offsets_of(lengths), int(np.searchsorted(at, wrong.argmax(), "right")) - 1)
+            raise DataError(f"{name}{where}: {values[wrong.argmax()]} is refused")
+    return at, ids, logprobs
+
+
+def _check_messages(given: Any) -> None:
+    if given is not None:
+        every = list(chain.from_iterable(lists(given)))
+        if types_of(every) - {dict} or not all("role" in one and "content" in one for one in every):
+            raise TypeError
+
+
+def _bounded(name: str, value: Any, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise DataError(f"{name}: nested more than {MAX_DEPTH} deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{name}: {value} is not a finite number")
+    if isinstance(value, (dict, list)):
+        for entry in value.values() if isinstance(value, dict) else value:
+            if isinstance(entry, (dict, list, float)):
+                _bounded(name, entry, depth + 1)

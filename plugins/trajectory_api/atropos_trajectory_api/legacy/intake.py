@@ -1,0 +1,308 @@
+"""Groups from old environments on their way into the hub: checked, buffered where they are pieces, kept waiting while it is full.
+
+What unmodified environments understand of a full hub: a larger `queue_size`, then an answer that takes its time (they wait
+300 s), then 503, upon which they try twice more. Any 4xx makes them drop the group at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from starlette.types import Receive, Scope
+
+from atropos_core import console
+from atropos_core.errors import DataError, HubClosed, HubFull, StoreFull
+from atropos_core.hub.hub import Label
+from atropos_trajectory_api.legacy.group import OldGroup
+from atropos_trajectory_api.legacy.incoming_groups import parse, read
+from atropos_trajectory_api.legacy.pieces import OVERHEAD_BYTES, Piece, Pieces, joined
+from atropos_trajectory_api.legacy.quick_json import QuickReader
+from atropos_trajectory_api.legacy.retries import Retries, digest
+from atropos_trajectory_api.legacy.state import OldEnvironment
+from atropos_trajectory_api.server.body_limits import SHARE_KEY, GoneAway
+from atropos_trajectory_api.server.connection import SCOPE_KEY
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.service import Service
+
+ANONYMOUS = "anonymous"
+MOST_GROUPS = 1024  # in one body: each is kept parsed and as bytes before the first is stored
+ASIDE_BYTES, LIST_ASIDE_BYTES = 1 << 19, 1 << 16  # reading a body of this size on the event loop holds everyone up
+READ_S = 30.0  # that a large body may wait until it is read
+MANY = 16  # groups that are stored before others have a turn
+PIECES_PART = 4  # pieces take up to this part of the hub's size
+SAY_AGAIN_S = 60.0
+
+
+class Read(NamedTuple):
+    """One group of a body, checked."""
+
+    environment: OldEnvironment | None
+    group: OldGroup
+    frame: bytes
+
+
+class Intake:
+    """One for all old environments."""
+
+    def __init__(self, service: Service, options: ServeOptions, vocabulary: int, killed_at: float | None) -> None:
+        self._service = service
+        self._old = service.old
+        self._hold_s = options.hold_s
+        self._most_sequences = options.hub_sequences or math.inf
+        self._vocabulary = vocabulary
+        self._reading = asyncio.Lock()
+        self._quick = QuickReader()
+        self.stopping = asyncio.Event()
+        self.latest: bytes | None = None  # the frame that was queued last
+        kept = Path(options.directory) / "pieces" if options.journal else None
+        self.pieces = Pieces(
+            kept,
+            durable=options.sync == "always",
+            knows=service.hub.knows,
+            most_bytes=options.hub_mb * 1e6 / PIECES_PART,
+        )
+        self._said_at = -math.inf
+        self.retries = Retries(
+            lambda key: key in self.pieces.found or service.hub.knows(key), killed_at, options.hold_s
+        )
+
+    async def queue_wholes(self) -> None:
+        """Queue what pieces have made: a killed server had not got round to it, or the hub had no room in time."""
+        for number in self.pieces.environments():
+            if (environment := self._old.environments.get(number)) is not None:
+                await self._queue_whole(environment, None, 0.0)
+
+    async def take(self, scope: Scope, receive: Receive, body: bytes, *, many: bool) -> list[dict[str, Any]]:
+        """Store every group of a body, or none that is malformed; the answers in their order. Raises DataError for one
+        that cannot be, HubFull where there is no room in time, GoneAway for a client that did not wait."""
+        if len(body) >= (LIST_ASIDE_BYTES if many else ASIDE_BYTES):
+            groups = await self._read_aside(body, many)
+        else:
+            groups = self._read_all(body, many)
+        if share := scope.get(SHARE_KEY):
+            share.read()
+        for first in groups[:1]:
+            scope["atropos.worker"] = first.environment.name if first.environment else ANONYMOUS
+        body_digest = digest(*[one.frame for one in groups])
+        stored = self.retries.take(body_digest, len(groups))
+        until = time.monotonic() + self._hold_s
+        replies: list[dict[str, Any]] = []
+        for item, one in enumerate(groups):
+            if item % MANY == MANY - 1:
+                await asyncio.sleep(0)
+            keys: list[str] = []  # that it may have been stored under
+            try:
+                if item >= stored:
+                    replies.append(await self._store(one, body_digest, item, keys, receive, until))
+                elif self._is_piece(one) and one.environment is not None:
+                    replies.append(await self._queue_whole(one.environment, receive, until))
+                else:
+                    replies.append({"status": "received"})
+            except (HubFull, HubClosed, GoneAway, asyncio.CancelledError):
+                if kept := max(stored, item + any(self._has(one, key) for key in keys)):
+                    self.retries.remember(body_digest, kept)
+                raise
+        connection = scope.get(SCOPE_KEY)
+        if connection is not None and connection.is_gone:
+            self.retries.remember(body_digest, len(groups))
+            raise GoneAway
+        return replies
+
+    @property
+    def _version(self) -> int | None:
+        """The policy version that old groups are taken to be of, at best: no old client says it."""
+        return self._service.version if self._service.trainer is not None else None
+
+    async def _read_aside(self, body: bytes, many: bool) -> list[Read]:
+        """One body at a time: what reading costs in memory is that of one."""
+        try:
+            async with asyncio.timeout(min(READ_S, self._hold_s)):
+                await self._reading.acquire()
+        except TimeoutError:
+            raise HubFull(
+                f"large bodies are read one at a time, and this one has waited for {min(READ_S, self._hold_s):g} s.",
+                remedy="Send it again later, or send smaller ones: they are read as they come.",
+            ) from None
+        gc.disable()  # it would look at all that is being read, again and again, and hold everyone up meanwhile
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read_all, body, many))
+        reading.add_done_callback(self._has_read)  # it goes on if this call is cancelled
+        try:
+            return await asyncio.shield(reading)
+        finally:
+            del reading  # its error has this frame, which would have it: a circle, with the body in it
+
+    def _has_read(self, reading: asyncio.Future[Any]) -> None:
+        gc.enable()
+        self._reading.release()
+
+    def _read_all(self, body: bytes, many: bool) -> list[Read]:
+        """Raises DataError. Touches nothing that changes, but for short bodies of one group: with others it may run beside the
+        event loop."""
+        if not many and len(body) < ASIDE_BYTES and (quick := self._quick.read(body)) is not None:
+            with contextlib.suppress(DataError):  # which the whole way says better
+                return [self._read(quick, None)]
+        given = parse(body)
+        if not many:
+            if not isinstance(given, dict):
+                raise DataError("the body must be one group: a JSON object.", remedy="Lists go to /scored_data_list.")
+            return [self._read(given, None)]
+        if not isinstance(given, list):
+            raise DataError("the body must be a JSON list of groups.", remedy="One group goes to /scored_data.")
+        if len(given) > MOST_GROUPS:
+            raise DataError(
+                f"the body is a list of {len(given)}, and up to {MOST_GROUPS} groups are taken at once.",
+                remedy="Send them in several requests.",
+            )
+        return [self._read(data, index if len(given) > 1 else None) for index, data in enumerate(given)]
+
+    def _read(self, data: Any, index: int | None) -> Read:
+        where = "" if index is None else f"group {index}: "
+        if not isinstance(data, dict):
+            raise DataError(f"{where}a group is a JSON object, and this is a {type(data).__name__}.")
+        number = data.get("env_id")
+        if isinstance(number, int) and number < 0:
+            raise DataError(f"{where}env_id {number} is below 0: environments are numbered from 0.")
+        environment = self._old.environments.get(number) if isinstance(number, int) else None
+        name = environment.name if environment else ANONYMOUS
+        try:
+            group = read(data, name)
+        except DataError as error:
+            if where:
+                raise DataError(where + Exception.__str__(error), remedy=error.remedy) from error
+            raise
+        self._refuse_other_vocabulary(group)
+        return Read(environment, group, group.frame())
+
+    def _refuse_other_vocabulary(self, group: OldGroup) -> None:
+        known = self._service.vocabulary or self._vocabulary
+        if known and group.teacher is not None:
+            group.check(known)
+        if known and (highest := int(group.tokens.max())) >= known:
+            raise DataError(
+                f"tokens{group.place(int(group.tokens.argmax()))} of environment {group.environment} has the id {highest}, "
+                f"and the policy's vocabulary ends at {known - 1}: the environment has another tokenizer.",
+                remedy="Give the environment the policy's tokenizer (tokenizer_name), and start it again.",
+            )
+
+    async def _store(
+        self, one: Read, body_digest: str, item: int, keys: list[str], receive: Receive, until: float
+    ) -> dict[str, Any]:
+        environment, sequences = one.environment, len(one.group.lengths)
+
+        def key_of(held: bool) -> str:
+            keys.append(self.retries.new_key(body_digest, item, held=held))
+            return keys[-1]
+
+        if environment is None:
+            self._old.anonymous_largest = max(self._old.anonymous_largest, sequences)
+        else:
+            environment.seen = time.monotonic()
+            if self._is_piece(one):
+                piece = Piece.of(key_of(True), one.group, one.frame)  # the whole may wait for room
+                await self._make_room(piece, receive, until)
+                self.pieces.add(environment.id, piece)
+                return await self._queue_whole(environment, receive, until)
+            environment.largest = max(environment.largest, sequences)
+        await self._put(one.group, one.frame, key_of, receive, until)
+        return {"status": "received"}
+
+    def _has(self, one: Read, key: str) -> bool:
+        known = self._service.hub.knows(key)
+        return known or (one.environment is not None and self.pieces.has(one.environment.id, key))
+
+    def _size_of(self, environment: OldEnvironment) -> int:
+        """Of its whole groups: what is larger than the hub would never be one."""
+        return int(min(environment.group_size, self._most_sequences))
+
+    def _is_piece(self, one: Read) -> bool:
+        """One that is too large to be kept is a group of its own."""
+        if one.environment is None or len(one.group.lengths) >= self._size_of(one.environment):
+            return False
+        return len(one.frame) + OVERHEAD_BYTES <= self.pieces.most_bytes
+
+    async def _make_room(self, piece: Piece, receive: Receive, until: float) -> None:
+        """Those that have waited for the longest go into the hub as they are: what an environment left behind that is
+        gone would otherwise keep all others out. Raises HubFull where the hub has no room for them."""
+        while not self.pieces.fits(piece):
+            number = self.pieces.oldest()
+            if number is None:
+                raise HubFull("the pieces of groups that are buffered wait for room in the hub, and no more are taken.")
+            if time.monotonic() - self._said_at > SAY_AGAIN_S:
+                self._said_at = time.monotonic()
+                console.warn(
+                    f"buffered pieces of groups take {self.pieces.size_bytes / 1e6:.1f} MB, and a quarter of the hub is "
+                    "theirs: the oldest are queued as they are (--hub-mb)."
+                )
+            known = self._old.environments.get(number)
+            oldest = self.pieces.first(number, self._size_of(known) if known else 1)
+            await self._queue(number, oldest, receive, until)
+
+    async def _queue_whole(self, environment: OldEnvironment, receive: Receive | None, until: float) -> dict[str, Any]:
+        """Where pieces make a group, queue it; the answer to who sent one."""
+        if whole := self.pieces.whole(environment.id, self._size_of(environment)):
+            with contextlib.suppress(HubFull, HubClosed):  # they stay where they are, and the next piece tries again
+                await self._queue(environment.id, whole, receive, until)
+        return {"status": "buffered", "buffer_size": self.pieces.sequences(environment.id)}
+
+    async def _queue(self, environment: int, numbers: list[int], receive: Receive | None, until: float) -> None:
+        """Put these pieces into the hub as one group. Meanwhile they make no other."""
+        pieces = self.pieces.begin(environment, numbers)
+        key = pieces[-1].key
+        try:
+            if sum(len(piece.frame) for piece in pieces) >= LIST_ASIDE_BYTES:
+                group, frame = await asyncio.to_thread(_one_of, pieces)
+            else:
+                group, frame = _one_of(pieces)
+            await self._put(group, frame, lambda held: key, receive, until)
+        finally:
+            self.pieces.end(environment, numbers, stored=self._service.hub.knows(key))
+
+    async def _put(
+        self, group: OldGroup, frame: bytes, key_of: Callable[[bool], str], receive: Receive | None, until: float
+    ) -> None:
+        label = Label(
+            environment=group.environment, sequences=len(group.lengths), size_bytes=len(frame),
+            oldest_version=self._version, draw=-1, task=group.task,
+        )  # fmt: skip
+        try:
+            await self._service.put(frame, label, key=key_of(False), worker=label.environment, deadline_s=0.0)
+        except StoreFull:
+            raise
+        except HubFull:
+            if receive is None:
+                raise
+            await self._put_held(frame, label, key_of(True), receive, until)
+        self.latest = frame
+
+    async def _put_held(self, frame: bytes, label: Label, key: str, receive: Receive, until: float) -> None:
+        left_s = max(0.0, until - time.monotonic())
+        put = asyncio.ensure_future(
+            self._service.put(frame, label, key=key, worker=label.environment, deadline_s=left_s)
+        )
+        gone, ending = asyncio.ensure_future(receive()), asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait({put, gone, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not put.done() and self._service.hub.knows(key):
+                await asyncio.wait({put})  # it is on its way to the disk
+            if gone.done():
+                raise GoneAway  # whoever called looks whether it is stored
+            if not put.done():
+                raise HubClosed("the server is ending.", remedy="Send it again: it may be back in a moment.")
+            put.result()
+        finally:
+            for task in (put, gone, ending):
+                task.cancel()
+            await asyncio.gather(put, gone, ending, return_exceptions=True)
+
+
+def _one_of(pieces: Sequence[Piece]) -> tuple[OldGroup, bytes]:
+    groups = [piece.group() for piece in pieces]
+    group = read(joined(groups), groups[0].environment)
+    return group, group.frame()

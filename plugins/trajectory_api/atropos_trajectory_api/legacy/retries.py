@@ -1,0 +1,93 @@
+"""Groups that were stored and whose senders may not know it, so that the same body sent again is not stored twice.
+
+An old client has no key to send: it repeats the whole request when the answer does not come. A body counts as repeated
+only where the answer to it could not be delivered, or where the server was killed within moments of storing it: an
+environment may well send the same group twice on purpose. The hub's keys say what was stored when, so nothing else needs
+to be written for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+
+REMEMBERED_S = 300.0
+MOST = 10_000
+SLOT_S = 5.0  # how finely a key says when it came; what is in the last two slots may not have been answered
+
+
+def digest(*parts: bytes) -> str:
+    made = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        made.update(part)
+    return made.hexdigest()
+
+
+class Retries:
+    """By digest of what a body holds: how many of its items are stored. `killed_at`: when the server before this one last
+    wrote, where it did not end by itself; `knows`: whether a group with that key is stored; `hold_s`: how long after its
+    key was made a group may be stored."""
+
+    def __init__(
+        self,
+        knows: Callable[[str], bool],
+        killed_at: float | None = None,
+        hold_s: float = 0.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._knows = knows
+        self._clock = clock
+        self._killed_slot = None if killed_at is None else int(killed_at / SLOT_S)
+        self._held_slots = 2 + int(hold_s / SLOT_S)
+        self._started = clock()
+        self._stored: dict[str, tuple[int, float]] = {}
+        self._asked: set[str] = set()  # of the time before this process
+        self._slot, self._in_slot = 0, Counter[str]()
+
+    def new_key(self, body_digest: str, item: int = 0, *, held: bool = False) -> str:
+        """For one group that is stored now, or `held`: when there is room."""
+        slot = int(self._clock() / SLOT_S)
+        if slot != self._slot:
+            self._slot, self._in_slot = slot, Counter()
+        what = _what(body_digest, item, held)
+        self._in_slot[what] += 1
+        return _key(slot, what, self._in_slot[what] - 1)
+
+    def remember(self, body_digest: str, items: int) -> None:
+        self._stored.pop(body_digest, None)
+        self._stored[body_digest] = (items, self._clock() + REMEMBERED_S)
+        while len(self._stored) > MOST:
+            del self._stored[next(iter(self._stored))]
+
+    def take(self, body_digest: str, items: int) -> int:
+        """How many of its items are stored already. Read once: the next such body is a new one."""
+        stored, until = self._stored.pop(body_digest, (0, 0.0))
+        if until > self._clock():
+            return stored
+        return self._from_before(body_digest, items)
+
+    def _from_before(self, body_digest: str, items: int) -> int:
+        if self._killed_slot is None:
+            return 0
+        if self._clock() - self._started > REMEMBERED_S:
+            self._killed_slot, self._asked = None, set()
+            return 0
+        if body_digest in self._asked:
+            return 0
+        self._asked.add(body_digest)
+        for item in reversed(range(items)):
+            for held, slots in ((False, 2), (True, self._held_slots)):
+                what = _what(body_digest, item, held)
+                if any(self._knows(_key(self._killed_slot - back, what, 0)) for back in range(slots)):
+                    return item + 1
+        return 0
+
+
+def _what(body_digest: str, item: int, held: bool) -> str:
+    return f"{body_digest}-{item}{'-held' if held else ''}"
+
+
+def _key(slot: int, what: str, count: int) -> str:
+    return f"old-{slot}-{what}-{count}"

@@ -1,0 +1,209 @@
+"""JSON as the old protocol has it: numbers within 64 bits coming in, arrays and numbers of any size going out.
+
+A number takes two bytes or more on the wire and 40 as a Python object, and a parser holds Python's lock until it is done. So in a
+long body each list of numbers is read by itself and kept as an array, and what is left may hold only so many values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from atropos_core.errors import DataError
+from atropos_trajectory_api.legacy.outgoing_groups import KEYS
+
+MOST_IN_LIST = 300_000  # lists and objects in a body: an empty one of three characters takes 64 bytes once it is read
+MOST_IN_GROUP = 1_000_000  # two for each token, where a teacher's likeliest tokens come along
+MOST_VALUES = 2_000_000  # outside long lists of numbers: 80 MB
+MOST_OTHERS = 250_000  # in long lists of numbers that are no rows: scores, what a client says of its sampling
+LONG_BYTES = 1 << 18  # what is shorter cannot hold many
+APART_BYTES = 1 << 19  # from here on, lists of numbers are read apart
+PART_BYTES = 1 << 16  # of a list of numbers that become Python's at one time, and whose reading keeps Python's lock
+ROWS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")  # a list of numbers for each sequence
+_STRING_OR_NUMBERS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[[0-9eE+\-., \t\r\n]{256,}+\]', re.DOTALL)
+_EXACT = 2**53  # up to which a fraction of 64 bits is equal to each integer
+_INT32_MAX = 2**31 - 1
+_APART = secrets.token_hex(8)  # no client can know what stands for a list that was read apart
+_COLUMNS = frozenset(KEYS) - {"messages", "generation_params", "overrides", "group_overrides", "images", "env_id"}
+
+
+def parse(body: bytes) -> dict[str, Any] | list[Any]:
+    """The object or list of a JSON body. Raises DataError, also for NaN and for an integer beyond 64 bits."""
+    if len(body) > LONG_BYTES:
+        most = MOST_IN_GROUP if body[:64].lstrip().startswith(b"{") else MOST_IN_LIST
+        if (found := body.count(b"[") + body.count(b"{")) > most:
+            raise DataError(
+                f"the body holds {found} lists and objects, and up to {most} are read.",
+                remedy="Send fewer groups at once.",
+            )
+    try:
+        value = orjson.loads(body) if len(body) < APART_BYTES else read_in_parts(body)
+        if holds_a_large_float(value):  # or else an integer that orjson made a float of
+            json.loads(body, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the body is not JSON as the protocol has it: {error}") from error
+    if not isinstance(value, (dict, list)):
+        raise DataError(f"the body must be a JSON object or list, not {type(value).__name__}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """A list of them. `whole`: which of the fractions of 64 bits were integers; None where all of them are of one kind."""
+
+    values: NDArray[Any]
+    whole: NDArray[np.bool_] | None = None
+
+    def as_list(self) -> list[int | float]:
+        numbers: list[int | float] = self.values.tolist()
+        if self.whole is None:
+            return numbers
+        return [int(number) if whole else number for number, whole in zip(numbers, self.whole, strict=True)]
+
+
+def read_in_parts(body: bytes) -> Any:
+    """The same value, but long rows of `ROWS` are arrays: of integers where all are of 32 bits, else of fractions."""
+    apart: list[_Numbers | None] = []
+
+    def set_apart(found: re.Match[bytes]) -> bytes:
+        text = found[0]
+        if text[:1] == b'"':
+            return text
+        numbers = _numbers(text)
+        if numbers is None:
+            return text
+        apart.append(numbers)
+        return f'"{_APART}{len(apart) - 1}"'.encode()
+
+    rest = _STRING_OR_NUMBERS.sub(set_apart, body)
+    if (values := rest.count(b",")) > MOST_VALUES:
+        raise DataError(
+            f"the body holds some {values} values outside long lists of numbers, and up to {MOST_VALUES} are read.",
+            remedy="Send fewer groups at once.",
+        )
+    value = orjson.loads(rest)
+    for group in value if isinstance(value, list) else [value]:
+        if isinstance(group, dict):
+            for name in ROWS:
+                if isinstance(rows := group.get(name), list):
+                    group[name] = [_row(row, apart) if isinstance(row, str) else row for row in rows]
+    if (others := sum(len(numbers.values) for numbers in apart if numbers is not None)) > MOST_OTHERS:
+        raise DataError(f"the body has {others} numbers outside {', '.join(ROWS)}, and up to {MOST_OTHERS} are read.")
+    return _with_lists(value, apart)
+
+
+def _numbers(text: bytes) -> _Numbers | None:
+    """Of a list of them; None where it is empty, or has an integer that no fraction of 64 bits is equal to: such a list has
+    17 bytes for each of them, and may be read as a whole. Raises ValueError."""
+    parts: list[NDArray[Any]] = []
+    kinds: list[NDArray[np.bool_]] = []
+    at, end = 1, len(text) - 1
+    while at <= end:
+        cut = end if end - at <= PART_BYTES else max(text.rfind(b",", at, at + PART_BYTES), at)
+        numbers = orjson.loads(b"[%b]" % text[at:cut])
+        if not numbers:
+            return None
+        values, whole = np.array(numbers, np.float64), _which_are_whole(numbers)
+        if whole.any() and (largest := np.abs(values[whole]).max()) > _INT32_MAX:
+            if largest >= _EXACT:
+                return None
+        elif whole.all():
+            values = values.astype(np.int32)
+        parts.append(values)
+        kinds.append(whole)
+        at = cut + 1
+    values, whole = np.concatenate(parts), np.concatenate(kinds)
+    is_of_one_kind = values.dtype == np.int32 or not whole.any()
+    return _Numbers(values, None if is_of_one_kind else whole)
+
+
+def _which_are_whole(numbers: list[Any]) -> NDArray[np.bool_]:
+    kinds = set(map(type, numbers))
+    if len(kinds) == 1:
+        return np.full(len(numbers), kinds == {int})
+    return np.fromiter((type(number) is int for number in numbers), np.bool_, len(numbers))
+
+
+def _row(text: str, apart: list[_Numbers | None]) -> Any:
+    taken = _taken(text, apart)
+    return taken.values if isinstance(taken, _Numbers) else taken
+
+
+def _taken(text: str, apart: list[_Numbers | None]) -> _Numbers | str | None:
+    """What stands for it, once: nothing does so twice."""
+    if not text.startswith(_APART):
+        return text
+    place = int(text[len(_APART) :])
+    taken, apart[place] = apart[place], None
+    return taken
+
+
+def _with_lists(value: Any, apart: list[_Numbers | None]) -> Any:
+    """What was read apart and is no row, as lists."""
+    if type(value) is dict:
+        return {key: _with_lists(entry, apart) for key, entry in value.items()}
+    if type(value) is list:
+        return [_with_lists(entry, apart) for entry in value] if set(map(type, value)) & {list, dict, str} else value
+    if type(value) is str and isinstance(taken := _taken(value, apart), _Numbers):
+        return taken.as_list()
+    return value
+
+
+def without_arrays(group: Any) -> Any:
+    """A group whose rows are lists again. Raises DataError where they would be too many."""
+    if not isinstance(group, dict) or not any(type(row) is np.ndarray for row in _rows(group)):
+        return group
+    if sum(map(len, _rows(group))) > MOST_VALUES:
+        raise DataError(
+            "a group this long must have its numbers as they are meant: integers in tokens and masks, fractions elsewhere."
+        )
+    return group | {
+        name: [row.tolist() if type(row) is np.ndarray else row for row in group[name]]
+        for name in ROWS
+        if isinstance(group.get(name), list)
+    }
+
+
+def _rows(group: dict[str, Any]) -> list[Any]:
+    columns = [group[name] for name in ROWS if isinstance(group.get(name), list)]
+    return [row for row in chain.from_iterable(columns) if isinstance(row, (list, np.ndarray))]
+
+
+def dumps(value: Any) -> bytes:
+    """JSON of plain values and contiguous arrays; integers may be of any size."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError:
+        text = json.dumps(value, default=_listed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+
+
+def holds_a_large_float(value: Any) -> bool:
+    """Outside the token columns, whose numbers are checked where their types are known."""
+    if type(value) is dict:
+        return any(
+            holds_a_large_float(entry) for key, entry in value.items() if entry is not None and key not in _COLUMNS
+        )
+    if type(value) is list:
+        return any(map(holds_a_large_float, value))
+    return type(value) is float and abs(value) >= 2**63
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
+        raise ValueError(f"the integer {text[:24]}... is beyond 64 bits")
+    return int(text)
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} has no place in JSON")

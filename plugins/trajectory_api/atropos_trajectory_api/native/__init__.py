@@ -1,0 +1,1 @@
+"""The protocol of our own, under /v1: draws, groups, leases, rings of the same machine."""

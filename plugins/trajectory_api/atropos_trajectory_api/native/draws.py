@@ -1,0 +1,191 @@
+"""What the trainer offers to be run, who runs it, and which of it has come back.
+
+A draw is waiting, with one worker, or back: its group is in the hub. Of two groups of one draw the first counts. Where
+the trainer begins a new session, what waits is forgotten (it offers again what it wants), and what workers run stays
+theirs: the same draw offered again is not run twice. Where that session is another run's, what workers run is
+nobody's: another run of the same seed draws just the same, and must not get what other weights sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from atropos_core.types import Draw, Sampling
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the present trainer wants its draws run."""
+
+    group_size: int
+    min_group: int
+    sampling: Sampling
+    deadline_s: float | None = None  # for each rollout; None: the worker's own
+
+
+class Draws:
+    """Sync but for `take`. An `id` below 0 is a group that nobody drew: it is none of this class's business."""
+
+    def __init__(self, present: Iterable[int] = ()) -> None:
+        self.rules: Rules | None = None  # None: no trainer
+        self._waiting: dict[str, deque[Draw]] = {}  # by environment
+        self._offered: dict[int, Draw] = {}  # waiting and run
+        self._player: dict[int, str] = {}  # draw -> worker
+        self._present = set(present)  # their groups are in the hub
+        self._foreign: set[tuple[str, int]] = set()  # worker, draw of another run that it still runs
+        self._known = False  # whether the trainer has reported, to this process, what it wants
+        self._asking: Counter[str] = Counter()  # workers that wait, by environment
+        self._changed = asyncio.Event()
+        self._stopped = False
+
+    def begin(
+        self,
+        rules: Rules | None,
+        present: Iterable[int],
+        *,
+        anew: bool,
+        playing: Iterable[tuple[str, int]] = (),
+    ) -> None:
+        """A trainer's session begins, or (no rules) has ended; groups of the draws `present` are in the hub. `anew`:
+        another run's, whose draws have nothing to do with what is being run: `playing` lists by whom, and which."""
+        self.rules = rules
+        self._present = set(present)
+        self._waiting.clear()
+        self._offered = {} if anew else {number: self._offered[number] for number in self._player}
+        if anew:
+            self._foreign |= {(worker, number) for number, worker in self._player.items()} | set(playing)
+            self._player.clear()
+            self._known = True
+        self._changed.set()
+
+    def offer(self, draws: Iterable[Draw], playing: Mapping[int, str]) -> int:
+        """How many of them were new. `playing`: what workers report as running."""
+        added = 0
+        for draw in draws:
+            if draw.id in self._present or self._offered.get(draw.id) == draw:
+                continue
+            added += 1
+            self._offered[draw.id] = draw
+            if draw.id in playing and (playing[draw.id], draw.id) not in self._foreign:
+                self._player[draw.id] = playing[draw.id]
+            else:
+                self._player.pop(draw.id, None)
+                self._waiting.setdefault(draw.environment, deque()).append(draw)
+        self._known = True
+        self._changed.set()
+        return added
+
+    async def take(self, worker: str, environment: str, n: int, wait_s: float) -> list[Draw]:
+        """Up to `n` draws for this worker, the oldest first; none where none comes in time. Workers that wait together
+        share what comes."""
+        until = asyncio.get_running_loop().time() + wait_s
+        self._asking[environment] += 1
+        try:
+            while not (fit := self._fitting(worker, environment)):
+                if self._stopped:
+                    return []
+                left = until - asyncio.get_running_loop().time()
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(left):
+                        await self._changed.wait()
+                except TimeoutError:
+                    return []
+            share = -(-len(fit) // self._asking[environment])
+        finally:
+            self._asking[environment] -= 1
+        taken = fit[: min(n, share)]
+        for draw in taken:
+            self._waiting[environment].remove(draw)
+        self._player |= {draw.id: worker for draw in taken}
+        return taken
+
+    def stop(self) -> None:
+        """Nobody waits for draws any more."""
+        self._stopped = True
+        self._changed.set()
+
+    def _fitting(self, worker: str, environment: str) -> list[Draw]:
+        """What waits for this worker. None of the number of a draw that it runs for another run: nobody could tell the
+        one group from the other. And nothing while there is no trainer to say how it is to be run."""
+        if self.rules is None:
+            return []
+        return [draw for draw in self._waiting.get(environment, ()) if (worker, draw.id) not in self._foreign]
+
+    def still_playing(self, worker: str, numbers: Collection[int]) -> None:
+        """A worker says all that it runs; what it does not run any more, for another run, may be drawn for it again."""
+        done = {(one, number) for one, number in self._foreign if one == worker and number not in numbers}
+        if done:
+            self._foreign -= done
+            self._changed.set()
+
+    def refusal(self, draw: Draw, worker: str = "") -> str | None:
+        """Why nobody wants a group of this draw from this worker, or None."""
+        if (worker, draw.id) in self._foreign:
+            return f"draw {draw.id} was run for another run"
+        if draw.id < 0 or self._offered.get(draw.id) == draw:
+            return None
+        if draw.id in self._present:
+            return f"draw {draw.id} has been run already"
+        if draw.id in self._offered or self._known:
+            return f"draw {draw.id} of {draw.environment!r} is none that the trainer wants"
+        return None  # this process has just started, and the trainer has not reported yet what it wants
+
+    def arrived(self, draw: Draw) -> None:
+        """Its group is in the hub."""
+        if draw.id >= 0:
+            self._present.add(draw.id)
+            self._forget(draw.id)
+
+    def failed(self, draw: Draw, worker: str = "") -> bool:
+        """Every rollout of it failed, and the trainer will hear of it; False where nobody wants to know."""
+        wanted = self._offered.get(draw.id) == draw and (worker, draw.id) not in self._foreign
+        if wanted:
+            self._forget(draw.id)
+        return wanted
+
+    def gone(self, number: int) -> None:
+        """Its group has left the hub for good."""
+        self._present.discard(number)
+
+    def playing(self, worker: str, numbers: Iterable[int]) -> None:
+        """A worker that registers (again) says what it runs."""
+        for number in numbers:
+            draw = self._offered.get(number)
+            if draw is not None and number not in self._player:
+                self._waiting[draw.environment].remove(draw)
+                self._player[number] = worker
+
+    def give_back(self, worker: str, *, only: Iterable[int] | None = None) -> int:
+        """What this worker runs, or `only` these of it, waits again, before everything else. How many those were."""
+        chosen = self._player if only is None else only
+        numbers = sorted(number for number in chosen if self._player.get(number) == worker)
+        for number in reversed(numbers):
+            del self._player[number]
+            draw = self._offered[number]
+            self._waiting.setdefault(draw.environment, deque()).appendleft(draw)
+        if numbers:
+            self._changed.set()
+        return len(numbers)
+
+    def status(self) -> dict[str, int]:
+        waiting = {f"waiting/{name}": len(queue) for name, queue in self._waiting.items() if queue}
+        return {"waiting": sum(waiting.values()), "playing": len(self._player), **waiting}
+
+    @property
+    def present(self) -> list[int]:
+        """Draws whose groups are in the hub."""
+        return sorted(self._present)
+
+    @property
+    def played(self) -> list[int]:
+        """Draws that a worker runs."""
+        return sorted(self._player)
+
+    def _forget(self, number: int) -> None:
+        draw = self._offered.pop(number, None)
+        if draw is not None and self._player.pop(number, None) is None:
+            self._waiting[draw.environment].remove(draw)

@@ -1,0 +1,235 @@
+"""HTTP whose bodies are codec frames: a table of handlers as one bare ASGI application.
+
+A body is one frame that holds a mapping; so is an answer. An error is JSON: {"error": {"kind", "message", "remedy"}},
+where `kind` is a class of atropos_core.errors that the client raises again. A client that hangs up ends its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, overload
+
+from starlette.types import Receive, Scope, Send
+
+from atropos_core.api_client.client import CONTENT_TYPE, UnknownThere
+from atropos_core.codec import Buffer, encode
+from atropos_core.errors import (
+    AccessRefused,
+    ApiError,
+    AtroposError,
+    DataError,
+    DeadlineExceeded,
+    HubClosed,
+    HubFull,
+    LeaseLost,
+    TokenizerMismatch,
+)
+from atropos_core.group_schema import ID_BOUND, brief, check_sampling
+from atropos_core.types import Sampling
+from atropos_trajectory_api.server.answers import header
+from atropos_trajectory_api.server.checking import read_frame
+
+Handler = Callable[["Request"], Coroutine[Any, Any, Any]]
+MAX_WAIT_S = 60.0
+MAX_BODY_BYTES = 1 << 30
+MOST_CHARACTERS = 4096  # of a text in a body: a path is the longest
+LONG_BYTES = 1 << 18  # a body from here on is read beside the event loop, which has others to answer meanwhile
+_HEADERS = [(b"content-type", CONTENT_TYPE.encode())]
+
+
+class Gone(Exception):
+    """The client hung up: no error of anyone's."""
+
+
+class Request:
+    """One call: what its path and its body say. Each access checks, and raises DataError."""
+
+    def __init__(self, named: str, body: Any, scope: Scope) -> None:
+        self.named = named  # the worker or the session
+        self.scope = scope
+        self._body = body if body is not None else {}
+        if not isinstance(self._body, dict):
+            raise DataError(f"the body must be a mapping, not a {type(body).__name__}")
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return self._body
+
+    def get(self, key: str, kind: type[Any] | tuple[type[Any], ...], default: Any = ...) -> Any:
+        value = self._body.get(key, default)
+        if value is ...:
+            raise DataError(f"the body lacks {key!r}")
+        if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise DataError(f"{key!r} cannot be a {type(value).__name__}")
+        if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+            raise DataError(f"{key!r} has {len(value)} characters, more than {MOST_CHARACTERS}")
+        return value
+
+    def count(self, key: str, default: Any = ..., *, least: int = 0) -> int:
+        value = int(self.get(key, int, default))
+        if not least <= value < ID_BOUND:
+            raise DataError(f"{key!r} cannot be {brief(value)}: it is a whole number from {least} to {ID_BOUND - 1}")
+        return value
+
+    @overload
+    def number(
+        self, key: str, default: float = ..., *, least: float = ..., above: float = ..., most: float
+    ) -> float: ...
+
+    @overload
+    def number(
+        self, key: str, default: None, *, least: float = ..., above: float = ..., most: float
+    ) -> float | None: ...
+
+    def number(
+        self, key: str, default: Any = ..., *, least: float = -math.inf, above: float = -math.inf, most: float
+    ) -> float | None:
+        """Of any number of digits in the body, compared before it is made a float; None where that is the default."""
+        value = self.get(key, (int, float), default)
+        if value is None:
+            return None
+        if not (least <= value <= most and above < value):
+            bounds = f"from {least:g}" if math.isfinite(least) else f"above {above:g} and"
+            raise DataError(f"{key!r} cannot be {brief(value)}: it is a number {bounds} up to {most:g}")
+        return float(value)
+
+    def wait_s(self) -> float:
+        return min(self.number("wait_s", 0.0, least=0, most=1e6), MAX_WAIT_S)
+
+    def sampling(self) -> Sampling:
+        given: Sampling = self.get("sampling", Sampling, Sampling())
+        check_sampling(given)
+        return given
+
+    def session(self) -> int:
+        """The number in the path."""
+        if not self.named.isascii() or not self.named.isdigit() or len(self.named) > 18:
+            raise DataError(f"{self.named[:40]!r} is no number of a session")
+        return int(self.named)
+
+
+class Native:
+    """The whole of `/v1` as one bare ASGI application: no framework between the socket and a handler. `waits` says of a
+    body whether its answer may take a while: only then is it watched whether the client hangs up."""
+
+    def __init__(
+        self, table: Mapping[tuple[str, str], Handler], waits: Callable[[Any], bool] = lambda value: True
+    ) -> None:
+        self._table = table
+        self._waits = waits
+        self._patterns = {pattern for _, pattern in table}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _, *named = scope["path"].strip("/").split("/")
+        pattern = "/".join(named)
+        if pattern not in self._patterns:
+            pattern = "/".join(["*" if place == 1 else name for place, name in enumerate(named)])
+        status, headers = 200, _HEADERS
+        answer: list[Buffer]
+        try:
+            handler = self._table.get((scope["method"], pattern)) or self._nothing(scope["method"], pattern)
+            scope["atropos.route"] = f"{scope['method']} /v1/{pattern}"
+            body = await read_body(receive)
+            read = asyncio.to_thread(read_frame, body) if len(body) >= LONG_BYTES else None
+            value = await read if read is not None else read_frame(body) if body else None
+            asked = Request(named[1] if len(named) > 1 else "", value, scope)
+            given = await (unless_gone(handler(asked), receive) if self._waits(value) else handler(asked))
+            if scope["method"] == "GET" and b"application/json" in (header(scope, b"accept") or b""):  # for people
+                headers, answer = [(b"content-type", b"application/json")], [json.dumps(given).encode()]
+            else:
+                answer = encode(given)
+        except Gone:
+            return
+        except (AtroposError, NotImplementedError) as error:
+            status, headers, answer = refusal(error)
+        raw = b"".join(answer)
+        length = [(b"content-length", str(len(raw)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": [*headers, *length]})
+        await send({"type": "http.response.body", "body": raw})
+
+    def _nothing(self, method: str, pattern: str) -> Handler:
+        if pattern in self._patterns:
+            raise WrongMethod(f"/v1/{pattern} does not take {method[:20]}.")
+        raise NoSuchRoute("there is no such call of /v1.", remedy="Is the client of the same version as this server?")
+
+
+class NoSuchRoute(ApiError):
+    """The path names nothing."""
+
+
+class WrongMethod(ApiError):
+    """The path is one that takes another method."""
+
+
+STATUS: Mapping[type[Exception], int] = {
+    NotImplementedError: 501,
+    UnknownThere: 404,
+    NoSuchRoute: 404,
+    WrongMethod: 405,
+    AccessRefused: 403,
+    LeaseLost: 409,
+    TokenizerMismatch: 409,
+    DataError: 422,
+    HubFull: 503,
+    HubClosed: 503,
+    DeadlineExceeded: 503,
+    ApiError: 400,
+}
+
+
+def refusal(error: AtroposError | NotImplementedError) -> tuple[int, list[tuple[bytes, bytes]], list[Buffer]]:
+    """Status, headers and body of an error."""
+    status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 400)
+    headers = [(b"content-type", b"application/json")]
+    if status == 503:
+        headers.append((b"retry-after", b"1"))
+    return status, headers, [json.dumps({"error": told_of(error)}).encode()]
+
+
+def told_of(error: AtroposError | NotImplementedError) -> dict[str, Any]:
+    """What the client makes the same error from."""
+    return {
+        "kind": type(error).__name__,
+        "message": Exception.__str__(error),
+        "remedy": getattr(error, "remedy", None),
+    }
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body. Where many may call, closer limits are enforced before this."""
+    pieces, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > MAX_BODY_BYTES:
+            raise DataError(f"a body of more than {MAX_BODY_BYTES / 1e6:.0f} MB is refused")
+        if not message.get("more_body", False):
+            return b"".join(pieces) if len(pieces) > 1 else pieces[0]
+
+
+async def unless_gone(work: Coroutine[Any, Any, Any], receive: Receive) -> Any:
+    """What `work` gives; Gone, and the work cancelled, where the client hangs up first."""
+    working = asyncio.ensure_future(work)
+    await asyncio.sleep(0)
+    if working.done():  # most calls wait for nothing
+        return working.result()
+    hanging_up = asyncio.ensure_future(_hung_up(receive))
+    try:
+        await asyncio.wait({working, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Gone
+    finally:
+        for task in (working, hanging_up):
+            task.cancel()
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

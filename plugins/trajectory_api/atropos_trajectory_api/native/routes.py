@@ -1,0 +1,280 @@
+"""The native protocol: `/v1`, codec frames both ways (frames.py), long polls in place of short ones."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from atropos_core import __version__
+from atropos_core.api_client.client import UnknownThere
+from atropos_core.api_client.http import GROUP_FRAMES
+from atropos_core.errors import DataError, HubFull
+from atropos_core.group_schema import check_draw, check_group
+from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
+from atropos_core.types import Sampling, ScoredGroup
+from atropos_trajectory_api.legacy.group import as_frame
+from atropos_trajectory_api.native.frames import LONG_BYTES, Native, Request
+from atropos_trajectory_api.native.workers import Policy, WorkerState, numbers
+from atropos_trajectory_api.server.service import Service, Trainer
+
+MANY = 64  # groups that are read, or put, before others have a turn
+
+
+def native_routes(service: Service) -> Native:
+    """Every call of the native protocol. A star stands for a worker's id or a session's number."""
+    doors = Doors(service)
+    return Native(
+        {
+            ("GET", ""): doors.about,
+            ("POST", "workers"): doors.register,
+            ("DELETE", "workers/*"): doors.sign_off,
+            ("POST", "workers/*/heartbeat"): doors.heartbeat,
+            ("POST", "workers/*/draws"): doors.take,
+            ("POST", "workers/*/failed"): doors.failed,
+            ("POST", "groups"): doors.put,
+            ("POST", "sessions"): doors.open,
+            ("DELETE", "sessions/*"): doors.end,
+            ("POST", "sessions/*/lease"): doors.lease,
+            ("POST", "sessions/*/give_back"): doors.give_back,
+            ("POST", "sessions/*/commit"): doors.commit,
+            ("POST", "sessions/*/drop"): doors.drop,
+            ("POST", "sessions/*/renew"): doors.renew,
+            ("POST", "sessions/*/draws"): doors.offer,
+            ("POST", "sessions/*/version"): doors.set_version,
+            ("GET", "environments"): doors.environments,
+            ("POST", "engines"): doors.add_engine,
+            ("GET", "engines"): doors.engines,
+            ("GET", "status"): doors.status,
+        },
+        waits=lambda value: (
+            isinstance(value, dict) and type(value.get("wait_s")) in (int, float) and value["wait_s"] > 0
+        ),
+    )
+
+
+class Doors:
+    """The handlers: what each call takes from a body, and gives back."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def about(self, asked: Request) -> dict[str, Any]:
+        service = self._service
+        return {
+            "protocol": 1,
+            "frames": GROUP_FRAMES,
+            "version": __version__,
+            "policy": _policy(service),
+            "same_host": service.same_host,
+        }
+
+    # -- workers
+
+    async def register(self, asked: Request) -> dict[str, Any]:
+        service = self._service
+        worker = service.register(asked.body)
+        return {"worker": worker.id, "heartbeat_s": service.heartbeat_s, **self._news()}
+
+    async def sign_off(self, asked: Request) -> dict[str, Any]:
+        self._service.sign_off(self._worker(asked))
+        return {}
+
+    async def heartbeat(self, asked: Request) -> dict[str, Any]:
+        worker = self._worker(asked)
+        returned = numbers(asked.get("returned", (list, tuple), ()))
+        self._service.heartbeat(worker, draining=asked.get("draining", bool, False), returned=returned)
+        return self._news()
+
+    async def take(self, asked: Request) -> dict[str, Any]:
+        service, worker = self._service, self._worker(asked)
+        playing = numbers(asked.get("playing", (list, tuple), ()))
+        draws = await service.take(worker, asked.count("n", least=1), playing=playing, wait_s=asked.wait_s())
+        rules = service.draws.rules
+        return {
+            "draws": tuple(draws),
+            "group_size": rules.group_size if rules else 0,
+            "min_group": rules.min_group if rules else 0,
+            "sampling": rules.sampling if rules else Sampling(),
+            "version": service.version,
+            "deadline_s": rules.deadline_s if rules else None,
+        }
+
+    async def failed(self, asked: Request) -> dict[str, Any]:
+        worker = self._worker(asked)
+        group = asked.get("group", ScoredGroup)
+        check_group(group, self._service.vocabulary, episodes=False)
+        refuse_versions_that_never_were(group, self._service.newest_version)
+        self._service.failed(worker, group)
+        return {}
+
+    async def put(self, asked: Request) -> dict[str, Any]:
+        """All are checked before any is taken."""
+        entries = [Request("", entry, asked.scope) for entry in asked.get("groups", (list, tuple))]
+        frames = [entry.get("frame", bytes) for entry in entries]
+        if sum(map(len, frames)) >= LONG_BYTES or len(frames) > MANY:
+            read = await asyncio.to_thread(lambda: [self._service.read(frame) for frame in frames])
+        else:
+            read = [self._service.read(frame) for frame in frames]
+        puts = [
+            (frame, checked, entry.get("key", str, ""), entry.get("worker", str, ""))
+            for frame, checked, entry in zip(frames, read, entries, strict=True)
+        ]
+        if puts and (sender := self._service.workers.find(puts[0][3])) is not None:
+            asked.scope["atropos.worker"] = sender.name
+        until = asyncio.get_running_loop().time() + asked.wait_s()
+        ids: list[int | None] = []
+        for place, (frame, checked, key, worker) in enumerate(puts):
+            if place % MANY == MANY - 1:
+                await asyncio.sleep(0)  # others have a turn
+            left = max(until - asyncio.get_running_loop().time(), 0.0)
+            try:
+                ids.append(await self._service.put_group(frame, checked, key=key, worker=worker, deadline_s=left))
+            except HubFull as error:
+                if not ids:
+                    raise
+                return {"ids": ids, "full": Exception.__str__(error)}
+        return {"ids": ids, "full": None}
+
+    # -- the trainer
+
+    async def open(self, asked: Request) -> dict[str, Any]:
+        trainer = Trainer(
+            holder=asked.get("holder", str),
+            policy=Policy(asked.get("tokenizer", str, ""), asked.count("vocabulary", 0), asked.get("model", str, "")),
+            group_size=asked.count("group_size", least=1),
+            min_group=asked.count("min_group", 1),
+            sampling=asked.sampling(),
+            batch_groups=asked.count("batch_groups", 1, least=1),
+            max_staleness=asked.count("max_staleness", 0),
+            max_token_len=asked.count("max_token_len", 0),
+            deadline_s=_deadline_s(asked),
+        )
+        committed = numbers(asked.get("committed", (list, tuple), ()))
+        service = self._service
+        version, hub_id = asked.count("version", 0), asked.get("hub_id", (str, type(None)), None)
+        newest = service.newest_version
+        number = service.open_session(trainer, committed, version, hub_id=hub_id)
+        await service.written()
+        return {
+            "session": number,
+            "boot": service.boot,
+            "lease_s": service.options.lease_s,
+            "environments": service.workers.environments(),
+            "waiting_draws": service.draws.present,
+            "played_draws": service.draws.played,
+            "hub_id": service.hub_id,
+            "next_id": service.next_id,
+            "newest_version": newest,
+        }
+
+    async def end(self, asked: Request) -> dict[str, Any]:
+        self._service.end_session(asked.session())
+        return {}
+
+    async def lease(self, asked: Request) -> dict[str, Any]:
+        service, trained = self._service, _ids(asked, "trained", ())
+        leased = await service.lease(
+            asked.session(),
+            asked.count("groups", least=1),
+            version=asked.count("version"),
+            wait_s=asked.wait_s(),
+            trained=trained,
+            holding=numbers(asked.get("holding", (list, tuple), ())),
+            seen=asked.count("seen", 0) if asked.get("boot", str, "") == service.boot else 0,
+        )
+        if leased.entries or trained:
+            await service.written()
+        return {
+            "boot": service.boot,
+            "entries": [{"id": entry.id, "frame": as_frame(entry.payload)} for entry in leased.entries],
+            "failed": leased.failed,
+            "dropped": leased.dropped,
+            "seen": leased.posted,
+            "commit_due": leased.commit_due,
+            "why": leased.why,
+        }
+
+    async def give_back(self, asked: Request) -> dict[str, Any]:
+        self._service.session(asked.session()).give_back(_ids(asked))
+        return self._boot()
+
+    async def commit(self, asked: Request) -> dict[str, Any]:
+        settled = self._service.commit(asked.session(), _ids(asked))
+        await self._service.written()
+        return self._boot() | {"settled": settled}
+
+    async def drop(self, asked: Request) -> dict[str, Any]:
+        dropped = self._service.drop(asked.session(), _ids(asked), asked.get("cause", str))
+        await self._service.written()
+        return self._boot() | {"dropped": dropped}
+
+    async def renew(self, asked: Request) -> dict[str, Any]:
+        trained = _ids(asked, "trained", ())
+        self._service.session(asked.session()).trained(trained)
+        if trained:
+            await self._service.written()
+        return self._boot()
+
+    async def offer(self, asked: Request) -> dict[str, Any]:
+        draws = asked.get("draws", (list, tuple))
+        for draw in draws:
+            check_draw(draw)
+            if draw.id < 0:
+                raise DataError(f"draw {draw.id}: an id below 0 is for groups that nobody drew")
+        self._service.session(asked.session()).renew()
+        return self._boot() | {"new": self._service.draws.offer(draws, self._service.workers.playing())}
+
+    async def set_version(self, asked: Request) -> dict[str, Any]:
+        version = asked.count("version")
+        self._service.set_version(asked.session(), version, asked.count("newest", version, least=version))
+        await self._service.written()
+        return self._boot()
+
+    # -- what there is
+
+    async def environments(self, asked: Request) -> dict[str, Any]:
+        return self._service.workers.environments()
+
+    async def add_engine(self, asked: Request) -> dict[str, Any]:
+        url = asked.get("url", str)
+        if not url.startswith(("http://", "https://")) or len(url) > 1000:
+            raise DataError(f"{url[:100]!r} is no address of an engine")
+        self._service.add_engine(asked.count("session"), url)
+        return {}
+
+    async def engines(self, asked: Request) -> dict[str, Any]:
+        return {"engines": list(self._service.engines)}
+
+    async def status(self, asked: Request) -> dict[str, Any]:
+        return self._service.status()
+
+    def _worker(self, asked: Request) -> WorkerState:
+        worker = self._service.workers.find(asked.named)
+        if worker is None:
+            raise UnknownThere(
+                f"this server knows no worker {asked.named[:40]!r}.",
+                remedy="Register (again): POST /v1/workers",
+            )
+        asked.scope["atropos.worker"] = worker.name
+        return worker
+
+    def _news(self) -> dict[str, Any]:
+        service = self._service
+        return {"version": service.version, "engines": list(service.engines), "policy": _policy(service)}
+
+    def _boot(self) -> dict[str, Any]:
+        return {"boot": self._service.boot}
+
+
+def _policy(service: Service) -> dict[str, Any] | None:
+    return asdict(service.policy) if service.policy is not None else None
+
+
+def _deadline_s(asked: Request) -> float | None:
+    """Of one rollout, where the trainer gives any."""
+    return asked.number("deadline_s", None, above=0, most=1e9)
+
+
+def _ids(asked: Request, name: str = "ids", *otherwise: Any) -> list[int]:
+    return sorted(numbers(asked.get(name, (list, tuple), *otherwise)))

@@ -1,0 +1,147 @@
+"""The environment workers that have registered: what they run, and whether they are still there."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from atropos_core.errors import DataError, TokenizerMismatch
+from atropos_core.group_schema import MOST_CHARACTERS, NUMBER_BOUND, brief
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model that is trained, as far as those who run for it must know."""
+
+    tokenizer: str = ""  # fingerprint, see atropos_core.rollouts.tokenizer; empty: not known
+    vocabulary: int = 0  # 0: not known
+    model: str = ""
+
+    def refuse_other(self, name: str, tokenizer: str, vocabulary: int) -> None:
+        """Raise TokenizerMismatch unless a worker's tokenizer is the policy's."""
+        if self.tokenizer and tokenizer and tokenizer != self.tokenizer:
+            raise TokenizerMismatch(
+                f"worker {name!r} has a tokenizer with fingerprint {tokenizer}, and the policy's is {self.tokenizer}: "
+                "the ids that it would send mean something else.",
+                remedy=f"Give the worker the policy's own model directory ({self.model or 'ask the trainer'}).",
+            )
+        if self.vocabulary and vocabulary > self.vocabulary:
+            raise TokenizerMismatch(
+                f"worker {name!r} has a vocabulary of {vocabulary}, and the policy's has {self.vocabulary}.",
+                remedy=f"Give the worker the policy's own model directory ({self.model or 'ask the trainer'}).",
+            )
+
+
+@dataclass
+class WorkerState:
+    """One worker. `seen` and the like change; what it registered with does not."""
+
+    id: str
+    name: str
+    environment: str
+    tasks: int
+    weight: float
+    minimum: float
+    group_size: int
+    tokenizer: str
+    vocabulary: int
+    seen: float
+    draining: bool = False
+    playing: set[int] = field(default_factory=set)
+    groups: int = 0
+
+
+class Workers:
+    """By id. An id is good for one process of the server: a worker that is unknown registers again."""
+
+    def __init__(self, clock: Callable[[], float], silent_s: float) -> None:
+        self._clock = clock
+        self._silent_s = silent_s
+        self._workers: dict[str, WorkerState] = {}
+
+    def register(self, wanted: Mapping[str, Any]) -> WorkerState:
+        """Raises DataError for what is no registration."""
+        worker = WorkerState(
+            secrets.token_hex(8),
+            name=_given(wanted, "name", str),
+            environment=_given(wanted, "environment", str),
+            tasks=_given(wanted, "tasks", int, 0),
+            weight=_share(wanted, "weight", 1.0, 1e9),
+            minimum=_share(wanted, "minimum", 0.0, 1.0),
+            group_size=_given(wanted, "group_size", int, 0),
+            tokenizer=_given(wanted, "tokenizer", str, ""),
+            vocabulary=_given(wanted, "vocabulary", int, 0),
+            seen=self._clock(),
+            playing=numbers(wanted.get("playing", ())),
+        )
+        if not worker.weight:
+            raise DataError(f"worker {worker.name!r}: a weight of 0 cannot be", remedy="A weight is above 0.")
+        self._workers[worker.id] = worker
+        return worker
+
+    def find(self, number: str) -> WorkerState | None:
+        """Seen now."""
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.seen = self._clock()
+        return worker
+
+    def forget(self, number: str) -> WorkerState | None:
+        return self._workers.pop(number, None)
+
+    def all(self) -> Collection[WorkerState]:
+        return self._workers.values()
+
+    def silent(self) -> list[WorkerState]:
+        """Who has not been heard of for too long."""
+        since = self._clock() - self._silent_s
+        return [worker for worker in self._workers.values() if worker.seen < since]
+
+    def playing(self) -> dict[int, str]:
+        """Draw -> the worker that says it runs it."""
+        return {number: worker.id for worker in self._workers.values() for number in worker.playing}
+
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """What can be run now: tasks, weight, group size, and by how many workers that are not leaving."""
+        found: dict[str, dict[str, Any]] = {}
+        for worker in self._workers.values():
+            entry = found.setdefault(worker.environment, {"tasks": worker.tasks, "weight": worker.weight, "workers": 0})
+            entry["tasks"] = max(entry["tasks"], worker.tasks)
+            entry["workers"] += not worker.draining
+        return found
+
+    def has(self, environment: str) -> bool:
+        return any(worker.environment == environment for worker in self._workers.values())
+
+
+def numbers(given: Any) -> set[int]:
+    """A list of ids from outside. Raises DataError."""
+    if not isinstance(given, (list, tuple)) or not all(
+        type(one) is int and -NUMBER_BOUND <= one < NUMBER_BOUND for one in given
+    ):
+        raise DataError("a list of ids must hold whole numbers of 64 bits, and nothing else")
+    return set(given)
+
+
+def _share(wanted: Mapping[str, Any], key: str, default: float, most: float) -> float:
+    """Compared before it is made a float: a whole number in a body may have any number of digits."""
+    value = _given(wanted, key, (int, float), default)
+    if not 0 <= value <= most:
+        raise DataError(
+            f"{key!r} is {brief(value)}, which it cannot be",
+            remedy="A weight is above 0 and at most 1e9, a minimum is a share of the batch from 0 to 1.",
+        )
+    return float(value)
+
+
+def _given(wanted: Mapping[str, Any], key: str, kind: Any, default: Any = None) -> Any:
+    value = wanted.get(key, default)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise DataError(f"{key!r} is {brief(value)}, which it cannot be")
+    if kind is int and not 0 <= value < 1 << 62:
+        raise DataError(f"{key!r} is {brief(value)}, which it cannot be")
+    if kind is str and len(value) > MOST_CHARACTERS:
+        raise DataError(f"{key!r} has {len(value)} characters, more than {MOST_CHARACTERS}")
+    return value

@@ -1,0 +1,276 @@
+"""An environment worker: takes draws from the server, runs them with the trainer's engines, sends scored groups back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atropos_core import console
+from atropos_core.api_client.client import Api, Assignment, Worker, WorkerSpec
+from atropos_core.api_client.http import LONG_POLL_S
+from atropos_core.api_client.remote_engine import RemoteEngine
+from atropos_core.api_client.worker import AWAY_S
+from atropos_core.errors import AccessRefused, ApiError, AtroposError, DataError, DeadlineExceeded, HubFull
+from atropos_core.group_schema import MOST_CHARACTERS
+from atropos_core.guards.deadlines import within
+from atropos_core.launch.assemble import Plan, build_for_evaluation
+from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
+from atropos_core.launch.supervisor import ENVIRONMENT_DEADLINE_S
+from atropos_core.rollouts.runner import RolloutRunner, check_named_tasks, failed_by, task_count
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.storage.tempdirs import owned_prefix, sweep
+from atropos_core.training.parts import EvaluationParts
+from atropos_core.types import Draw, ScoredGroup, Task
+from atropos_trajectory_api.engine_http.named_engines import NamedEngines
+
+ROOM_S = 600.0  # of waiting for room in the hub before that is reported
+POLICY_LOOK_S = 1.0
+BUSY_POLL_S = 0.2  # of waiting for draws while others are run; longer where none of its own will end soon
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How one worker runs."""
+
+    environment: str  # its name on the server
+    concurrency: int  # draws at once
+    weight: float = 1.0
+    minimum: float = 0.0  # share of each batch
+    drain_s: float = 60.0  # at the end, for what is being run
+
+
+async def await_policy(api: Api, wait_s: float, stop: asyncio.Event) -> str | None:
+    """The model that is trained, as the trainer named it to the server; None where `stop` came first. Raises
+    DeadlineExceeded."""
+    until, said = time.monotonic() + wait_s, False
+    while not stop.is_set():
+        policy = (await api.about())["policy"]
+        if policy and policy["model"]:
+            return str(policy["model"])
+        if time.monotonic() > until:
+            raise DeadlineExceeded(
+                f"no trainer came to {api.url} within {wait_s:g} s.",
+                remedy=f"Start one: atropos train --api {api.url}; or name the model: --model NAME",
+            )
+        if not said:
+            said = True
+            console.say(
+                f"waiting for a trainer at {api.url}, which says which model to sample from ({wait_s:g} s at most)"
+            )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), POLICY_LOOK_S)
+    return None
+
+
+async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, stop: asyncio.Event) -> int:
+    """Run until `stop`; what is being run then is finished, the rest goes to other workers. Returns how many groups
+    were sent."""
+    sweep("env")
+    with blocked_loop_alarm(), own_process(), tempfile.TemporaryDirectory(prefix=owned_prefix("env")) as directory:
+        (Path(directory) / "logs").mkdir()
+        worker: Worker | None = None
+
+        async def ask() -> None:
+            if worker is not None:
+                await worker.give_back(())  # nothing; but the answer names the engines
+
+        engine = NamedEngines(
+            lambda: worker.engines if worker is not None else (),
+            ask,
+            lambda url: RemoteEngine(url, token, patience=api.patience),
+        )
+        parts = await build_for_evaluation(plan, Path(directory), engine)
+        try:
+            tokenizer = ChatTokenizer(plan.model.directory)
+            [environment] = parts.environments.values()
+            await within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {options.environment!r}: open()")
+            tasks = task_count(options.environment, environment, "train")
+            check_named_tasks(options.environment, environment, "train")
+            worker = await Worker.register(
+                api,
+                WorkerSpec(
+                    name=f"{options.environment}@{socket.gethostname()}-{os.getpid()}",
+                    environment=options.environment,
+                    tasks=tasks,
+                    weight=options.weight,
+                    minimum=options.minimum,
+                    tokenizer=tokenizer.fingerprint,
+                    vocabulary=tokenizer.vocabulary,
+                ),
+            )
+            console.facts(
+                [
+                    ("rollouts", f"{options.environment}: {tasks:,} training tasks, {options.concurrency} at once"),
+                    ("for", f"{api.url} ({plan.model.summary})"),
+                    (
+                        "to end",
+                        f"Ctrl-C or SIGTERM: what is being run is finished first ({options.drain_s:g} s at most)",
+                    ),
+                ]
+            )
+            player = partial(_player, plan, parts, tokenizer, options)
+            return await Shift(worker, player, options, stop).run()
+        finally:
+            if worker is not None:
+                await worker.close()
+            await parts.close()
+
+
+def _player(
+    plan: Plan, parts: EvaluationParts, tokenizer: ChatTokenizer, options: WorkerOptions, deadline_s: float | None
+) -> RolloutRunner:
+    """`deadline_s` is the trainer's, where it gave one."""
+    [environment] = parts.environments.values()
+    named = {options.environment: environment}
+    deadline_s = plan.config.training.rollout_deadline_s if deadline_s is None else deadline_s
+    return RolloutRunner(named, parts.rewards, parts.engine, tokenizer, deadline_s=deadline_s, deterministic=False)
+
+
+class Shift:
+    """From the first draw to the last."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        player: Callable[[float | None], RolloutRunner],
+        options: WorkerOptions,
+        stop: asyncio.Event,
+    ) -> None:
+        self._worker = worker
+        self._player = player  # by the deadline of its rollouts
+        self._options = options
+        self._stop = stop
+        self._playing: dict[asyncio.Task[None], Draw] = {}
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ended it
+        self._sent = 0
+        self._away_since: float | None = None
+        self._led = True  # by a trainer, as far as is known
+
+    async def run(self) -> int:
+        taking = asyncio.ensure_future(self._take_on())
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            ends: set[asyncio.Future[Any]] = {taking, stopping, self._ended, self._worker.broken}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in (taking, self._ended, self._worker.broken):
+                if end.done():
+                    end.result()
+            await self._drain(taking)
+            if self._ended.done():  # by what failed while the rest was finished
+                self._ended.result()
+            return self._sent
+        finally:
+            for task in (taking, stopping, *self._playing):
+                task.cancel()
+            await asyncio.gather(taking, *self._playing, return_exceptions=True)
+
+    async def _take_on(self) -> None:
+        asked, wait_s = 0, 0.0
+        while True:
+            free = self._options.concurrency - len(self._playing)
+            if free <= 0:
+                await asyncio.wait(self._playing, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            # Where some end shortly: the next call requests draws for all of them at once, so that a step's
+            # draws, which come together, are run together.
+            busy_s = BUSY_POLL_S if free != asked else min(2 * wait_s, LONG_POLL_S)
+            asked, wait_s = free, busy_s if self._playing else LONG_POLL_S
+            try:
+                assignment = await self._worker.draws(free, wait_s)
+                self._away_since = None
+            except AccessRefused:
+                raise
+            except ApiError as error:
+                self._note_away(error)
+                continue
+            if self._led != (assignment.group_size > 0):
+                self._led = not self._led
+                console.say("a trainer is there: going on" if self._led else "there is no trainer: waiting for one")
+            for draw in assignment.draws:
+                task = asyncio.create_task(self._play(draw, assignment))
+                self._playing[task] = draw
+                task.add_done_callback(self._done)
+
+    async def _play(self, draw: Draw, how: Assignment) -> None:
+        player = self._player(how.deadline_s)
+        places = player.schedule_keys(draw, how.group_size)
+        group = await player.run(draw, places, how.group_size, how.sampling)
+        try:
+            if len(group.episodes) >= max(how.min_group, 1):
+                await self._put(group)
+            else:
+                await self._worker.failed(group)
+        except (DataError, DeadlineExceeded) as error:  # refused: another worker's group of this draw would be as well
+            console.warn(
+                f"the group of task {group.task.id!a:.100} is refused, and its draw is reported as failed: "
+                f"{Exception.__str__(error)}"
+            )
+            await self._worker.failed(_refused(group, error))
+
+    async def _put(self, group: ScoredGroup) -> None:
+        key = self._worker.new_key()
+        while True:
+            try:
+                number = await self._worker.put(group, deadline_s=ROOM_S, key=key)
+                break
+            except HubFull as error:
+                console.warn(f"{Exception.__str__(error)} Waiting on.")
+        self._sent += number is not None
+
+    async def _drain(self, taking: asyncio.Future[None]) -> None:
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        with contextlib.suppress(ApiError):  # a server that is away finds out by itself
+            await within(self._worker.drain(), 5.0, "the server")
+        if self._playing:
+            console.say(
+                f"finishing {len(self._playing)} groups ({self._options.drain_s:g} s at most; once more ends it at once)"
+            )
+            await asyncio.wait(self._playing, timeout=self._options.drain_s)
+        if self._playing:
+            console.say(f"{len(self._playing)} draws are left to other workers")
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        del self._playing[task]
+        if not task.cancelled() and (error := task.exception()) and not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _note_away(self, error: ApiError) -> None:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            console.warn(f"{Exception.__str__(error)} Trying on.")
+        elif now - self._away_since > AWAY_S:
+            raise error
+
+
+def _refused(group: ScoredGroup, error: AtroposError) -> ScoredGroup:
+    """As it is reported: without whatever it is that cannot be sent."""
+    task = group.task.id.encode(errors="replace").decode()[:MOST_CHARACTERS]
+    return ScoredGroup(group.draw, Task(task, ()), (), np.zeros(0, np.float32), failed=(failed_by(error, "put"),))
+
+
+@contextlib.contextmanager
+def draining_signals(stop: asyncio.Event) -> Iterator[None]:
+    """The first SIGTERM, SIGHUP or Ctrl-C drains; the second ends it at once."""
+    current = asyncio.current_task()
+    assert current is not None, "called from a coroutine"
+
+    def asked() -> None:
+        if stop.is_set():
+            current.cancel()
+        stop.set()
+
+    with requests_to_end(asked):
+        yield

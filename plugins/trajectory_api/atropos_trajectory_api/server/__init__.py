@@ -1,0 +1,1 @@
+"""`atropos serve`: connections, limits, access, the hub behind them, and what it reports."""

@@ -1,0 +1,160 @@
+"""Who may talk to the server: a token where it is reachable from elsewhere, this machine alone where it is not.
+
+Unmodified old clients can give a token as well: aiohttp and requests send the password of `http://any:TOKEN@host:8000`
+as Basic credentials.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import stat
+from collections.abc import Collection
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from atropos_core.errors import ConfigError
+from atropos_trajectory_api.server.answers import answer, header, plain_error
+from atropos_trajectory_api.server.connection import SCOPE_KEY, Connection
+
+LEAST_CHARACTERS = 16
+OPEN = "/health"
+OWN_SITES = (None, b"same-origin", b"none")  # what a browser says of a page of this server, or of an address typed in
+
+
+def read_token(path: Path) -> bytes:
+    """The token in a file that is its owner's alone. Raises ConfigError; no message has the token in it."""
+    try:
+        mode = path.stat().st_mode
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"the token file {path} cannot be read: {error.strerror}.",
+            remedy=f"Make one: (umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path})",
+        ) from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(
+            f"others on this machine can read the token file {path} (mode {stat.S_IMODE(mode):o}).",
+            remedy=f"chmod 600 {path}",
+        )
+    if len(token) < LEAST_CHARACTERS or not token.isascii() or not token.decode("ascii").isprintable() or b" " in token:
+        raise ConfigError(
+            f"the token file {path} must hold one word of {LEAST_CHARACTERS} or more ASCII characters.",
+            remedy=f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path}",
+        )
+    return token
+
+
+@lru_cache(256)
+def is_loopback(host: str) -> bool:
+    """Whether a name or address means this machine, whatever a resolver says."""
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+@lru_cache(256)
+def _names_this_machine(host: str) -> bool:
+    """Of a `Host` header."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+class Access:
+    """ASGI middleware. `token` None: any process of this user (and root's) that speaks to this machine by a loopback name,
+    no page of a browser."""
+
+    def __init__(self, app: ASGIApp, *, token: bytes | None, cors: Collection[str] = ()) -> None:
+        self._token = token
+        self._cors = frozenset(cors)
+        self._app: ASGIApp = app
+        self._preflight = CORSMiddleware(
+            app, allow_origins=sorted(cors), allow_methods=["*"], allow_headers=["authorization", "content-type"]
+        ) if cors else None  # fmt: skip
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # there are no websockets here
+        origin = header(scope, b"origin")
+        own = b"%s://%s" % (scope.get("scheme", "http").encode(), header(scope, b"host") or b"")
+        named = origin is not None and origin.decode("latin-1") in self._cors
+        # an image or a link of a page sends no origin, and some routes change things on a GET
+        if not named and (origin not in (None, own) or header(scope, b"sec-fetch-site") not in OWN_SITES):
+            await plain_error(
+                scope, send, 403, "AccessRefused", "a page of another origin may not call this server.",
+                "`atropos serve --cors ORIGIN` lets in a page of yours; an address can be typed into the browser.",
+            )  # fmt: skip
+            return
+        preflight = named and scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method")
+        if preflight or scope["path"] == OPEN:
+            if _has_body(scope):
+                await plain_error(
+                    scope, send, 413, "TooLarge", f"{scope['path'][:100]} takes no body.", "Send it without one.",
+                    [(b"connection", b"close")],  # nothing is read for who has shown no token
+                )  # fmt: skip
+                return
+        elif not await self._admitted(scope, send):
+            return
+        app = self._preflight if origin is not None and self._preflight is not None else self._app
+        await app(scope, receive, send)
+
+    async def _admitted(self, scope: Scope, send: Send) -> bool:
+        if self._token is not None:
+            if hmac.compare_digest(credential(header(scope, b"authorization") or b""), self._token):
+                return True
+            await answer(
+                scope, send, 401,
+                {"error": {"kind": "AccessRefused", "message": "this server wants a token, and the one given is not it."
+                           if header(scope, b"authorization") else "this server wants a token.",
+                           "remedy": "Give `--token-file FILE`, or send `Authorization: Bearer TOKEN`; old clients: http://any:TOKEN@host:port."}},
+                [(b"www-authenticate", b'Bearer realm="atropos"')],
+            )  # fmt: skip
+            return False
+        connection: Connection | None = scope.get(SCOPE_KEY)
+        if connection is not None and not connection.may_call:
+            connection.gate.count("user")
+            await plain_error(
+                scope, send, 403, "AccessRefused", "another user of this machine runs this server, which has no token.",
+                "Its user may start it with --token-file, and give you the token.", [(b"connection", b"close")],
+            )  # fmt: skip
+            return False
+        host = (header(scope, b"host") or b"localhost").decode("latin-1")
+        if _names_this_machine(host):
+            return True
+        await plain_error(
+            scope, send, 403, "AccessRefused", f"this server is for this machine, and was called {host[:100]!r}.",
+            "Use http://127.0.0.1:PORT, or start it at an address for others, with --token-file.",
+        )  # fmt: skip
+        return False
+
+
+def _has_body(scope: Scope) -> bool:
+    return header(scope, b"transfer-encoding") is not None or header(scope, b"content-length") not in (None, b"0")
+
+
+def credential(authorization: bytes) -> bytes:
+    """The token in a header, as Bearer or as the password of Basic; empty where there is none."""
+    scheme, _, value = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return value.strip()
+    if scheme.lower() == b"basic":
+        try:
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return b""
+    return b""

@@ -1,0 +1,327 @@
+"""What one request and all of them together may cost: size before and after decompression, time, memory.
+
+A body is read whole, then handed on as one message. Of what is read, the first 64 kB of each request are free; what is
+above that counts against one budget until the request has been answered, JSON eight times until it has been read. Who
+finds it used up waits before reading on. One request at a time may go beyond it, else those that are half read would wait
+for one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import io
+import os
+import time
+from collections import deque
+from pathlib import Path
+
+from isal import isal_zlib
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atropos_core.errors import DataError, DeadlineExceeded, HubFull, TooLarge
+from atropos_trajectory_api.server.answers import header, refuse
+from atropos_trajectory_api.server.connection import SCOPE_KEY, Connection
+
+FREE = 1 << 16
+SHARE_KEY = "atropos.share"  # in a scope
+JSON_COST = (
+    8  # times its bytes that a body of JSON takes while it is read: measured 3.5 for ids of four digits, 7.4 for one
+)
+DISCARD_S = 10.0  # what is too long is read on for so long
+GIVE_BACK_S = 0.5
+LARGE = 1 << 20  # what a request takes after which memory is given back
+_GROWN = 1 << 23
+_STEP = 1 << 18  # decompressed at a time
+
+
+class GoneAway(Exception):
+    """The client closed the connection before its request was whole."""
+
+
+class Budget:
+    """Bytes that bodies in flight may hold together."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.held = 0
+        self._beyond: Share | None = None  # who may go beyond it
+        self._waiting: deque[tuple[Share, int, asyncio.Future[None]]] = deque()
+
+    def share(self) -> Share:
+        return Share(self)
+
+    async def take(self, share: Share, size: int, deadline_s: float) -> None:
+        """Raises HubFull at the deadline."""
+        if not self._waiting and self._fits(share, size):
+            self._give(share, size)
+            return
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = (share, size, ready)
+        self._waiting.append(place)
+        self.serve()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await ready
+        except TimeoutError:
+            raise HubFull(
+                f"what is being read or waits for room in the hub is reckoned at {self.held / 1e6:.0f} MB (JSON at {JSON_COST} times its "
+                "bytes while it is read), and no more is taken.",
+                remedy="Send it again later; `atropos serve --in-flight-mb` sets the bound of a server.",
+            ) from None
+        finally:
+            if place in self._waiting:
+                self._waiting.remove(place)
+                self.serve()
+
+    def has_room(self, size: int) -> bool:
+        """Whether `take` would not wait."""
+        return not self._waiting and self.held + size <= self.size_bytes
+
+    def serve(self) -> None:
+        """Let those go on that can, oldest first; the favoured one wherever it stands."""
+        for place in list(self._waiting):
+            share, size, ready = place
+            if not self._fits(share, size):
+                if self._beyond is None:
+                    self._beyond = share
+                elif self._beyond is not share:
+                    continue
+            self._waiting.remove(place)
+            if not ready.done():
+                self._give(share, size)
+                ready.set_result(None)
+
+    def end(self, share: Share) -> None:
+        self.held -= share.held
+        share.held = 0
+        if self._beyond is share:
+            self._beyond = None
+        self.serve()
+
+    def lower(self, share: Share, size: int) -> None:
+        """It holds no more than this any longer."""
+        if (freed := share.held - size) > 0:
+            share.held -= freed
+            self.held -= freed
+            self.serve()
+
+    def _fits(self, share: Share, size: int) -> bool:
+        return self._beyond is share or self.held + size <= self.size_bytes
+
+    def _give(self, share: Share, size: int) -> None:
+        share.held += size
+        self.held += size
+
+
+class Share:
+    """What one request holds of the budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.held = 0
+        self.most = 0  # its maximum so far
+        self._free = FREE
+
+    async def take(self, size: int, cost: int, deadline_s: float) -> None:
+        """For so many bytes, each of which takes `cost`."""
+        free = min(size, self._free)
+        self._free -= free
+        if size > free:
+            await self._budget.take(self, (size - free) * cost, deadline_s)
+            self.most = max(self.most, self.held)
+
+    def read(self) -> None:
+        """What reading the body as JSON takes is free again; the body itself stays."""
+        self._budget.lower(self, self.held // JSON_COST)
+
+    def end(self) -> None:
+        if self.held or self._budget._beyond is self:
+            self._budget.end(self)
+
+
+class Limits:
+    """ASGI middleware: the application gets its body whole, decompressed and within bounds, or is not called."""
+
+    def __init__(self, app: ASGIApp, *, body_bytes: int, in_flight_bytes: int, request_s: float, hold_s: float) -> None:
+        self._app = app
+        self._body_bytes = body_bytes
+        self._request_s = request_s
+        self._hold_s = hold_s
+        self.budget = Budget(in_flight_bytes)
+        self._giving_back: asyncio.TimerHandle | None = None
+        self._returnable = returnable_bytes()  # the least since memory was last given back
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        share = scope[SHARE_KEY] = self.budget.share()
+        try:
+            await self._bounded(scope, receive, send, share)
+        finally:
+            if share.most > LARGE:
+                self._give_back_soon()
+            share.end()
+
+    def _give_back_soon(self) -> None:
+        if self._giving_back is None:
+            self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_back)
+
+    def give_back_what_grew(self) -> None:
+        """Once a second: many small things may have grown it too, and be free by now."""
+        now = returnable_bytes()
+        if now > self._returnable + _GROWN:
+            self._give_back()
+            self._returnable = returnable_bytes()  # no less: what was given back is still the library's to use again
+        self._returnable = min(self._returnable, now)
+
+    def _give_back(self) -> None:
+        """What large bodies took goes back to the system: the C library would keep it."""
+        self._giving_back = None
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
+        closing = [(b"connection", b"close")]  # what is left of the body will not be read
+        try:
+            body = await self._read(scope, receive, share)
+        except GoneAway:
+            return
+        except TooLarge as error:
+            await self._discard(receive)  # a client that sends reads no answer, and a reset would take that from it
+            # 413 makes old clients drop a group in silence as any 4xx does; 422 is the one whose text their owners look at
+            await refuse(scope, send, 413 if scope["path"].startswith("/v1") else 422, error, closing)
+            return
+        except DataError as error:
+            await refuse(scope, send, 400, error, closing)
+            return
+        except DeadlineExceeded as error:
+            await refuse(scope, send, 408, error, closing)
+            return
+        except HubFull as error:
+            await refuse(scope, send, 503, error, [*closing, (b"retry-after", b"5")])
+            return
+        given = False
+
+        async def whole() -> Message:
+            nonlocal given, body
+            if given:
+                return await receive()
+            given, handed, body = True, body, b""
+            return {"type": "http.request", "body": handed, "more_body": False}
+
+        await self._app(scope, whole, send)
+
+    async def _read(self, scope: Scope, receive: Receive, share: Share) -> bytes:
+        declared = header(scope, b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > self._body_bytes:
+            raise self._too_large(f"{int(declared) / 1e6:.1f} MB")
+        coding = (header(scope, b"content-encoding") or b"").strip().lower()
+        if coding not in (b"", b"identity", b"gzip", b"x-gzip"):
+            raise DataError(f"the body is encoded as {coding[:40]!r}.", remedy="Send it plain, or with gzip.")
+        inflate = isal_zlib.decompressobj(wbits=31) if b"gzip" in coding else None
+        connection: Connection | None = scope.get(SCOPE_KEY)
+        whole = io.BytesIO()  # gives its own buffer: pieces that are joined are there twice
+        size, received, spent_s = 0, 0, 0.0
+        cost = 1 if scope["path"].startswith("/v1") else JSON_COST
+
+        async def keep(piece: bytes) -> None:
+            nonlocal size
+            size += len(piece)
+            if size > self._body_bytes:
+                raise self._too_large(f"more than {self._body_bytes / 1e6:g} MB")
+            await share.take(len(piece), cost, self._hold_s)
+            whole.write(piece)
+
+        while True:
+            if connection is not None and connection.has_body:
+                message = await receive()
+            else:
+                since = time.monotonic()
+                message = await self._timely(receive, self._request_s - spent_s)
+                spent_s += time.monotonic() - since
+            if message["type"] == "http.disconnect":
+                raise GoneAway
+            rest = message.get("body", b"")
+            received += len(rest)
+            while rest:
+                piece, rest = (rest, b"") if inflate is None else _inflated(inflate, rest)
+                await keep(piece)
+            if not message.get("more_body", False):
+                break
+        if inflate is not None and received:
+            while not inflate.eof and (piece := inflate.decompress(b"", _STEP)):
+                await keep(piece)
+            if not inflate.eof:
+                raise DataError("the gzip data in the body ends too early.")
+        return whole.getvalue()
+
+    async def _discard(self, receive: Receive) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(self._request_s, DISCARD_S)):
+                while (await receive()).get("more_body", False):
+                    pass
+
+    async def _timely(self, receive: Receive, left_s: float) -> Message:
+        try:
+            async with asyncio.timeout(max(left_s, 0.001)):
+                return await receive()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the request was not whole after {self._request_s:g} s.",
+                remedy="Send less at once, or faster; `atropos serve --request-s` sets the bound of a server.",
+            ) from None
+
+    def _too_large(self, size: str) -> TooLarge:
+        return TooLarge(
+            f"the body has {size} after decompression, and the limit is {self._body_bytes / 1e6:g} MB.",
+            remedy="Send less at once, or start the server with a larger limit: `atropos serve --body-mb`.",
+        )
+
+
+def _inflated(inflate: isal_zlib.Decompress, data: bytes) -> tuple[bytes, bytes]:
+    """Some of what the data holds, and the data that is still to be looked at."""
+    if inflate.eof:
+        raise DataError("there is something after the end of the gzip data in the body.")
+    try:
+        piece = inflate.decompress(data, _STEP)
+    except isal_zlib.error as error:  # type: ignore[misc] # its stub takes the class for one of its errors
+        raise DataError(f"the body says gzip and is not: {error}.") from error
+    return piece, inflate.unconsumed_tail or inflate.unused_data
+
+
+class _Mallinfo(ctypes.Structure):
+    """mallinfo2(3)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "free",
+            "keepcost",
+        )
+    ]
+
+
+def returnable_bytes() -> int:
+    """What is free in the C library; where it does not say (before glibc 2.33), all that this process has, so that growth is
+    given back while it lasts, if not once it is over."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return resident_bytes()
+    mallinfo.restype = _Mallinfo
+    return int(mallinfo().free)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,90 @@
+"""How both servers, that of the trajectory API and that of an engine, speak HTTP: the same connections, the same bounds."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import time
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from atropos_trajectory_api.server.connection import Connection, connections
+from atropos_trajectory_api.server.gate import AT_ONCE, SAY_AGAIN_S, Gate
+from atropos_trajectory_api.server.tls import TlsListener
+
+BACKLOG = 1024  # connections that the kernel keeps until they are accepted
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's, which accepts few connections at a time and lets the kernel keep the rest: asyncio accepts as many as the
+    backlog has before it lets any of them be looked at. It is given its sockets; with `tls`, it accepts from them itself."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        gate: Gate,
+        *,
+        lifespan: bool,
+        grace_s: int,
+        keep_alive_s: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`grace_s` for the answers that are under way at the end; `keep_alive_s` for a connection between two requests."""
+        logging.getLogger("asyncio").addFilter(_ONCE_A_MINUTE)
+        config = uvicorn.Config(
+            app,
+            http=connections(gate),
+            ws="none",
+            lifespan="on" if lifespan else "off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,  # addresses and queries are nobody's business
+            server_header=False,
+            proxy_headers=False,  # nor whoever a proxy says they are
+            backlog=AT_ONCE,
+            timeout_keep_alive=keep_alive_s,
+            timeout_graceful_shutdown=grace_s,
+        )
+        super().__init__(config)
+        self._gate = gate
+        self._tls = tls
+        self._listeners: list[TlsListener] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        given = sockets or []
+        await super().startup(given if self._tls is None else [])
+        for one in given:
+            one.listen(BACKLOG)
+            if self._tls is not None:
+                self._listeners.append(TlsListener(one, self._tls, self._gate, self._connection))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            await listener.close()
+        await super().shutdown(sockets)
+
+    def _connection(self) -> Connection:
+        made: type[Connection] = self.config.http_protocol_class  # type: ignore[assignment]
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+
+class _OnceAMinute(logging.Filter):
+    """asyncio says of each connection that it cannot take that the process has no descriptors left, many times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_at = -SAY_AGAIN_S
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "accept() out of system resource" not in str(record.msg):
+            return True
+        now = time.monotonic()
+        if now - self._said_at < SAY_AGAIN_S:
+            return False
+        self._said_at = now
+        return True
+
+
+_ONCE_A_MINUTE = _OnceAMinute()  # one for the process, as its loggers are

@@ -1,0 +1,510 @@
+"""Everything that the server's endpoints share: hub, workers, draws, the trainer's session. No HTTP in here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from atropos_core import console
+from atropos_core.api_client.client import DAMAGED, NOT_WANTED, OTHER_TIMELINE
+from atropos_core.errors import AtroposError, DataError, LeaseLost, StoreFull
+from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Session, Want
+from atropos_core.types import Draw, Sampling, ScoredGroup
+from atropos_trajectory_api.legacy.group import check_stored
+from atropos_trajectory_api.legacy.state import OldState
+from atropos_trajectory_api.native.draws import Draws, Rules
+from atropos_trajectory_api.native.leasing import Answer, Leasing, Outbox
+from atropos_trajectory_api.native.workers import Policy, Workers, WorkerState
+from atropos_trajectory_api.server.checking import Checked, check_frame
+from atropos_trajectory_api.server.observe import Observed
+from atropos_trajectory_api.server.options import ServeOptions
+
+TRAINERS_CAUSES = (OTHER_TIMELINE, DAMAGED)
+_NEVER_STALE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Who trains, and how its draws are run."""
+
+    holder: str
+    policy: Policy
+    group_size: int
+    min_group: int
+    sampling: Sampling
+    batch_groups: int
+    max_staleness: int
+    max_token_len: int
+    deadline_s: float | None = None  # of one rollout; None: the workers' own
+
+
+class Service:
+    """One server. `open` takes up what the journal holds; `tick` is to be called once a second; `close` at the end."""
+
+    def __init__(self, options: ServeOptions, store: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.options = options
+        self.boot = secrets.token_hex(8)  # tells a client that the server was started anew
+        self.observed = Observed()
+        self.old = OldState()
+        self.policy: Policy | None = None
+        self.trainer: Trainer | None = None
+        self.version = 0
+        self.newest_version: int | None = (
+            None  # that engines can have sampled from; None: no trainer has ever reported one
+        )
+        self.engines: list[str] = []
+        self.same_host: dict[str, str] | None = None  # path and nonce, once somebody listens there
+        self.workers = Workers(clock, options.silent_s)
+        self.heartbeat_s = options.silent_s / 4
+        self._store = store
+        self.hub: Hub[bytes] = Hub(
+            Limits(int(options.hub_mb * 1e6), options.hub_sequences, "--hub-mb", "--hub-sequences"),
+            max_staleness=_NEVER_STALE,
+            on_dropped=self._dropped,
+            store=store,
+            lease_s=options.lease_s,
+            allocation_grace_s=options.allocation_grace_s,
+            clock=clock,
+        )
+        self._draw_of = self._drawn()  # draw of each group in the hub
+        self.draws = Draws(self._draw_of.values())
+        self._number = -1  # of the trainer's session
+        self._outbox = Outbox()
+        self._leasing = Leasing(self._outbox)
+        self._arriving: dict[int, str | None] = {}  # draw -> key of its put; another one for each run
+        self._told_by_trainer: frozenset[int] = frozenset()  # groups that it drops at this moment
+        self._strays: set[int] = set()  # groups that arrived while one run gave way to another: of the former
+        self._undrawn = {label.environment for _, label in self.hub.labels() if not _is_drawn(label)}
+        self._holder = ""  # of the last native session
+        self._first_id = 0  # groups with lower ids were drawn for another run
+        self.hub_id = secrets.token_hex(8)  # the ids of one hub mean nothing to another
+        self._restore(clock())
+        self.old.on_change = self.save
+
+    @classmethod
+    def open(cls, options: ServeOptions) -> Service:
+        """Raises RunDirectoryError where another server has the directory, and what a journal that cannot be trusted
+        raises."""
+        if not options.journal:
+            return cls(options)
+        from atropos_trajectory_api.journal.store import JournalStore
+
+        store = JournalStore(options.directory / "journal", sync=options.sync)
+        service = cls(options, store)
+        store.check = lambda payload: check_stored(payload, service.vocabulary)
+        return service
+
+    async def tick(self) -> None:
+        """End the session of a silent trainer; let go of silent workers, whose draws go to others."""
+        if self._store is not None:
+            self._store.tick()
+        self.hub.tick()
+        current = self.hub.current
+        if self.trainer is not None and (current is None or current.number != self._number):
+            self._trainer_gone()
+        for worker in self.workers.silent():
+            console.warn(
+                f"worker {worker.name} of {worker.environment!r} has been silent for {self.options.silent_s:g} s: "
+                f"it is dropped, and {self._let_go(worker)} draws that it ran go to others."
+            )
+
+    def stop(self) -> None:
+        """The server is ending: those who wait for groups, draws or room are answered now."""
+        self.draws.stop()
+        self._leasing.stop()
+        self.hub.stop()
+
+    async def close(self) -> None:
+        await self.hub.close()
+        if self._store is not None:
+            self._store.close()
+
+    def save(self) -> None:
+        """What outlives the process beside the groups."""
+        if self._store is None:
+            return
+        trainer = None
+        if self.trainer is not None:
+            trainer = {
+                **vars(self.trainer),
+                "policy": asdict(self.trainer.policy),
+                "sampling": asdict(self.trainer.sampling),
+            }
+        self._store.save_meta(
+            {"trainer": trainer, "number": self._number, "version": self.version, "old": self.old.state(),
+             "holder": self._holder, "first_id": self._first_id, "hub_id": self.hub_id,
+             "newest_version": self.newest_version}
+        )  # fmt: skip
+
+    @property
+    def unready(self) -> str | None:
+        """Why no groups are taken now."""
+        return self._store.full if self._store is not None else None
+
+    # -- groups
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are; 0: not known yet."""
+        return self.policy.vocabulary if self.policy else 0
+
+    @property
+    def durable_at_once(self) -> bool:
+        """What the hub has taken is as durable as configured: nothing waits for the disk."""
+        return self._store is None or self.options.sync != "always"
+
+    def read(self, frame: bytes) -> Checked:
+        """What a frame from outside holds. Raises DataError."""
+        return check_frame(frame, self.vocabulary, self.newest_version)
+
+    async def put(
+        self, frame: bytes, label: Label | None = None, *, key: str | None = None, worker: str = "", deadline_s: float
+    ) -> int:
+        """The group's id in the hub once it is as durable as configured, or NOT_WANTED. Without a `label` the frame comes
+        from outside: it is checked. Raises DataError, HubFull, HubClosed."""
+        if label is None:
+            return await self.put_group(frame, self.read(frame), key=key, worker=worker, deadline_s=deadline_s)
+        number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
+        self._undrawn.add(label.environment)
+        self.observed.group(worker, label.environment, label.sequences, label.size_bytes)
+        return number
+
+    def put_at_once(self, frame: bytes, *, key: str, worker: str) -> int | None:
+        """As `put` of a frame from outside, where that need not wait for room; None where it must. Where it is not
+        `durable_at_once`, `written` says when it is."""
+        checked = self.read(frame)
+        draw, label = checked
+        if self._is_unwanted(draw, key or None, worker):
+            return NOT_WANTED
+        number = self.hub.try_put(frame, label, key=key or None)
+        if number is not None:
+            self._arrived(number, draw, label, self._arriving)
+            self._count(worker, draw, label)
+        return number
+
+    async def put_group(
+        self, frame: bytes, checked: Checked, *, key: str | None, worker: str, deadline_s: float
+    ) -> int:
+        """As `put`, for a frame that was checked already: `checked` is what it holds. `worker` is an id."""
+        draw, label = checked
+        arriving, key = self._arriving, key or None
+        if self._is_unwanted(draw, key, worker):
+            return NOT_WANTED
+        if draw.id >= 0:
+            arriving[draw.id] = key
+        try:
+            number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
+        except asyncio.CancelledError:
+            if key and self.hub.knows(key):  # its worker went away, and it is in the hub: nobody need run it again
+                held = self.hub.try_put(frame, label, key=key)
+                assert held is not None, "the id of a known key"
+                self._arrived(held, draw, label, arriving)
+            raise
+        finally:
+            arriving.pop(draw.id, None)
+        self._arrived(number, draw, label, arriving)
+        self._count(worker, draw, label)
+        return number
+
+    def _is_unwanted(self, draw: Draw, key: str | None, worker: str) -> bool:
+        """Another group of this draw is there or on its way, or nobody requested it."""
+        if draw.id < 0 or (key and self.hub.knows(key)):
+            return False
+        another = draw.id in self._arriving and (key is None or self._arriving[draw.id] != key)
+        if another or self.draws.refusal(draw, worker) is not None:
+            self.observed.dropped("not_wanted")
+            return True
+        return False
+
+    def _count(self, worker: str, draw: Draw, label: Label) -> None:
+        sender = self.workers.find(worker)
+        if sender is not None:
+            sender.playing.discard(draw.id)
+        self.observed.group(sender.name if sender else "", label.environment, label.sequences, label.size_bytes)
+
+    def _arrived(self, number: int, draw: Draw, label: Label, arriving: Mapping[int, str | None]) -> None:
+        if draw.id < 0:
+            self._undrawn.add(label.environment)
+        elif arriving is self._arriving:
+            self._draw_of[number] = draw.id
+            self.draws.arrived(draw)
+        else:
+            self._strays.add(number)
+
+    def failed(self, worker: WorkerState, group: ScoredGroup) -> None:
+        """Too few rollouts of a draw ended in an episode: its trainer will hear of it."""
+        worker.playing.discard(group.draw.id)
+        if self.draws.failed(group.draw, worker.id):
+            self._outbox.post(group)
+
+    # -- workers
+
+    def register(self, wanted: Mapping[str, Any]) -> WorkerState:
+        """Raises TokenizerMismatch, DataError."""
+        worker = self.workers.register(wanted)
+        try:
+            if self.policy is not None:
+                self.policy.refuse_other(worker.name, worker.tokenizer, worker.vocabulary)
+            self.hub.share(worker.environment, weight=worker.weight, minimum=worker.minimum)
+        except AtroposError:
+            self.workers.forget(worker.id)
+            raise
+        self.draws.playing(worker.id, worker.playing)
+        return worker
+
+    def heartbeat(self, worker: WorkerState, *, draining: bool, returned: set[int]) -> None:
+        """`returned`: draws that it will not run after all."""
+        worker.draining = draining
+        worker.playing -= returned
+        self.draws.give_back(worker.id, only=returned)
+        self.draws.still_playing(worker.id, worker.playing)
+
+    async def take(self, worker: WorkerState, n: int, *, playing: set[int], wait_s: float) -> list[Draw]:
+        """Draws for a worker, which runs `playing` already. What else it was given was in an answer that never arrived."""
+        self.draws.give_back(worker.id, only=worker.playing - playing)
+        worker.playing = playing
+        self.draws.still_playing(worker.id, playing)
+        draws = [] if worker.draining else await self.draws.take(worker.id, worker.environment, n, wait_s)
+        worker.playing |= {draw.id for draw in draws}
+        return draws
+
+    def sign_off(self, worker: WorkerState) -> None:
+        self._let_go(worker)
+
+    def _let_go(self, worker: WorkerState) -> int:
+        self.workers.forget(worker.id)
+        if not self.workers.has(worker.environment):
+            self.hub.forget(worker.environment)
+        self.draws.still_playing(worker.id, ())
+        return self.draws.give_back(worker.id)
+
+    # -- the trainer
+
+    def open_session(
+        self, trainer: Trainer, committed: Iterable[int], version: int, *, hub_id: str | None = None
+    ) -> int:
+        """The number of a new session. What its holder trained and did not commit waits again; another holder is another
+        run, and groups that were drawn for the one before are not for it. `hub_id`: of the hub that gave the ids in
+        `committed`, where the opener can tell; those of another hub name other groups here."""
+        anew = trainer.holder != self._holder
+        if hub_id is not None and hub_id != self.hub_id:
+            committed = ()
+        first = max(self._draw_of, default=-1) + 1 if anew else self._first_id
+        self._number = self.hub.open(trainer.holder, committed).number
+        self._draw_of = self._drawn()
+        self.trainer, self._holder, self._first_id = trainer, trainer.holder, first
+        self.policy, self.version = trainer.policy, version
+        self._raise_newest(version)
+        self.hub.max_staleness = trainer.max_staleness
+        self.engines.clear()
+        self._outbox.clear()
+        held = [draw for number, draw in self._draw_of.items() if number >= first]
+        if anew:
+            self._arriving = {}
+        playing = [(worker.id, draw) for worker in self.workers.all() for draw in worker.playing]
+        self.draws.begin(self._rules(trainer), held, anew=anew, playing=playing)
+        for worker in list(self.workers.all()):
+            with contextlib.suppress(AtroposError):
+                trainer.policy.refuse_other(worker.name, worker.tokenizer, worker.vocabulary)
+                continue
+            self._let_go(worker)  # it registers again, and gets the reason why it cannot
+        self.old.serve_native(
+            batch_size=trainer.batch_groups * trainer.group_size, max_token_len=trainer.max_token_len, step=version
+        )
+        self.save()
+        return self._number
+
+    def session(self, number: int) -> Session[bytes]:
+        """The trainer's session. Raises LeaseLost where it is over."""
+        session = self.hub.session(number)
+        if number != self._number:
+            raise LeaseLost(f"session {number} is not one of the native protocol.")
+        return session
+
+    async def lease(
+        self,
+        number: int,
+        groups: int,
+        *,
+        version: int,
+        wait_s: float,
+        holding: set[int],
+        seen: int,
+        trained: Sequence[int] = (),
+    ) -> Answer:
+        """Groups, or notices of draws that will bring none, as soon as there is either. What is leased and neither `trained`
+        since nor in `holding` was in an answer that never arrived; notices up to `seen` did arrive."""
+        session = self.session(number)
+        session.trained(trained)
+        if self._raise_newest(
+            version + 1
+        ):  # what is leased trains the next one, which engines may have before it is reported
+            self._save_unless_full()
+            await self.written()
+        self._outbox.arrived(seen)
+        until = asyncio.get_running_loop().time() + wait_s
+        while True:
+            left = max(until - asyncio.get_running_loop().time(), 0.0)
+            entries, why = await self._leasing.lease(session, Want(groups=groups), version, left, holding)
+            foreign = [entry.id for entry in entries if self._is_foreign(entry)]
+            if not foreign:
+                break
+            session.drop(foreign, "other_run")  # the others go back with the next turn
+            self._strays.difference_update(foreign)
+            console.warn(f"{len(foreign)} groups that were drawn for another run are dropped.")
+        for entry in entries:
+            if entry.label.oldest_version is not None:
+                self.observed.lag(version - entry.label.oldest_version)
+        failed, dropped, posted = self._outbox.read()
+        return Answer(entries, failed, dropped, posted, session.commit_due, why)
+
+    def _is_foreign(self, entry: GroupRecord[bytes]) -> bool:
+        return _is_drawn(entry.label) and (entry.id < self._first_id or entry.id in self._strays)
+
+    def commit(self, number: int, ids: Sequence[int]) -> int:
+        """How many groups that settles."""
+        settled = self.session(number).commit(ids)
+        self._strays.difference_update(ids)
+        for one in ids:
+            self._forget_draw(one)
+        return settled
+
+    def drop(self, number: int, ids: Sequence[int], cause: str) -> int:
+        """The trainer will never train these: how many were there. Raises DataError for a cause that it cannot have."""
+        if cause not in TRAINERS_CAUSES:
+            raise DataError(
+                f"a trainer drops no group for {cause!r}.", remedy=f"Known causes: {', '.join(TRAINERS_CAUSES)}."
+            )
+        session = self.session(number)
+        self._told_by_trainer = frozenset(
+            ids if cause == OTHER_TIMELINE else ()
+        )  # it may not know a damaged one's draw
+        try:
+            return session.drop(ids, cause)
+        finally:
+            self._told_by_trainer = frozenset()
+
+    async def written(self) -> None:
+        """What was decided is as durable as configured."""
+        if self._store is not None:
+            await self._store.written()
+
+    def set_version(self, number: int, version: int, newest: int | None = None) -> None:
+        """The engines sample from this version now, and may have versions up to `newest` before another word."""
+        self.session(number).renew()
+        self.version = version
+        raised, before = self._raise_newest(version if newest is None else newest), self.old.step
+        self.old.advance(version)  # which saves where it changes
+        if raised and version == before:
+            self._save_unless_full()
+
+    def add_engine(self, number: int, url: str) -> None:
+        self.session(number).renew()
+        if url not in self.engines:
+            self.engines.append(url)
+
+    @property
+    def next_id(self) -> int:
+        """Above the ids of all groups in the hub."""
+        return max((number for number, _ in self.hub.labels()), default=-1) + 1
+
+    def end_session(self, number: int) -> None:
+        self.session(number).close()
+        self._trainer_gone()
+
+    def _raise_newest(self, version: int) -> bool:
+        """It never falls: workers may still send what they sampled before a run was resumed from an earlier checkpoint."""
+        raised = self.newest_version is None or version > self.newest_version
+        if raised:
+            self.newest_version = version
+        return raised
+
+    def _trainer_gone(self) -> None:
+        """Its policy stays known, so that what old environments send meanwhile is checked."""
+        self.trainer, self._number = None, -1
+        self.engines.clear()
+        self.draws.begin(None, self.draws.present, anew=False)
+        self._save_unless_full()
+
+    def _save_unless_full(self) -> None:
+        try:
+            self.save()
+        except StoreFull as error:
+            console.warn(
+                f"a restarted server will not know what the trainer has reported last: {Exception.__str__(error)}"
+            )
+
+    # -- what is known
+
+    def status(self) -> dict[str, Any]:
+        """Plain values."""
+        hub = self.hub.status()
+        self._undrawn &= hub.environments.keys()
+        old = self._undrawn | {one.name for one in self.old.environments.values() if one.connected}
+        return {
+            "hub": {**asdict(hub), "environments": {name: asdict(one) for name, one in hub.environments.items()}},
+            "why": hub.why,
+            "version": self.version,
+            "trainer": self.trainer.holder if self.trainer else None,
+            "policy": asdict(self.policy) if self.policy else None,
+            "engines": list(self.engines),
+            "old": sorted(old),
+            "draws": self.draws.status(),
+            "workers": [
+                {
+                    "name": one.name,
+                    "environment": one.environment,
+                    "playing": len(one.playing),
+                    "draining": one.draining,
+                }
+                for one in self.workers.all()
+            ],
+            "observed": self.observed.snapshot(),
+        }
+
+    def _drawn(self) -> dict[int, int]:
+        return {number: label.draw or 0 for number, label in self.hub.labels() if _is_drawn(label)}
+
+    def _dropped(self, entry: GroupRecord[bytes], cause: str) -> None:
+        self.observed.dropped(cause)
+        self._forget_draw(entry.id)
+        if not self._is_foreign(entry) and entry.id not in self._told_by_trainer:
+            draw = entry.label.draw if _is_drawn(entry.label) else -1
+            self._outbox.post({"draw": draw, "cause": cause})
+
+    def _forget_draw(self, number: int) -> None:
+        if (draw := self._draw_of.pop(number, None)) is not None and number >= self._first_id:
+            self.draws.gone(draw)
+
+    @staticmethod
+    def _rules(trainer: Trainer) -> Rules:
+        return Rules(trainer.group_size, trainer.min_group, trainer.sampling, trainer.deadline_s)
+
+    def _restore(self, now: float) -> None:
+        meta = self._store.meta if self._store is not None else {}
+        if not meta:
+            return
+        self.old.load(meta["old"], now)
+        self._holder, self._first_id, self.version = meta["holder"], meta["first_id"], meta["version"]
+        self.hub_id = meta.get("hub_id", self.hub_id)
+        self.newest_version = meta.get("newest_version")
+        self.draws.begin(None, [draw for number, draw in self._draw_of.items() if number >= self._first_id], anew=False)
+        if (kept := meta["trainer"]) is None:
+            return
+        policy, sampling = Policy(**kept["policy"]), Sampling(**kept["sampling"])
+        trainer = Trainer(**{**kept, "policy": policy, "sampling": sampling})
+        self.policy = policy
+        self.hub.max_staleness = trainer.max_staleness
+        if self.hub.current is not None and self.hub.current.number == meta["number"]:
+            self.trainer, self._number = trainer, meta["number"]
+            self.draws.begin(self._rules(trainer), self.draws.present, anew=False)
+
+
+def _is_drawn(label: Label) -> bool:
+    """Whether a trainer's curriculum drew it."""
+    return label.draw is not None and label.draw >= 0

@@ -1,0 +1,204 @@
+"""One server process: its socket, its loop, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from atropos_core import console
+from atropos_core.errors import ConfigError, RunDirectoryError
+from atropos_core.storage.private import make_private, private_files
+from atropos_trajectory_api.server.access import is_loopback, read_token
+from atropos_trajectory_api.server.app import App
+from atropos_trajectory_api.server.endpoint import HttpServer
+from atropos_trajectory_api.server.gate import Gate
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.server.tls import tls_context
+
+DRAIN_S = 10.0
+SWITCH_S = 0.001  # that the loop waits for a thread that reads a large body; 0.005 otherwise, several times in one call
+KEEP_ALIVE_S = (
+    75  # longer than clients keep a connection of theirs that idles: the one who sends must not find it closed
+)
+RUNNING = "running"  # a file in the directory while a server has it: what is found there was killed
+
+
+class Server(HttpServer):
+    """uvicorn's, which ends with 0 on the first signal and holds nobody up."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, stop: Callable[[], None], tls: ssl.SSLContext | None) -> None:
+        super().__init__(app, gate, lifespan=True, grace_s=int(DRAIN_S), keep_alive_s=KEEP_ALIVE_S, tls=tls)
+        self._stop = stop
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stop()
+        await super().shutdown(sockets)
+
+
+def serve(options: ServeOptions) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    token = read_token(options.token_file) if options.token_file else None
+    if token is None and not is_loopback(options.host):
+        raise ConfigError(
+            f"host {options.host} can be reached from elsewhere, and then the server wants a token.",
+            remedy="Add --token-file FILE (README of the plugin: how to make one), or leave --host out.",
+        )
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ConfigError("TLS needs both --tls-cert and --tls-key.")
+    tls = tls_context(options.tls_cert, options.tls_key) if options.tls_cert and options.tls_key else None
+    vocabulary = ids_of(options.model) if options.model else 0
+    listening = bind(options.host, options.port)
+    try:
+        sys.setswitchinterval(SWITCH_S)
+        with private_files():
+            asyncio.Runner(loop_factory=_loop_factory()).run(_serve(options, listening, token, vocabulary, tls))
+    finally:
+        listening.close()
+
+
+def _close_to_others(directory: Path) -> None:
+    """Groups hold prompts and replies. Raises RunDirectoryError."""
+    try:
+        make_private(directory)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the server's directory {directory} cannot be used: {error.strerror}.", remedy="Choose another with --dir."
+        ) from error
+
+
+def ids_of(model: Path) -> int:
+    """How many token ids the policy of this directory has. Raises ConfigError."""
+    try:
+        return int(json.loads((model / "config.json").read_text())["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--model {model}: no vocab_size in {model / 'config.json'} ({type(error).__name__}).",
+            remedy="Name a directory as save_pretrained makes it, or leave --model out.",
+        ) from error
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address of our own. Raises ConfigError where another process has it: it is not touched."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"host {host!r} is no address of this machine: {error.strerror}.") from error
+    family, kind, protocol, _, address = found[0]
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind(address)
+        made.listen(1)  # else a second server could bind the same address and fail only later
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"port {port} on {host} cannot be had: {error.strerror}.",
+            remedy="Another process may listen there (ss -ltnp shows which); end it yourself, or choose --port.",
+        ) from error
+    made.setblocking(False)
+    return made
+
+
+async def _serve(
+    options: ServeOptions, listening: socket.socket, token: bytes | None, vocabulary: int, tls: ssl.SSLContext | None
+) -> None:
+    mark = Path(options.directory) / RUNNING if options.journal else None
+    if options.journal or options.same_host:
+        _close_to_others(options.directory)
+    # before the journal is opened, which writes to it
+    killed_at = _killed_at(options.directory) if mark is not None and mark.exists() else None
+    service = Service.open(options)
+    try:
+        if mark is not None:
+            mark.touch()
+        app = App(service, options, token=token, vocabulary=vocabulary, killed_at=killed_at)
+        gate = Gate(options.request_s, options.connections, check_users=token is None, refused=service.observed.refused)
+        async with contextlib.AsyncExitStack() as stack:
+            await _same_host(service, options, app, stack)
+            _say(options, service, listening.getsockname()[1], token is not None)
+            _spare_the_collector()
+            await Server(app, gate, app.stop, tls).serve(sockets=[listening])
+        console.say(
+            "ended; " + ("what was acknowledged is in the journal." if options.journal else "nothing was kept.")
+        )
+    finally:
+        await service.close()
+    if mark is not None:
+        mark.unlink(missing_ok=True)
+
+
+async def _same_host(service: Service, options: ServeOptions, app: App, stack: contextlib.AsyncExitStack) -> None:
+    """The endpoint for shared-memory rings, where this system has them."""
+    if not options.same_host:
+        return
+    from atropos_trajectory_api.native.same_host import listening
+
+    await stack.enter_async_context(listening(service, options, app.budget))
+
+
+def _killed_at(directory: Path) -> float:
+    """When a server that did not end by itself last wrote to its journal."""
+    times = [path.stat().st_mtime for path in (directory / "journal").rglob("*") if path.is_file()]
+    return max(times, default=(directory / RUNNING).stat().st_mtime)
+
+
+def _say(options: ServeOptions, service: Service, port: int, with_token: bool) -> None:
+    scheme = "https" if options.tls_cert else "http"
+    host = "127.0.0.1" if options.host in ("0.0.0.0", "::", "localhost") else options.host
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    hub = service.hub.status()
+    waiting = f"{hub.groups} groups wait in it" if hub.groups else "nothing waits in it"
+    kept = (
+        f"journal in {options.directory} ({options.sync}): {waiting}"
+        if options.journal
+        else "no journal: what it holds ends with it"
+    )
+    token = " --token-file FILE" if with_token else ""
+    old = url.replace("://", "://any:TOKEN@") if with_token else url
+    console.say(f"listening on {url} ({options.host}:{port}), up to {options.hub_mb:g} MB; {kept}")
+    console.facts(
+        [
+            ("trainer", f"atropos train RUN.toml --api {url}{token}"),
+            ("worker", f"atropos env NAME --api {url}{token}"),
+            ("atroposlib", f"python environment.py serve --env.rollout_server_url {old}"),
+            ("metrics", f"{url}/metrics   document: {url}/openapi.json"),
+        ]
+    )
+
+
+def _spare_the_collector() -> None:
+    """What is there now stays: Python's collector, which many short connections set to work often, need not look at all of
+    it again each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # not made for this system; asyncio's own loop does the same, more slowly
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,215 @@
+"""Which way imports may go. import-linter's contracts are in pyproject.toml, and `make lint` checks them; what they cannot see is
+checked here: a plugin that is named in a string, and another module's private names. Each is seen to fail on a planted violation."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atropos_core.cli import OWN
+from tests.conftest import REPOSITORY
+
+CORE = REPOSITORY / "atropos_core"
+PACKAGES = {path.parent.name: path for path in (REPOSITORY / "plugins").glob("*/atropos_*") if path.is_dir()}
+CHECKED = [CORE, *PACKAGES.values(), *(REPOSITORY / "plugins").glob("*/tests")]
+CHECKED += [REPOSITORY / name for name in ("tests", "benchmarks", "tools")]
+DECISION = REPOSITORY / "docs/decisions/0014-rooms.md"
+OF_NAMEDTUPLES = {"_make", "_replace", "_fields", "_asdict"}  # public, and named so that no field is called like them
+
+
+def lint(where: Path) -> subprocess.CompletedProcess[str]:
+    script = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", script, "--no-cache"],
+        cwd=where,
+        env={**os.environ, "PYTHONPATH": str(where), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Core and all plugins in one folder, to plant something in."""
+    folder = tmp_path_factory.mktemp("copy")
+    for package in (CORE, *PACKAGES.values()):
+        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", folder)
+    return folder
+
+
+def names_a_plugin(path: Path, own: str = "") -> str | None:
+    """The first package of a plugin, other than `own`, that is named anywhere in a file."""
+    others = "|".join(sorted(set(PACKAGES) - {own}))
+    found = re.search(rf"\batropos_({others})\b", path.read_text())
+    return found[0] if found else None
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Names with an underscore that a file takes from another module of ours: `from x import _y`, or `x._y` where x was imported."""
+    tree = ast.parse(path.read_text())
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.level or is_ours(node.module or "")):
+            imported |= {alias.asname or alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names if is_private(alias.name))
+        elif isinstance(node, ast.Import):
+            imported |= {alias.asname or alias.name.split(".")[0] for alias in node.names if is_ours(alias.name)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ast.Name(owner), name) if owner in imported and is_private(name):
+                if name not in OF_NAMEDTUPLES:
+                    yield f"{owner}.{name}"
+
+
+def is_ours(module: str) -> bool:
+    return module.startswith("atropos_") or module.split(".")[0] in ("tests", "benchmarks", "tools")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_every_package_is_in_the_contracts_of_imports():
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
+    packages = {f"atropos_{name}" for name in PACKAGES}
+    assert set(contracts["root_packages"]) == packages | {"atropos_core"}
+    layers, rooms = (one["layers"] for one in contracts["contracts"])
+    assert set(re.findall(r"\w+", layers[0])) == packages
+    assert layers[1:] == ["atropos_core"]
+    # that every room and module of core is in them, the contract itself sees to: it is exhaustive
+    assert len(rooms) == len(re.findall(r"^\| \d+ \|", DECISION.read_text(), re.M)), (
+        f"{DECISION} has a row for each layer"
+    )
+
+
+PLANTED = {
+    "core and a plugin": (
+        "atropos_core/launch/awake.py",
+        "import atropos_curriculum.plugin",
+        "atropos_core is not allowed to import atropos_curriculum",
+    ),
+    "inside a function": (
+        "atropos_core/launch/awake.py",
+        "def f():\n    from atropos_engine_hf import engine",
+        "atropos_core is not allowed to import atropos_engine_hf",
+    ),
+    "two plugins": (
+        "atropos_bridge_ipc/plugin.py",
+        "import atropos_bridge_lora.bridge",
+        "atropos_bridge_ipc is not allowed to import atropos_bridge_lora",
+    ),
+    "a room and one above it": (
+        "atropos_core/hub/subset_sum.py",
+        "def f():\n    from atropos_core.launch import assemble",
+        "atropos_core.hub is not allowed to import atropos_core.launch",
+    ),
+    "the ground and a room": (
+        "atropos_core/seeds.py",
+        "from atropos_core.storage.atomic import sync",
+        "atropos_core.seeds is not allowed to import atropos_core.storage",
+    ),
+}
+
+
+def test_the_contracts_hold(copied):
+    ended = lint(copied)
+    assert (ended.returncode, "0 broken" in ended.stdout) == (0, True), ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(("where", "line", "broken"), PLANTED.values(), ids=PLANTED)
+def test_an_import_the_other_way_breaks_a_contract(copied, where, line, broken):
+    path = copied / where
+    text = path.read_text()
+    path.write_text(f"{text}\n{line}\n")
+    try:
+        ended = lint(copied)
+    finally:
+        path.write_text(text)
+    assert ended.returncode == 1
+    assert broken in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_core_names_no_plugin_and_no_plugin_another_in_a_string_either():
+    named = {path: names_a_plugin(path) for path in CORE.rglob("*") if path.suffix in (".py", ".tmpl", ".toml", ".md")}
+    for name, package in PACKAGES.items():
+        named |= {path: names_a_plugin(path, name) for path in package.rglob("*.py")}
+    assert not {path: found for path, found in named.items() if found}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['SERVER = "atropos_trajectory_api.engine_http.server:open_engine_server"', "f'-m atropos_trajectory_api.x'"],
+)
+def test_a_plugin_named_in_a_string_is_seen(tmp_path, text):
+    (tmp_path / "sly.py").write_text(text)
+    assert names_a_plugin(tmp_path / "sly.py") == "atropos_trajectory_api"
+    assert names_a_plugin(tmp_path / "sly.py", "trajectory_api") is None
+
+
+@pytest.mark.parametrize("folder", CHECKED, ids=lambda folder: str(folder.relative_to(REPOSITORY)))
+def test_no_module_takes_a_private_name_of_another(folder):
+    taken = {str(path.relative_to(REPOSITORY)): list(private_names(path)) for path in folder.rglob("*.py")}
+    assert not {path: names for path, names in taken.items() if names}
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("from atropos_core.hub.hub import _Entry", ["_Entry"]),
+        ("def f():\n    from .hub import Hub, _Entry as Entry", ["_Entry"]),
+        ("from atropos_core.hub import hub\nhub._entry()", ["hub._entry"]),
+        ("import atropos_core.hub.hub as hub\nhub._entry()", ["hub._entry"]),
+        ("from atropos_core.hub.hub import Hub\nHub._count = 3\nself._mine = os._exit", ["Hub._count"]),
+        ("import os\nfrom atropos_core.types import Row\nRow._make(())\nos._exit(0)\nfrom __future__ import annotations", []),
+    ],
+)  # fmt: skip
+def test_a_private_name_that_is_taken_is_seen(tmp_path, text, seen):
+    (tmp_path / "sly.py").write_text(text)
+    assert list(private_names(tmp_path / "sly.py")) == seen
+
+
+STARTED = {"atropos_core.__main__", "atropos_core.processes.child_main"}  # by `python -m`
+TYPED = {f"atropos_core.cli.{module}" for module in OWN.values()}  # imported when its command is
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(CORE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of core that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("atropos_core"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_core_has_what_core_or_two_plugins_need():
+    modules = {
+        dotted(path) for path in CORE.rglob("*.py") if path.name != "__init__.py" and "templates" not in path.parts
+    }
+    used = {name for path in CORE.rglob("*.py") for name in imported(path) if name != dotted(path)}
+    users: dict[str, set[str]] = {}
+    for name, package in PACKAGES.items():
+        for one in {one for path in package.rglob("*.py") for one in imported(path)}:
+            users.setdefault(one, set()).add(name)
+    offered = {name for name in modules if name.startswith("atropos_core.builtin.")}  # by name, in run files
+    alone = modules - used - STARTED - TYPED - offered
+    assert {name: users.get(name) for name in alone if len(users.get(name, ())) < 2} == {}
+
+
+def test_the_root_of_core_has_twelve_modules_at_most():
+    assert len(list(CORE.glob("*.py"))) <= 12

@@ -1,0 +1,142 @@
+"""`atropos check`, as a user types it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atropos_core.config.run_file import parse_flag
+from atropos_core.errors import ConfigError
+from atropos_core.testing.answers_in_prompts import check_leaks
+from atropos_core.testing.replies import hedges, stands_in
+from atropos_core.testing.report import Report
+from atropos_core.testing.samples import make_task
+from atropos_core.testing.scripted import END, Script, ScriptedPolicy, to_ids, to_text
+from atropos_core.types import Task
+
+CONTRACT = Path(__file__).parents[2] / "contract"
+BROKEN = CONTRACT / "broken_environments.py"
+
+
+def test_an_environment_in_a_file_that_keeps_its_contract_ends_with_0(atropos: Callable[..., Any]) -> None:
+    ended = atropos("check", f"{CONTRACT / 'good_environments.py'}:MultiTurn")
+    assert ended.code == 0, ended.out
+    assert "rollouts at once" in ended.out and "BROKEN" not in ended.out
+
+
+def test_a_skipped_check_does_not_fail_the_command(atropos: Callable[..., Any]) -> None:
+    ended = atropos("check", f"{BROKEN}:DuplicateIds", "--skip", "unique ids")
+    assert ended.code == 0 and "skipped; train[0] and train[150]" in ended.out
+
+
+def test_a_broken_environment_ends_with_1_and_says_what_to_do(atropos: Callable[..., Any]) -> None:
+    ended = atropos("check", f"{BROKEN}:DuplicateIds")
+    assert ended.code == 1
+    assert "unique ids" in ended.out and "BROKEN" in ended.out
+    assert "-> Give every task of a split an id of its own." in ended.out
+    assert "breaks 1 of" in ended.out
+
+
+def test_options_go_to_the_component(atropos: Callable[..., Any]) -> None:
+    ended = atropos("check", "length", "--set", "limit_tokens=64")
+    assert ended.code == 0, ended.err
+    ended = atropos("check", "length", "--set", "limit_token=64")
+    assert ended.code == 2 and "Did you mean 'limit_tokens'" in ended.err
+
+
+def test_a_name_of_two_kinds_asks_which(atropos: Callable[..., Any]) -> None:
+    assert atropos("check", "numeric").code == 0
+    assert "there is a contract for: environment, reward" in atropos("check", "console").err
+    assert "Did you mean 'numeric'" in atropos("check", "numerik").err
+
+
+def test_a_file_that_is_not_there_is_named(atropos: Callable[..., Any]) -> None:
+    ended = atropos("check", "./nothing.py:X")
+    assert ended.code == 2 and "there is no file" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "stands"),
+    [
+        ("5", "2 + 3 = 5", True),
+        ("5", "it is 5.", True),
+        ("5", "15 and 52 and 5.2 and 5,000 and x5", False),
+        ("5", "-5", False),
+        ("1,000", "worth $1,000 now", True),
+        ("apple", "a pineapple", False),
+        ("apple", "An Apple.", True),
+        ("a+b", "is it a+b?", True),
+        (" ", "a b", False),
+    ],
+)
+def test_an_answer_stands_in_a_text_as_a_whole_word_or_number(answer: str, text: str, stands: bool) -> None:
+    assert stands_in(answer, text) is stands
+
+
+def leaks(tasks: list[Task]) -> bool:
+    report = Report(("no leaks",))
+    check_leaks(report, tasks)
+    return any(finding.ok is False for finding in report.findings)
+
+
+def asks(text: str, answer: object, number: int) -> Task:
+    return Task(str(number), ({"role": "user", "content": text},), str(answer))
+
+
+def test_questions_that_hold_their_answer_by_chance_or_by_nature_leak_nothing() -> None:
+    assert not leaks([asks(f"{a} + {b} = ?", a + b, 10 * a + b) for a in range(10) for b in range(10)])
+    assert not leaks([asks(f"For example: 1 + 1? Answer: 2\nNow {a} + 1?", a + 1, a) for a in range(50)])
+    assert not leaks([asks("Is the sky blue? Answer: yes or no.", ("yes", "no")[a % 2], a) for a in range(50)])
+    assert not leaks([asks(f"A) {a} B) {a + 1} C) {a + 2}\nWhich?", "ABC"[a % 3], a) for a in range(50)])
+    assert not leaks([asks(f"Repeat the word w{a}x.", f"w{a}x", a) for a in range(50)])
+
+
+@pytest.mark.parametrize(
+    "give_away",
+    [
+        "answer: {}",
+        "(Answer is {})",
+        '{{"answer": "{}"}}',
+        "The solution is {}.",
+        "Hint: it is {}",
+        "label={}",
+        "\n{}\n",
+        "x={}",
+    ],
+)
+def test_a_prompt_that_says_its_answer_leaks_it(give_away: str) -> None:
+    assert leaks([asks(f"{a} times {a}? " + give_away.format(a * a), a * a, a) for a in range(11, 60)])
+
+
+def test_a_leak_in_one_task_of_ten_is_found() -> None:
+    tasks = [asks(f"{a} times {a}? {'answer: ' + str(a * a) if a % 10 == 0 else ''}", a * a, a) for a in range(11, 111)]
+    assert leaks(tasks)
+
+
+def test_every_hedge_holds_the_answer_and_neither_begins_nor_ends_with_it() -> None:
+    for answer, others in (("42", ["7", "9"]), ("yes", ["yes", "no"]), ("blue", ["red", "blue", "green"])):
+        task = make_task(answer)
+        for script in hedges(others):
+            lines = script.reply(task, 0).splitlines()
+            at = [index for index, line in enumerate(lines) if stands_in(answer, line)]
+            assert at and 0 not in at and len(lines) - 1 not in at
+
+
+async def test_scripted_ids_carry_any_text_unchanged() -> None:
+    text = "\x00 \ud800 🙂 ٣ " + "9" * 5000
+    assert to_text(to_ids(text)) == text
+    policy = ScriptedPolicy(Script("any", lambda task, seed: text), make_task())
+    prompt = await policy.render(make_task().messages)
+    [completion] = await policy.sample(prompt, seed=1)
+    assert completion.tokens[-1] == END
+    assert (await policy.parse(completion.tokens))["content"] == text
+    more = await policy.render([{"role": "user", "content": "go on"}], after=completion.tokens)
+    assert to_text(more) == "user go onassistant "
+
+
+def test_a_flag_without_value_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        parse_flag("limit_tokens")

@@ -1,0 +1,146 @@
+"""`atropos new`: each kind makes a plugin that passes its own tests, installs, and is found by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atropos_core.cli.new import KINDS, TEMPLATES, check_name, render, write
+from atropos_core.errors import ConfigError
+from atropos_core.plugins.manager import load_plugins
+from tests import wheels
+
+REGISTRY = load_plugins([]).registry
+PYTHON = (sys.executable, "-m")
+
+
+def ok(*command: str, cwd: Path, **environment: str) -> str:
+    ended = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_plugin_passes_its_own_tests_at_once(kind: str, tmp_path: Path) -> None:
+    folder = write(kind, "hello_world", tmp_path)
+    out = ok(*PYTHON, "pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
+    assert "passed" in out and "skipped" not in out
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What mypy knows of core by now: every kind stands on the same."""
+    return str(tmp_path_factory.mktemp("mypy"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_plugin_is_formatted_linted_and_typed(kind: str, tmp_path: Path, checked: str) -> None:
+    folder = write(kind, "hello_world", tmp_path)
+    ok(*PYTHON, "ruff", "check", "--isolated", "--line-length", "120", "--select", "E,F,I,UP,B", ".", cwd=folder)
+    ok(*PYTHON, "ruff", "format", "--isolated", "--line-length", "120", "--check", ".", cwd=folder)
+    ok(*PYTHON, "mypy", "--strict", "--cache-dir", checked, f"atropos_{folder.name}", cwd=folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name(kind: str, tmp_path: Path) -> None:
+    folder = write(kind, "hello", tmp_path)
+    target = tmp_path / "installed"
+    [wheel] = wheels.build(tmp_path, folder)
+    assert wheel.name == f"atropos_plugin_{folder.name}-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as file:
+        assert f"atropos_{folder.name}/py.typed" in file.namelist()
+        file.extractall(target)
+    out = ok(*PYTHON, "atropos_core", "check", "hello", cwd=tmp_path, PYTHONPATH=str(target), COLUMNS="160")
+    assert f"{kind} 'hello' keeps its contract." in out
+
+
+def test_the_run_that_new_suggests_for_an_environment_goes_to_its_end(tmp_path: Path) -> None:
+    folder = write("environment", "hello", tmp_path)
+    info = folder / "hello-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: atropos-plugin-env-hello\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[atropos]\nenv_hello = atropos_env_hello.plugin\n")
+    command = KINDS["environment"].run.format(name="hello").split()
+    out = ok(*PYTHON, "atropos_core", *command[1:], cwd=tmp_path, PYTHONPATH=str(folder), HF_HUB_OFFLINE="1")
+    assert "step 20/20" in out
+
+
+def test_every_name_follows_from_one() -> None:
+    files = render("environment", "word_count")
+    pyproject = files[Path("pyproject.toml")]
+    assert 'name = "atropos-plugin-env-word-count"' in pyproject
+    assert 'env_word_count = "atropos_env_word_count.plugin"' in pyproject
+    assert "class WordCount(Environment):" in files[Path("atropos_env_word_count/environment.py")]
+    assert not [path for path, text in files.items() if "$" in text]
+
+
+@pytest.mark.parametrize(
+    "name", ["Hello", "hello-world", "1st", "", "hello__world", "import", "_x", "x_", "a" * 41, "é"]
+)
+def test_a_name_that_no_package_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a plugin's name"):
+        check_name("environment", name, REGISTRY)
+
+
+def test_a_bad_name_comes_with_a_good_one() -> None:
+    with pytest.raises(ConfigError, match="atropos new reward hello_world"):
+        check_name("reward", "Hello-World!", REGISTRY)
+
+
+def test_the_name_of_an_installed_component_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a reward named 'numeric' already, from atropos-core"):
+        check_name("reward", "numeric", REGISTRY)
+    check_name("environment", "numeric", REGISTRY)  # another kind is another name
+
+
+def test_an_unknown_kind_suggests_the_near_miss() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'environment'"):
+        check_name("enviroment", "x", REGISTRY)
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "env_hello").mkdir()
+    with pytest.raises(ConfigError, match="exists already"):
+        write("environment", "hello", tmp_path)
+    assert not list((tmp_path / "env_hello").iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"env_hello cannot be written: Not a directory\."):
+        write("environment", "hello", tmp_path / "file")
+
+
+def test_the_command_says_what_comes_next(atropos: Callable[..., Any]) -> None:
+    ended = atropos("new", "environment", "hello")
+    assert ended.code == 0, ended.err
+    for line in (
+        "pip install -e env_hello",
+        "atropos check hello --kind environment",
+        "atropos run --model toy --env hello",
+    ):
+        assert line in ended.out
+
+
+def test_the_command_refuses_in_two_lines(atropos: Callable[..., Any]) -> None:
+    ended = atropos("new", "environment", "Hello")
+    assert ended.code == 2
+    assert "Traceback" not in ended.err and "What to do: atropos new environment hello" in ended.err
+
+
+def test_the_templates_are_in_the_wheel_of_core(tmp_path: Path) -> None:
+    core = Path(__file__).parents[3]
+    ok(*PYTHON, "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path), ".", cwd=core)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        packed = {name for name in file.namelist() if name.endswith(".tmpl")}
+    assert packed == {str(path.relative_to(core)) for path in TEMPLATES.rglob("*.tmpl")} != set()

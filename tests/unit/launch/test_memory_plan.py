@@ -1,0 +1,154 @@
+"""The memory plan: how holdings add up, what is refused, and what is read of a model without loading it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atropos_core.config.run_file import Layer, load
+from atropos_core.errors import FitError, PluginError
+from atropos_core.launch.assemble import contexts, make_plan
+from atropos_core.launch.memory_plan import MemoryPlan, PlanRow, host_memory, peak, plan_memory, table
+from atropos_core.models.model_size import read
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import Holding
+
+COPIED = {"bridge": {"use": "checkpoint"}}
+
+
+def plan(*rows: PlanRow, **available: int) -> MemoryPlan:
+    return MemoryPlan(rows, available)
+
+
+def row(size: int, *, component: str = "trainer", counts: bool = True, **holding: str) -> PlanRow:
+    return PlanRow(component, Holding(holding.pop("what", "parameters"), size, **holding), counts)
+
+
+def test_a_copy_that_two_share_counts_once_and_only_on_one_device():
+    shared = (row(10, component="engine", shared="weights"), row(10, shared="weights"))
+    assert plan(*shared, row(5)).needed() == {"cpu": 15}
+    apart = (row(10, component="engine", shared="weights", device="cuda:0"), row(10, shared="weights"))
+    assert plan(*apart).needed() == {"cuda:0": 10, "cpu": 10}
+    assert plan(row(8, component="engine", shared="weights"), row(10, shared="weights")).needed() == {"cpu": 10}
+
+
+def test_of_a_components_phases_the_largest_counts_on_each_device():
+    lasting, first, second = Holding("a", 5), Holding("b", 7, phase="one"), Holding("c", 3, phase="two")
+    third, there = Holding("d", 5, phase="two"), Holding("e", 9, "cuda:0", phase="one")
+    kept = peak([lasting, first, second, third, there])
+    assert kept == [lasting, second, third, there]
+
+
+def test_what_cannot_fit_is_refused_with_its_largest_parts_and_what_to_change():
+    made = plan(
+        row(int(60e9), what="activations", change="lower trainer.tokens_per_microbatch"),
+        row(int(30e9), component="engine", what="keys and values", change="lower engine.kv_cache_gb"),
+        row(int(500e9), counts=False),
+        cpu=int(80e9),
+    )
+    with pytest.raises(FitError, match=r"needs about 90.00 GB on cpu, which has 80.00 GB to give") as caught:
+        made.check()
+    text = str(caught.value)
+    assert text.index("trainer: activations 60.00 GB") < text.index("engine: keys and values 30.00 GB")
+    assert text.index("lower trainer.tokens_per_microbatch") < text.index("lower engine.kv_cache_gb")
+    assert "oversubscribe=true" in text
+    replace(made, available={"cpu": int(90e9)}).check()
+    replace(made, available={}).check()  # where nothing is known, nothing is refused
+
+
+def test_the_table_says_which_rows_are_the_same_copy_and_which_do_not_count():
+    rows, totals = table(
+        plan(
+            row(int(1e9), component="engine", shared="weights"),
+            row(int(1e9), shared="weights"),
+            row(int(2e9), phase="update"),
+            row(int(1e9), phase="saving", counts=False),
+            cpu=int(5e9),
+        )
+    )
+    assert [one[-1] for one in rows] == ["", "the same copy", "update", "saving, less"]
+    assert totals == [("cpu", "3.00 GB at most, of 5.00 GB")]
+
+
+def test_this_machine_has_memory_to_give():
+    total, free = host_memory()
+    assert 0 < free <= total
+
+
+def model(directory: Path, tensors: dict[str, tuple[int, ...]], **config: object) -> Path:
+    shape = {
+        "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 12,
+        "num_hidden_layers": 1, "vocab_size": 10, "dtype": "bfloat16",
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(shape | config))
+    for number, (name, extents) in enumerate(tensors.items()):
+        entry = {name: {"dtype": "BF16", "shape": extents, "data_offsets": [0, 0]}, "__metadata__": {"format": "pt"}}
+        header = json.dumps(entry).encode()
+        (directory / f"model-{number}.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return directory
+
+
+def test_a_models_size_is_read_from_its_headers(tmp_path):
+    found = read(
+        model(tmp_path, {"model.embed_tokens.weight": (10, 8), "l.0.q_proj.weight": (8, 8), "l.0.norm.weight": (8,)})
+    )
+    assert found is not None
+    assert found.parameters == 80 + 64 + 8
+    assert found.stored_bytes == 2 * found.parameters
+    assert found.linear() == {"l.0.q_proj.weight": (8, 8)}
+    assert (found.query_width, found.key_width, found.tied, found.norms_heads) == (8, 4, True, False)
+
+
+def test_a_directory_that_says_too_little_gives_no_plan(tmp_path):
+    assert read(tmp_path) is None
+    (tmp_path / "config.json").write_text("{}")
+    assert read(tmp_path) is None
+    (tmp_path / "config.json").write_text("no json")
+    assert read(tmp_path) is None
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(atropos, tmp_path):
+    ended = atropos("run", "--env", "gsm8k", "--dry-run", "--dir", "run")
+    assert ended.code == 0, ended.err
+    assert "optimiser moments" in ended.out
+    assert "the same copy" in ended.out
+    assert "nothing was started" in ended.out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_fit_ends_before_anything_is_loaded(atropos, tmp_path):
+    huge = ("--set", "hub.size_mb=100000000", "--dir", "run")
+    ended = atropos("run", "--env", "gsm8k", *huge)
+    assert ended.code != 0
+    assert "supervisor: hub 100000 GB" in ended.err
+    assert "lower hub.size_mb" in ended.err
+    assert not list((tmp_path / "run" / "logs").glob("*"))
+    assert atropos("run", "--env", "gsm8k", "--dry-run", *huge).code != 0
+
+
+def test_every_context_of_a_run_is_what_its_component_would_be_built_with(tmp_path):
+    plugins = load_plugins()
+    loaded = load([Layer("run.toml", {"environment": {"gsm8k": {}}, "engine": {"replica": {"second": {}}}, **COPIED})])
+    made = make_plan(loaded.config, plugins.resolve_model("tiny"), plugins)
+    found = {chosen.label: context for chosen, context in contexts(made, tmp_path)}
+    assert found["engine"].transport == found["engine.replica.second"].transport == "checkpoint"
+    needs = plan_memory(made, tmp_path)
+    engines = [row for row in needs.rows if row.component.startswith("engine") and row.holding.what == "parameters"]
+    assert len(engines) == 2
+    assert not any(row.holding.shared for row in engines)
+
+
+def test_a_component_that_cannot_say_what_it_takes_is_named(tmp_path):
+    plugins = load_plugins()
+    made = make_plan(
+        load([Layer("run.toml", {"environment": {"gsm8k": {}}})]).config, plugins.resolve_model("tiny"), plugins
+    )
+    trainer = made.single["trainer"]
+    broken = replace(trainer.offer, provider=replace(trainer.offer.provider, holds=lambda options, workload: 1 / 0))
+    made = replace(made, single={**made.single, "trainer": replace(trainer, offer=broken)})
+    with pytest.raises(PluginError, match="trainer: 'grpo' of .* could not say what memory it will take: ZeroDivision"):
+        plan_memory(made, tmp_path)

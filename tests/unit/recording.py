@@ -1,0 +1,98 @@
+"""An engine and a trainer that write down each call that reaches them, and answer each with a value of its own. A plugin by itself:
+tests install this file for a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atropos_core import hookimpl
+from atropos_core.codec import encode_bytes
+from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Trainer, Writing
+from atropos_core.plugins.provider import Options, Provider
+from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens, TopK
+
+
+class Recording(Options):
+    notes: str  # a file: one line for each call
+
+
+class Recorder:
+    endpoint: Endpoint
+    outlives_run = False
+
+    def __init__(self, options: Recording, context: Any = None) -> None:
+        self._notes = Path(options.notes)
+
+    def note(self, method: str, *arguments: Any) -> None:
+        with self._notes.open("a") as file:
+            file.write(line(method, arguments) + "\n")
+
+    async def open(self) -> ModelInfo:
+        self.note("open")
+        return ModelInfo("Recording", 7, 5, "float32", "cpu", "none")
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        self.note("logprobs", list(sequences), temperature)
+        return [np.float32([0.0, -0.5])]
+
+    async def close(self) -> None:
+        self.note("close")
+
+
+class RecordingEngine(Recorder, Engine):
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        self.note("sample", prompt, n, sampling, list(seeds), deadline_s)
+        return [Completion(np.int32([4]), np.float32([-1]), np.int32([3]), "stop", sampling.temperature)]
+
+    async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
+        self.note("top_logprobs", list(sequences), k, temperature)
+        return [TopK(np.int64([0, 2]), np.int32([1, 2]), np.float32([-0.1, -3.0]))]
+
+    async def pause(self) -> None:
+        self.note("pause")
+
+    async def resume(self, version: int) -> None:
+        self.note("resume", version)
+
+    async def load_weights(self, directory: Path) -> None:
+        self.note("load_weights", directory)
+
+    async def load_adapter(self, directory: Path, version: int) -> None:
+        self.note("load_adapter", directory, version)
+
+
+class RecordingTrainer(Recorder, Trainer):
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        async with writing():
+            self.note("step", batch, True)
+        return {"loss": 0.25}
+
+    async def save(self, directory: Path) -> None:
+        self.note("save", directory)
+
+    async def restore(self, directory: Path) -> None:
+        self.note("restore", directory)
+
+
+def line(method: str, arguments: Sequence[Any]) -> str:
+    return f"{method} {encode_bytes(list(arguments)).hex()}"
+
+
+def _provider(build: Callable[[Any, Any], Any]) -> Provider[Any]:
+    return Provider("recording", "", Recording, build)
+
+
+@hookimpl
+def atropos_engines() -> list[Provider[Any]]:
+    return [_provider(RecordingEngine)]
+
+
+@hookimpl
+def atropos_trainers() -> list[Provider[Any]]:
+    return [_provider(RecordingTrainer)]

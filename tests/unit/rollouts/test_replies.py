@@ -1,0 +1,98 @@
+"""What environments and rewards read of a reply: of every family's tokens none that frames a conversation."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from tests.families import FAMILIES, write
+
+ENDS = [(name, end) for name, family in FAMILIES.items() for end in family.ends]
+ANALYSIS = "<|channel|>analysis<|message|>Seven and seven.<|end|><|start|>assistant"
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    return {name: ChatTokenizer(write(name, tmp_path_factory.mktemp(name))) for name in FAMILIES}
+
+
+@pytest.mark.parametrize(("name", "end"), ENDS)
+def test_a_reply_is_read_without_what_ends_it(tokenizers, name, end):
+    tokenizer = tokenizers[name]
+    pad = FAMILIES[name].config.get("pad_token", end)
+    for message in (f"14{end}", f"14{end}{end}", f"14{end}{pad}{pad}"):
+        assert tokenizer.parse(tokenizer.encode(message)) == {"role": "assistant", "content": "14"}
+    assert tokenizer.decode(tokenizer.encode(f"14{end}"), keep_special=True) == f"14{end}"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_special_tokens_in_the_middle_of_a_reply_are_not_read_either(tokenizers, name):
+    tokenizer, family = tokenizers[name], FAMILIES[name]
+    for marker in {*family.special, *family.ends} - {"<|message|>", "<|channel|>", "<|start|>", "<|constrain|>"}:
+        assert tokenizer.parse(tokenizer.encode(f"1{marker}4"))["content"] == "14", marker
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_and_tokens_that_are_not_special_stay(tokenizers, name):
+    tokenizer = tokenizers[name]
+    message = "<eos? </S> [INST a<|b|>\n\n1 4 \n"
+    assert tokenizer.parse(tokenizer.encode(message))["content"] == message
+
+
+def test_reasoning_is_read_where_its_marks_are_tokens(tokenizers):
+    for name in ("qwen", "deepseek"):
+        read = tokenizers[name].parse(tokenizers[name].encode(f"<think>hm</think>14{FAMILIES[name].ends[0]}"))
+        assert (read["reasoning_content"], read["content"]) == ("hm", "14")
+
+
+def test_reasoning_marks_that_a_tokenizer_calls_special_are_read_all_the_same(tmp_path):
+    directory = write("qwen", tmp_path)
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config["additional_special_tokens"] = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = ChatTokenizer(directory)
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    read = tokenizer.parse(tokenizer.encode(f"<think>hm</think>{call}<|im_end|>"))
+    assert (read["reasoning_content"], read["content"], len(read["tool_calls"])) == ("hm", "", 1)
+
+
+def test_an_end_that_is_an_ordinary_word_is_taken_off_the_end_alone(tmp_path):
+    """A base model that stops at a newline."""
+    directory = write("unmarked", tmp_path)
+    newline = int(ChatTokenizer(directory).encode("\n")[0])
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": newline}))
+    tokenizer = ChatTokenizer(directory)
+    assert tokenizer.parse(tokenizer.encode("1\n4\n"))["content"] == "1\n4"
+
+
+def test_a_reply_in_channels_is_an_answer_with_reasoning_and_calls(tokenizers):
+    def parsed(text):
+        return tokenizers["gpt-oss"].parse(tokenizers["gpt-oss"].encode(text))
+
+    final = parsed(f"{ANALYSIS}<|channel|>final<|message|>14<|return|>")
+    assert final == {"role": "assistant", "content": "14", "reasoning_content": "Seven and seven."}
+    arguments = '{"a": {"b": 7}}<|call|>'
+    last = f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{arguments}"
+    first = f" to=functions.add<|channel|>commentary<|message|>{arguments}"
+    for text in (ANALYSIS + last, ANALYSIS + first):
+        read = parsed(text)
+        assert read["tool_calls"] == [{"type": "function", "function": {"name": "add", "arguments": {"a": {"b": 7}}}}]
+        assert (read["content"], read["reasoning_content"]) == ("", "Seven and seven.")
+    assert parsed("<|channel|>final<|message|>14")["content"] == "14", "cut off by max_tokens"
+    assert parsed("<|channel|>analysis<|message|>Seven")["content"] == "", "cut off before it answered"
+    assert parsed("14<|return|>")["content"] == "14"
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "mistral"])
+def test_the_end_that_the_policy_sampled_is_not_rendered_again(tokenizers, name):
+    tokenizer = tokenizers[name]
+    turn = {"gpt-oss": "<|end|>", "qwen": "<|im_end|>"}.get(name) or FAMILIES[name].ends[-1]
+    messages = [{"role": "user", "content": "7+7"}]
+    history = np.concatenate([tokenizer.render(messages), tokenizer.encode(f"14{turn}")])
+    more = tokenizer.extend([{"role": "user", "content": "8+8"}], history)
+    whole = tokenizer.decode(np.concatenate([history, more]), keep_special=True)
+    after = whole[whole.rindex("14") :]
+    assert after.count(turn) == (1 if name == "deepseek" else 2), "one ends the reply, the other the next question"
