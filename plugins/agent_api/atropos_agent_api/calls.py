@@ -1,0 +1,74 @@
+"""One request of an agent and its answer, whichever API it came by: what lies between the dialects and a session.
+
+A dialect (`dialects/`) turns a request's JSON into a `Call` and an `Answer` into JSON or server-sent events; a session
+(`session.py`) turns a `Call` into an `Answer` with the policy. Neither knows the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from atropos_core.types import Floats, Message, Tokens
+
+Dialect = Literal["chat", "completions", "responses", "messages"]
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an agent wants to have sampled. Messages and tools are in OpenAI's chat form, whatever the dialect: a message's
+    content is text, `tool_calls` hold arguments as objects where they are JSON, reasoning is `reasoning_content`."""
+
+    dialect: Dialect
+    model: str
+    messages: tuple[Message, ...] = ()
+    prompt: str | Tokens | None = None  # of /v1/completions, which has no messages
+    tools: tuple[Mapping[str, Any], ...] = ()  # {"type": "function", "function": {"name", "description", "parameters"}}
+    tool_choice: str = "auto"  # or "none", "required", or "tool:NAME"
+    parallel_tool_calls: bool = True
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)  # temperature, top_p, top_k, seed: those that were given
+    logprobs: bool = False
+    hints: Mapping[str, str] = field(default_factory=dict)  # of lineage, from headers: "retry", "session", "agent", "kind"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One continuation, as it is shown to the agent and as it was sampled."""
+
+    message: Message  # assistant: content, reasoning_content, tool_calls (each with an id)
+    finish: Finish
+    tokens: Tokens  # [T] of what is shown
+    logprobs: Floats  # [T]
+    texts: tuple[str, ...] = ()  # [T] the text of each token, where the call wanted logprobs
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a session answers. `id` is that of the turn in the session's record."""
+
+    id: str
+    model: str
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    cached_tokens: int = 0  # of the prompt: ids that an earlier turn of the session has already
+    created: int = 0  # seconds since the epoch
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(len(choice.tokens) for choice in self.choices)
+
+
+class CallRefused(Exception):
+    """A request that is answered with an error. `status` is HTTP's; `field` names the part of the request's JSON that is
+    wrong, where one is; `code` is for programs ("unsupported_parameter", "session_ended", "context_length_exceeded")."""
+
+    def __init__(self, message: str, *, status: int = 400, field: str = "", code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.status = status
+        self.field = field
+        self.code = code
