@@ -19,7 +19,9 @@ Finish = Literal["stop", "length", "tool_calls"]
 @dataclass(frozen=True)
 class Call:
     """What an agent wants to have sampled. Messages and tools are in OpenAI's chat form, whatever the dialect: a message's
-    content is text, `tool_calls` hold arguments as objects where they are JSON, reasoning is `reasoning_content`."""
+    content is text, `tool_calls` hold arguments as objects where they are JSON, reasoning is `reasoning_content`.
+
+    `sampling` has "temperature", "top_p", "top_k" and "seed"; `hints` has "retry", "session", "agent" and "kind"."""
 
     dialect: Dialect
     model: str
@@ -31,9 +33,9 @@ class Call:
     n: int = 1
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
-    sampling: Mapping[str, float] = field(default_factory=dict)  # temperature, top_p, top_k, seed: those that were given
+    sampling: Mapping[str, float] = field(default_factory=dict)  # those that were given
     logprobs: bool = False
-    hints: Mapping[str, str] = field(default_factory=dict)  # of lineage, from headers: "retry", "session", "agent", "kind"
+    hints: Mapping[str, str] = field(default_factory=dict)  # of lineage, from headers
 
 
 @dataclass(frozen=True)
