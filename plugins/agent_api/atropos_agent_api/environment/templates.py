@@ -1,0 +1,85 @@
+"""Placeholders in the texts that a program is started with: `{base_url}`, `{task.prompt}` and so on.
+
+Only lower-case names in braces are placeholders, so that JSON, TOML and shell text can stand in a template as it is; `{{name}}`
+stands for `{name}` itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from atropos_core.errors import DataError
+from atropos_core.types import Task
+
+NAMES = {
+    "base_url": "of OpenAI's APIs, ends in /v1",
+    "root_url": "of Anthropic's, the same without /v1",
+    "api_key": "the session's key",
+    "model": "the model's name",
+    "work": "the program's work directory",
+    "home": "its HOME",
+    "here": "where the run was started",
+    "python": "the interpreter that runs Atropos",
+    "seed": "a number of the episode",
+    "task_file": "a JSON file with the task's id, prompt and messages",
+    "task.id": "",
+    "task.prompt": "the text of the task's last message",
+    "task.messages": "its messages, as JSON",
+}
+_PLACEHOLDER = re.compile(r"\{\{([a-z_]+(?:\.\w+)*)\}\}|\{([a-z_]+(?:\.\w+)*)\}")
+
+
+def check(text: str, where: str) -> None:
+    """Raises ValueError for a placeholder that there is not; `{task.NAME}` may be any field of the tasks' own but the
+    answer."""
+    for escaped, name in _PLACEHOLDER.findall(text):
+        if escaped or name in NAMES:
+            continue
+        if name == "task.answer":
+            raise ValueError(f"{where}: {{task.answer}} would give the program what it is to find: remove it")
+        if not name.startswith("task."):
+            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
+            hint = f"Did you mean {{{near[0]}}}?" if near else f"There is: {', '.join(NAMES)}."
+            raise ValueError(
+                f"{where}: there is no placeholder {{{name}}}. {hint} For the text itself write {{{{{name}}}}}"
+            )
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """With each placeholder's value in its place. Raises DataError for a field that the task has not."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1]:
+            return f"{{{found[1]}}}"
+        try:
+            return values[found[2]]
+        except KeyError:
+            raise DataError(
+                f"the program's options name {{{found[2]}}}, and task {values.get('task.id', '')!r} has no such field.",
+                remedy="Give every task that field, or take the placeholder out.",
+            ) from None
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+def of_task(task: Task) -> dict[str, str]:
+    """What placeholders can say of a task: its id, prompt and messages, and each field of its data. Never its answer."""
+    fields = {f"task.{name}": _text(value) for name, value in task.data.items() if name != "answer"}
+    return fields | {
+        "task.id": task.id,
+        "task.prompt": prompt_of(task),
+        "task.messages": json.dumps(list(task.messages), ensure_ascii=False),
+    }
+
+
+def prompt_of(task: Task) -> str:
+    """The text of a task's last message: what a program without a use for the others is given."""
+    return _text(task.messages[-1].get("content", "")) if task.messages else ""
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

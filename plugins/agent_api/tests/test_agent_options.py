@@ -1,0 +1,116 @@
+"""The options of environment `agent`, its placeholders and its tasks: what is wrong is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from atropos_agent_api.config import AgentOptions
+from atropos_agent_api.environment.tasks import read_tasks, split_by_id
+from atropos_agent_api.environment.templates import check, fill, of_task
+from atropos_core.errors import DataError
+from atropos_core.types import Task
+
+AGENT: dict[str, Any] = {"command": ["agent"], "tasks_from": "gsm8k"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks_from": "gsm8k"}, "an agent is one of command"),
+        ({**AGENT, "function": "a:b"}, "an agent is one of command"),
+        ({**AGENT, "command": []}, "command is empty"),
+        ({"command": ["agent"]}, "tasks come from one of"),
+        ({**AGENT, "tasks": "tasks.jsonl"}, "tasks come from one of"),
+        ({"command": ["agent"], "tasks": "tasks.jsonl"}, "nothing scores these tasks"),
+        ({**AGENT, "held_out": 0.2}, "held_out has no effect"),
+        ({**AGENT, "test_tasks": "more.jsonl"}, "test_tasks has no effect"),
+        ({**AGENT, "baseline": {"url": "http://h/v1", "model": "m"}, "trained": "with_tools"}, "trained has no effect"),
+        ({**AGENT, "reward": {}}, "a reward is one of"),
+        ({**AGENT, "reward": {"function": "a:b", "command": ["c"]}}, "a reward is one of"),
+        ({**AGENT, "files": {"a": {"text": "x", "copy_of": "b"}}}, "a file is given by one of"),
+        ({**AGENT, "command": ["agent", "{base_ulr}"]}, "Did you mean {base_url}?"),
+        ({**AGENT, "env": {"GOLD": "{task.answer}"}}, "would give the program what it is to find"),
+        ({**AGENT, "files": {"a": {"text": "{nothing}"}}}, "there is no placeholder {nothing}"),
+        ({**AGENT, "stdin": "{task}"}, "there is no placeholder {task}"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        AgentOptions.model_validate(options)
+    assert message in str(error.value)
+
+
+def test_an_environment_of_tasks_is_a_name_or_a_table() -> None:
+    table = AgentOptions.model_validate({**AGENT, "tasks_from": {"use": "gsm8k", "problems": 9}})
+    assert AgentOptions.model_validate(AGENT).tasks_from is not None
+    assert table.tasks_from is not None
+    assert (table.tasks_from.use, table.tasks_from.options) == ("gsm8k", {"problems": 9})
+
+
+def test_only_lower_case_names_in_braces_are_placeholders() -> None:
+    values = {"base_url": "http://h/v1", "task.id": "7"}
+    text = (
+        '{"url": "{base_url}", "of": {"task": "{task.id}"}, "shell": "${HOME}", "kept": "{{base_url}}", "python": {}}'
+    )
+    check(text, "here")
+    assert json.loads(fill(text, values)) == {
+        "url": "http://h/v1", "of": {"task": "7"}, "shell": "${HOME}", "kept": "{base_url}", "python": {},
+    }  # fmt: skip
+
+
+def test_a_value_that_holds_a_placeholder_is_not_filled_again() -> None:
+    assert fill("{task.prompt}", {"task.prompt": "{api_key}", "api_key": "secret"}) == "{api_key}"
+
+
+def test_a_field_that_a_task_has_not_is_named() -> None:
+    with pytest.raises(DataError, match=r"\{task.level\}.*task '7' has no such field"):
+        fill("{task.level}", of_task(Task("7", ())))
+
+
+def test_a_task_never_gives_its_answer_away() -> None:
+    task = Task("1", ({"role": "user", "content": "two and two"},), answer="4", data={"answer": "4", "level": 3})
+    assert "4" not in of_task(task).values()
+    assert of_task(task)["task.level"] == "3"
+
+
+def test_tasks_are_read_with_their_own_fields(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(
+        '{"prompt": "a", "system": "s", "answer": 4, "level": 2}\n\n{"id": "x", "messages": [{"role": "user"}]}\n'
+    )
+    first, second = read_tasks(path)
+    assert first == Task("1", ({"role": "system", "content": "s"}, {"role": "user", "content": "a"}), "4", {"level": 2})
+    assert second == Task("x", ({"role": "user"},))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("[]", "line 2 is not a JSON object"),
+        ("{}", "line 2: a task has one of prompt"),
+        ('{"prompt": "a", "messages": []}', "line 2: a task has one of prompt"),
+        ('{"prompt": 3}', "line 2: prompt and system must be text"),
+        ('{"messages": [{"content": "a"}]}', "line 2: messages must be a list of objects with role"),
+        ('{"prompt": "a", "answer": []}', "line 2: answer must be text or a number"),
+        ('{"id": "1", "prompt": "a"}', "two tasks have the id '1'"),
+    ],
+)
+def test_a_line_that_is_no_task_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(f'{{"prompt": "first"}}\n{line}\n')
+    with pytest.raises(DataError, match=message):
+        read_tasks(path)
+
+
+def test_no_task_changes_its_split_when_others_are_added() -> None:
+    tasks = [Task(str(number), ()) for number in range(2000)]
+    few, many = split_by_id(tasks[:1000], 0.1), split_by_id(tasks, 0.1)
+    assert {task.id for task in few["test"]} <= {task.id for task in many["test"]}
+    assert 60 < len(few["test"]) < 140
+    assert len(few["train"]) + len(few["test"]) == 1000
