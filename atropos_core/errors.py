@@ -169,6 +169,10 @@ class RunIll(AtroposError):
     exit_code = 3
 
 
+class SandboxError(AtroposError):
+    """A sandbox could not start a program, or was lost while one ran in it."""
+
+
 class Interrupted(AtroposError):
     """The user stopped the run."""
 

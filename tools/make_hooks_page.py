@@ -34,6 +34,8 @@ only a run that names it fails.
 | `build` | `(options, RunContext) -> component`; called in the process that the component lives in |
 | `transports` | engines, trainers, bridges: how weights can travel, given the options |
 | `requires` | modules that must be installed, or `"cuda"`; checked before `build` |
+| `idle` | engine, trainer: which options, and whether `devices` and `threads`, do nothing on \
+these devices, and why: options are reported at the start (one run file may be for several machines), the other two refused |
 | `runs_in` | `"process"`: in a child process of its own, behind the same interface |
 | `core_api` | the versions of atropos-core that it was made for |
 

@@ -32,6 +32,7 @@ KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
     "teacher": "atropos_teachers",
     "sink": "atropos_sinks",
     "adapter": "atropos_adapters",
+    "sandbox": "atropos_sandboxes",
 }
 
 

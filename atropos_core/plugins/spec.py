@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Environment,
         Loss,
         Reward,
+        Sandbox,
         ServeEngine,
         Sink,
         Teacher,
@@ -95,6 +96,11 @@ def atropos_sinks() -> Iterable[Provider[Sink]]:  # type: ignore[empty-body]
 @hookspec
 def atropos_adapters() -> Iterable[Provider[Adapter]]:  # type: ignore[empty-body]
     """Offer other frameworks in which our environments can run. Chosen by `atropos adapter NAME`."""
+
+
+@hookspec
+def atropos_sandboxes() -> Iterable[Provider[Sandbox]]:  # type: ignore[empty-body]
+    """Offer places where programs run that are not trusted. Chosen by `sandbox` of an environment that starts programs."""
 
 
 @hookspec
