@@ -1,0 +1,65 @@
+"""What a reward is given of an episode, and what it may say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import DataError
+from atropos_core.interfaces import Score
+from atropos_core.types import Message, Task
+
+FIELDS = ("score", "correct", "parts", "metrics")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One episode, as the program left it. Whatever lies in `work` the program may have made: read it, execute none of it."""
+
+    task: Task
+    messages: tuple[Message, ...]  # the conversation
+    answer: str  # the last message of the policy, or what the program printed: the option `answer`
+    exit_code: int | None  # None: a signal ended it
+    limit: str  # that it went beyond; empty: none
+    work: Path  # a copy of its work directory, this case's own: regular files, and links that stay inside
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self) | {"work": str(self.work)}
+
+    @classmethod
+    def of_record(cls, fields: Mapping[str, Any]) -> Case:
+        task = Task(**{**fields["task"], "messages": tuple(fields["task"]["messages"])})
+        return cls(**{**fields, "task": task, "messages": tuple(fields["messages"]), "work": Path(fields["work"])})
+
+
+def read_score(given: Any, who: str) -> Score:
+    """A number, or a mapping with `score` and perhaps `correct`, `parts` and `metrics`. Raises DataError for anything
+    else."""
+    if isinstance(given, Score):
+        given = {name: getattr(given, "value" if name == "score" else name) for name in FIELDS}
+    if isinstance(given, Mapping):
+        if "score" not in given or (unknown := set(given) - set(FIELDS)):
+            wrong = f"has {sorted(map(str, unknown))!r:.100}" if "score" in given else "has no score"
+            raise DataError(f"{who} gave a mapping that {wrong}: it may have {', '.join(FIELDS)}.")
+        correct, parts, metrics = given.get("correct"), given.get("parts") or {}, given.get("metrics") or {}
+        if correct is not None and not isinstance(correct, bool):
+            raise DataError(f"{who} gave {correct!r:.100} as `correct`: it must be true, false or null.")
+        return Score(_number(given["score"], who), correct, _numbers(parts, who), _numbers(metrics, who))
+    value = _number(given, who)
+    return Score(value, correct=given if isinstance(given, bool) else None)
+
+
+def _number(value: Any, who: str) -> float:
+    plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    if not isinstance(plain, bool | int | float):
+        raise DataError(f"{who} gave {value!r:.100}, which is no number.")
+    return float(plain)
+
+
+def _numbers(values: Any, who: str) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        raise DataError(f"{who} gave {values!r:.100}, which is no mapping of names to numbers.")
+    return {str(name): _number(value, who) for name, value in values.items()}

@@ -1,0 +1,110 @@
+"""What an agent's episode can be scored by: a function, an installed reward, or the environment that the tasks are from."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atropos_agent_api.forks import ForkedFunction
+from atropos_agent_api.grading.case import Case, read_score
+from atropos_core.errors import ConfigError
+from atropos_core.guards.deadlines import within
+from atropos_core.interfaces import Environment, Reward, Score
+from atropos_core.training.parts import Closable, Openable
+from atropos_core.types import Episode
+
+
+class Grader(ABC):
+    """Scores a case. `reads_files`: it looks at what the program left."""
+
+    reads_files = False
+
+    async def open(self) -> None:
+        """Called once, before any program runs."""
+
+    @abstractmethod
+    async def score(self, case: Case, episode: Episode) -> Score:
+        """`episode` has no score yet. Raises DataError, DeadlineExceeded, RemoteError, or what a reward raises."""
+
+    async def close(self) -> None:
+        """May be called twice."""
+
+
+class FunctionGrader(Grader):
+    """A function of a Case, imported before any program runs, each time in a fork of that process."""
+
+    reads_files = True
+
+    def __init__(self, reference: str, log: Path, deadline_s: float) -> None:
+        self._reference = reference
+        self._function = ForkedFunction(reference, f"{__name__}:of_record", log, "grader")
+        self._deadline_s = deadline_s
+
+    async def open(self) -> None:
+        await self._function.open()
+
+    async def score(self, case: Case, episode: Episode) -> Score:
+        return read_score(await self._function.call(case.record(), self._deadline_s), self._reference)
+
+    async def close(self) -> None:
+        await self._function.close()
+
+
+def of_record(function: Callable[[Case], Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """The same function, of a case and to a score as JSON has them."""
+
+    def grade(record: Mapping[str, Any]) -> dict[str, Any]:
+        given = function(Case.of_record(record))
+        if inspect.iscoroutine(given):
+            given = asyncio.run(given)
+        score = read_score(given, getattr(function, "__qualname__", "the reward"))
+        return {"score": score.value, "correct": score.correct, "parts": score.parts, "metrics": score.metrics}
+
+    return grade
+
+
+class PluginGrader(Grader):
+    """Any reward that is installed: it reads the conversation, whose last message is the answer."""
+
+    def __init__(self, reward: Reward, name: str, deadline_s: float) -> None:
+        self._reward = reward
+        self._name = name
+        self._deadline_s = deadline_s
+
+    async def open(self) -> None:
+        if isinstance(self._reward, Openable):
+            await self._reward.open()
+
+    async def score(self, case: Case, episode: Episode) -> Score:
+        given = await within(self._reward(case.task, [episode]), self._deadline_s, f"reward {self._name!r}")
+        values = np.asarray(given)
+        if values.shape != (1,):
+            raise ConfigError(f"reward {self._name!r} gave shape {values.shape} for one episode.")
+        return read_score(values[0], f"reward {self._name!r}")
+
+    async def close(self) -> None:
+        if isinstance(self._reward, Closable):
+            await self._reward.close()
+
+
+class EnvironmentGrader(Grader):
+    """The environment that the tasks are from: its score of a reply."""
+
+    def __init__(self, environment: Environment, name: str) -> None:
+        if type(environment).score is Environment.score:
+            raise ConfigError(
+                f"environment {name!r} has no score() of a reply: its tasks are scored by what it runs itself.",
+                remedy='Name a reward: [environment.NAME.reward] function = "grade.py:grade"',
+            )
+        self._environment = environment
+        self._name = name
+
+    async def score(self, case: Case, episode: Episode) -> Score:
+        given = await self._environment.score(case.task, {"role": "assistant", "content": case.answer})
+        return read_score(given, f"environment {self._name!r}")

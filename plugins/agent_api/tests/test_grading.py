@@ -1,0 +1,192 @@
+"""Scores come from what a program left, in a process that it cannot write to: files, functions, environments."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from atropos_agent_api.grading import Case
+from atropos_agent_api.grading.case import read_score
+from atropos_agent_api.grading.graders import EnvironmentGrader, FunctionGrader, PluginGrader
+from atropos_agent_api.grading.left_files import copy_left
+from atropos_core.builtin.config import ExactOptions
+from atropos_core.builtin.rewards import ExactReward
+from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, PluginError, RemoteError
+from atropos_core.interfaces import Environment, Score
+from atropos_core.types import Episode, Message, Task
+
+GRADERS = Path(__file__).with_name("graders.py")
+TASK = Task("1", ({"role": "user", "content": "two and two"},), answer="4", data={"level": 2})
+SAID = ({"role": "user", "content": "two and two"}, {"role": "assistant", "content": "4"})
+
+
+def case_in(work: Path, **changed: Any) -> Case:
+    return replace(Case(TASK, SAID, "4", 0, "", work), **changed)
+
+
+@asynccontextmanager
+async def grader(
+    name: str, folder: Path, deadline_s: float = 20.0, file: Path = GRADERS
+) -> AsyncIterator[FunctionGrader]:
+    made = FunctionGrader(f"{file}:{name}", folder / "grader.log", deadline_s)
+    try:
+        await made.open()
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_a_function_scores_what_was_left(tmp_path: Path) -> None:
+    (tmp_path / "answer.txt").write_text("4\n")
+    async with grader("file_is_right", tmp_path) as function:
+        first = await function.score(case_in(tmp_path), Episode((), 0.0))
+        (tmp_path / "answer.txt").write_text("5\n")
+        second = await function.score(case_in(tmp_path), Episode((), 0.0))
+    assert (first.value, first.correct, second.value, second.correct) == (1.0, True, 0.0, False)
+    assert first.metrics["calls"] == second.metrics["calls"] == 1.0, "each call begins with the state of the import"
+    assert first.metrics["imported"] != os.getpid()
+
+
+async def test_a_grader_that_is_changed_on_disk_grades_as_it_did(tmp_path: Path) -> None:
+    file = shutil.copy(GRADERS, tmp_path / "mine.py")
+    (tmp_path / "answer.txt").write_text("5")
+    async with grader("file_is_right", tmp_path, file=Path(file)) as function:
+        Path(file).write_text("def file_is_right(case):\n    return 1.0\n")
+        assert (await function.score(case_in(tmp_path), Episode((), 0.0))).value == 0.0
+
+
+async def test_a_coroutine_is_awaited(tmp_path: Path) -> None:
+    async with grader("as_a_coroutine", tmp_path) as function:
+        assert await function.score(case_in(tmp_path), Episode((), 0.0)) == Score(1.0, True)
+        assert await function.score(case_in(tmp_path, answer="5"), Episode((), 0.0)) == Score(0.0, False)
+
+
+async def test_one_that_never_ends_is_ended_with_what_it_started_and_the_next_is_served(tmp_path: Path) -> None:
+    async with grader("never_ends", tmp_path, 3.0) as function:
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"never_ends gave no answer within 3 s"):
+            await function.score(case_in(tmp_path), Episode((), 0.0))
+        assert time.monotonic() - began < 8.0
+        left = int((tmp_path / "pid").read_text())
+        until = time.monotonic() + 5.0
+        while psutil.pid_exists(left) and psutil.Process(left).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < until, f"{left} outlived the grader"
+            await asyncio.sleep(0.02)
+        with pytest.raises(DeadlineExceeded):
+            await function.score(case_in(tmp_path), Episode((), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("raises", RemoteError, "ValueError: there is no such thing"),
+        ("ends_its_process", RemoteError, "ended its process without an answer"),
+        ("gives_text", RemoteError, "gave '1.0', which is no number"),
+        ("gives_much", RemoteError, "gave back more than 1,048,576 bytes"),
+    ],
+)
+async def test_a_function_that_fails_is_named(tmp_path: Path, name: str, error: type[Exception], message: str) -> None:
+    async with grader(name, tmp_path) as function:
+        with pytest.raises(error, match=message):
+            await function.score(case_in(tmp_path), Episode((), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [("NO_FUNCTION", "is no function"), ("file_is_rigth", "Did you mean 'file_is_right'"), ("x", "there is no 'x'")],
+)
+async def test_a_function_that_there_is_not_is_refused_when_it_is_opened(
+    tmp_path: Path, reference: str, message: str
+) -> None:
+    with pytest.raises((ConfigError, PluginError, RemoteError), match=message):
+        async with grader(reference, tmp_path):
+            pass
+
+
+async def test_an_installed_reward_reads_the_conversation(tmp_path: Path) -> None:
+    exact = PluginGrader(ExactReward(ExactOptions()), "exact", 5.0)
+    episode = Episode((), 0.0, messages=SAID)
+    assert (await exact.score(case_in(tmp_path), episode)).value == 1.0
+    assert (await exact.score(case_in(tmp_path), replace(episode, messages=SAID[:1]))).value == 0.0
+
+
+class Sums(Environment):
+    def tasks(self, split: Any) -> list[Task]:
+        return [TASK]
+
+    async def score(self, task: Task, reply: Message) -> Score:
+        return Score(float(reply["content"] == task.answer), correct=reply["content"] == task.answer)
+
+
+class Talks(Environment):
+    def tasks(self, split: Any) -> list[Task]:
+        return [TASK]
+
+
+async def test_the_environment_of_the_tasks_scores_the_answer(tmp_path: Path) -> None:
+    sums = EnvironmentGrader(Sums(), "sums")
+    assert await sums.score(case_in(tmp_path), Episode((), 0.0)) == Score(1.0, True)
+    assert (await sums.score(case_in(tmp_path, answer="four"), Episode((), 0.0))).value == 0.0
+    with pytest.raises(ConfigError, match="has no score"):
+        EnvironmentGrader(Talks(), "talks")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("1", "no number"), (None, "no number"), ([1], "no number"), ({}, "has no score"), ({"score": "1"}, "no number"),
+        ({"score": 1, "reward": 2}, r"has \['reward'\]"), ({"score": 1, "correct": 1}, "must be true, false or null"),
+        ({"score": 1, "parts": [1]}, "no mapping"), ({"score": 1, "metrics": {"a": "b"}}, "no number"),
+    ],
+)  # fmt: skip
+def test_what_is_no_score_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_score(given, "the reward")
+
+
+def test_a_copy_has_files_and_inner_links_and_nothing_else(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "deep" / "er").mkdir(parents=True)
+    (work / "deep" / "er" / "file").write_text("text")
+    (work / "run.sh").write_text("#!/bin/sh\n")
+    (work / "run.sh").chmod(0o4755)
+    (tmp_path / "secret").write_text("another's")
+    os.mkfifo(work / "pipe")
+    for name, target in {
+        "inner": "deep/er/file", "outer": str(tmp_path / "secret"), "up": "../secret", "root": "/", "gone": "nothing",
+        "way": "deep/er", "through": "way/../../../secret",
+    }.items():  # fmt: skip
+        (work / name).symlink_to(target)
+    found = copy_left(work, tmp_path / "copy", 1 << 20)
+    left = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*")}
+    assert left == {"deep", "deep/er", "deep/er/file", "run.sh", "inner", "gone", "way"}
+    assert (tmp_path / "copy" / "inner").read_text() == "text"
+    assert (tmp_path / "copy" / "run.sh").stat().st_mode & 0o7777 == 0o700
+    assert (found.files, found.size_bytes, found.left_out) == (2, 14, 5)
+
+
+def test_more_than_the_limit_is_refused_and_not_copied(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    with (work / "holes").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError, match="more than 1 MB"):
+        copy_left(work, tmp_path / "copy", 1 << 20)
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    here = deep
+    for _ in range(80):
+        here = here / "d"
+        here.mkdir()
+    with pytest.raises(DataError, match="64 directories"):
+        copy_left(deep, tmp_path / "other", 1 << 20)
