@@ -12,9 +12,10 @@ from typing import Any
 
 import httpx
 
+from atropos_core.http_server.gate import Gate
+from atropos_core.http_server.server import HttpServer
+from atropos_trajectory_api.server.answers import REFUSALS
 from atropos_trajectory_api.server.app import App
-from atropos_trajectory_api.server.endpoint import HttpServer
-from atropos_trajectory_api.server.gate import Gate
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_api.server.serving import bind
@@ -64,6 +65,7 @@ class Running:
             self.options.connections,
             check_users=self._more.get("token") is None,
             refused=self.service.observed.refused,
+            refusals=REFUSALS,
         )
         self._server = HttpServer(self.app, gate, lifespan=True, grace_s=5, keep_alive_s=5)
         self._ready.set()

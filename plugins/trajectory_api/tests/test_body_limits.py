@@ -16,9 +16,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from atropos_core.errors import DataError, HubFull
-from atropos_trajectory_api.legacy.incoming_groups import read
-from atropos_trajectory_api.legacy.wire_json import MOST_VALUES, PART_BYTES, parse, read_in_parts
-from atropos_trajectory_api.server.body_limits import (
+from atropos_core.http_server.body_limits import (
     FREE,
     JSON_COST,
     LARGE,
@@ -28,6 +26,8 @@ from atropos_trajectory_api.server.body_limits import (
     resident_bytes,
     returnable_bytes,
 )
+from atropos_trajectory_api.legacy.incoming_groups import read
+from atropos_trajectory_api.legacy.wire_json import MOST_VALUES, PART_BYTES, parse, read_in_parts
 from plugins.trajectory_api.tests.running import group, running
 
 GZIP = {"content-encoding": "gzip"}
@@ -183,7 +183,7 @@ async def test_a_body_is_never_there_twice_while_it_is_put_together() -> None:
 
 
 async def test_a_wait_for_the_budget_has_a_deadline_and_leaves_nothing() -> None:
-    budget = Budget(100)
+    budget = Budget(100, "`atropos serve --in-flight-mb`")
     first, beyond, late = budget.share(), budget.share(), budget.share()
     await first.take(FREE + 100, 1, 1)
     await beyond.take(FREE + 100, 1, 1)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
-import uvicorn
 from starlette.types import ASGIApp
 
-from atropos_core.errors import ConfigError, DeadlineExceeded
+from atropos_core.errors import ConfigError
+from atropos_core.http_server.answers import Refusals
+from atropos_core.http_server.body_limits import Limits
+from atropos_core.http_server.gate import Gate
+from atropos_core.http_server.server import RunningServer, serve_in_loop
 from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app
 from atropos_trajectory_api.server.access import Access, is_loopback, read_token
-from atropos_trajectory_api.server.body_limits import Limits
-from atropos_trajectory_api.server.endpoint import HttpServer
-from atropos_trajectory_api.server.gate import Gate
+from atropos_trajectory_api.server.answers import body_cost, refuse
 
-START_S = 10.0
 KEEP_ALIVE_S = 3600
 CONNECTIONS = 512
 GRACE_S = 2  # for the answers that are under way at the end
@@ -27,36 +24,18 @@ BODY_BYTES = 16_000_000  # of one call of a worker: prompts, or sequences to be 
 REQUEST_S = 60.0  # in which a call must have arrived
 
 
-class _Server(HttpServer):
-    """Signals belong to the process around it."""
-
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
-        super().__init__(app, gate, lifespan=False, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
-        self.listens = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listens.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class RunningEngineServer:
     """Serves until `close`."""
 
-    def __init__(self, url: str, app: EngineRoutes, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    def __init__(self, url: str, app: EngineRoutes, server: RunningServer) -> None:
         self.url = url
         self._app = app
         self._server = server
-        self._serving = serving
 
     async def close(self) -> None:
         """Raises what ended the server before, if anything did."""
-        self._server.should_exit = True
         try:
-            await self._serving
+            await self._server.close()
         finally:
             self._app.close()
 
@@ -83,25 +62,23 @@ async def open_engine_server(
     bounded: ASGIApp = app  # what uploads weights has the right to send much
     if takes is None:
         bounded = Limits(
-            app, body_bytes=BODY_BYTES, in_flight_bytes=8 * BODY_BYTES, request_s=REQUEST_S, hold_s=REQUEST_S
+            app,
+            body_bytes=BODY_BYTES,
+            in_flight_bytes=8 * BODY_BYTES,
+            request_s=REQUEST_S,
+            hold_s=REQUEST_S,
+            cost=body_cost,
+            refusals=Refusals(refuse),
         )
-    gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None)
-    server = _Server(Access(bounded, token=token), gate)
-    serving = asyncio.create_task(server.serve([bound]))
-    door = RunningEngineServer(
-        f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}", app, server, serving
-    )
-    listens = asyncio.create_task(server.listens.wait())
+    gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None, refusals=Refusals(refuse))
+    port = bound.getsockname()[1]
     try:
-        await asyncio.wait({listens, serving}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-        if not listens.done():
-            await door.close()
-            raise DeadlineExceeded(f"the endpoint at {where} did not open within {START_S:g} s")
+        server = await serve_in_loop(
+            Access(bounded, token=token), gate, bound, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S
+        )
     except OSError as error:
         raise _nothing_can_listen(host, port, error) from error
-    finally:
-        listens.cancel()
-    return door
+    return RunningEngineServer(f"http://{f'[{host}]' if ':' in host else host}:{port}", app, server)
 
 
 def address(where: str) -> tuple[str, int]:

@@ -19,6 +19,8 @@ from starlette.types import Receive, Scope
 
 from atropos_core import console
 from atropos_core.errors import DataError, HubClosed, HubFull, StoreFull
+from atropos_core.http_server.body_limits import SHARE_KEY, GoneAway
+from atropos_core.http_server.connection import SCOPE_KEY
 from atropos_core.hub.hub import Label
 from atropos_trajectory_api.legacy.group import OldGroup
 from atropos_trajectory_api.legacy.incoming_groups import parse, read
@@ -26,8 +28,6 @@ from atropos_trajectory_api.legacy.pieces import OVERHEAD_BYTES, Piece, Pieces, 
 from atropos_trajectory_api.legacy.quick_json import QuickReader
 from atropos_trajectory_api.legacy.retries import Retries, digest
 from atropos_trajectory_api.legacy.state import OldEnvironment
-from atropos_trajectory_api.server.body_limits import SHARE_KEY, GoneAway
-from atropos_trajectory_api.server.connection import SCOPE_KEY
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 

@@ -20,8 +20,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atropos_core.errors import ConfigError
-from atropos_trajectory_api.server.answers import answer, header, plain_error
-from atropos_trajectory_api.server.connection import SCOPE_KEY, Connection
+from atropos_core.http_server.answers import header
+from atropos_core.http_server.connection import SCOPE_KEY, Connection
+from atropos_trajectory_api.server.answers import answer, plain_error
 
 LEAST_CHARACTERS = 16
 OPEN = "/health"

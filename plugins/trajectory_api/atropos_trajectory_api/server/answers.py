@@ -1,28 +1,21 @@
-"""Plain ASGI answers, for the routes where a framework's share of the time would be most of it."""
+"""JSON answers and errors, for the routes where a framework's share of the time would be most of it."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import Scope, Send
 
-from atropos_core.errors import AtroposError
+from atropos_core.errors import AtroposError, TooLarge
+from atropos_core.http_server.answers import Headers, Refusals, header, send_whole
+from atropos_core.http_server.body_limits import JSON_COST
 
 COMPRESS_FROM = 1000  # bytes; as atroposlib's server
 ASIDE_FROM = 1 << 18  # compressing more than this would hold up everyone else
 PIECE = 1 << 16
-
-Headers = Iterable[tuple[bytes, bytes]]
-
-
-def header(scope: Scope, name: bytes) -> bytes | None:
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return None
 
 
 async def answer(scope: Scope, send: Send, status: int, value: Any, headers: Headers = ()) -> None:
@@ -45,16 +38,6 @@ def _squeeze(body: bytes) -> bytes:
     return zlib.compress(body, level=1, wbits=31)  # 17 ms for what costs level 9 198 ms, and 8 % longer
 
 
-async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    await start(send, status, len(body), headers)
-    await send({"type": "http.response.body", "body": body})
-
-
-async def start(send: Send, status: int, size: int, headers: Headers) -> None:
-    fields = [*headers, (b"content-length", b"%d" % size)]
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-
-
 async def plain_error(
     scope: Scope, send: Send, status: int, kind: str, message: str, remedy: str | None = None, headers: Headers = ()
 ) -> None:
@@ -68,4 +51,22 @@ async def plain_error(
 
 
 async def refuse(scope: Scope, send: Send, status: int, error: AtroposError, headers: Headers = ()) -> None:
+    if isinstance(error, TooLarge) and not scope["path"].startswith("/v1"):
+        status = (
+            422  # 413 makes old clients drop a group in silence as any 4xx does; 422 is the one whose text is looked at
+        )
     await plain_error(scope, send, status, type(error).__name__, Exception.__str__(error), error.remedy, headers)
+
+
+def body_cost(scope: Scope) -> int:
+    """Ours is read as bytes, that of old clients as JSON."""
+    return 1 if scope["path"].startswith("/v1") else JSON_COST
+
+
+REFUSALS = Refusals(
+    refuse,
+    request_s="`atropos serve --request-s`",
+    connections="`atropos serve --connections`",
+    body="`atropos serve --body-mb`",
+    in_flight="`atropos serve --in-flight-mb`",
+)

@@ -15,13 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from atropos_core import __version__, console
 from atropos_core.errors import AtroposError
+from atropos_core.http_server.answers import send_whole
+from atropos_core.http_server.body_limits import Limits
 from atropos_trajectory_api.legacy.openapi import old_paths
 from atropos_trajectory_api.legacy.routes import OldDoor
 from atropos_trajectory_api.native.openapi import native_paths
 from atropos_trajectory_api.native.routes import native_routes
 from atropos_trajectory_api.server.access import Access
-from atropos_trajectory_api.server.answers import send_whole
-from atropos_trajectory_api.server.body_limits import Limits
+from atropos_trajectory_api.server.answers import REFUSALS, body_cost
 from atropos_trajectory_api.server.observe_routes import Timing, observing_routes
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
@@ -53,6 +54,8 @@ class App:
             in_flight_bytes=int(options.in_flight_mb * 1e6),
             request_s=options.request_s,
             hold_s=options.hold_s,
+            cost=body_cost,
+            refusals=REFUSALS,
         )
         self._limits = limits
         self.budget = limits.budget  # of all groups that come in, by whatever way

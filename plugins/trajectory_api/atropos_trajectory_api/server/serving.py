@@ -18,14 +18,15 @@ from starlette.types import ASGIApp
 
 from atropos_core import console
 from atropos_core.errors import ConfigError, RunDirectoryError
+from atropos_core.http_server.gate import Gate
+from atropos_core.http_server.server import HttpServer
+from atropos_core.http_server.tls import tls_context
 from atropos_core.storage.private import make_private, private_files
 from atropos_trajectory_api.server.access import is_loopback, read_token
+from atropos_trajectory_api.server.answers import REFUSALS
 from atropos_trajectory_api.server.app import App
-from atropos_trajectory_api.server.endpoint import HttpServer
-from atropos_trajectory_api.server.gate import Gate
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
-from atropos_trajectory_api.server.tls import tls_context
 
 DRAIN_S = 10.0
 SWITCH_S = 0.001  # that the loop waits for a thread that reads a large body; 0.005 otherwise, several times in one call
@@ -135,7 +136,13 @@ async def _serve(
         if mark is not None:
             mark.touch()
         app = App(service, options, token=token, vocabulary=vocabulary, killed_at=killed_at)
-        gate = Gate(options.request_s, options.connections, check_users=token is None, refused=service.observed.refused)
+        gate = Gate(
+            options.request_s,
+            options.connections,
+            check_users=token is None,
+            refused=service.observed.refused,
+            refusals=REFUSALS,
+        )
         async with contextlib.AsyncExitStack() as stack:
             await _same_host(service, options, app, stack)
             _say(options, service, listening.getsockname()[1], token is not None)

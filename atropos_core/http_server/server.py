@@ -1,19 +1,24 @@
-"""How both servers, that of the trajectory API and that of an engine, speak HTTP: the same connections, the same bounds."""
+"""How our servers speak HTTP: uvicorn with our connections and bounds, as a process or inside the loop of another."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from atropos_trajectory_api.server.connection import Connection, connections
-from atropos_trajectory_api.server.gate import AT_ONCE, SAY_AGAIN_S, Gate
-from atropos_trajectory_api.server.tls import TlsListener
+from atropos_core.errors import DeadlineExceeded
+from atropos_core.http_server.connection import Connection, connections
+from atropos_core.http_server.gate import AT_ONCE, SAY_AGAIN_S, Gate
+from atropos_core.http_server.tls import TlsListener
 
+START_S = 10.0
 BACKLOG = 1024  # connections that the kernel keeps until they are accepted
 
 
@@ -68,6 +73,54 @@ class HttpServer(uvicorn.Server):
     def _connection(self) -> Connection:
         made: type[Connection] = self.config.http_protocol_class  # type: ignore[assignment]
         return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+
+class _GuestServer(HttpServer):
+    """Signals belong to the process around it."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, *, grace_s: int, keep_alive_s: int) -> None:
+        super().__init__(app, gate, lifespan=False, grace_s=grace_s, keep_alive_s=keep_alive_s)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class RunningServer:
+    """Serves until `close`; made by `serve_in_loop`."""
+
+    def __init__(self, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+        self._server = server
+        self._serving = serving
+
+    async def close(self) -> None:
+        """Let answers that are under way end, as long as the server grants. Raises what ended it before, if anything did."""
+        self._server.should_exit = True
+        await self._serving
+
+
+async def serve_in_loop(
+    app: ASGIApp, gate: Gate, bound: socket.socket, *, grace_s: int, keep_alive_s: int
+) -> RunningServer:
+    """Serve `app` at a socket that is bound, inside the running loop of a process that does something else. The server owns the
+    socket. Raises OSError where nothing can listen there, and DeadlineExceeded."""
+    server = _GuestServer(app, gate, grace_s=grace_s, keep_alive_s=keep_alive_s)
+    serving = asyncio.create_task(server.serve([bound]))
+    running = RunningServer(server, serving)
+    listens = asyncio.create_task(server.listens.wait())
+    try:
+        await asyncio.wait({listens, serving}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        if not listens.done():
+            await running.close()
+            raise DeadlineExceeded(f"the server did not open within {START_S:g} s")
+    finally:
+        listens.cancel()
+    return running
 
 
 class _OnceAMinute(logging.Filter):

@@ -17,12 +17,10 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
-from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from atropos_trajectory_api.server.answers import plain_error
-from atropos_trajectory_api.server.gate import HEAD_BYTES, HEAD_LINES, URL_BYTES, WAITING_BYTES, Client, Gate, Peer
+from atropos_core.http_server.gate import HEAD_BYTES, HEAD_LINES, URL_BYTES, WAITING_BYTES, Client, Gate, Peer
 
 SCOPE_KEY = "atropos.connection"
 LEAST_READ = 1 << 16  # bytes of a waiting answer in `head_s`; who reads less is not at it
@@ -375,7 +373,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self.gate.await_body(self)
         if self.is_surplus and self.gate.is_full:
-            self.app = _busy
+            self.app = self.gate.busy
             self.gate.count("full")
         super().on_headers_complete()
 
@@ -485,13 +483,6 @@ class Connection(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
-
-
-async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
-    await plain_error(
-        scope, send, 503, "ApiError", "too many connections are open.", "Try again in a moment.",
-        [(b"retry-after", b"5"), (b"connection", b"close")],
-    )  # fmt: skip
 
 
 def connections(gate: Gate) -> type[Connection]:

@@ -16,8 +16,12 @@ from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple, Protocol
 
+from starlette.types import Receive, Scope, Send
+
 from atropos_core import console
-from atropos_trajectory_api.server.peers import Peers, may_call
+from atropos_core.errors import ApiError
+from atropos_core.http_server.answers import Refusals
+from atropos_core.http_server.peers import Peers, may_call
 
 SAY_AGAIN_S = 60.0
 OTHER_DESCRIPTORS = 64  # that the process may open beside those it has: journal, libraries, rings
@@ -91,8 +95,10 @@ class Gate:
         *,
         check_users: bool = False,
         refused: Callable[[str], None] = lambda cause: None,
+        refusals: Refusals = Refusals(),  # noqa: B008 - frozen
     ) -> None:
         self.head_s = head_s
+        self._refusals = refusals
         self.most = _possible(most)
         self.waiting_bytes = 0
         self._refused = refused
@@ -175,7 +181,17 @@ class Gate:
             self._said[cause] = (at, n + 1)
             return
         self._said[cause] = (time.monotonic(), 0)
-        console.warn(f"connections are turned away ({n + 1} since the last such line): {CAUSES[cause]}.")
+        console.warn(f"connections are turned away ({n + 1} since the last such line): {self._said_of(cause)}.")
+
+    async def busy(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI: what a connection gets that came when all were in use."""
+        error = ApiError("too many connections are open.", remedy="Try again in a moment.")
+        await self._refusals.answer(scope, send, 503, error, [(b"retry-after", b"5"), (b"connection", b"close")])
+
+    def _said_of(self, cause: str) -> str:
+        text, option = CAUSES[cause]
+        name = getattr(self._refusals, option) if option else ""
+        return f"{text} ({name})" if name else text
 
     def _next_to_go(self, newest: Client) -> Longest | None:
         """One of the peer that has the most, else one of any."""
@@ -186,22 +202,25 @@ class Gate:
         return min(found, key=itemgetter(0, 1), default=None)
 
 
-CAUSES = {
-    "head_bytes": f"a request's head has more than {HEAD_BYTES} bytes",
-    "head_lines": f"a request's head has more than {HEAD_LINES} lines",
-    "url": f"an address has more than {URL_BYTES} bytes",
-    "head_time": "a request's head did not end in time (`atropos serve --request-s`)",
-    "handshake": "a TLS handshake did not end in time (`atropos serve --request-s`)",
-    "accept": "this process has no descriptors left for them (ulimit -n)",
-    "malformed": "what was sent is not HTTP/1.1",
-    "chunks": "a chunked body has more extensions, trailers or small chunks than content",
-    "pipelined": "more requests were sent ahead than are kept",
-    "unread": "an answer was not read (`atropos serve --request-s`)",
-    "user": "they are of another user of this machine, and there is no token (--token-file)",
-    "full": "all connections are in use (`atropos serve --connections`)",
-    "made_way_silent": "others came, and all were in use (`atropos serve --connections`): the oldest that had sent no request made way",
-    "made_way_idle": "others came, and all were in use (`atropos serve --connections`): the one idle for longest made way",
-    "made_way_arriving": "others came, and all were in use (`atropos serve --connections`): the request that took longest made way",
+CAUSES = {  # and which option of a server raises the bound
+    "head_bytes": (f"a request's head has more than {HEAD_BYTES} bytes", ""),
+    "head_lines": (f"a request's head has more than {HEAD_LINES} lines", ""),
+    "url": (f"an address has more than {URL_BYTES} bytes", ""),
+    "head_time": ("a request's head did not end in time", "request_s"),
+    "handshake": ("a TLS handshake did not end in time", "request_s"),
+    "accept": ("this process has no descriptors left for them (ulimit -n)", ""),
+    "malformed": ("what was sent is not HTTP/1.1", ""),
+    "chunks": ("a chunked body has more extensions, trailers or small chunks than content", ""),
+    "pipelined": ("more requests were sent ahead than are kept", ""),
+    "unread": ("an answer was not read", "request_s"),
+    "user": ("they are of another user of this machine, and there is no token (--token-file)", ""),
+    "full": ("all connections are in use", "connections"),
+    "made_way_silent": (
+        "others came, and all were in use: the oldest that had sent no request made way",
+        "connections",
+    ),
+    "made_way_idle": ("others came, and all were in use: the one idle for longest made way", "connections"),
+    "made_way_arriving": ("others came, and all were in use: the request that took longest made way", "connections"),
 }
 
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from atropos_core.errors import ConfigError
-from atropos_trajectory_api.server.connection import Connection
-from atropos_trajectory_api.server.gate import Gate, Peer
+from atropos_core.http_server.connection import Connection
+from atropos_core.http_server.gate import Gate, Peer
 
 PAUSE_S = 0.2  # after an accept for which this process had no descriptor or memory left
 

@@ -15,14 +15,15 @@ import io
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from isal import isal_zlib
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atropos_core.errors import DataError, DeadlineExceeded, HubFull, TooLarge
-from atropos_trajectory_api.server.answers import header, refuse
-from atropos_trajectory_api.server.connection import SCOPE_KEY, Connection
+from atropos_core.http_server.answers import Refusals, header
+from atropos_core.http_server.connection import SCOPE_KEY, Connection
 
 FREE = 1 << 16
 SHARE_KEY = "atropos.share"  # in a scope
@@ -43,8 +44,10 @@ class GoneAway(Exception):
 class Budget:
     """Bytes that bodies in flight may hold together."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, option: str = "") -> None:
+        """`option` raises the bound of a server; as a person types it, for messages."""
         self.size_bytes = size_bytes
+        self._option = option
         self.held = 0
         self._beyond: Share | None = None  # who may go beyond it
         self._waiting: deque[tuple[Share, int, asyncio.Future[None]]] = deque()
@@ -66,9 +69,9 @@ class Budget:
                 await ready
         except TimeoutError:
             raise HubFull(
-                f"what is being read or waits for room in the hub is reckoned at {self.held / 1e6:.0f} MB (JSON at {JSON_COST} times its "
+                f"what is being read or waits for room is reckoned at {self.held / 1e6:.0f} MB (JSON at {JSON_COST} times its "
                 "bytes while it is read), and no more is taken.",
-                remedy="Send it again later; `atropos serve --in-flight-mb` sets the bound of a server.",
+                remedy=_and_raise("Send it again later", self._option),
             ) from None
         finally:
             if place in self._waiting:
@@ -144,12 +147,25 @@ class Share:
 class Limits:
     """ASGI middleware: the application gets its body whole, decompressed and within bounds, or is not called."""
 
-    def __init__(self, app: ASGIApp, *, body_bytes: int, in_flight_bytes: int, request_s: float, hold_s: float) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        body_bytes: int,
+        in_flight_bytes: int,
+        request_s: float,
+        hold_s: float,
+        cost: Callable[[Scope], int] = lambda scope: JSON_COST,
+        refusals: Refusals = Refusals(),  # noqa: B008 - frozen
+    ) -> None:
+        """`cost`: times its bytes that the body of a request takes while it is read."""
         self._app = app
+        self._cost = cost
+        self._refusals = refusals
         self._body_bytes = body_bytes
         self._request_s = request_s
         self._hold_s = hold_s
-        self.budget = Budget(in_flight_bytes)
+        self.budget = Budget(in_flight_bytes, refusals.in_flight)
         self._giving_back: asyncio.TimerHandle | None = None
         self._returnable = returnable_bytes()  # the least since memory was last given back
 
@@ -184,6 +200,7 @@ class Limits:
             ctypes.CDLL(None).malloc_trim(0)
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
+        refuse = self._refusals.answer
         closing = [(b"connection", b"close")]  # what is left of the body will not be read
         try:
             body = await self._read(scope, receive, share)
@@ -191,8 +208,7 @@ class Limits:
             return
         except TooLarge as error:
             await self._discard(receive)  # a client that sends reads no answer, and a reset would take that from it
-            # 413 makes old clients drop a group in silence as any 4xx does; 422 is the one whose text their owners look at
-            await refuse(scope, send, 413 if scope["path"].startswith("/v1") else 422, error, closing)
+            await refuse(scope, send, 413, error, closing)
             return
         except DataError as error:
             await refuse(scope, send, 400, error, closing)
@@ -225,7 +241,7 @@ class Limits:
         connection: Connection | None = scope.get(SCOPE_KEY)
         whole = io.BytesIO()  # gives its own buffer: pieces that are joined are there twice
         size, received, spent_s = 0, 0, 0.0
-        cost = 1 if scope["path"].startswith("/v1") else JSON_COST
+        cost = self._cost(scope)
 
         async def keep(piece: bytes) -> None:
             nonlocal size
@@ -271,14 +287,18 @@ class Limits:
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the request was not whole after {self._request_s:g} s.",
-                remedy="Send less at once, or faster; `atropos serve --request-s` sets the bound of a server.",
+                remedy=_and_raise("Send less at once, or faster", self._refusals.request_s),
             ) from None
 
     def _too_large(self, size: str) -> TooLarge:
         return TooLarge(
             f"the body has {size} after decompression, and the limit is {self._body_bytes / 1e6:g} MB.",
-            remedy="Send less at once, or start the server with a larger limit: `atropos serve --body-mb`.",
+            remedy=_and_raise("Send less at once", self._refusals.body),
         )
+
+
+def _and_raise(remedy: str, option: str) -> str:
+    return f"{remedy}; {option} sets the bound." if option else f"{remedy}."
 
 
 def _inflated(inflate: isal_zlib.Decompress, data: bytes) -> tuple[bytes, bytes]:

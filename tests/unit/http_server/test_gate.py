@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from atropos_trajectory_api.server.gate import Gate, Peer
+from atropos_core.http_server.gate import Gate, Peer
 
 MOST = 6
 

@@ -1,0 +1,56 @@
+"""Plain ASGI answers, and how a server says what it refuses before its application is called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.types import Scope, Send
+
+from atropos_core.errors import AtroposError
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    await start(send, status, len(body), headers)
+    await send({"type": "http.response.body", "body": body})
+
+
+async def start(send: Send, status: int, size: int, headers: Headers) -> None:
+    fields = [*headers, (b"content-length", b"%d" % size)]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+
+
+class Refuse(Protocol):
+    """Answers with an error, in the form that the clients of a server know."""
+
+    async def __call__(
+        self, scope: Scope, send: Send, status: int, error: AtroposError, headers: Headers = ()
+    ) -> None: ...
+
+
+async def refuse_as_json(scope: Scope, send: Send, status: int, error: AtroposError, headers: Headers = ()) -> None:
+    value = {"error": {"kind": type(error).__name__, "message": Exception.__str__(error), "remedy": error.remedy}}
+    await send_whole(send, status, json.dumps(value).encode(), [(b"content-type", b"application/json"), *headers])
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """`answer` says that something is refused; the rest are the options that raise a bound of this server, as a person
+    types them, empty where there is none."""
+
+    answer: Refuse = refuse_as_json
+    request_s: str = ""
+    connections: str = ""
+    body: str = ""
+    in_flight: str = ""
