@@ -1,0 +1,58 @@
+"""The sessions of a server: each by its path and its key, both of which nobody can guess."""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+
+from atropos_agent_api.calls import CallRefused
+from atropos_agent_api.sessions.options import SessionOptions
+from atropos_agent_api.sessions.session import Session
+from atropos_agent_api.tokens.formats import ChatFormat
+from atropos_core.interfaces import Policy
+
+MOST_ENDED = 10_000  # sessions whose late calls are answered with 409; of older ones, 404
+
+
+class Sessions:
+    """Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Session] = {}
+        self._by_key: dict[str, str] = {}
+        self._ended: dict[str, tuple[str, str]] = {}  # id: key and why, in the order in which they ended
+
+    def open(self, policy: Policy, format: ChatFormat, options: SessionOptions, *, seed: int, name: str) -> Session:
+        session = Session(policy, format, options, seed=seed, name=name)
+        self._open[session.id] = session
+        self._by_key[session.key] = session.id
+        return session
+
+    def find(self, id: str | None, key: str) -> Session:
+        """By path and key, or by key alone. Raises CallRefused: 401 for a key that is not this session's, 404 for a session
+        that never was, 409 for one that has ended."""
+        known = id if id is not None else self._by_key.get(key)
+        if known is None:
+            raise CallRefused("the key is that of no session.", status=401, code="invalid_api_key")
+        if (session := self._open.get(known)) is not None:
+            if not compare_digest(session.key.encode(), key.encode()):
+                raise CallRefused("the key is not this session's.", status=401, code="invalid_api_key")
+            return session
+        if known not in self._ended:
+            raise CallRefused("there is no such session.", status=404, code="no_such_session")
+        owner, why = self._ended[known]
+        if not compare_digest(owner.encode(), key.encode()):
+            raise CallRefused("the key is not this session's.", status=401, code="invalid_api_key")
+        raise CallRefused(f"this session has ended: {why}.", status=409, code="session_ended")
+
+    def end(self, session: Session, reason: str) -> None:
+        """May be called twice."""
+        session.end(reason)
+        if self._open.pop(session.id, None) is None:
+            return
+        self._ended[session.id] = (session.key, session.ended)
+        while len(self._ended) > MOST_ENDED:
+            oldest = next(iter(self._ended))
+            self._by_key.pop(self._ended.pop(oldest)[0], None)
+
+    def __len__(self) -> int:
+        return len(self._open)

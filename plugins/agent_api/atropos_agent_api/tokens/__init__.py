@@ -1,0 +1,1 @@
+"""From messages to stored ids and back: the token tree of an episode, and the formats of model families."""

@@ -1,0 +1,123 @@
+"""What became of each token of an episode: trained, context or dropped, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from atropos_agent_api.tokens.token_tree import Reply, Turn, is_orphan, paths
+from atropos_core.types import Message, Rollout, Tokens
+
+Fate = Literal["trained", "context", "dropped"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens `[start, stop)` of rollout number `rollout` and why they are there. `turn` names the call that brought them."""
+
+    rollout: int
+    start: int
+    stop: int
+    fate: Fate
+    why: str  # "sampled", "rendered", "trained in rollout 0", "its call is not trained"
+    turn: str
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Sampled tokens that are in no rollout."""
+
+    turn: str
+    why: str  # "orphan", "past a stop", "its call is not trained"
+    tokens: Tokens  # [T]
+
+
+@dataclass(frozen=True)
+class Account:
+    """The branches of an episode as rollouts, and what became of every token."""
+
+    rollouts: tuple[Rollout, ...]
+    conversations: tuple[tuple[Message, ...], ...]  # of each rollout
+    spans: tuple[Span, ...]  # every token of every rollout, in order
+    dropped: tuple[Dropped, ...]
+    branches: int
+    orphans: int
+
+    def count(self, fate: Fate) -> int:
+        if fate == "dropped":
+            return sum(len(one.tokens) for one in self.dropped)
+        return sum(span.stop - span.start for span in self.spans if span.fate == fate)
+
+
+def account_of(turns: Sequence[Turn]) -> Account:
+    """Each sampled token that is trained is trained in one rollout: the first branch that has it."""
+    trained_in: dict[Reply, int] = {}
+    rollouts: list[Rollout] = []
+    conversations: list[tuple[Message, ...]] = []
+    spans: list[Span] = []
+    branches = list(paths(turns))
+    kept: set[Reply] = set()
+    for path in branches:
+        if not any(reply.turn.is_trained and reply not in trained_in for reply in path):
+            continue
+        at = 0
+        kept.update(path)
+        for reply in path:
+            name, size = name_of(reply.turn), len(reply.completion.tokens)
+            fate, why = _fate(reply, trained_in, len(rollouts))
+            added, end = at + len(reply.turn.added), at + len(reply.turn.added) + size
+            spans.append(Span(len(rollouts), at, added, "context", "rendered", name))
+            spans.append(Span(len(rollouts), added, end, fate, why, name))
+            at = end
+        rollouts.append(_rollout(path, [span for span in spans if span.rollout == len(rollouts)]))
+        conversations.append(tuple(said for reply in path for said in (*reply.turn.messages, reply.message)))
+    replies = [reply for turn in turns for reply in turn.replies]
+    dropped = [
+        Dropped(
+            name_of(reply.turn), "orphan" if is_orphan(reply) else "its call is not trained", reply.completion.tokens
+        )
+        for reply in replies
+        if reply not in kept
+    ]
+    dropped += [Dropped(name_of(reply.turn), "past a stop", reply.cut) for reply in replies if len(reply.cut)]
+    return Account(
+        tuple(rollouts), tuple(conversations), tuple(spans), tuple(dropped), len(branches), sum(map(is_orphan, replies))
+    )
+
+
+def name_of(turn: Turn) -> str:
+    """Of a turn in a session: the id of its answer."""
+    return f"{turn.seed:016x}"
+
+
+def _fate(reply: Reply, trained_in: dict[Reply, int], rollout: int) -> tuple[Fate, str]:
+    if not reply.turn.is_trained:
+        return "context", "its call is not trained"
+    if (other := trained_in.setdefault(reply, rollout)) != rollout:
+        return "context", f"trained in rollout {other}"
+    return "trained", "sampled"
+
+
+def _rollout(path: Sequence[Reply], spans: Sequence[Span]) -> Rollout:
+    """Tokens that another rollout trains are context here: not sampled, with neither logprob nor version."""
+    tokens = path[-1].history.astype(np.int32)
+    trained = np.zeros(len(tokens), np.bool_)
+    logprobs = np.zeros(len(tokens), np.float32)
+    versions = np.zeros(len(tokens), np.int32)
+    for reply, span in zip(path, spans[1::2], strict=True):
+        if span.fate == "trained":
+            trained[span.start : span.stop] = True
+            logprobs[span.start : span.stop] = reply.completion.logprobs
+            versions[span.start : span.stop] = reply.completion.policy_version
+    return Rollout(
+        tokens=tokens,
+        sampled=trained,
+        trained=trained,
+        logprobs=logprobs,
+        policy_version=versions,
+        temperature=path[-1].completion.temperature,
+        truncated=any(reply.completion.truncated for reply in path),
+    )

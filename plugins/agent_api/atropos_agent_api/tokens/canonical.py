@@ -1,0 +1,147 @@
+"""Whether two messages are the same one, though a client has sent it back in other words.
+
+Clients reorder the keys of arguments, send them as an object or as text, rename call ids, leave reasoning out, trim white
+space, split one reply in two messages and send "" for None. None of that makes a history another one; all else does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atropos_core.types import Message
+
+_THINK = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One message of a conversation, or several of the assistant's in a row, which are one reply."""
+
+    message: Message  # as it is rendered: content is text, arguments are objects where they are JSON
+    key: bytes  # equal where two messages are the same one, but for reasoning, which `same_reasoning` compares
+
+    @property
+    def by_assistant(self) -> bool:
+        return bool(self.message["role"] == "assistant")
+
+
+def units_of(messages: Sequence[Message]) -> list[Unit]:
+    """Raises UnicodeEncodeError for text that nothing can write down (half of a surrogate pair)."""
+    merged: list[dict[str, Any]] = []
+    for message in messages:
+        plain = plain_message(message)
+        if merged and plain["role"] == merged[-1]["role"] == "assistant":
+            merged[-1] = _joined(merged[-1], plain)
+        else:
+            merged.append(plain)
+    numbers: dict[str, int] = {}  # of calls, in the order in which they were made: their ids may be renamed
+    return [Unit(message, _key(message, numbers)) for message in merged]
+
+
+def plain_message(message: Message) -> dict[str, Any]:
+    """With content as text (never None or a list of parts) and arguments as objects where they are JSON."""
+    plain = {name: value for name, value in message.items() if value is not None}
+    plain["content"] = _text(message.get("content"))
+    if plain.get("role") != "assistant":
+        return plain
+    if (found := _THINK.match(plain["content"])) and not plain.get("reasoning_content"):
+        plain["reasoning_content"] = found[1].strip()
+        plain["content"] = plain["content"][found.end() :].lstrip()
+    plain.pop("tool_calls", None)
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [_plain_call(call) for call in calls]
+    if not plain.get("reasoning_content"):
+        plain.pop("reasoning_content", None)
+    return plain
+
+
+def same_reasoning(sent: Message, sampled: Message) -> bool:
+    """Whether the client sent the reasoning that was sampled, or none."""
+    given = str(sent.get("reasoning_content") or "").split()
+    return not given or given == str(sampled.get("reasoning_content") or "").split()
+
+
+def call_ids(message: Message) -> list[str]:
+    """Of the calls of one message of the assistant."""
+    return [str(call.get("id") or "") for call in message.get("tool_calls") or ()]
+
+
+def digest(*parts: Any) -> bytes:
+    """Of bytes, or of what JSON can say; mappings are the same in any order."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part if isinstance(part, bytes) else _written(part).encode()
+        hashed.update(len(data).to_bytes(8, "little") + data)
+    return hashed.digest()
+
+
+def _key(message: Message, numbers: dict[str, int]) -> bytes:
+    role = message["role"]
+    if role == "assistant":
+        calls = message.get("tool_calls") or []
+        for call in calls:
+            numbers[str(call.get("id") or f"call {len(numbers)}")] = len(numbers)
+        said = [[call["function"]["name"], _canonical(_read(call["function"]["arguments"]))] for call in calls]
+        return digest("assistant", message["content"].strip(), said)
+    if role == "tool":
+        given = str(message.get("tool_call_id") or "")
+        return digest("tool", message["content"], numbers.get(given, given))
+    return digest(role, message["content"], message.get("name"))
+
+
+def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    plain = {"type": "function", "function": {"name": function.get("name"), "arguments": _object(function)}}
+    return {"id": call["id"], **plain} if call.get("id") else plain
+
+
+def _object(function: Mapping[str, Any]) -> Any:
+    arguments = function.get("arguments")
+    if arguments is None or arguments == "":
+        return {}
+    read = _read(arguments)
+    return read if isinstance(read, Mapping) else arguments
+
+
+def _read(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments.strip()
+
+
+def _canonical(value: Any) -> Any:
+    """JavaScript writes 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _canonical(entry) for key, entry in value.items()}
+    return [_canonical(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    both = {**first, **second, "content": first["content"] + second["content"]}
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        both["tool_calls"] = calls
+    if reasoning := first.get("reasoning_content", "") + second.get("reasoning_content", ""):
+        both["reasoning_content"] = reasoning
+    return both
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list | tuple):
+        return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
+    return ""
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=dict)

@@ -1,0 +1,81 @@
+"""How messages become ids and sampled ids a message: the format of a model family.
+
+A format is chosen once for a model. It never encodes again what was sampled: `extend` gives only the ids that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from atropos_core.errors import DataError
+from atropos_core.interfaces import Policy
+from atropos_core.rollouts.tokenizer import ChatTokenizer, message_of
+from atropos_core.types import Message, Tokens
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+class ChatFormat(Protocol):
+    """Messages have text as content and arguments as objects where they are JSON (`canonical.plain_message`)."""
+
+    name: str  # "template", or that of a renderer: "renderer:qwen3"
+
+    async def render(self, messages: Sequence[Message], tools: Tools) -> Tokens:
+        """Ids of a conversation, ready for the assistant's reply. Raises DataError where it cannot be rendered."""
+
+    async def extend(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
+        """The ids that follow `prompt` and `sampled` when `messages` come next, ready for a reply; None where this format
+        cannot extend it."""
+
+    async def parse(self, prompt: Tokens, sampled: Tokens, tools: Tools) -> Message:
+        """The assistant's message that was sampled after `prompt`."""
+
+    async def opening(self, tool: str | None, tools: Tools) -> Tokens | None:
+        """The ids with which a call of this tool begins, or of any; None where the format has no such beginning."""
+
+    async def text(self, ids: Tokens) -> str:
+        """What these ids say, without the tokens that frame a turn."""
+
+    async def encode(self, text: str) -> Tokens:
+        """Of a prompt that is no conversation."""
+
+
+class TemplateFormat(ChatFormat):
+    """The model's own chat template, through the policy. Without a `tokenizer` there are no texts of single tokens, no
+    text prompts and no openings: a policy need not have one."""
+
+    name = "template"
+
+    def __init__(self, policy: Policy, tokenizer: ChatTokenizer | None) -> None:
+        self._policy = policy
+        self._tokenizer = tokenizer
+
+    async def render(self, messages: Sequence[Message], tools: Tools) -> Tokens:
+        return await self._policy.render(messages, tools=tools or None)
+
+    async def extend(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
+        try:
+            return await self._policy.render(messages, tools=tools or None, after=np.concatenate([prompt, sampled]))
+        except DataError:
+            return None
+
+    async def parse(self, prompt: Tokens, sampled: Tokens, tools: Tools) -> Message:
+        if self._tokenizer is not None and self._tokenizer.decode(prompt[-16:]).rstrip().endswith("<think>"):
+            return message_of("<think>" + self._tokenizer.decode(sampled))
+        return await self._policy.parse(sampled)
+
+    async def opening(self, tool: str | None, tools: Tools) -> Tokens | None:
+        return None
+
+    async def text(self, ids: Tokens) -> str:
+        if self._tokenizer is None:
+            return str((await self._policy.parse(ids)).get("content") or "")
+        return self._tokenizer.decode(ids)
+
+    async def encode(self, text: str) -> Tokens:
+        if self._tokenizer is None:
+            raise DataError("this policy has no tokenizer, so a prompt that is no conversation cannot be encoded")
+        return self._tokenizer.encode(text)

@@ -1,0 +1,75 @@
+"""An engine that keeps its own ledger: every token that it ever sampled, each with a logprob that no other token has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atropos_core.interfaces import Engine, ModelInfo
+from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.rollouts.engine_policy import EnginePolicy
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.types import Completion, Floats, Sampling, Tokens, Versions
+
+STEP = 2.0**-10  # between one logprob and the next: exact in 32 bits
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One sample, as the engine made it."""
+
+    prompt: Tokens
+    tokens: Tokens
+    logprobs: Floats
+    versions: Versions
+    seed: int
+
+
+class LedgerEngine(Engine):
+    """Replies with `say(prompt as text, seed)`, ended by the tokenizer's eos token. `hold` keeps samples back until it is
+    set."""
+
+    def __init__(self, tokenizer: ChatTokenizer, say: Callable[[str, int], str]) -> None:
+        self.ledger: list[Entry] = []
+        self.endpoint = LocalEndpoint(self)
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self._tokenizer = tokenizer
+        self._say = say
+        self._sampled = 0
+
+    async def open(self) -> ModelInfo:
+        return ModelInfo("Ledger", 0, self._tokenizer.vocabulary, "float32", "cpu", self._tokenizer.fingerprint)
+
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        await self.hold.wait()
+        await asyncio.sleep(0)
+        return [self._one(prompt, seed, sampling) for seed in seeds]
+
+    async def pause(self) -> None: ...
+
+    async def resume(self, version: int) -> None: ...
+
+    def encode(self, said: str) -> Tokens:
+        return self._tokenizer.encode(said)
+
+    def _one(self, prompt: Tokens, seed: int, sampling: Sampling) -> Completion:
+        said = self._say(self._tokenizer.decode(prompt, keep_special=True), seed)
+        ids = np.concatenate([self.encode(said), self._tokenizer.encode(self._tokenizer.eos)])[: sampling.max_tokens]
+        numbers = np.arange(self._sampled, self._sampled + len(ids))
+        self._sampled += len(ids)
+        is_whole = bool(ids[-1] == self._tokenizer.encode(self._tokenizer.eos)[0])
+        entry = Entry(prompt, ids, -((numbers + 1) * STEP).astype(np.float32), (numbers // 7).astype(np.int32), seed)
+        self.ledger.append(entry)
+        return Completion(
+            entry.tokens, entry.logprobs, entry.versions, "stop" if is_whole else "length", sampling.temperature
+        )
+
+
+def policy_of(engine: LedgerEngine, tokenizer: ChatTokenizer, *, max_tokens: int = 400) -> EnginePolicy:
+    return EnginePolicy(engine, tokenizer, Sampling(max_tokens=max_tokens), deadline_s=20)
