@@ -12,14 +12,15 @@ TOOLS = """{% if tools %}<|im_start|>system
 {% endfor %}<|im_end|>
 {% endif %}"""
 TURNS = """{% for m in messages %}<|im_start|>{{ m.role }}
-{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"""
+CALLS = """{% for call in m.tool_calls or [] %}<tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
 
-def qwen_like(directory: Path, template: str = TOOLS + TURNS) -> ChatTokenizer:
+def qwen_like(directory: Path, template: str = TOOLS + TURNS + CALLS) -> ChatTokenizer:
     """Qwen's special tokens; a template that keeps reasoning."""
     write("qwen", directory)
     (directory / "chat_template.jinja").write_text(template)

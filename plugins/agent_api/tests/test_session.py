@@ -142,10 +142,7 @@ async def test_a_stop_text_cuts_behind_the_token_that_completes_it(tokenizer: Ch
     assert record.metrics["agent/dropped_tokens"] == len(cut.tokens)
     await session.answer(said("count", reply(answer), "go on"))
     again = tokenizer.decode(engine.ledger[1].prompt, keep_special=True)
-    assert (
-        again
-        == "<|im_start|>user\ncount<|im_end|>\n<|im_start|>assistant\none END<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert again.endswith("assistant\none END<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n")
 
 
 async def test_where_one_call_at_a_time_may_be_made_the_reply_ends_with_the_first(tokenizer: ChatTokenizer):
