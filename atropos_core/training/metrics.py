@@ -72,7 +72,8 @@ def staleness(groups: Sequence[ScoredGroup], version: int) -> Metrics:
 
 
 def group_metrics(groups: Sequence[ScoredGroup], failed: Sequence[ScoredGroup] = ()) -> Metrics:
-    """`groups` have at least one episode each; `failed` are those that have not enough."""
+    """`groups` have at least one episode each; `failed` are those that have not enough. A metric of an environment whose
+    name has a section, as in "agent/calls", is the step's as well: the mean over the episodes that have it."""
     rewards = np.concatenate([group.rewards for group in groups])
     episodes = [episode for group in groups for episode in group.episodes]
     correct = [episode.correct for episode in episodes if episode.correct is not None]
@@ -90,4 +91,6 @@ def group_metrics(groups: Sequence[ScoredGroup], failed: Sequence[ScoredGroup] =
         metrics["accuracy"] = float(np.mean(correct))
     for name in sorted({name for group in groups for name in group.parts}):
         metrics[f"reward/{name}"] = float(np.concatenate([g.parts[name] for g in groups if name in g.parts]).mean())
+    for name in sorted({name for episode in episodes for name in episode.metrics if "/" in name}):
+        metrics[name] = float(np.mean([episode.metrics[name] for episode in episodes if name in episode.metrics]))
     return metrics

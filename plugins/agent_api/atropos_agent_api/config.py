@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -20,6 +20,23 @@ def _absolute(path: Path) -> Path:
 def _named(value: Any) -> Any:
     """`"gsm8k"` for `{use = "gsm8k"}`."""
     return {"use": value} if isinstance(value, str) else value
+
+
+def _trained(value: str) -> str:
+    is_named = value.startswith("agent:") and value != "agent:"
+    if value not in ("all", "with_tools") and not is_named:
+        raise ValueError(f'trained is "all", "with_tools" or "agent:NAME", not {value!r}')
+    return value
+
+
+def _below(target: str) -> str:
+    """Where a file of the program lies."""
+    path = PurePosixPath(target.removeprefix("{home}/"))
+    if path.is_absolute() or ".." in path.parts or not path.parts or "{" in str(path):
+        raise ValueError(
+            f'a file lies in the work directory, as "notes/a.txt", or in HOME, as "{{home}}/.agent.json", not at {target!r}'
+        )
+    return target
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]  # a resumed run may start elsewhere
@@ -50,10 +67,10 @@ class LimitOptions(Options):
     )  # from its start; below training.rollout_deadline_s, which grading is within as well
     calls: int = Field(200, ge=1)  # of the model
     tokens: int = Field(100_000, ge=1)  # that the policy samples
-    output_mb: float = Field(8.0, gt=0)  # of each standard stream that is kept
-    disk_mb: float = Field(1024.0, gt=0)  # of its work directory and its HOME together
-    processes: int = Field(256, ge=1)
-    memory_mb: float = Field(4096.0, gt=0)  # of each process
+    output_mb: float = Field(8.0, gt=0)  # of both standard streams together
+    disk_mb: float = Field(1024.0, gt=0)  # of its work directory, HOME and temporary files
+    processes: int = Field(256, ge=1)  # at once
+    memory_mb: float = Field(4096.0, gt=0)  # of all its processes
 
 
 class RewardOptions(Options):
@@ -85,7 +102,9 @@ class AgentOptions(Options):
     command: tuple[str, ...] | None = None  # the program and its arguments, with placeholders
     function: str | None = None  # or "pkg.mod:name", "./file.py:name": a function of Python, called with the task
     env: dict[str, str] = Field(default_factory=dict)  # environment variables of the program, with placeholders
-    files: dict[str, FileOptions] = Field(default_factory=dict)  # by where it lies: below {work}, or "{home}/..."
+    files: dict[Annotated[str, AfterValidator(_below)], FileOptions] = Field(
+        default_factory=dict
+    )  # by where they lie: in the work directory, or "{home}/..."
     stdin: str = ""  # what it reads, with placeholders
     here: AbsolutePath = Field(default_factory=lambda: Path(".").resolve())  # {here} in placeholders
     tasks: AbsolutePath | None = None  # JSONL: id, prompt or messages, answer, and whatever else
@@ -99,14 +118,14 @@ class AgentOptions(Options):
     on_failure: Literal["grade", "fail"] = "grade"  # of a program that exits with an error or goes beyond a limit
     limits: LimitOptions = Field(default_factory=LimitOptions)
     concurrency: int = Field(16, ge=1)  # programs at once
-    trained: Literal["all", "with_tools"] = "all"  # which of its calls are trained
-    trained_agents: tuple[
-        str, ...
-    ] = ()  # and only those of agents with these names, where clients say so; empty: every one
+    trained: Annotated[str, AfterValidator(_trained)] = "all"  # which of its calls are: "with_tools", or "agent:NAME"
     history: Literal["as_sampled", "as_sent"] = "as_sampled"
     sampling: Literal["overrule", "refuse"] = "overrule"  # what a call wants otherwise than the run samples
     sandbox: NamedComponent = Field(default_factory=lambda: Component(use="process"))
     network: bool = False  # to anywhere but the API, where the sandbox can tell
+    keep_streams: int = Field(
+        1000, ge=0
+    )  # episodes whose standard streams and accounts of tokens stay in the run's directory
     baseline: BaselineOptions | None = None
 
     @model_validator(mode="after")
@@ -128,7 +147,7 @@ class AgentOptions(Options):
                 'nothing scores these tasks: add a reward, as [environment.NAME.reward] function = "grade.py:grade"'
             )
         self.refuse_idle(
-            self.baseline is None, "with a baseline: nothing of it is trained", "trained", "trained_agents"
+            self.baseline is None, "with a baseline: nothing of it is trained", "trained", "history", "sampling"
         )
         for where, text in self.filled().items():
             check(text, where)
@@ -138,5 +157,4 @@ class AgentOptions(Options):
         """Every text of the options that has placeholders, by where it stands."""
         found = {f"command[{at}]": text for at, text in enumerate(self.command or ())}
         found |= {f"env.{name}": text for name, text in self.env.items()}
-        found |= {f"files: {target}": target for target in self.files}
         return found | {"stdin": self.stdin}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from atropos_core.builtin.config import ToyTrainerOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyTrainer
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.metrics import rescoring_difference
+from atropos_core.training.metrics import group_metrics, rescoring_difference
 from atropos_core.types import Rollout, ScoredGroup
 from tests.unit.parts import TOKENIZER, episode, group, rollout
 
@@ -48,3 +49,12 @@ async def test_a_logprob_that_is_no_number_is_the_largest_difference_wherever_it
     rollouts = [rollout(logprob=UNIFORM + 0.1) for _ in range(3)]
     rollouts[place] = rollout(logprob=UNIFORM, tokens=tokens)
     assert np.isnan(await rescoring_difference(of(*rollouts), trainer))
+
+
+def test_a_metric_with_a_section_is_the_steps_as_well_over_the_episodes_that_have_it():
+    [made] = of(rollout(), rollout(), rollout())
+    with_metrics = [{"agent/calls": 2.0, "plain": 9.0}, {"agent/calls": 4.0}, {}]
+    episodes = tuple(replace(one, metrics=of) for one, of in zip(made.episodes, with_metrics, strict=True))
+    metrics = group_metrics([replace(made, episodes=episodes)])
+    assert metrics["agent/calls"] == 3.0
+    assert "plain" not in metrics

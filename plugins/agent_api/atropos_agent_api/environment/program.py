@@ -1,0 +1,152 @@
+"""What is started for one episode: arguments, environment variables and files, with their placeholders filled."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from atropos_agent_api.config import AgentOptions, FileOptions, LimitOptions
+from atropos_agent_api.environment.templates import check, fill, of_task, prompt_of
+from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Inside, Limits, Network, Program
+from atropos_core.types import Task
+
+MODEL = "policy"  # the name that programs are told: any is answered
+MOST_FILE_BYTES = 256 << 20  # of all files that each program finds
+PASSED = ("LANG", "LC_ALL", "TZ", "TERM")  # of our own environment
+TASK_FILE = ".atropos-task.json"  # in HOME
+FUNCTION = ("-m", "atropos_agent_api.environment.function")
+
+
+class Files:
+    """The files that every program finds, read once: what is changed on disk afterwards changes nothing."""
+
+    def __init__(self, files: Mapping[str, FileOptions]) -> None:
+        """Raises ConfigError for what cannot be read."""
+        self._texts: dict[str, str] = {}
+        self._bytes: dict[str, bytes] = {}
+        for target, options in files.items():
+            if options.copy_of is not None:
+                self._bytes |= _read_all(target, options.copy_of)
+            elif options.template is not None:
+                text = _read(options.template).decode(errors="replace")
+                try:
+                    check(text, str(options.template))
+                except ValueError as error:
+                    raise ConfigError(str(error)) from None
+                self._texts[target] = text
+            else:
+                self._texts[target] = options.text or ""
+        if (size := sum(map(len, self._bytes.values()))) > MOST_FILE_BYTES:
+            raise ConfigError(
+                f"the files of each program are {size >> 20:,} MB, above {MOST_FILE_BYTES >> 20} MB: every episode copies them.",
+                remedy="Have the program read them where they are.",
+            )
+
+    def filled(self, values: Mapping[str, str]) -> dict[str, bytes]:
+        return self._bytes | {target: fill(text, values).encode() for target, text in self._texts.items()}
+
+
+def argv(options: AgentOptions) -> tuple[str, ...]:
+    if options.command is not None:
+        return options.command
+    assert options.function is not None, "the options have one of the two"
+    return ("{python}", *FUNCTION, options.function.replace("{", "{{").replace("}", "}}"))
+
+
+def values_of(options: AgentOptions, task: Task, inside: Inside, key: str, seed: int) -> dict[str, str]:
+    """By placeholder."""
+    return of_task(task) | {
+        "base_url": f"{inside.api_url}/v1",
+        "root_url": inside.api_url,
+        "api_key": key,
+        "model": MODEL if options.baseline is None else options.baseline.model,
+        "work": inside.work,
+        "home": inside.home,
+        "here": str(options.here),
+        "python": sys.executable,
+        "seed": str(seed),
+        "task_file": f"{inside.home}/{TASK_FILE}",
+    }
+
+
+def program_of(
+    options: AgentOptions,
+    files: Files,
+    task: Task,
+    values: Mapping[str, str],
+    *,
+    name: str,
+    streams: Path,
+    network: Network,
+    api_url: str,
+) -> Program:
+    """Raises DataError for a placeholder that the task cannot fill."""
+    found = files.filled(values)
+    home = {
+        target.removeprefix("{home}/"): content for target, content in found.items() if target.startswith("{home}/")
+    }
+    return Program(
+        name=name,
+        argv=[fill(text, values) for text in argv(options)],
+        stdout=streams / "stdout.txt",
+        stderr=streams / "stderr.txt",
+        environment=_environment(options, values),
+        stdin=fill(options.stdin, values).encode(),
+        files={target: content for target, content in found.items() if not target.startswith("{home}/")},
+        home_files=home | {TASK_FILE: _task_file(task)},
+        network=network,
+        api_url=api_url,
+        limits=_limits(options.limits),
+    )
+
+
+def _environment(options: AgentOptions, values: Mapping[str, str]) -> dict[str, str]:
+    """The SDKs of OpenAI want /v1 in their URL, those of Anthropic add it."""
+    given = {name: os.environ[name] for name in PASSED if name in os.environ}
+    if options.function is not None:
+        given |= {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONUNBUFFERED": "1"}
+    given |= {
+        "OPENAI_BASE_URL": values["base_url"],
+        "OPENAI_API_BASE": values["base_url"],  # before the SDK's first version, and litellm's
+        "OPENAI_API_KEY": values["api_key"],
+        "ANTHROPIC_BASE_URL": values["root_url"],
+        "ANTHROPIC_API_KEY": values["api_key"],
+        "ATROPOS_TASK_FILE": values["task_file"],
+    }
+    return given | {name: fill(text, values) for name, text in options.env.items()}
+
+
+def _task_file(task: Task) -> bytes:
+    """Never the answer, nor the task's data, which may hold it."""
+    told = {"id": task.id, "prompt": prompt_of(task), "messages": list(task.messages)}
+    return json.dumps(told, ensure_ascii=False).encode()
+
+
+def _limits(options: LimitOptions) -> Limits:
+    return Limits(
+        wall_time_s=options.wall_s,
+        output_bytes=int(options.output_mb * 2**20),
+        processes=options.processes,
+        memory_bytes=int(options.memory_mb * 2**20),
+        disk_bytes=int(options.disk_mb * 2**20),
+    )
+
+
+def _read_all(target: str, path: Path) -> dict[str, bytes]:
+    """A file, or all files of a folder, by where they lie."""
+    if not path.is_dir():
+        return {target: _read(path)}
+    return {
+        f"{target.rstrip('/')}/{one.relative_to(path)}": _read(one) for one in sorted(path.rglob("*")) if one.is_file()
+    }
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}, which each program is to find, cannot be read: {error.strerror}.") from error
