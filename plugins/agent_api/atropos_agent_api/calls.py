@@ -21,7 +21,8 @@ class Call:
     """What an agent wants to have sampled. Messages and tools are in OpenAI's chat form, whatever the dialect: a message's
     content is text, `tool_calls` hold arguments as objects where they are JSON, reasoning is `reasoning_content`.
 
-    `sampling` has "temperature", "top_p", "top_k" and "seed"; `hints` has "retry", "session", "agent" and "kind"."""
+    `sampling` has "temperature", "top_p", "top_k", "seed" and whatever else a client says of how to sample
+    ("reasoning_effort"); `hints` has "retry", "session", "agent" and "kind"."""
 
     dialect: Dialect
     model: str
@@ -33,7 +34,8 @@ class Call:
     n: int = 1
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
-    sampling: Mapping[str, float] = field(default_factory=dict)  # those that were given
+    sampling: Mapping[str, float | str] = field(default_factory=dict)  # those that were given
+    left_out: tuple[str, ...] = ()  # what of the request the model does not see: "tools: web_search"
     logprobs: bool = False
     hints: Mapping[str, str] = field(default_factory=dict)  # of lineage, from headers
 
@@ -47,6 +49,7 @@ class Choice:
     tokens: Tokens  # [T] of what is shown
     logprobs: Floats  # [T]
     texts: tuple[str, ...] = ()  # [T] the text of each token, where the call wanted logprobs
+    stop: str = ""  # of the call's stop texts, the one that ended it
 
 
 @dataclass(frozen=True)

@@ -200,15 +200,22 @@ class Session:
             given = getattr(run, name, None)
             if wanted == given:
                 continue
-            self._counts[f"{self._options.client_sampling}d_sampling"] += 1
-            if self._options.client_sampling == "refuse":
-                raise CallRefused(
-                    f"{name} is {wanted:g}, and this run samples with {'its own' if given is None else f'{given:g}'}: leave "
-                    'it out, or have the run say client_sampling = "overrule".',
-                    field=name,
-                    code="unsupported_parameter",
-                )
+            self._overrule(
+                name, f"{name} is {wanted}, and this run samples with {'its own' if given is None else given}"
+            )
+        for name in call.left_out:
+            self._overrule(name.partition(":")[0], f"{name} is not there for the model")
         return run
+
+    def _overrule(self, field: str, why: str) -> None:
+        """Count it, or refuse it, as the session's options say."""
+        self._counts[f"{self._options.client_sampling}d_sampling"] += 1
+        if self._options.client_sampling == "refuse":
+            raise CallRefused(
+                f'{why}: leave it out, or have the run say sampling = "overrule".',
+                field=field,
+                code="unsupported_parameter",
+            )
 
     def _bounded(self, call: Call, prompt: _Prompt, sampling: Sampling) -> Sampling:
         """With no more tokens than the run, the call, the model's context and the session leave."""
@@ -317,15 +324,14 @@ class Session:
                 {**one, "id": f"call_{derive(turn.seed, at, number):016x}"} for number, one in enumerate(calls)
             ]
         position = digest(turn.position, units_of([message])[0].key)
-        return Reply(turn, message, position, _kept(completion, size), sampled[size:])
+        return Reply(turn, message, position, _kept(completion, size), sampled[size:], stop)
 
     async def _choice(self, call: Call, reply: Reply) -> Choice:
         completion = reply.completion
         finish = "tool_calls" if completion.finish == "stop" and reply.message.get("tool_calls") else completion.finish
-        texts = [await self._format.text(completion.tokens[at : at + 1]) for at in range(len(completion.tokens))]
-        return Choice(
-            reply.message, finish, completion.tokens, completion.logprobs, tuple(texts) if call.logprobs else ()
-        )
+        wanted = range(len(completion.tokens)) if call.logprobs else ()
+        texts = tuple([await self._format.text(completion.tokens[at : at + 1]) for at in wanted])
+        return Choice(reply.message, finish, completion.tokens, completion.logprobs, texts, reply.stop)
 
     def _refused_as_ended(self) -> CallRefused:
         return CallRefused(f"this session has ended: {self.ended}.", status=409, code="session_ended")

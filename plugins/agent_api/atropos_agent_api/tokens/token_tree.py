@@ -27,6 +27,7 @@ class Reply:
     position: bytes  # the digest of the conversation up to and with this reply
     completion: Completion  # of what is kept: tokens past a stop are not in it
     cut: Tokens  # what was sampled past a stop, and is not shown
+    stop: str = ""  # the stop text that ended it
     children: list[Turn] = field(default_factory=list)
 
     @property
