@@ -93,7 +93,7 @@ class ApiSource(Source):
             hub_id=state.get("hub_id", ""),
         )
         self.broken = self._session.lost
-        self._suspects = set(self._session.played_draws)
+        self._suspects = set(self._session.draws_in_progress)
         await self._await_workers(self._session)
 
     async def add_engine(self, url: str) -> None:

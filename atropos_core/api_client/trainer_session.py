@@ -74,7 +74,7 @@ class TrainerSession:
         self._away_s = api.patience.least_s
         self.environments: dict[str, dict[str, Any]] = opened["environments"]
         self.waiting_draws: frozenset[int] = frozenset(opened["waiting_draws"])  # their groups are in the hub
-        self.played_draws: frozenset[int] = frozenset(opened["played_draws"])  # workers run them
+        self.draws_in_progress: frozenset[int] = frozenset(opened["played_draws"])  # workers run them
         self.hub_id: str = opened["hub_id"]  # the hub's whose ids these are
         self.next_id: int = opened["next_id"]  # groups with lower ids were there before this session
         # The highest version that any trainer reported to the server before this session; None: it knows of none.

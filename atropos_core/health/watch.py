@@ -52,7 +52,7 @@ class Health:
         for check in self._checks:
             if (change := check.look(step, seen)) is not None:
                 why = causes([*failed, *raw]) if why is None else why
-                self._tell(_with(change, why.get(check.name)))
+                self._notify(_with(change, why.get(check.name)))
         return found | {f"health/{check.name}": LEVELS[check.state] for check in self._checks}
 
     def act(self) -> None:
@@ -99,9 +99,9 @@ class Health:
 
     def _silent(self, step: int, silence: Silence, waited_s: float) -> None:
         if (change := silence.look(step, {"time/waiting_s": waited_s + 1e-3})) is not None:
-            self._tell(change)
+            self._notify(change)
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         write(self._directory, change.row())
         if change.state != "ill":
             return

@@ -106,7 +106,7 @@ class Gate:
         self._open: set[Client] = set()
         self._of: dict[Peer, Connections] = {}
         self._lingering: set[Client] = set()
-        self._said: dict[str, tuple[float, int]] = {}
+        self._warned: dict[str, tuple[float, int]] = {}
 
     @property
     def is_full(self) -> bool:
@@ -176,11 +176,11 @@ class Gate:
     def count(self, cause: str) -> None:
         """A connection was turned away. One line a minute says so of each cause."""
         self._refused(cause)
-        at, n = self._said.get(cause, (-SAY_AGAIN_S, 0))
+        at, n = self._warned.get(cause, (-SAY_AGAIN_S, 0))
         if time.monotonic() - at < SAY_AGAIN_S:
-            self._said[cause] = (at, n + 1)
+            self._warned[cause] = (at, n + 1)
             return
-        self._said[cause] = (time.monotonic(), 0)
+        self._warned[cause] = (time.monotonic(), 0)
         console.warn(f"connections are turned away ({n + 1} since the last such line): {self._said_of(cause)}.")
 
     async def busy(self, scope: Scope, receive: Receive, send: Send) -> None:

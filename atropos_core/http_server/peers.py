@@ -24,7 +24,7 @@ class Peers:
             getattr(socket, "AF_NETLINK", -1), socket.SOCK_RAW | getattr(socket, "SOCK_CLOEXEC", 0), _NETLINK_SOCK_DIAG
         )
         self._netlink.settimeout(1.0)
-        self._asked = 0
+        self._sequence = 0
 
     def owner(self, theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> int | None:
         """The user whose socket is `theirs`, as addresses of `getsockname`; None where nobody holds it any more: of a
@@ -33,9 +33,9 @@ class Peers:
         there, here = (socket.inet_pton(family, end[0].partition("%")[0]).ljust(16, b"\0") for end in (theirs, ours))
         ask = struct.pack("!HH", theirs[1], ours[1]) + there + here + _COOKIE
         size = _REQUEST.size + len(ask)
-        self._asked = (self._asked + 1) % (1 << 32)
+        self._sequence = (self._sequence + 1) % (1 << 32)
         head = _REQUEST.pack(
-            size, _SOCK_DIAG_BY_FAMILY, 1, self._asked, 0, family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF
+            size, _SOCK_DIAG_BY_FAMILY, 1, self._sequence, 0, family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF
         )
         try:
             self._netlink.send(head + ask)
@@ -44,8 +44,8 @@ class Peers:
             return None
         if len(said) < _ANSWER.size:
             return None
-        _, kind, _, asked, _, uid, inode = _ANSWER.unpack_from(said)
-        return int(uid) if kind == _SOCK_DIAG_BY_FAMILY and asked == self._asked and inode else None
+        _, kind, _, sequence, _, uid, inode = _ANSWER.unpack_from(said)
+        return int(uid) if kind == _SOCK_DIAG_BY_FAMILY and sequence == self._sequence and inode else None
 
     def close(self) -> None:
         self._netlink.close()

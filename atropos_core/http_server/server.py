@@ -128,15 +128,15 @@ class _OnceAMinute(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said_at = -SAY_AGAIN_S
+        self._warned_at = -SAY_AGAIN_S
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "accept() out of system resource" not in str(record.msg):
             return True
         now = time.monotonic()
-        if now - self._said_at < SAY_AGAIN_S:
+        if now - self._warned_at < SAY_AGAIN_S:
             return False
-        self._said_at = now
+        self._warned_at = now
         return True
 
 

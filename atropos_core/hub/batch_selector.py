@@ -26,7 +26,7 @@ class BatchSelector(Generic[T]):
         self._queues = queues
         self._clock = clock
         self._no_sum_since: float | None = None
-        self._said_no_sum = False
+        self._warned_no_sum = False
 
     def done(self) -> None:
         """A batch was taken, or nobody wants one any more."""
@@ -84,8 +84,8 @@ class BatchSelector(Generic[T]):
                 self.retry_s = patience
                 return None
             rest = largest(sums, rest)
-            if not self._said_no_sum:
-                self._said_no_sum = True
+            if not self._warned_no_sum:
+                self._warned_no_sum = True
                 console.warn(f"no whole groups of those that wait add up to {total} sequences: batches are smaller")
             break
         seen: list[GroupRecord[T]] = []

@@ -86,15 +86,15 @@ def make_plan(
     plugins: Plugins,
     *,
     training: bool = True,
-    playing: bool = True,
+    rollouts: bool = True,
     sampling: bool = True,
 ) -> Plan:
     """Raises ConfigError, UnknownComponent, PluginError or FitError; nothing is built, nothing heavy imported.
-    A process that does not do all three leaves components out: `training` needs trainer and bridge, `playing`
+    A process that does not do all three leaves components out: `training` needs trainer and bridge, `rollouts`
     environments and rewards, `sampling` an engine. With an [api], workers run the environments: those that are not
     installed here are left out."""
     by_workers = training and config.api is not None
-    if not config.environment and playing and not by_workers:
+    if not config.environment and rollouts and not by_workers:
         raise ConfigError(
             "there is no environment to train on.",
             remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
@@ -118,7 +118,7 @@ def make_plan(
             for name, component in getattr(config, kind).items()
             if not (kind == "environment" and by_workers) or _is_installed(name, component, plugins)
         }
-        for kind in (NAMED if training else ("environment", "reward") if playing else ())
+        for kind in (NAMED if training else ("environment", "reward") if rollouts else ())
     }
     transports = _fit(engines, single, plugins) if training else ()
     config = config.model_copy(

@@ -237,7 +237,7 @@ async def _prepare(
     if "engine" in agents:
         await asyncio.gather(*(engine.endpoint.load_agent(agents["engine"]) for engine in parts.engines))
     await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
-    player = RolloutRunner(
+    runner = RolloutRunner(
         parts.environments,
         parts.rewards,
         parts.engine,
@@ -247,10 +247,10 @@ async def _prepare(
         profile=parts.profile,
         vocabulary=model.vocabulary,
     )
-    source = _source(plan, parts, player, model, directory)
+    source = _source(plan, parts, runner, model, directory)
     parts.opened.append(source)
     await source.open(checkpoint.state.get("source") if checkpoint else None)
-    loop = Loop(config, parts, source, player, model, directory, stop, dict(flatten(plan.resolved())) | plan.code())
+    loop = Loop(config, parts, source, runner, model, directory, stop, dict(flatten(plan.resolved())) | plan.code())
     if checkpoint is not None:
         await loop.restore(checkpoint)
     if config.api is not None and plan.serve_engine is not None:
@@ -261,10 +261,10 @@ async def _prepare(
     return loop
 
 
-def _source(plan: Plan, parts: Parts, player: RolloutRunner, model: ModelInfo, directory: Path) -> Source:
+def _source(plan: Plan, parts: Parts, runner: RolloutRunner, model: ModelInfo, directory: Path) -> Source:
     """Rollouts here, or the workers of a trajectory API."""
     if plan.config.api is None:
-        return LocalSource(plan.config, player, parts.curriculum)
+        return LocalSource(plan.config, runner, parts.curriculum)
     from atropos_core.api_client.source import ApiSource
 
     return ApiSource(plan.config, parts.curriculum, model, directory, parts.profile)

@@ -111,15 +111,15 @@ class Child:
     async def _watch(self) -> None:
         """Say so where it owes an answer and is silent for long, again each time that has doubled; give it up at the bound."""
         loop, owed = asyncio.get_running_loop(), self.peer.owed
-        said_s, before, looked = 0.0, None, loop.time()
+        warned_s, before, looked = 0.0, None, loop.time()
         while not self.peer.lost.is_set():
             await asyncio.sleep(min(LOOK_S, self._patience.say_s / 8))
             now = loop.time()
             owed.excuse(self._waits_for_us(), now)
             silent_s = owed.silent_s(now)
-            if silent_s < said_s:
+            if silent_s < warned_s:
                 console.say(f"{self.role} (pid {self.process.pid}) answers again")
-                said_s = 0.0
+                warned_s = 0.0
             if silent_s < self._patience.say_s / 2:
                 before = None
                 continue
@@ -129,8 +129,8 @@ class Child:
             usual, stopped = owed.usual_s() or 0.0, bool(seen.stopped)
             bound_s = self._patience.least_s if stopped else owed.bound_s(self._patience)
             first_s = self._patience.say_s / 2 if stopped else max(self._patience.say_s, 2 * usual)
-            if silent_s >= max(first_s, 2 * said_s):
-                said_s = silent_s
+            if silent_s >= max(first_s, 2 * warned_s):
+                warned_s = silent_s
                 console.warn(
                     f"{self.role} (pid {self.process.pid}) has given no answer to {owed.last}() for {silent_s:.0f} s: "
                     f"{seen.says(before, now - looked)}.{self._wrote_within(silent_s)} {self._outlook(bound_s)}"

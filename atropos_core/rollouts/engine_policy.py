@@ -24,15 +24,15 @@ class Turnstile:
     """
 
     def __init__(self) -> None:
-        self._playing: set[ScheduleKey] = set()
+        self._running: set[ScheduleKey] = set()
         self._waiting: list[tuple[ScheduleKey, asyncio.Future[None]]] = []
 
     def enter(self, key: ScheduleKey) -> None:
         """One more rollout is in progress: until it waits here, or has left, nobody passes."""
-        self._playing.add(key)
+        self._running.add(key)
 
     def leave(self, key: ScheduleKey) -> None:
-        self._playing.discard(key)
+        self._running.discard(key)
         self._look()
 
     async def wait(self, key: ScheduleKey) -> None:
@@ -50,7 +50,7 @@ class Turnstile:
         asyncio.get_running_loop().call_soon(self._release)  # later: a rollout may ask for several samples in one turn
 
     def _release(self) -> None:
-        if self._waiting and self._playing <= {key for key, _ in self._waiting}:
+        if self._waiting and self._running <= {key for key, _ in self._waiting}:
             waiting, self._waiting = self._waiting, []
             for _, future in sorted(waiting, key=lambda entry: entry[0]):
                 if not future.done():

@@ -50,7 +50,7 @@ class Evaluation:
 
 
 async def evaluate(
-    player: RolloutRunner,
+    runner: RolloutRunner,
     environments: Mapping[str, Environment],
     section: EvaluationSection,
     sampling: Sampling,
@@ -75,10 +75,10 @@ async def evaluate(
     at_once = max(1, IN_FLIGHT // section.samples)
     for begin in range(0, len(draws), at_once):
         part = draws[begin : begin + at_once]
-        keys = [player.schedule_keys(draw, section.samples) for draw in part]
+        keys = [runner.schedule_keys(draw, section.samples) for draw in part]
         groups += await asyncio.gather(
             *(
-                player.run(draw, key, section.samples, section.sampling(sampling))
+                runner.run(draw, key, section.samples, section.sampling(sampling))
                 for draw, key in zip(part, keys, strict=True)
             )
         )

@@ -28,7 +28,7 @@ class Producer:
 
     def __init__(
         self,
-        player: RolloutRunner,
+        runner: RolloutRunner,
         curriculum: Curriculum,
         hub: Hub[ScoredGroup],
         *,
@@ -38,21 +38,21 @@ class Producer:
         on_failed: Callable[[ScoredGroup], None],
     ) -> None:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ended it
-        self._player = player
+        self._runner = runner
         self._curriculum = curriculum
         self._hub = hub
         self._group_size = group_size
         self._min_group = min_group
         self._sampling = sampling
         self._on_failed = on_failed
-        self._playing: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._target = 0
         self._failed_in_a_row = 0
 
     def want(self, groups: int) -> None:
         """See to it that `groups` groups wait in the hub or are being run."""
         self._target = groups
-        missing = groups - len(self._hub) - len(self._playing)
+        missing = groups - len(self._hub) - len(self._running)
         if missing > 0:
             self._start(missing)
 
@@ -62,28 +62,28 @@ class Producer:
 
     async def stop(self) -> None:
         """Cancel what is being run. Its draws stay unsettled, and a resumed run draws them again."""
-        for task in self._playing:
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*self._playing, return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
         if self.broken.done() and not self.broken.cancelled():
             self.broken.exception()
 
     def _start(self, n: int) -> None:
         draws = self._curriculum.draw(n)
-        keys = [self._player.schedule_keys(draw, self._group_size) for draw in draws]  # all, before any of them runs
+        keys = [self._runner.schedule_keys(draw, self._group_size) for draw in draws]  # all, before any of them runs
         for draw, key in zip(draws, keys, strict=True):
-            task = asyncio.create_task(self._play(draw, key))
-            self._playing.add(task)
+            task = asyncio.create_task(self._run_draw(draw, key))
+            self._running.add(task)
             task.add_done_callback(self._ended)
 
-    async def _play(self, draw: Draw, keys: list[tuple[int, ...]]) -> None:
-        group = sound(await self._player.run(draw, keys, self._group_size, self._sampling))
+    async def _run_draw(self, draw: Draw, keys: list[tuple[int, ...]]) -> None:
+        group = sound(await self._runner.run(draw, keys, self._group_size, self._sampling))
         if len(group.episodes) >= self._min_group:
             self._failed_in_a_row = 0
             await self._hub.put(group, Label.of(group))
             current = asyncio.current_task()
             assert current is not None, "a coroutine runs in a task"
-            self._playing.discard(current)  # now: whoever leases the group may ask for more before `_ended` is called
+            self._running.discard(current)  # now: whoever leases the group may ask for more before `_ended` is called
             return
         self._on_failed(group)
         self._failed_in_a_row += 1
@@ -92,6 +92,6 @@ class Producer:
         self._start(1)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._playing.discard(task)
+        self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) and not self.broken.done():
             self.broken.set_exception(error)

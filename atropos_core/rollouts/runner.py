@@ -83,13 +83,13 @@ class RolloutRunner:
             ) from error
         seeds = [derive(draw.seed, member) for member in range(n)]
         with timed(self._profile, f"environment.{draw.environment}/play", n):
-            played = await self._play(environment, task, keys, seeds, sampling)
+            results = await self._run_members(environment, task, keys, seeds, sampling)
             before: list[Episode | Failed] = []
             for attempt in range(1, attempts):
-                lost = [member for member, one in enumerate(played) if isinstance(one, Failed)]
+                lost = [member for member, one in enumerate(results) if isinstance(one, Failed)]
                 if not lost:
                     break
-                before += [played[member] for member in lost]
+                before += [results[member] for member in lost]
                 if runs_groups(environment):
                     lost = list(range(n))
                 where = keys if runs_groups(environment) else [keys[member] for member in lost]
@@ -97,11 +97,13 @@ class RolloutRunner:
                     for key in where:
                         self._turnstile.enter(key)
                 again = [derive(seeds[member], attempt) for member in lost]
-                for member, one in zip(lost, await self._play(environment, task, where, again, sampling), strict=True):
-                    played[member] = one
-        return await self._score(draw, task, [*before, *played])
+                for member, one in zip(
+                    lost, await self._run_members(environment, task, where, again, sampling), strict=True
+                ):
+                    results[member] = one
+        return await self._score(draw, task, [*before, *results])
 
-    async def _play(
+    async def _run_members(
         self,
         environment: Environment,
         task: Task,
@@ -111,18 +113,18 @@ class RolloutRunner:
     ) -> list[Episode | Failed]:
         """One for each seed, in their order."""
         if runs_groups(environment):
-            return list(await self._play_group(environment, task, keys[0], seeds, sampling))
-        one = [self._play_one(environment, task, key, seed, sampling) for key, seed in zip(keys, seeds, strict=True)]
+            return list(await self._run_group(environment, task, keys[0], seeds, sampling))
+        one = [self._run_one(environment, task, key, seed, sampling) for key, seed in zip(keys, seeds, strict=True)]
         return list(await asyncio.gather(*one))
 
-    async def _play_one(
+    async def _run_one(
         self, environment: Environment, task: Task, key: ScheduleKey, seed: int, sampling: Sampling
     ) -> Episode | Failed:
         policy = self._policy(key, sampling)
         try:
             with contained("rollout()"):
-                played = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
-                return checked(played, self._vocabulary)
+                results = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
+                return checked(results, self._vocabulary)
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
@@ -130,25 +132,25 @@ class RolloutRunner:
         finally:
             self._leave(key)
 
-    async def _play_group(
+    async def _run_group(
         self, environment: Environment, task: Task, key: ScheduleKey, seeds: Sequence[int], sampling: Sampling
     ) -> Sequence[Episode | Failed]:
         policy = self._policy(key, sampling)
         try:
             with contained("rollout_group()"):
-                played = await within(
+                results = await within(
                     environment.rollout_group(task, policy, len(seeds), seeds=seeds),
                     self._deadline_s,
                     "rollout_group()",
                 )
-            if len(played) != len(seeds):
-                raise DataError(f"rollout_group() was called for {len(seeds)} rollouts and gave {len(played)}")
-            for one in played:
+            if len(results) != len(seeds):
+                raise DataError(f"rollout_group() was called for {len(seeds)} rollouts and gave {len(results)}")
+            for one in results:
                 if isinstance(one, FATAL):
                     raise one
             return [
                 failed_by(one, "rollout") if isinstance(one, BaseException) else checked(one, self._vocabulary)
-                for one in played
+                for one in results
             ]
         except FATAL:
             raise
@@ -157,9 +159,9 @@ class RolloutRunner:
         finally:
             self._leave(key)
 
-    async def _score(self, draw: Draw, task: Task, played: Sequence[Episode | Failed]) -> ScoredGroup:
-        episodes = tuple(one for one in played if isinstance(one, Episode))
-        failed = tuple(one for one in played if isinstance(one, Failed))
+    async def _score(self, draw: Draw, task: Task, results: Sequence[Episode | Failed]) -> ScoredGroup:
+        episodes = tuple(one for one in results if isinstance(one, Episode))
+        failed = tuple(one for one in results if isinstance(one, Failed))
         if not episodes:
             return ScoredGroup(draw, task, (), np.zeros(0, np.float32), {}, failed)
 

@@ -125,11 +125,11 @@ class LocalSource(Source):
     """Rollouts in this process, into a hub in this process. What is not committed when the run dies was never trained, as
     far as its resumed self knows, and its draws are rolled out again."""
 
-    def __init__(self, config: RunConfig, player: RolloutRunner, curriculum: Curriculum) -> None:
+    def __init__(self, config: RunConfig, runner: RolloutRunner, curriculum: Curriculum) -> None:
         super().__init__(curriculum)
         training = config.training
         self._weights = {name: environment.weight for name, environment in config.environment.items()}
-        self._player = player
+        self._runner = runner
         self._sizes: dict[str, int] = {}  # training tasks, by environment
         self._wanted = 0
         self._version = 0  # that was leased for last
@@ -142,7 +142,7 @@ class LocalSource(Source):
         )
         self._session = self._hub.open("run")
         self._producer = Producer(
-            player,
+            runner,
             curriculum,
             self._hub,
             group_size=training.group_size,
@@ -153,8 +153,8 @@ class LocalSource(Source):
         self.broken = self._producer.broken
 
     async def open(self, state: Mapping[str, Any] | None) -> None:
-        self._sizes = {name: task_count(name, e, "train") for name, e in self._player.environments.items()}
-        for name, environment in self._player.environments.items():
+        self._sizes = {name: task_count(name, e, "train") for name, e in self._runner.environments.items()}
+        for name, environment in self._runner.environments.items():
             check_named_tasks(name, environment, "train")
         if state:
             self._hub.load(state)
@@ -164,7 +164,7 @@ class LocalSource(Source):
                         f"environment {name!r} has {has:,} training tasks, and had {had:,} when the checkpoint was saved: "
                         "epochs have another length from here on, and a task's number may mean another task."
                     )
-        environments = self._player.environments
+        environments = self._runner.environments
         self.curriculum.open(
             {
                 name: TaskSource(size, self._weights[name], environments[name].tasks("train"))

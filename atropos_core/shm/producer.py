@@ -128,7 +128,7 @@ class RingProducer:
 
     def ring(self) -> None:
         """Tell the consumer now of what was written. Never waits: what the socket does not take goes with the next."""
-        self._tell()
+        self._notify()
         os.sched_yield()  # Linux may have woken it on this very core, where it would wait for the end of our time slice
         if len(self._free) <= self._few:
             self._collect(_ANSWERS_AT_ONCE)
@@ -144,7 +144,7 @@ class RingProducer:
     def _wait(self, until: float, what: str, deadline_s: float) -> None:
         if self.error is not None:
             raise self.error
-        self._tell(BELL)  # and no look at answers: what they free would be waited for
+        self._notify(BELL)  # and no look at answers: what they free would be waited for
         if not self._socket.wait(until - time.monotonic(), writing=self._full):
             raise DeadlineExceeded(f"{what} within {deadline_s:g} s: the consumer of this ring is behind")
         self._collect()
@@ -212,7 +212,7 @@ class RingProducer:
         future: asyncio.Future[Ack] = loop.create_future()
         self._futures[number] = future
         sent = time.monotonic()
-        if not self._tell(BELL):
+        if not self._notify(BELL):
             self._ring_soon(loop)
         elif self._is_quick:
             while not future.done() and time.monotonic() - sent < SPIN_S:
@@ -242,7 +242,7 @@ class RingProducer:
     def _ring_now(self, loop: asyncio.AbstractEventLoop) -> None:
         self._bell_due = False
         if self.error is None:
-            self._tell(BELL)
+            self._notify(BELL)
             self._room.set()
             if self._full:
                 self._ring_soon(loop, FULL_S)
@@ -281,7 +281,7 @@ class RingProducer:
             raise DataError(
                 f"a message of {size:,} bytes is more than the {self.message_bytes:,} that the consumer takes"
             )
-        if self._apart or not self._tell():
+        if self._apart or not self._notify():
             return False  # one at a time, so that memory is bounded; and what was written earlier arrives earlier
         segment, descriptor = Slots.create(1, size)
         try:
@@ -294,15 +294,15 @@ class RingProducer:
         self._held[number], self._apart = _NO_SLOT, True
         return True
 
-    def _tell(self, bell: bytes = IDLE_BELL) -> bool:
+    def _notify(self, bell: bytes = IDLE_BELL) -> bool:
         """Ring for what was written: whether all of it went. A BELL goes even with nothing new: it asks for answers."""
-        asked = bell == IDLE_BELL
-        while self._bell or not asked:
+        rang = bell == IDLE_BELL
+        while self._bell or not rang:
             self._full = not self._socket.send(bell + self._bell[:NUMBERS].tobytes())
             if self._full:
                 return False
             del self._bell[:NUMBERS]
-            asked = True
+            rang = True
         self._full = False
         return True
 
@@ -340,7 +340,7 @@ class RingProducer:
     def close(self) -> None:
         """Hang up. What was not answered may still arrive: the consumer reads what it was notified of."""
         if self.error is None:
-            self._tell()
+            self._notify()
         self._end(ProcessDied("this ring was closed"))
 
     def _end(self, error: AtroposError) -> None:

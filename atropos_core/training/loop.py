@@ -78,7 +78,7 @@ class _Gathered:
 
 
 class Loop:
-    """Runs to `config.training.steps`. `directory` is the run's own; `player` runs the evaluation; `settings` are saved
+    """Runs to `config.training.steps`. `directory` is the run's own; `runner` runs the evaluation; `settings` are saved
     in every checkpoint, for a resume to tell what has changed."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Loop:
         config: RunConfig,
         parts: Parts,
         source: Source,
-        player: RolloutRunner,
+        runner: RolloutRunner,
         model: ModelInfo,
         directory: Path,
         stop: asyncio.Event,
@@ -97,7 +97,7 @@ class Loop:
         self._config = config
         self._parts = parts
         self._source = source
-        self._player = player
+        self._runner = runner
         self._directory = directory
         self._stop = stop
         self._settings = settings or {}
@@ -383,7 +383,7 @@ class Loop:
 
     async def _evaluate(self) -> Evaluation:
         evaluation = await evaluate(
-            self._player, self._parts.environments, self._config.evaluation, self._sampling, seed=self._config.seed
+            self._runner, self._parts.environments, self._config.evaluation, self._sampling, seed=self._config.seed
         )
         self._check_one_version(evaluation.groups)
         evaluation.write(self._directory / "rollouts" / f"eval-{self.progress.step:06d}.jsonl")

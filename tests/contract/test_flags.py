@@ -329,7 +329,7 @@ SEEN_IN = {
         "serve --lease-s",
     "plugins/trajectory_api/tests/test_client.py::test_a_body_however_far_beyond_the_limit_is_refused_by_name": "serve --body-mb",
     "plugins/trajectory_api/tests/test_documents.py::test_the_example_client_runs_leases_and_commits": "serve --dir",
-    "plugins/trajectory_api/tests/played.py": "serve --same-host",
+    "plugins/trajectory_api/tests/sent_groups.py": "serve --same-host",
     "tests/e2e/test_api_hostile.py": "serve --hold-s --in-flight-mb --request-s",
     "tests/e2e/api_faults.py": "serve --silent-s",
     "plugins/trajectory_api/tests/test_access.py": "serve --cors",

@@ -92,7 +92,7 @@ async def _run(plan: Plan, directory: Path, rings: Path, engine: Engine, count: 
     parts = await build_for_evaluation(plan, directory, engine)
     try:
         await open_all(parts.environments)
-        player = RolloutRunner(
+        runner = RolloutRunner(
             parts.environments, parts.rewards, parts.engine, ChatTokenizer(plan.model.directory),
             deadline_s=plan.config.training.rollout_deadline_s, deterministic=False,
         )  # fmt: skip
@@ -100,7 +100,7 @@ async def _run(plan: Plan, directory: Path, rings: Path, engine: Engine, count: 
         console.say(
             f"runs rollouts of {', '.join(parts.environments)} for SkyRL, {count} groups at once; Ctrl-C ends it"
         )
-        return await work(client, player)
+        return await work(client, runner)
     finally:
         await parts.close()
 

@@ -160,7 +160,7 @@ class WorkQueue:
             for task in feeding:
                 task.cancel()
             await asyncio.gather(*feeding, return_exceptions=True)
-            self._ask_again(begun)
+            self._request_again(begun)
             if path.parent.parent == self._folder:  # its own folder, which it cannot remove when it was killed
                 shutil.rmtree(path.parent, ignore_errors=True)
 
@@ -236,7 +236,7 @@ class WorkQueue:
             del begun[number]
             one.answer.set_exception(WorkFailed(data.decode(errors="replace")))
 
-    def _ask_again(self, begun: dict[int, _Request]) -> None:
+    def _request_again(self, begun: dict[int, _Request]) -> None:
         for one in reversed(begun.values()):
             self._forget(one)
             if not one.answer.done():

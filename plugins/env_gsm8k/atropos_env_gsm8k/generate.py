@@ -115,7 +115,7 @@ def problem(split: Split, index: int, seed: int = 0) -> dict[str, str]:
         numbers = {letter: draws.one_of(choices) for letter, choices in story.numbers.items()}
         lines = _work_out(story, numbers)
         if lines is not None and split_of(story, numbers) == split:
-            return _tell(story, numbers, lines, draws)
+            return _narrate(story, numbers, lines, draws)
         attempt += 1
 
 
@@ -145,7 +145,9 @@ def _calculate(left: int, operator: str, right: int) -> int | None:
     return {"+": left + right, "-": left - right, "*": left * right}[operator]
 
 
-def _tell(story: Story, numbers: Mapping[str, int], lines: Sequence[tuple[str, int]], draws: _Draws) -> dict[str, str]:
+def _narrate(
+    story: Story, numbers: Mapping[str, int], lines: Sequence[tuple[str, int]], draws: _Draws
+) -> dict[str, str]:
     names = list(NAMES)
     people = {role: names.pop(draws.below(len(names))) for role in "ABC"}
     things = draws.one_of(THINGS)

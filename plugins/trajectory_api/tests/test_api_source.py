@@ -21,8 +21,8 @@ from atropos_core.guards.patience import Patience
 from atropos_core.interfaces import ModelInfo
 from atropos_core.rollouts.producer import PATIENCE
 from atropos_core.types import UNKNOWN_VERSION, Draw, Failed, ScoredGroup, Task
-from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, Server, drawn, played, serving
 from plugins.trajectory_api.tests.running import ENVIRONMENT, group
+from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, Server, drawn, group_of, serving
 
 MODEL = ModelInfo("Toy", 1, VOCABULARY, "float32", "cpu", "print")
 
@@ -86,16 +86,16 @@ async def play(worker: Worker, n: int, *, version: int = 0) -> list[Draw]:
     while len(draws) < n:
         draws += (await worker.draws(n - len(draws), 5.0)).draws
     for draw in draws:
-        await worker.put(played(draw, version=version), deadline_s=10)
+        await worker.put(group_of(draw, version=version), deadline_s=10)
     return draws
 
 
 async def test_what_is_wanted_is_offered_run_and_leased(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
         here.source.want(3)
-        playing = asyncio.create_task(play(one, 3))
+        running = asyncio.create_task(play(one, 3))
         assert sorted(await here.lease(3)) == [0, 1, 2]
-        await playing
+        await running
         await here.train()
         assert here.unsettled() == []
         assert len(here.source.state()["trained"]) == 3
@@ -109,7 +109,7 @@ async def test_a_draw_whose_rollouts_all_failed_is_settled_reported_and_replaced
         leasing = asyncio.create_task(here.lease(2))
         first, second = (await one.draws(2, 10.0)).draws
         await one.failed(failed(first))
-        await one.put(played(second), deadline_s=10)
+        await one.put(group_of(second), deadline_s=10)
         [third] = await play(one, 1)
         assert sorted(await leasing) == [second.id, third.id]
         assert [group.draw for group in here.source.take_lost().failed] == [first]
@@ -148,17 +148,17 @@ async def test_groups_that_came_while_the_run_was_dead_are_taken_up_and_none_is_
     async with worker(server) as one:
         async with run(server, tmp_path) as before:
             before.source.want(4)
-            playing = asyncio.create_task(play(one, 4))
+            running = asyncio.create_task(play(one, 4))
             await before.lease(2)
-            await playing
+            await running
             await before.train()
             saved = before.source.state(), before.curriculum.state()  # the commit never arrives
         async with run(server, tmp_path, state=saved[0]) as after:
             after.curriculum.load(saved[1])
             after.source.want(3)
-            playing = asyncio.create_task(play(one, 1))
+            running = asyncio.create_task(play(one, 1))
             assert sorted(await after.lease(3)) == [2, 3, 4], "0 and 1 are in the checkpoint"
-            assert [draw.id for draw in await playing] == [4], "2 and 3 were there"
+            assert [draw.id for draw in await running] == [4], "2 and 3 were there"
             await after.train()
             assert after.unsettled() == []
 
@@ -189,17 +189,17 @@ async def test_an_environment_without_a_worker_holds_nothing_up(server, tmp_path
         (tmp_path / "other").mkdir()
         async with run(server, tmp_path / "other") as here:  # of "words" alone
             here.source.want(4)
-            playing = asyncio.create_task(play(words, 4))
+            running = asyncio.create_task(play(words, 4))
             assert len(await here.lease(4)) == 4
-            await playing
+            await running
 
 
 async def test_an_environment_that_comes_later_is_drawn_as_well(server, tmp_path):
     async with worker(server, "words") as words, run(server, tmp_path) as here:
         here.source.want(1)
-        playing = asyncio.create_task(play(words, 1))
+        running = asyncio.create_task(play(words, 1))
         await here.lease(1)
-        await playing
+        await running
         async with worker(server, "sums") as sums:
             here.source.want(8)
             leasing = asyncio.create_task(here.lease(2))
@@ -220,7 +220,7 @@ async def test_nobody_drew_what_an_old_environment_sent(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
         nobody = Draw(-1, "old", "train", -1, 0)
         for _ in range(2):
-            await one.put(played(nobody), deadline_s=10)
+            await one.put(group_of(nobody), deadline_s=10)
         assert all(number < 0 for number in await here.lease(2))
         assert len({lease.group.draw.id for lease in here.leases}) == 2
         await here.train()
@@ -234,7 +234,7 @@ async def plays(*workers: Worker) -> AsyncIterator[dict[str, int]]:
     async def play_on(worker: Worker) -> None:
         while True:
             for draw in (await worker.draws(8, 5.0)).draws:
-                await worker.put(played(draw, version=now["version"]), deadline_s=10)
+                await worker.put(group_of(draw, version=now["version"]), deadline_s=10)
 
     tasks = [asyncio.create_task(play_on(worker)) for worker in workers]
     try:
@@ -303,7 +303,7 @@ async def test_a_token_of_a_version_that_nobody_had_yet_is_run_again(server, tmp
 async def test_what_nobody_drew_is_trained_and_its_version_is_unknown_where_that_is_lost(server, tmp_path):
     async with worker(server) as one:
         for version in (3, 5):
-            await one.put(played(Draw(-1, "old", "train", -1, version), version=version), deadline_s=10)
+            await one.put(group_of(Draw(-1, "old", "train", -1, version), version=version), deadline_s=10)
         async with run(server, tmp_path) as here:
             await here.lease(2, version=3)
             assert versions(here) == {3, UNKNOWN_VERSION}
@@ -313,11 +313,11 @@ async def test_a_version_that_this_session_heard_of_only_as_lost_is_unknown(serv
     async with worker(server) as one:
         async with run(server, tmp_path) as before:
             await before.source.publish(9)
-            await one.put(played(Draw(-1, "old", "train", -1, 1), version=9), deadline_s=10)
+            await one.put(group_of(Draw(-1, "old", "train", -1, 1), version=9), deadline_s=10)
             await before.lease(1, version=9)
         async with run(server, tmp_path) as here:  # nothing was saved: version 0 again, and nine are lost
             for version in (7, 2, 8):
-                await one.put(played(Draw(-1, "old", "train", -1, version), version=version), deadline_s=10)
+                await one.put(group_of(Draw(-1, "old", "train", -1, version), version=version), deadline_s=10)
             await here.lease(3, version=2)
             assert versions(here) == {UNKNOWN_VERSION, 2}
 
@@ -326,9 +326,9 @@ async def test_a_run_that_resumes_before_its_workers_waits_for_them(server, tmp_
     async with worker(server) as one, run(server, tmp_path) as before:
         saved = before.source.state(), before.curriculum.state()
         before.source.want(2)
-        playing = asyncio.create_task(play(one, 2))
+        running = asyncio.create_task(play(one, 2))
         await before.lease(2)
-        await playing
+        await running
     after = Run(server, tmp_path)
     after.curriculum.load(saved[1])
     opening = asyncio.create_task(after.source.open(saved[0]))
@@ -345,9 +345,9 @@ async def test_groups_that_are_leased_before_their_draws_are_drawn_are_not_waite
     async with worker(server) as one, run(server, tmp_path) as before:
         saved = before.source.state(), before.curriculum.state()
         before.source.want(4)
-        playing = asyncio.create_task(play(one, 4))
+        running = asyncio.create_task(play(one, 4))
         await before.lease(4)
-        await playing
+        await running
     await asyncio.to_thread(send_old_group, server)
     async with run(server, tmp_path, state=saved[0]) as after:  # an old environment is there, the worker is not yet
         after.curriculum.load(saved[1])
@@ -358,9 +358,9 @@ async def test_groups_that_are_leased_before_their_draws_are_drawn_are_not_waite
     async with run(server, tmp_path, state=resaved[0]) as again, worker(server) as one:
         again.curriculum.load(resaved[1])
         again.source.want(4)
-        playing = asyncio.create_task(play(one, 3))
+        running = asyncio.create_task(play(one, 3))
         assert sorted(await again.lease(4))[1:] == [4, 5, 6], "0 to 3 are trained"
-        await playing
+        await running
         await again.train()
         assert again.unsettled() == []
 
@@ -373,12 +373,12 @@ async def test_late_groups_of_a_second_environment_are_known_by_their_draws(serv
             leasing = asyncio.create_task(before.lease(16))
             taken = [list((await one.draws(16, 10.0)).draws) for one in (words, sums)]
             for draw in taken[0]:
-                await words.put(played(draw), deadline_s=10)
+                await words.put(group_of(draw), deadline_s=10)
             leasing.cancel()  # the others are still being run
         async with run(server, tmp_path, state=saved[0]) as after:
             after.curriculum.load(saved[1])
             for draw in reversed(taken[1]):
-                await sums.put(played(draw), deadline_s=10)
+                await sums.put(group_of(draw), deadline_s=10)
             async with plays(words, sums) as now:
                 leased = [id for _ in range(4) for id in await step(after, now, 0)]
             assert sorted(leased)[:16] == list(range(16)), "every one under its own number"
@@ -397,7 +397,7 @@ async def test_a_second_run_of_the_same_seed_gets_nothing_that_was_run_for_the_f
             second.source.want(2)
             leasing = asyncio.create_task(second.lease(2))
             await asyncio.sleep(0.3)  # they are offered
-            assert [await one.put(played(draw, version=0), deadline_s=10) for draw in draws] == [None, None]
+            assert [await one.put(group_of(draw, version=0), deadline_s=10) for draw in draws] == [None, None]
             assert sorted(draw.id for draw in await play(one, 2)) == [0, 1]
             assert sorted(await leasing) == [0, 1]
             assert versions(second) == {0}
@@ -416,7 +416,7 @@ async def test_old_groups_that_come_while_a_resumed_run_starts_are_of_its_versio
 async def test_ids_of_another_server_settle_nothing(server, tmp_path):
     async with worker(server) as one:
         for _ in range(2):
-            await one.put(played(Draw(-1, "old", "train", -1, 0)), deadline_s=10)
+            await one.put(group_of(Draw(-1, "old", "train", -1, 0)), deadline_s=10)
         async with run(server, tmp_path, state={"trained": [0, 1], "hub_id": "another", "version": 0}) as here:
             assert len(await here.lease(2)) == 2
 

@@ -19,11 +19,11 @@ from atropos_core.hub.records import Label
 from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup, TopK
 from atropos_trajectory_api.native.quick_look import surely_right
 from atropos_trajectory_api.server.checking import check_frame, read_group
-from plugins.trajectory_api.tests.played import VOCABULARY, drawn, played
+from plugins.trajectory_api.tests.sent_groups import VOCABULARY, drawn, group_of
 from tests.wrong_groups import NATIVE, VALUES, on_episode, on_rollout, unchecked
 from tests.wrong_groups import group as wrong_group
 
-GOOD = played(drawn(3))
+GOOD = group_of(drawn(3))
 
 
 def with_rollout(**changes: Any) -> ScoredGroup:

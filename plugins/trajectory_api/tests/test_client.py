@@ -19,7 +19,7 @@ from atropos_core.api_client.client import Api, Leased, SessionSpec, TrainerSess
 from atropos_core.api_client.http import in_background
 from atropos_core.errors import AccessRefused, ApiError, DataError, HubFull, LeaseLost, TokenizerMismatch, TooLarge
 from atropos_core.types import Draw
-from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, Server, drawn, played, serving
+from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, Server, drawn, group_of, serving
 
 SPEC = SessionSpec("run", 4, 1, SAMPLING, 2, tokenizer="print", vocabulary=VOCABULARY, max_staleness=100)
 WORDS = WorkerSpec("one", "words", 1000, tokenizer="print")
@@ -59,10 +59,10 @@ async def test_draws_are_run_elsewhere_and_their_groups_come_back_as_they_were_s
         work = await worker.draws(5)
         assert (work.draws, work.group_size, work.sampling, work.version) == ((drawn(0), drawn(1)), 4, SAMPLING, 3)
         for draw in work.draws:
-            assert await worker.put(played(draw), deadline_s=10) is not None
+            assert await worker.put(group_of(draw), deadline_s=10) is not None
         answer = await leased(trainer, 2)
         for draw, (_, group) in zip(work.draws, answer.entries, strict=True):
-            sent = played(draw)
+            sent = group_of(draw)
             assert group.draw == draw and group.rewards.tolist() == sent.rewards.tolist()
             for got, gave in zip(group.episodes, sent.episodes, strict=True):
                 assert got.rollouts[0].tokens.tolist() == gave.rollouts[0].tokens.tolist()
@@ -80,7 +80,7 @@ async def test_what_was_trained_is_reported_with_the_next_lease_or_renewal_and_n
 
     async with opened(server) as (trainer, worker):
         for _ in range(3):
-            await worker.put(played(drawn(-1)), deadline_s=10)
+            await worker.put(group_of(drawn(-1)), deadline_s=10)
         [(first, _)] = (await leased(trainer, 1)).entries
         trainer.trained([first])
         assert await states() == (1, 0)
@@ -118,7 +118,7 @@ async def test_a_long_poll_ends_the_moment_there_is_something(server: Server):
         began = asyncio.get_running_loop().time()
         await trainer.offer_draws([drawn(0)])
         [draw] = (await waiting).draws
-        await worker.put(played(draw), deadline_s=10)
+        await worker.put(group_of(draw), deadline_s=10)
         assert len((await leasing).entries) == 1
         assert asyncio.get_running_loop().time() - began < 5.0
 
@@ -126,10 +126,10 @@ async def test_a_long_poll_ends_the_moment_there_is_something(server: Server):
 async def test_a_full_hub_is_waited_for_until_the_deadline(tmp_path: Path):
     with serving(tmp_path, "--hub-sequences", "4") as server:
         async with opened(server) as (trainer, worker):
-            await worker.put(played(drawn(-1)), deadline_s=5)
+            await worker.put(group_of(drawn(-1)), deadline_s=5)
             with pytest.raises(HubFull, match="no room"):
-                await worker.put(played(drawn(-1)), deadline_s=0.5)
-            waiting = asyncio.create_task(worker.put(played(drawn(-1)), deadline_s=20))
+                await worker.put(group_of(drawn(-1)), deadline_s=0.5)
+            waiting = asyncio.create_task(worker.put(group_of(drawn(-1)), deadline_s=20))
             [(number, _)] = (await leased(trainer, 1)).entries
             await trainer.commit([number])
             assert await waiting is not None
@@ -139,11 +139,11 @@ async def test_a_full_hub_is_a_full_hub_for_a_worker_on_the_servers_own_machine_
     with serving(tmp_path, "--hub-sequences", "4", same_host=True) as server:
         async with opened(server) as (trainer, worker):
             assert worker._ring is not None
-            await worker.put(played(drawn(-1)), deadline_s=5)
+            await worker.put(group_of(drawn(-1)), deadline_s=5)
             key = worker.new_key()
             with pytest.raises(HubFull, match="no room"):
-                await worker.put(played(drawn(-1)), deadline_s=0.7, key=key)
-            waiting = asyncio.create_task(worker.put(played(drawn(-1)), deadline_s=20, key=key))
+                await worker.put(group_of(drawn(-1)), deadline_s=0.7, key=key)
+            waiting = asyncio.create_task(worker.put(group_of(drawn(-1)), deadline_s=20, key=key))
             await asyncio.sleep(0.2)
             [(number, _)] = (await leased(trainer, 1)).entries
             await trainer.commit([number])
@@ -209,20 +209,20 @@ async def test_a_trainer_and_a_worker_live_through_a_killed_server(server: Serve
         await trainer.offer_draws([drawn(number) for number in range(7)])
         first = (await worker.draws(5)).draws
         for draw in first[:2]:
-            await worker.put(played(draw), deadline_s=10)
+            await worker.put(group_of(draw), deadline_s=10)
         held = [number for number, _ in (await leased(trainer, 1)).entries]
-        await worker.failed(replace(played(first[4]), episodes=(), rewards=np.zeros(0, np.float32)))
+        await worker.failed(replace(group_of(first[4]), episodes=(), rewards=np.zeros(0, np.float32)))
         server.kill()
-        putting = asyncio.create_task(worker.put(played(first[2]), deadline_s=30))
+        putting = asyncio.create_task(worker.put(group_of(first[2]), deadline_s=30))
         await asyncio.sleep(0.3)
         await asyncio.to_thread(server.start)
         assert await putting is not None
-        await worker.put(played(first[3]), deadline_s=30)
+        await worker.put(group_of(first[3]), deadline_s=30)
         await trainer.renew()  # or any call: it offers again what it has heard nothing of
         rest = (await worker.draws(6)).draws
         assert [draw.id for draw in rest] == [4, 5, 6]  # the notice that 4 had failed died with the server
         for draw in rest:
-            await worker.put(played(draw), deadline_s=30)
+            await worker.put(group_of(draw), deadline_s=30)
         got = [group.draw.id for _, group in (await leased(trainer, 6)).entries]
         assert sorted(got) == [1, 2, 3, 4, 5, 6]
         trainer.trained(held)
@@ -238,7 +238,7 @@ async def test_no_group_is_lost_and_none_counts_twice_however_often_the_server_i
         async def work() -> None:
             while True:
                 found = (await worker.draws(8, 5.0)).draws
-                await asyncio.gather(*(worker.put(played(draw), deadline_s=60) for draw in found))
+                await asyncio.gather(*(worker.put(group_of(draw), deadline_s=60) for draw in found))
 
         async def train() -> None:
             await trainer.offer_draws([drawn(number) for number in range(total)])
@@ -272,27 +272,27 @@ async def test_on_the_servers_own_machine_groups_travel_through_shared_memory_an
             assert "through shared memory" in capsys.readouterr().out
             await trainer.offer_draws([drawn(number) for number in range(3)])
             first, second, third = (await worker.draws(3)).draws
-            assert await worker.put(played(first), deadline_s=10) == 0
+            assert await worker.put(group_of(first), deadline_s=10) == 0
             with pytest.raises(DataError, match="outside the policy's vocabulary"):
-                odd = played(drawn(-1))
+                odd = group_of(drawn(-1))
                 odd.episodes[0].rollouts[0].tokens[0] = VOCABULARY
                 await worker.put(odd, deadline_s=10)
-            assert await worker.put(played(Draw(0, "words", "train", 0, 0)), deadline_s=10) is None  # once is enough
+            assert await worker.put(group_of(Draw(0, "words", "train", 0, 0)), deadline_s=10) is None  # once is enough
             server.kill()
-            putting = asyncio.create_task(worker.put(played(second), deadline_s=30))
+            putting = asyncio.create_task(worker.put(group_of(second), deadline_s=30))
             await asyncio.to_thread(server.start)
             assert await putting == 1
             assert "the ring has ended; groups travel over HTTP" in " ".join(capsys.readouterr().out.split())
             await worker.drain()  # it learns that it is unknown, registers, and finds the new ring
             assert "through shared memory" in capsys.readouterr().out
-            assert await worker.put(played(third), deadline_s=10) == 2
+            assert await worker.put(group_of(third), deadline_s=10) == 2
             assert sorted(group.draw.id for _, group in (await leased(trainer, 3)).entries) == [0, 1, 2]
 
 
 async def test_a_trainer_that_was_away_for_longer_than_its_lease_has_lost_it(tmp_path: Path):
     with serving(tmp_path, "--lease-s", "1") as server:
         async with opened(server) as (trainer, worker):
-            await worker.put(played(drawn(-1)), deadline_s=10)
+            await worker.put(group_of(drawn(-1)), deadline_s=10)
             await leased(trainer, 1)
             trainer._renewing.cancel()  # as a process that hangs
             await asyncio.sleep(2.5)
@@ -308,12 +308,14 @@ async def test_that_a_draw_failed_is_reported_however_long_the_server_is_away(se
         await trainer.offer_draws([drawn(0)])
         [draw] = (await worker.draws(1)).draws
         server.kill()
-        saying = asyncio.create_task(worker.failed(replace(played(draw), episodes=(), rewards=np.zeros(0, np.float32))))
+        saying = asyncio.create_task(
+            worker.failed(replace(group_of(draw), episodes=(), rewards=np.zeros(0, np.float32)))
+        )
         await asyncio.sleep(3.0)
         assert not saying.done()
         saying.cancel()
         with pytest.raises(ApiError, match="got no answer in time"):
-            await worker.failed(replace(played(draw), episodes=(), rewards=np.zeros(0, np.float32)), deadline_s=0.5)
+            await worker.failed(replace(group_of(draw), episodes=(), rewards=np.zeros(0, np.float32)), deadline_s=0.5)
         await worker.close()
     await api.close()
 
@@ -323,7 +325,7 @@ async def test_a_server_that_stays_away_is_an_error_at_the_deadline(server: Serv
         server.kill()
         began = asyncio.get_running_loop().time()
         with pytest.raises(ApiError, match="got no answer in time"):
-            await worker.put(played(drawn(-1)), deadline_s=1.0)
+            await worker.put(group_of(drawn(-1)), deadline_s=1.0)
         assert asyncio.get_running_loop().time() - began < 10
 
 

@@ -109,7 +109,7 @@ async def test_a_server_that_was_started_anew_takes_groups_before_the_trainer_ha
 
 async def test_a_worker_that_registers_after_the_offer_keeps_what_it_runs():
     draws = offering(drawn(0), drawn(1))
-    draws.playing("a", [0, 77])
+    draws.running("a", [0, 77])
     assert await ids(draws, "b") == [1]
     assert draws.give_back("a") == 1
 
@@ -130,7 +130,7 @@ async def test_a_worker_that_runs_a_draw_for_another_run_is_not_given_the_same_f
     assert draws.refusal(drawn(0), "a") is not None and not draws.failed(drawn(0), "a")
     waiting = asyncio.create_task(ids(draws, "a", wait_s=30))
     await asyncio.sleep(0.01)
-    draws.still_playing("a", ())
+    draws.keep_running("a", ())
     assert await asyncio.wait_for(waiting, 5) == [0]
     assert draws.refusal(drawn(0), "a") is None
 
@@ -138,7 +138,7 @@ async def test_a_worker_that_runs_a_draw_for_another_run_is_not_given_the_same_f
 async def test_another_worker_is_given_it_at_once():
     draws = offering(drawn(0))
     await ids(draws, "a", 1)
-    draws.begin(RULES, (), anew=True, playing=[("c", 0)])
+    draws.begin(RULES, (), anew=True, running=[("c", 0)])
     draws.offer([drawn(0)], {})
     assert await ids(draws, "c") == []
     assert await ids(draws, "b") == [0]

@@ -19,12 +19,12 @@ from atropos_core.hub.hub import Want
 from atropos_core.types import Draw, Sampling
 from atropos_trajectory_api.legacy.group import as_frame
 from atropos_trajectory_api.legacy.retries import digest
-from atropos_trajectory_api.legacy.routes import OldDoor
+from atropos_trajectory_api.legacy.routes import LegacyRoutes
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_api.server.serving import ids_of
-from plugins.trajectory_api.tests.played import played
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, Running, group, running, tags
+from plugins.trajectory_api.tests.sent_groups import group_of
 
 
 def until(holds: Any, deadline_s: float = 10) -> None:
@@ -99,7 +99,7 @@ def test_a_client_that_does_not_wait_for_room_leaves_nothing_behind(tmp_path: Pa
 async def test_a_group_that_was_let_in_as_its_client_gave_up_is_not_stored_again(tmp_path: Path) -> None:
     options = ServeOptions(directory=tmp_path, sync="always", hub_sequences=4, same_host=False)
     service = Service.open(options)
-    door = OldDoor(service, options)
+    door = LegacyRoutes(service, options)
 
     async def post(tag: int, gone: asyncio.Event) -> int | None:
         messages = [{"type": "http.request", "body": json.dumps(group(tag=tag)).encode(), "more_body": False}]
@@ -331,7 +331,7 @@ def test_a_group_that_json_cannot_say_is_dropped_and_those_behind_it_are_served(
 ) -> None:
     with running(tmp_path) as server:
         server.begin(batch_size=8)
-        whole = played(Draw(-1, "mine", "train", -1, 1))
+        whole = group_of(Draw(-1, "mine", "train", -1, 1))
         first = replace(whole.episodes[0], messages=({"role": "user", "content": b"an image"},))
         frame = encode_bytes(replace(whole, episodes=(first, *whole.episodes[1:])))
         body = {"groups": [{"key": "k", "worker": "", "frame": frame}], "wait_s": 1.0}

@@ -19,7 +19,7 @@ from atropos_core.types import Draw, Failed, Sampling, Task
 from atropos_trajectory_api.native.routes import native_routes
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
-from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, drawn, played
+from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, drawn, group_of
 
 SESSION = {"holder": "run", "group_size": 4, "sampling": SAMPLING, "vocabulary": VOCABULARY}
 WORKER = {"name": "w", "environment": "words", "tasks": 9}
@@ -68,7 +68,7 @@ class Wire:
 
 async def test_a_group_goes_from_a_worker_to_a_trainer_frame_for_frame():
     wire = Wire()
-    frame = encode_bytes(played(drawn(0)))
+    frame = encode_bytes(group_of(drawn(0)))
     worker = (await wire.call("POST", "/v1/workers", WORKER))["worker"]
     session = f"/v1/sessions/{(await wire.call('POST', '/v1/sessions', SESSION))['session']}"
     await wire.call("POST", f"{session}/draws", {"draws": [drawn(0)]})
@@ -85,7 +85,7 @@ async def test_with_sync_always_what_is_leased_and_what_is_trained_is_on_the_dis
     journal = wire.service._store._journal
     session = f"/v1/sessions/{(await wire.call('POST', '/v1/sessions', SESSION))['session']}"
     for draw in (-1, -2, -3):
-        await wire.call("POST", "/v1/groups", {"groups": [{"frame": encode_bytes(played(drawn(draw)))}]})
+        await wire.call("POST", "/v1/groups", {"groups": [{"frame": encode_bytes(group_of(drawn(draw)))}]})
     lease = {"groups": 1, "version": 0}
     [first] = (await wire.call("POST", f"{session}/lease", lease))["entries"]
     assert not journal._dirty
@@ -106,7 +106,7 @@ async def test_what_there_is_to_read_comes_as_json_for_people_who_ask_for_that()
 
 async def test_several_groups_are_taken_all_or_none_where_one_cannot_be():
     wire = Wire()
-    good, bad = encode_bytes(played(drawn(-1))), encode_bytes({"no": "group"})
+    good, bad = encode_bytes(group_of(drawn(-1))), encode_bytes({"no": "group"})
     body = {"groups": [{"key": "a", "frame": good}, {"key": "b", "frame": bad}]}
     assert await wire.refused("POST", "/v1/groups", body) == (422, "DataError")
     assert wire.service.hub.status().groups == 0
@@ -140,7 +140,7 @@ async def test_several_groups_are_taken_all_or_none_where_one_cannot_be():
         (
             "POST",
             "/v1/groups",
-            {"groups": [{"key": "\ud800", "frame": encode_bytes(played(drawn(-1)))}]},
+            {"groups": [{"key": "\ud800", "frame": encode_bytes(group_of(drawn(-1)))}]},
             (422, "DataError"),
         ),
         ("POST", "/v1/engines", {"session": 1, "url": "file:///etc/passwd"}, (422, "DataError")),
@@ -151,7 +151,7 @@ async def test_what_cannot_be_is_refused_under_its_name(method: str, path: str, 
 
 
 async def test_a_full_hub_is_a_503_that_says_when_to_come_back():
-    wire, one = Wire(hub_sequences=1), {"frame": encode_bytes(played(drawn(-1), members=1))}
+    wire, one = Wire(hub_sequences=1), {"frame": encode_bytes(group_of(drawn(-1), members=1))}
     told = await wire.call("POST", "/v1/groups", {"groups": [one, one]})
     assert told["ids"] == [0] and "no room" in told["full"]
     status, headers, answer = await wire.raw("POST", "/v1/groups", encode_bytes({"groups": [one]}))
@@ -174,13 +174,13 @@ async def test_a_client_that_hangs_up_ends_its_wait_and_gets_no_draws():
 
 
 ROUTES = sorted(native_routes(Service(ServeOptions(journal=False)))._table)
-ENTRY = {"key": "a", "worker": "none", "frame": encode_bytes(played(drawn(1)))}
+ENTRY = {"key": "a", "worker": "none", "frame": encode_bytes(group_of(drawn(1)))}
 BODIES: dict[str, dict[str, Any]] = {  # what a call of each route may say, once `begun` has returned
     "workers": {**WORKER, "weight": 2.0, "minimum": 0.1, "group_size": 4, "tokenizer": "t", "vocabulary": VOCABULARY,
                 "playing": [0]},
     "workers/*/heartbeat": {"draining": False, "returned": [0]},
     "workers/*/draws": {"n": 1, "wait_s": 0.5, "playing": [0]},
-    "workers/*/failed": {"group": played(drawn(0))},
+    "workers/*/failed": {"group": group_of(drawn(0))},
     "groups": {"groups": [ENTRY], "wait_s": 0.5},
     "sessions": {**SESSION, "min_group": 1, "batch_groups": 2, "max_staleness": 1, "max_token_len": 64, "deadline_s": 9.0,
                  "tokenizer": "t", "model": "m", "version": 3, "committed": [0], "hub_id": None},
@@ -202,7 +202,7 @@ async def begun(pattern: str) -> tuple[Wire, str]:
     assert (await wire.call("POST", "/v1/sessions", SESSION))["session"] == 1
     await wire.call("POST", "/v1/sessions/1/draws", {"draws": [drawn(0), drawn(1)]})
     await wire.call("POST", f"/v1/workers/{worker}/draws", {"n": 1})
-    await wire.call("POST", "/v1/groups", {"groups": [{"frame": encode_bytes(played(drawn(-1)))}] * 2})
+    await wire.call("POST", "/v1/groups", {"groups": [{"frame": encode_bytes(group_of(drawn(-1)))}] * 2})
     await wire.call("POST", "/v1/sessions/1/lease", {"groups": 1, "version": 0})
     wire.hang_up.set()  # whatever would wait from here on is over
     return wire, "/v1/" + pattern.replace("*", worker if pattern.startswith("workers") else "1")
@@ -222,8 +222,8 @@ VALUES = st.recursive(
         | st.builds(Draw, inner, inner, inner, inner, inner)
         | st.builds(Sampling, inner, inner, inner, inner)
         | st.builds(Failed, inner, inner, inner)
-        | st.builds(partial(replace, played(drawn(0))), task=st.builds(Task, inner, inner), wire=inner)
-        | st.builds(partial(replace, played(drawn(1))), draw=inner, failed=inner)
+        | st.builds(partial(replace, group_of(drawn(0))), task=st.builds(Task, inner, inner), wire=inner)
+        | st.builds(partial(replace, group_of(drawn(1))), draw=inner, failed=inner)
     ),
     max_leaves=8,
 )

@@ -19,7 +19,7 @@ import pytest
 from atropos_core.api_client.client import Api, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import ApiError, DataError
-from plugins.trajectory_api.tests.played import Server, drawn, played, serving
+from plugins.trajectory_api.tests.sent_groups import Server, drawn, group_of, serving
 from plugins.trajectory_api.tests.test_client import SPEC
 
 NEWER = ("frames", "newest_version")  # in answers
@@ -93,7 +93,7 @@ async def test_a_trainer_trains_on_at_a_server_that_does_not_say_which_versions_
         worker = await Worker.register(theirs, WorkerSpec("one", "words", 9))
         await session.offer_draws([drawn(0)])
         assignment = await worker.draws(1, 5.0)
-        number = await worker.put(played(assignment.draws[0], version=3), deadline_s=10)
+        number = await worker.put(group_of(assignment.draws[0], version=3), deadline_s=10)
         leased = await session.lease(1, 3, 5.0)
         assert [entry for entry, _ in leased.entries] == [number]
         assert await session.commit([number]) == 1
@@ -108,7 +108,7 @@ async def test_a_damaged_group_is_never_served_again_where_the_server_knows_no_s
         worker = await Worker.register(theirs, WorkerSpec("one", "words", 9))
         await session.offer_draws([drawn(0)])
         assignment = await worker.draws(1, 5.0)
-        number = await worker.put(played(assignment.draws[0]), deadline_s=10)
+        number = await worker.put(group_of(assignment.draws[0]), deadline_s=10)
         assert number is not None
         with pytest.raises(DataError, match="cannot be 'damaged'"):
             await session.drop([number], "damaged")

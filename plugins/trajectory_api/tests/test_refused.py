@@ -16,7 +16,7 @@ from atropos_core.interfaces import Environment, Policy
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.types import Episode, Failed, Task
 from atropos_trajectory_api.roles.environment_worker import Shift, WorkerOptions
-from plugins.trajectory_api.tests.played import SAMPLING, drawn, played, serving
+from plugins.trajectory_api.tests.sent_groups import SAMPLING, drawn, group_of, serving
 
 MEMBERS = 4
 HUB_MB, BODY_MB = 0.4, 0.8
@@ -25,7 +25,7 @@ LONG = "long " * 101
 
 def episode(mb: float = 0.001, **changes: Any) -> Episode:
     """`mb` are those of a group of it: a frame has columns that several members share once."""
-    [one] = played(drawn(0), int(mb * 1e6 / 8), members=1).episodes
+    [one] = group_of(drawn(0), int(mb * 1e6 / 8), members=1).episodes
     return replace(one, **changes)
 
 
@@ -54,7 +54,7 @@ class Odd(Environment):
         return [Task(name, ()) for name, _, _ in PLAYS]
 
     async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Any:
-        return next(played for name, played, _ in PLAYS if name == task.id)
+        return next(group_of for name, group_of, _ in PLAYS if name == task.id)
 
 
 @pytest.mark.parametrize("same_host", [False, True], ids=["http", "ring"])
@@ -68,8 +68,8 @@ async def test_a_worker_goes_on_after_each_group_that_is_refused_and_the_trainer
         worker = await Worker.register(api, WorkerSpec("one", "words", len(PLAYS)))
         assert (worker._ring is not None) == same_host
         nothing: Any = None
-        player = RolloutRunner(environments, (), nothing, nothing, deadline_s=10, deterministic=False)
-        shift = asyncio.create_task(Shift(worker, lambda deadline_s: player, WorkerOptions("words", 2), stop).run())
+        runner = RolloutRunner(environments, (), nothing, nothing, deadline_s=10, deterministic=False)
+        shift = asyncio.create_task(Shift(worker, lambda deadline_s: runner, WorkerOptions("words", 2), stop).run())
         try:
             await trainer.offer_draws([drawn(number) for number in range(len(PLAYS))])
             causes: dict[int, str] = {}

@@ -22,7 +22,7 @@ from atropos_core.shm.socket import short
 from atropos_trajectory_api.native import same_host
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
-from plugins.trajectory_api.tests.played import drawn, played
+from plugins.trajectory_api.tests.sent_groups import drawn, group_of
 
 
 @asynccontextmanager
@@ -44,7 +44,7 @@ async def door(
 
 async def test_a_frame_is_put_once_for_its_key_and_answered_with_its_id(tmp_path):
     async with door(tmp_path) as (service, ring):
-        groups = [played(drawn(-1 - number), length=16 + 4000 * (number == 3)) for number in range(20)]
+        groups = [group_of(drawn(-1 - number), length=16 + 4000 * (number == 3)) for number in range(20)]
         acks = await asyncio.gather(*(ring.put(encode(group), key=str(n)) for n, group in enumerate(groups)))
         assert (await ring.put(encode(groups[5]), key="5")).value == acks[5].value
         assert service.hub.status().groups == 20
@@ -64,14 +64,14 @@ async def test_groups_for_which_there_is_room_cost_no_task_each(tmp_path):
 
     async with door(tmp_path) as (service, ring):
         asyncio.get_running_loop().set_task_factory(noting)
-        await asyncio.gather(*(ring.put(encode(played(drawn(-1 - n))), key=str(n)) for n in range(40)))
+        await asyncio.gather(*(ring.put(encode(group_of(drawn(-1 - n))), key=str(n)) for n in range(40)))
         asyncio.get_running_loop().set_task_factory(None)
         assert service.hub.status().groups == 40
     assert [name for name in made if name != "RingProducer.put"] == []
 
 
 async def test_what_must_be_on_the_disk_first_is_answered_then_and_is_there_after_a_restart(tmp_path):
-    groups = [played(drawn(-1 - n)) for n in range(20)]
+    groups = [group_of(drawn(-1 - n)) for n in range(20)]
     async with door(tmp_path, journal=True, sync="always") as (_, ring):
         acks = await asyncio.gather(*(ring.put(encode(group), key=str(n)) for n, group in enumerate(groups)))
         with pytest.raises(DataError):
@@ -86,14 +86,14 @@ async def test_what_is_no_group_is_refused_by_name_and_the_ring_goes_on(tmp_path
         for wrong in (b"", b"no frame", encode_bytes({"not": "a group"})):
             with pytest.raises(DataError):
                 await ring.put([wrong], key="x")
-        assert (await ring.put(encode(played(drawn(-1))), key="y")).value >= 0
+        assert (await ring.put(encode(group_of(drawn(-1))), key="y")).value >= 0
         assert service.hub.status().groups == 1
 
 
 async def test_a_full_hub_is_reported_to_the_worker_and_its_slots_are_free_again(tmp_path):
     async with door(tmp_path, hold_s=0.1, hub_mb=0.02) as (service, ring):
         outcomes = await asyncio.gather(
-            *(ring.put(encode(played(drawn(-1), length=200)), key=str(n)) for n in range(20)), return_exceptions=True
+            *(ring.put(encode(group_of(drawn(-1), length=200)), key=str(n)) for n in range(20)), return_exceptions=True
         )
         full = [one for one in outcomes if isinstance(one, HubFull)]
         assert full and len(full) + service.hub.status().groups == 20
@@ -101,7 +101,7 @@ async def test_a_full_hub_is_reported_to_the_worker_and_its_slots_are_free_again
 
 
 async def test_groups_that_wait_for_room_count_as_bodies_in_flight_and_the_rest_stays_in_its_slots(tmp_path):
-    frame = encode_bytes(played(drawn(-1), length=200))
+    frame = encode_bytes(group_of(drawn(-1), length=200))
     budget = Budget(int(1.5 * len(frame)))
     async with door(tmp_path, budget, hub_sequences=4) as (service, ring):
         await ring.put([frame], key="first")
@@ -122,7 +122,7 @@ async def test_groups_that_wait_for_room_count_as_bodies_in_flight_and_the_rest_
 
 
 async def test_a_group_for_which_there_is_no_budget_is_refused_and_leaves_nothing(tmp_path):
-    frame = encode_bytes(played(drawn(-1), length=200))
+    frame = encode_bytes(group_of(drawn(-1), length=200))
     budget = Budget(len(frame))
     held, beyond = budget.share(), budget.share()
     await budget.take(held, len(frame), 1)
@@ -138,7 +138,7 @@ async def test_a_group_for_which_there_is_no_budget_is_refused_and_leaves_nothin
 
 async def test_a_server_that_ends_is_seen_by_the_ring_at_once(tmp_path):
     async with door(tmp_path, hub_mb=0.01) as (service, ring):
-        puts = [asyncio.create_task(ring.put(encode(played(drawn(-1), length=200)), key=str(n))) for n in range(5)]
+        puts = [asyncio.create_task(ring.put(encode(group_of(drawn(-1), length=200)), key=str(n))) for n in range(5)]
         await asyncio.sleep(0.1)
         await service.hub.close()
         ended = await asyncio.wait_for(asyncio.gather(*puts, return_exceptions=True), 10)
@@ -157,7 +157,7 @@ async def test_a_second_server_in_one_directory_offers_no_ring_and_says_so(tmp_p
 
 async def test_a_listener_that_fails_is_reported_and_no_longer_offered(tmp_path, capsys, monkeypatch):
     async with door(tmp_path) as (service, ring):
-        assert (await ring.put(encode(played(drawn(-1))), key="a")).value >= 0
+        assert (await ring.put(encode(group_of(drawn(-1))), key="a")).value >= 0
         offer = service.same_host
         loop = asyncio.get_running_loop()
 

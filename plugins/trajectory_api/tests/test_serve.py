@@ -25,8 +25,8 @@ from atropos_core.codec import encode_bytes
 from atropos_core.errors import ApiError
 from atropos_trajectory_api.legacy.batches import WATCHED_BYTES
 from atropos_trajectory_api.legacy.retries import SLOT_S
-from plugins.trajectory_api.tests.played import SAMPLING, drawn, played
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, group, tags
+from plugins.trajectory_api.tests.sent_groups import SAMPLING, drawn, group_of
 from tests.disks import mounted
 from tests.native_payloads import native_group, native_request, open_session, register_native
 from tests.old_payloads import old_group
@@ -289,7 +289,7 @@ async def test_over_tls_workers_and_trainers_want_the_certificate_to_be_trusted(
         await doubting.about(deadline_s=60)
     assert "SSL_CERT_FILE" in str(caught.value)
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
-    api, group = Api(url), played(drawn(0), 60_000)
+    api, group = Api(url), group_of(drawn(0), 60_000)
     trainer = await TrainerSession.open(api, SessionSpec("run", 4, 1, SAMPLING, 1))
     worker = await Worker.register(api, WorkerSpec("one", "words", 1))
     await trainer.offer_draws([drawn(0)])

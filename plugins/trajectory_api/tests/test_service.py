@@ -18,7 +18,7 @@ from atropos_core.types import Draw, ScoredGroup
 from atropos_trajectory_api.native.workers import Policy
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Answer, Service, Trainer
-from plugins.trajectory_api.tests.played import SAMPLING, VOCABULARY, drawn, played
+from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, drawn, group_of
 
 WORKER = {"name": "w", "environment": "words", "tasks": 9}
 
@@ -44,7 +44,7 @@ def trainer(holder: str = "run", **changes: Any) -> Trainer:
 
 
 async def put(of: Service, draw: Draw, *, key: str | None = None, worker: str = "", version: int = 0) -> int:
-    return await of.put(encode_bytes(played(draw, version=version)), key=key, worker=worker, deadline_s=0.0)
+    return await of.put(encode_bytes(group_of(draw, version=version)), key=key, worker=worker, deadline_s=0.0)
 
 
 async def lease(of: Service, number: int, groups: int = 1, **more: Any) -> Answer:
@@ -53,7 +53,7 @@ async def lease(of: Service, number: int, groups: int = 1, **more: Any) -> Answe
 
 
 def failure(draw: Draw) -> ScoredGroup:
-    return ScoredGroup(draw, played(draw).task, (), np.zeros(0, np.float32))
+    return ScoredGroup(draw, group_of(draw).task, (), np.zeros(0, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ async def test_a_group_that_never_fits_is_refused_with_the_flags_that_make_room_
 
 @pytest.mark.parametrize(("flag", "room"), [("--hub-mb", 1.2e-6), ("--hub-sequences", None)])
 async def test_a_hub_too_small_for_a_step_names_the_flag_that_makes_room_for_it(flag, room):
-    size = len(encode_bytes(played(drawn(-1))))
+    size = len(encode_bytes(group_of(drawn(-1))))
     of = service(**({"hub_mb": room * size} if room else {"hub_sequences": 5}))
     number = of.open_session(trainer(), (), 0)
     await put(of, drawn(-1))
-    waiting = asyncio.ensure_future(of.put(encode_bytes(played(drawn(-2))), deadline_s=5.0))
+    waiting = asyncio.ensure_future(of.put(encode_bytes(group_of(drawn(-2))), deadline_s=5.0))
     await asyncio.sleep(0)
     with pytest.raises(HubFull, match="neither can go on") as caught:
         await lease(of, number, 2, wait_s=5.0)
@@ -118,7 +118,7 @@ async def test_notices_of_draws_that_bring_no_group_are_sent_until_they_have_arr
     worker = of.register(WORKER)
     number = of.open_session(trainer(), (), 0)
     of.draws.offer([drawn(0), drawn(1)], {})
-    assert [d.id for d in await of.take(worker, 2, playing=set(), wait_s=0.0)] == [0, 1]
+    assert [d.id for d in await of.take(worker, 2, running=set(), wait_s=0.0)] == [0, 1]
     of.failed(worker, failure(drawn(0)))
     first = await lease(of, number)
     assert [group.draw for group in first.failed] == [drawn(0)]
@@ -147,7 +147,7 @@ async def test_what_was_drawn_for_another_run_is_not_for_this_one():
     await of.put(b"old", Label("old", 1, 3, None, draw=-1), deadline_s=0.0)
     number = of.open_session(trainer("second"), (), 0)
     of.draws.offer([drawn(0)], {})
-    assert [d.id for d in await of.take(of.register(WORKER), 5, playing=set(), wait_s=0.0)] == [0]
+    assert [d.id for d in await of.take(of.register(WORKER), 5, running=set(), wait_s=0.0)] == [0]
     answer = await lease(of, number, 2)
     assert [e.id for e in answer.entries] == [1, 2]
     assert of.hub.status().groups == 0
@@ -159,7 +159,7 @@ async def test_what_arrives_while_one_run_gives_way_to_another_is_not_for_the_ot
     of.draws.offer([drawn(0)], {})
     await put(of, drawn(-1))
     [filling] = (await lease(of, first)).entries
-    late = asyncio.create_task(of.put(encode_bytes(played(drawn(0))), deadline_s=30.0))
+    late = asyncio.create_task(of.put(encode_bytes(group_of(drawn(0))), deadline_s=30.0))
     await asyncio.sleep(0.01)
     number = of.open_session(trainer("second"), (), 0)
     of.draws.offer([drawn(0)], {})
@@ -169,7 +169,7 @@ async def test_what_arrives_while_one_run_gives_way_to_another_is_not_for_the_ot
     await late
     assert of.draws.present == []
     assert (await lease(of, number)).entries == []
-    assert [d.id for d in await of.take(of.register(WORKER), 5, playing=set(), wait_s=0.0)] == [0]
+    assert [d.id for d in await of.take(of.register(WORKER), 5, running=set(), wait_s=0.0)] == [0]
 
 
 async def test_only_the_hub_that_gave_them_knows_committed_ids():
@@ -203,12 +203,12 @@ async def test_draws_of_a_silent_worker_go_to_others(capsys: pytest.CaptureFixtu
     of.open_session(trainer(), (), 0)
     of.draws.offer([drawn(0)], {})
     silent, other = of.register(WORKER), of.register({**WORKER, "name": "other"})
-    assert len(await of.take(silent, 1, playing=set(), wait_s=0.0)) == 1
+    assert len(await of.take(silent, 1, running=set(), wait_s=0.0)) == 1
     clock.now = 11.0
     of.workers.find(other.id)
     await of.tick()
     assert "1 draws that it ran go to others" in " ".join(capsys.readouterr().err.split())
-    assert [d.id for d in await of.take(other, 1, playing=set(), wait_s=0.0)] == [0]
+    assert [d.id for d in await of.take(other, 1, running=set(), wait_s=0.0)] == [0]
     assert of.workers.find(silent.id) is None
 
 
@@ -217,8 +217,8 @@ async def test_draws_in_an_answer_that_never_reached_the_worker_are_handed_out_a
     of.open_session(trainer(), (), 0)
     of.draws.offer([drawn(0), drawn(1)], {})
     worker = of.register(WORKER)
-    await of.take(worker, 1, playing=set(), wait_s=0.0)
-    assert [d.id for d in await of.take(worker, 2, playing=set(), wait_s=0.0)] == [0, 1]
+    await of.take(worker, 1, running=set(), wait_s=0.0)
+    assert [d.id for d in await of.take(worker, 2, running=set(), wait_s=0.0)] == [0, 1]
 
 
 async def test_a_silent_trainer_loses_its_session_and_its_draws_wait_for_it_no_more():
@@ -231,7 +231,7 @@ async def test_a_silent_trainer_loses_its_session_and_its_draws_wait_for_it_no_m
     assert of.trainer is None
     with pytest.raises(LeaseLost):
         await lease(of, number)
-    assert await of.take(of.register(WORKER), 1, playing=set(), wait_s=0.0) == []
+    assert await of.take(of.register(WORKER), 1, running=set(), wait_s=0.0) == []
 
 
 async def test_a_worker_with_another_tokenizer_is_refused_whoever_comes_first():

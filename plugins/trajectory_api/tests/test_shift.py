@@ -14,7 +14,7 @@ from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.types import Draw, Sampling, ScoredGroup, Task
 from atropos_trajectory_api.native.draws import Draws, Rules
 from atropos_trajectory_api.roles.environment_worker import Shift, WorkerOptions
-from plugins.trajectory_api.tests.played import drawn, played
+from plugins.trajectory_api.tests.sent_groups import drawn, group_of
 
 RULES = Rules(4, 1, Sampling())
 
@@ -70,20 +70,20 @@ class Plays:
     """Each draw ends when it is let go."""
 
     def __init__(self) -> None:
-        self.playing: dict[int, asyncio.Event] = {}
+        self.running: dict[int, asyncio.Event] = {}
 
     def schedule_keys(self, draw: Draw, n: int) -> list[Any]:
         return []
 
     async def run(self, draw: Draw, *given: Any) -> ScoredGroup:
-        self.playing[draw.id] = asyncio.Event()
-        await self.playing[draw.id].wait()
-        del self.playing[draw.id]
-        return played(draw)
+        self.running[draw.id] = asyncio.Event()
+        await self.running[draw.id].wait()
+        del self.running[draw.id]
+        return group_of(draw)
 
     def let_go(self, *numbers: int) -> None:
         for number in numbers:
-            self.playing[number].set()
+            self.running[number].set()
 
 
 def shift_of(server: Server, plays: Any, stop: asyncio.Event) -> Shift:
@@ -95,20 +95,20 @@ async def test_draws_that_come_together_are_taken_together_though_rollouts_ended
     shift = asyncio.create_task(shift_of(server, plays, stop).run())
     try:
         server.offer(0, 1, 2, 3)
-        await until(lambda: len(plays.playing) == 4)
+        await until(lambda: len(plays.running) == 4)
         for number in range(4):
             plays.let_go(number)
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
         server.offer(*range(4, 10))
-        await until(lambda: len(plays.playing) == 4)
+        await until(lambda: len(plays.running) == 4)
         assert server.given == [[0, 1, 2, 3], [4, 5, 6, 7]]
         plays.let_go(5, 6)
-        await until(lambda: plays.playing.keys() == {4, 7, 8, 9})
+        await until(lambda: plays.running.keys() == {4, 7, 8, 9})
         assert server.given[2:] in ([[8, 9]], [[8], [9]])
     finally:
         stop.set()
-        await until(lambda: shift.done() or bool(plays.let_go(*plays.playing)))
+        await until(lambda: shift.done() or bool(plays.let_go(*plays.running)))
         assert await shift == 10
 
 
@@ -116,7 +116,7 @@ async def test_a_worker_whose_last_rollout_takes_long_does_not_ask_all_the_time(
     server, plays, stop = Server(), Plays(), asyncio.Event()
     shift = asyncio.create_task(shift_of(server, plays, stop).run())
     server.offer(0)
-    await until(lambda: 0 in plays.playing)
+    await until(lambda: 0 in plays.running)
     asked = server.asked
     await asyncio.sleep(1.6)
     assert 1 <= server.asked - asked <= 4  # after 0.2, 0.6 and 1.4 s
@@ -154,7 +154,7 @@ async def test_a_group_that_finds_no_room_is_sent_again_under_its_own_key():
     server.full = 2
     shift = asyncio.create_task(shift_of(server, plays, stop).run())
     server.offer(0, 1)
-    await until(lambda: len(plays.playing) == 2)
+    await until(lambda: len(plays.running) == 2)
     plays.let_go(0)
     await until(lambda: server.sent == [0])
     plays.let_go(1)
@@ -172,7 +172,7 @@ async def test_a_rollout_that_fails_while_the_rest_is_finished_ends_the_worker_w
     server, plays, stop = Refusing(), Plays(), asyncio.Event()
     shift = asyncio.create_task(shift_of(server, plays, stop).run())
     server.offer(0)
-    await until(lambda: 0 in plays.playing)
+    await until(lambda: 0 in plays.running)
     stop.set()
     await asyncio.sleep(0.05)  # it finishes what is being run
     plays.let_go(0)
@@ -193,12 +193,12 @@ async def test_a_rollout_has_the_deadline_that_the_trainer_says():
     server.deadline_s = 0.2
     named: Any = {"words": Endless()}
 
-    def player(deadline_s: float | None) -> RolloutRunner:
+    def runner(deadline_s: float | None) -> RolloutRunner:
         own_s = 600.0
         engine: Any = None
         return RolloutRunner(named, (), engine, engine, deadline_s=deadline_s or own_s, deterministic=False)
 
-    shift = asyncio.create_task(Shift(server, player, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
+    shift = asyncio.create_task(Shift(server, runner, WorkerOptions("words", 4), stop).run())  # type: ignore[arg-type]
     server.offer(0)
     await until(lambda: server.failures)
     assert [one.cause for one in server.failures[0].failed] == [

@@ -28,8 +28,8 @@ from atropos_trajectory_api.server.app import App
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_api.server.serving import bind
-from plugins.trajectory_api.tests.played import Server, serving
 from plugins.trajectory_api.tests.running import REGISTER
+from plugins.trajectory_api.tests.sent_groups import Server, serving
 from plugins.trajectory_api.tests.test_api_source import run
 from plugins.trajectory_api.tests.test_client import SPEC
 from tests.wrong_groups import NATIVE, RIGHT, VALUES, VOCABULARY, group, rollout

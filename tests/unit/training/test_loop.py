@@ -39,7 +39,7 @@ def life(of: Weather, folder: Path) -> Life:
 def test_an_evaluation_is_of_the_version_that_is_reported_while_training_rollouts_go_on(tmp_path):
     async def main() -> tuple[Life, list[tuple[str, int]]]:
         one = life(weather(staleness=2, evaluate_every=1), tmp_path)
-        tasks, drawn = one.source._player.environments["numbers"], []
+        tasks, drawn = one.source._runner.environments["numbers"], []
         rollout = tasks.rollout
 
         async def watched(task: Any, policy: Any, *, seed: int) -> Any:
@@ -207,7 +207,7 @@ def test_a_group_of_versions_that_never_were_is_refused_and_another_is_run_in_it
     async def main() -> Life:
         of = weather(steps=8)
         one = life(of, tmp_path)
-        one.source._player.environments["numbers"] = Claims(of)
+        one.source._runner.environments["numbers"] = Claims(of)
         await one.run(None)
         return one
 
@@ -229,7 +229,7 @@ def test_groups_that_all_claim_versions_that_never_were_end_the_run_by_name(tmp_
 
     async def main() -> None:
         one = life(weather(), tmp_path)
-        one.source._player.environments["numbers"] = Claims(weather())
+        one.source._runner.environments["numbers"] = Claims(weather())
         await one.run(None)
 
     with pytest.raises(NoSuchVersion, match="version 1, and the newest that there can be is 0"):

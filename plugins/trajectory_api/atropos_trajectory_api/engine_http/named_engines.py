@@ -77,13 +77,13 @@ class NamedEngines(Engine):
     async def _look(self, left: float) -> None:
         """Wait for the next answer to which engines there are, or so long: one question for all samples that wait."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._ask_later())
+            self._looking = asyncio.create_task(self._look_later())
         looking = self._looking
         await asyncio.wait({looking}, timeout=max(left, 0.0))
         if looking.done() and not looking.cancelled():
             looking.result()
 
-    async def _ask_later(self) -> None:
+    async def _look_later(self) -> None:
         await asyncio.sleep(LOOK_S)
         with contextlib.suppress(ApiError):
             await self._ask()

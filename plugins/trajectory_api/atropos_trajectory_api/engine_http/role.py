@@ -52,13 +52,13 @@ async def serve_engine(plan: Plan, where: str, token_file: Path | None) -> None:
         parts = await build_for_evaluation(plan, Path(directory))
         try:
             info = await parts.engine.open()
-            door = await open_engine_server(parts.engine, where, token_file, info, takes=takes)
+            server = await open_engine_server(parts.engine, where, token_file, info, takes=takes)
             try:
                 engine = f"{plan.config.engine.use}, {plan.model.summary}"
-                console.facts([("engine", engine), ("takes", SENT[takes]), ("at", door.url)])
+                console.facts([("engine", engine), ("takes", SENT[takes]), ("at", server.url)])
                 await watched(_until(stop), parts.children)
             finally:
-                await door.close()
+                await server.close()
         finally:
             await parts.close()
 

@@ -86,10 +86,10 @@ class EngineRoutes:
             shutil.rmtree(uploads, ignore_errors=True)
 
     def _held(self, call: Handler) -> Handler:
-        async def checked(asked: Request) -> Any:
-            self._refuse_for_another(asked)
-            self._take_over(asked.get("holder", str))
-            return await call(asked)
+        async def checked(request: Request) -> Any:
+            self._refuse_for_another(request)
+            self._take_over(request.get("holder", str))
+            return await call(request)
 
         return checked
 
@@ -107,11 +107,11 @@ class EngineRoutes:
                     del self._former[next(iter(self._former))]
             self._holder = holder
 
-    async def _open(self, asked: Request) -> ModelInfo:
+    async def _open(self, request: Request) -> ModelInfo:
         """Of a run that will send weights, `transport` says which. Raises FitError where they are not what it takes."""
-        sends: Any = asked.get("transport", str, None)
+        sends: Any = request.get("transport", str, None)
         if self._takes is None and sends is not None:
-            await _refuse(asked)
+            await _refuse(request)
         elif self._takes is not None and sends not in (None, self._takes):
             raise FitError(
                 f"this engine was started for {SENT[self._takes]}, and the run would send it {SENT.get(sends, repr(sends))}.",
@@ -122,9 +122,9 @@ class EngineRoutes:
                 self._info = await self._engine.open()
         return replace(self._info, instance=self._instance)
 
-    def _refuse_for_another(self, asked: Request) -> None:
+    def _refuse_for_another(self, request: Request) -> None:
         """Raises EngineReplaced for a call to an engine that was here before this one."""
-        if asked.get("instance", str, self._instance) != self._instance:
+        if request.get("instance", str, self._instance) != self._instance:
             raise EngineReplaced(
                 "the engine at this address is another process than the one that the run opened: its model, stop tokens and "
                 "adapters may be others, and it has none of the run's weights.",
@@ -132,36 +132,40 @@ class EngineRoutes:
                 "with `restarts = N` a run does so by itself.",
             )
 
-    async def _sample(self, asked: Request) -> list[Completion]:
-        self._refuse_for_another(asked)
-        prompt, n, seeds = _tokens(asked.get("prompt", np.ndarray)), asked.count("n", least=1), asked.get("seeds", list)
-        deadline_s = _seconds(asked, "deadline_s")
+    async def _sample(self, request: Request) -> list[Completion]:
+        self._refuse_for_another(request)
+        prompt, n, seeds = (
+            _tokens(request.get("prompt", np.ndarray)),
+            request.count("n", least=1),
+            request.get("seeds", list),
+        )
+        deadline_s = _seconds(request, "deadline_s")
         if len(seeds) != n or not all(type(seed) is int for seed in seeds):
             raise DataError(f"'seeds' must hold {n} whole numbers")
-        sampling = asked.sampling()
+        sampling = request.sampling()
         return await within(self._engine.sample(prompt, n, sampling, seeds, deadline_s), deadline_s, "sample()")
 
-    async def _logprobs(self, asked: Request) -> Any:
-        self._refuse_for_another(asked)
-        sequences: Sequence[Any] = asked.get("sequences", list)
-        check_temperature("'temperature'", temperature := asked.get("temperature", (int, float), 1.0))
+    async def _logprobs(self, request: Request) -> Any:
+        self._refuse_for_another(request)
+        sequences: Sequence[Any] = request.get("sequences", list)
+        check_temperature("'temperature'", temperature := request.get("temperature", (int, float), 1.0))
         return await self._engine.logprobs([_tokens(sequence) for sequence in sequences], float(temperature))
 
-    async def _pause(self, asked: Request) -> None:
+    async def _pause(self, request: Request) -> None:
         await self._engine.pause()
 
-    async def _resume(self, asked: Request) -> None:
-        await self._engine.resume(asked.count("version"))
+    async def _resume(self, request: Request) -> None:
+        await self._engine.resume(request.count("version"))
 
-    async def _load_weights(self, asked: Request) -> None:
-        await self._with_upload(asked, self._engine.load_weights)
+    async def _load_weights(self, request: Request) -> None:
+        await self._with_upload(request, self._engine.load_weights)
 
-    async def _load_adapter(self, asked: Request) -> None:
-        version = asked.count("version")
-        await self._with_upload(asked, lambda directory: self._engine.load_adapter(directory, version))
+    async def _load_adapter(self, request: Request) -> None:
+        version = request.count("version")
+        await self._with_upload(request, lambda directory: self._engine.load_adapter(directory, version))
 
-    async def _with_upload(self, asked: Request, load: Any) -> None:
-        directory = self._directory() / _plain(asked.get("upload", str))
+    async def _with_upload(self, request: Request, load: Any) -> None:
+        directory = self._directory() / _plain(request.get("upload", str))
         if not directory.is_dir():
             raise DataError(f"nothing was uploaded as {directory.name!r}")
         self._loading.add(directory)
@@ -218,7 +222,7 @@ class EngineRoutes:
         return self._uploads
 
 
-async def _refuse(asked: Request | None) -> None:
+async def _refuse(request: Request | None) -> None:
     raise AccessRefused(
         "this endpoint of the engine is for sampling: its weights are the trainer's.",
         remedy="An engine that others may steer is started with `atropos engine`.",
@@ -240,5 +244,5 @@ def _tokens(values: Any) -> Tokens:
     return values
 
 
-def _seconds(asked: Request, key: str) -> float:
-    return min(asked.number(key, above=0, most=sys.float_info.max), SAMPLE_S)
+def _seconds(request: Request, key: str) -> float:
+    return min(request.number(key, above=0, most=sys.float_info.max), SAMPLE_S)

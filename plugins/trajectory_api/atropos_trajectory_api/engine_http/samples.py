@@ -19,7 +19,15 @@ from atropos_core.api_client.http import BEAT_S
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import AtroposError, DataError, RemoteError
 from atropos_core.types import Completion
-from atropos_trajectory_api.native.frames import LONG_BYTES, Gone, Request, read_body, refusal, told_of, unless_gone
+from atropos_trajectory_api.native.frames import (
+    LONG_BYTES,
+    Gone,
+    Request,
+    error_record,
+    read_body,
+    refusal,
+    unless_gone,
+)
 
 CALLS = 4096  # of one request
 _HEADERS = [(b"content-type", CONTENT_TYPE.encode())]
@@ -57,12 +65,12 @@ async def _answer(sample: Sample, calls: Sequence[Request], send: Send) -> None:
     ready: list[bytes] = []
     news = asyncio.Event()
 
-    async def one(number: int, asked: Request) -> None:
-        frame = await _frame(sample, number, asked)
+    async def one(number: int, request: Request) -> None:
+        frame = await _frame(sample, number, request)
         ready.append(frame)
         news.set()
 
-    running = [asyncio.create_task(one(number, asked)) for number, asked in enumerate(calls)]
+    running = [asyncio.create_task(one(number, request)) for number, request in enumerate(calls)]
     left = len(running)
     try:
         while left:
@@ -81,12 +89,12 @@ async def _answer(sample: Sample, calls: Sequence[Request], send: Send) -> None:
             task.cancel()
 
 
-async def _frame(sample: Sample, number: int, asked: Request) -> bytes:
+async def _frame(sample: Sample, number: int, request: Request) -> bytes:
     try:
-        return encode_bytes({"call": number, "value": await sample(asked)})
+        return encode_bytes({"call": number, "value": await sample(request)})
     except (AtroposError, NotImplementedError) as error:
-        told = told_of(error)
+        record = error_record(error)
     except Exception as error:  # noqa: BLE001 - the plugin boundary: the caller gets it, whatever it is
         trace = "".join(traceback.format_exception(error)).rstrip()
-        told = told_of(RemoteError(f"the engine raised {type(error).__name__}: {error}\n{trace}"))
-    return encode_bytes({"call": number, "error": told})
+        record = error_record(RemoteError(f"the engine raised {type(error).__name__}: {error}\n{trace}"))
+    return encode_bytes({"call": number, "error": record})

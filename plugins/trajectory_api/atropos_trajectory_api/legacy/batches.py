@@ -44,7 +44,7 @@ class OldTrainer:
         self._session: Session[bytes] | None = None
         self._delivered: list[int] = []  # and not settled yet
         self._watched: set[asyncio.Task[None]] = set()  # of batches on their way
-        self._said, self._said_at = "", 0.0
+        self._warned, self._warned_at = "", 0.0
 
     def native_holder(self) -> str | None:
         """Who holds the session of the native protocol, if anyone."""
@@ -214,9 +214,9 @@ class OldTrainer:
     def _say(self, why: str) -> None:
         """Why there is no batch: on change, at most once a minute, and only where something waits."""
         now = time.monotonic()
-        if self._service.hub.status().groups and why != self._said and now - self._said_at > SAY_AGAIN_S:
+        if self._service.hub.status().groups and why != self._warned and now - self._warned_at > SAY_AGAIN_S:
             console.say(f"no batch for GET /batch: {why}")
-            self._said, self._said_at = why, now
+            self._warned, self._warned_at = why, now
 
     async def _error(self, scope: Scope, send: Send, message: str) -> None:
         await answer(scope, send, 200, {"status": "error", "message": message, "batch": []})

@@ -81,12 +81,12 @@ class OldGroup:
             for number, score in enumerate(self.scores):
                 check_number(f"scores[{number}]", score)
         check_token_columns(self._columns(), vocabulary, lambda name, at: _NAMES.get(name, name) + self.place(at))
-        told = SharedSettings(self.rest, len(self.lengths))
-        for number, temperature in enumerate(told.temperatures) if 0 in told.temperatures else ():
-            if temperature == 0 and not told.zeroed[number]:
+        settings = SharedSettings(self.rest, len(self.lengths))
+        for number, temperature in enumerate(settings.temperatures) if 0 in settings.temperatures else ():
+            if temperature == 0 and not settings.zeroed[number]:
                 at = offsets_of(self.lengths)
                 own = self._columns(slice(int(at[number]), int(at[number + 1])))
-                check_greedy(f"sequence {number}: its", own, sft=told.sft[number])
+                check_greedy(f"sequence {number}: its", own, sft=settings.sft[number])
 
     def _columns(self, part: slice = slice(None)) -> TokenColumns:
         """Of a part, without the teacher."""
@@ -145,12 +145,12 @@ class OldGroup:
         """Sampled from policy `version` as far as anyone knows. Its draw is nobody's. Masks and sentinels end here."""
         rest, columns = self.rest, self.columns
         wire = {"env_id": rest.get("env_id")} | {key: value for key, value in rest.items() if key != "messages"}
-        told = SharedSettings(rest, len(self.lengths))
+        settings = SharedSettings(rest, len(self.lengths))
         logprobs = columns.get("inference_logprobs")
         if logprobs is not None:
             logprobs = self._unmasked(logprobs, wire)
         advantages, reference = columns.get("advantages"), columns.get("ref_logprobs")
-        if any(told.zeroed) and advantages is not None:
+        if any(settings.zeroed) and advantages is not None:
             wire["advantages"] = self._lists(advantages)  # beside the tokens they are zero where that was overridden
         messages = rest.get("messages")
         if messages is not None and (len(messages) != len(self.lengths) or not any(messages)):
@@ -166,11 +166,11 @@ class OldGroup:
                 trained=chosen,
                 logprobs=None if logprobs is None else logprobs[start:end],
                 policy_version=versions[start:end],
-                temperature=told.temperatures[number],
-                advantages=np.zeros(end - start, np.float32) if told.zeroed[number] else own,
+                temperature=settings.temperatures[number],
+                advantages=np.zeros(end - start, np.float32) if settings.zeroed[number] else own,
                 ref_logprobs=None if reference is None else reference[start:end],
                 teacher=self._taught(start, end),
-                sft=told.sft[number],
+                sft=settings.sft[number],
             )
             said = tuple(messages[number]) if messages is not None else ()
             episodes.append(Episode((rollout,), self.scores[number], messages=said))

@@ -68,7 +68,7 @@ class Intake:
             knows=service.hub.knows,
             most_bytes=options.hub_mb * 1e6 / PIECES_PART,
         )
-        self._said_at = -math.inf
+        self._warned_at = -math.inf
         self.retries = Retries(
             lambda key: key in self.pieces.found or service.hub.knows(key), killed_at, options.hold_s
         )
@@ -234,8 +234,8 @@ class Intake:
             number = self.pieces.oldest()
             if number is None:
                 raise HubFull("the pieces of groups that are buffered wait for room in the hub, and no more are taken.")
-            if time.monotonic() - self._said_at > SAY_AGAIN_S:
-                self._said_at = time.monotonic()
+            if time.monotonic() - self._warned_at > SAY_AGAIN_S:
+                self._warned_at = time.monotonic()
                 console.warn(
                     f"buffered pieces of groups take {self.pieces.size_bytes / 1e6:.1f} MB, and a quarter of the hub is "
                     "theirs: the oldest are queued as they are (--hub-mb)."

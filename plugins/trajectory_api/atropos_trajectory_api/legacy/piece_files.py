@@ -104,7 +104,7 @@ def _read(path: Path) -> Found:
     head, newline, body = path.read_bytes().partition(b"\n")
     if not newline:
         raise ValueError("it ends too early")
-    told = json.loads(head)
-    if told["crc"] != crc32(body):
+    header = json.loads(head)
+    if header["crc"] != crc32(body):
         raise ValueError("its checksum is wrong")
-    return Found(int(name[1]), int(name[2]), name[3] == "piece", str(told["key"]), body)
+    return Found(int(name[1]), int(name[2]), name[3] == "piece", str(header["key"]), body)

@@ -43,7 +43,7 @@ class Retries:
         self._held_slots = 2 + int(hold_s / SLOT_S)
         self._started = clock()
         self._stored: dict[str, tuple[int, float]] = {}
-        self._asked: set[str] = set()  # of the time before this process
+        self._seen: set[str] = set()  # of the time before this process
         self._slot, self._in_slot = 0, Counter[str]()
 
     def new_key(self, body_digest: str, item: int = 0, *, held: bool = False) -> str:
@@ -72,11 +72,11 @@ class Retries:
         if self._killed_slot is None:
             return 0
         if self._clock() - self._started > REMEMBERED_S:
-            self._killed_slot, self._asked = None, set()
+            self._killed_slot, self._seen = None, set()
             return 0
-        if body_digest in self._asked:
+        if body_digest in self._seen:
             return 0
-        self._asked.add(body_digest)
+        self._seen.add(body_digest)
         for item in reversed(range(items)):
             for held, slots in ((False, 2), (True, self._held_slots)):
                 what = _what(body_digest, item, held)

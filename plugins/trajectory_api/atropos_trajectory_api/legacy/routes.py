@@ -42,7 +42,7 @@ ANSWERED = object()
 NEARLY_FULL = 0.9
 
 
-class OldDoor:
+class LegacyRoutes:
     """An ASGI application for the paths in `routes`."""
 
     def __init__(
@@ -51,7 +51,7 @@ class OldDoor:
         self._service = service
         self._old = service.old
         self._silent_s = 5 * options.silent_s
-        self._said_further = False
+        self._warned_further = False
         self.intake = Intake(service, options, vocabulary, killed_at)
         self.trainer = OldTrainer(service, options)
         self.routes: dict[str, dict[str, Handler]] = {

@@ -33,7 +33,7 @@ class Draws:
         self.rules: Rules | None = None  # None: no trainer
         self._waiting: dict[str, deque[Draw]] = {}  # by environment
         self._offered: dict[int, Draw] = {}  # waiting and run
-        self._player: dict[int, str] = {}  # draw -> worker
+        self._worker_of: dict[int, str] = {}  # draw -> worker
         self._present = set(present)  # their groups are in the hub
         self._foreign: set[tuple[str, int]] = set()  # worker, draw of another run that it still runs
         self._known = False  # whether the trainer has reported, to this process, what it wants
@@ -47,32 +47,32 @@ class Draws:
         present: Iterable[int],
         *,
         anew: bool,
-        playing: Iterable[tuple[str, int]] = (),
+        running: Iterable[tuple[str, int]] = (),
     ) -> None:
         """A trainer's session begins, or (no rules) has ended; groups of the draws `present` are in the hub. `anew`:
-        another run's, whose draws have nothing to do with what is being run: `playing` lists by whom, and which."""
+        another run's, whose draws have nothing to do with what is being run: `running` lists by whom, and which."""
         self.rules = rules
         self._present = set(present)
         self._waiting.clear()
-        self._offered = {} if anew else {number: self._offered[number] for number in self._player}
+        self._offered = {} if anew else {number: self._offered[number] for number in self._worker_of}
         if anew:
-            self._foreign |= {(worker, number) for number, worker in self._player.items()} | set(playing)
-            self._player.clear()
+            self._foreign |= {(worker, number) for number, worker in self._worker_of.items()} | set(running)
+            self._worker_of.clear()
             self._known = True
         self._changed.set()
 
-    def offer(self, draws: Iterable[Draw], playing: Mapping[int, str]) -> int:
-        """How many of them were new. `playing`: what workers report as running."""
+    def offer(self, draws: Iterable[Draw], running: Mapping[int, str]) -> int:
+        """How many of them were new. `running`: what workers report as running."""
         added = 0
         for draw in draws:
             if draw.id in self._present or self._offered.get(draw.id) == draw:
                 continue
             added += 1
             self._offered[draw.id] = draw
-            if draw.id in playing and (playing[draw.id], draw.id) not in self._foreign:
-                self._player[draw.id] = playing[draw.id]
+            if draw.id in running and (running[draw.id], draw.id) not in self._foreign:
+                self._worker_of[draw.id] = running[draw.id]
             else:
-                self._player.pop(draw.id, None)
+                self._worker_of.pop(draw.id, None)
                 self._waiting.setdefault(draw.environment, deque()).append(draw)
         self._known = True
         self._changed.set()
@@ -100,7 +100,7 @@ class Draws:
         taken = fit[: min(n, share)]
         for draw in taken:
             self._waiting[environment].remove(draw)
-        self._player |= {draw.id: worker for draw in taken}
+        self._worker_of |= {draw.id: worker for draw in taken}
         return taken
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ class Draws:
             return []
         return [draw for draw in self._waiting.get(environment, ()) if (worker, draw.id) not in self._foreign]
 
-    def still_playing(self, worker: str, numbers: Collection[int]) -> None:
+    def keep_running(self, worker: str, numbers: Collection[int]) -> None:
         """A worker says all that it runs; what it does not run any more, for another run, may be drawn for it again."""
         done = {(one, number) for one, number in self._foreign if one == worker and number not in numbers}
         if done:
@@ -151,20 +151,20 @@ class Draws:
         """Its group has left the hub for good."""
         self._present.discard(number)
 
-    def playing(self, worker: str, numbers: Iterable[int]) -> None:
+    def mark_running(self, worker: str, numbers: Iterable[int]) -> None:
         """A worker that registers (again) says what it runs."""
         for number in numbers:
             draw = self._offered.get(number)
-            if draw is not None and number not in self._player:
+            if draw is not None and number not in self._worker_of:
                 self._waiting[draw.environment].remove(draw)
-                self._player[number] = worker
+                self._worker_of[number] = worker
 
     def give_back(self, worker: str, *, only: Iterable[int] | None = None) -> int:
         """What this worker runs, or `only` these of it, waits again, before everything else. How many those were."""
-        chosen = self._player if only is None else only
-        numbers = sorted(number for number in chosen if self._player.get(number) == worker)
+        chosen = self._worker_of if only is None else only
+        numbers = sorted(number for number in chosen if self._worker_of.get(number) == worker)
         for number in reversed(numbers):
-            del self._player[number]
+            del self._worker_of[number]
             draw = self._offered[number]
             self._waiting.setdefault(draw.environment, deque()).appendleft(draw)
         if numbers:
@@ -173,7 +173,7 @@ class Draws:
 
     def status(self) -> dict[str, int]:
         waiting = {f"waiting/{name}": len(queue) for name, queue in self._waiting.items() if queue}
-        return {"waiting": sum(waiting.values()), "playing": len(self._player), **waiting}
+        return {"waiting": sum(waiting.values()), "playing": len(self._worker_of), **waiting}
 
     @property
     def present(self) -> list[int]:
@@ -181,11 +181,11 @@ class Draws:
         return sorted(self._present)
 
     @property
-    def played(self) -> list[int]:
+    def in_progress(self) -> list[int]:
         """Draws that a worker runs."""
-        return sorted(self._player)
+        return sorted(self._worker_of)
 
     def _forget(self, number: int) -> None:
         draw = self._offered.pop(number, None)
-        if draw is not None and self._player.pop(number, None) is None:
+        if draw is not None and self._worker_of.pop(number, None) is None:
             self._waiting[draw.environment].remove(draw)

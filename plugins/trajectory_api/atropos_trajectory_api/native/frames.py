@@ -135,8 +135,8 @@ class Native:
             body = await read_body(receive)
             read = asyncio.to_thread(read_frame, body) if len(body) >= LONG_BYTES else None
             value = await read if read is not None else read_frame(body) if body else None
-            asked = Request(named[1] if len(named) > 1 else "", value, scope)
-            given = await (unless_gone(handler(asked), receive) if self._waits(value) else handler(asked))
+            request = Request(named[1] if len(named) > 1 else "", value, scope)
+            given = await (unless_gone(handler(request), receive) if self._waits(value) else handler(request))
             if scope["method"] == "GET" and b"application/json" in (header(scope, b"accept") or b""):  # for people
                 headers, answer = [(b"content-type", b"application/json")], [json.dumps(given).encode()]
             else:
@@ -186,10 +186,10 @@ def refusal(error: AtroposError | NotImplementedError) -> tuple[int, list[tuple[
     headers = [(b"content-type", b"application/json")]
     if status == 503:
         headers.append((b"retry-after", b"1"))
-    return status, headers, [json.dumps({"error": told_of(error)}).encode()]
+    return status, headers, [json.dumps({"error": error_record(error)}).encode()]
 
 
-def told_of(error: AtroposError | NotImplementedError) -> dict[str, Any]:
+def error_record(error: AtroposError | NotImplementedError) -> dict[str, Any]:
     """What the client makes the same error from."""
     return {
         "kind": type(error).__name__,

@@ -87,6 +87,6 @@ def _frame() -> dict[str, Any]:
 
 
 def _error() -> dict[str, Any]:
-    told = {"kind": {"type": "string"}, "message": {"type": "string"}, "remedy": {"type": ["string", "null"]}}
-    error = {"type": "object", "properties": told, "required": ["kind", "message"]}
+    error_fields = {"kind": {"type": "string"}, "message": {"type": "string"}, "remedy": {"type": ["string", "null"]}}
+    error = {"type": "object", "properties": error_fields, "required": ["kind", "message"]}
     return {"application/json": {"schema": {"type": "object", "properties": {"error": error}, "required": ["error"]}}}

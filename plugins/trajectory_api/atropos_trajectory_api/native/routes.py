@@ -23,29 +23,29 @@ MANY = 64  # groups that are read, or put, before others have a turn
 
 def native_routes(service: Service) -> Native:
     """Every call of the native protocol. A star stands for a worker's id or a session's number."""
-    doors = Doors(service)
+    routes = NativeRoutes(service)
     return Native(
         {
-            ("GET", ""): doors.about,
-            ("POST", "workers"): doors.register,
-            ("DELETE", "workers/*"): doors.sign_off,
-            ("POST", "workers/*/heartbeat"): doors.heartbeat,
-            ("POST", "workers/*/draws"): doors.take,
-            ("POST", "workers/*/failed"): doors.failed,
-            ("POST", "groups"): doors.put,
-            ("POST", "sessions"): doors.open,
-            ("DELETE", "sessions/*"): doors.end,
-            ("POST", "sessions/*/lease"): doors.lease,
-            ("POST", "sessions/*/give_back"): doors.give_back,
-            ("POST", "sessions/*/commit"): doors.commit,
-            ("POST", "sessions/*/drop"): doors.drop,
-            ("POST", "sessions/*/renew"): doors.renew,
-            ("POST", "sessions/*/draws"): doors.offer,
-            ("POST", "sessions/*/version"): doors.set_version,
-            ("GET", "environments"): doors.environments,
-            ("POST", "engines"): doors.add_engine,
-            ("GET", "engines"): doors.engines,
-            ("GET", "status"): doors.status,
+            ("GET", ""): routes.about,
+            ("POST", "workers"): routes.register,
+            ("DELETE", "workers/*"): routes.sign_off,
+            ("POST", "workers/*/heartbeat"): routes.heartbeat,
+            ("POST", "workers/*/draws"): routes.take,
+            ("POST", "workers/*/failed"): routes.failed,
+            ("POST", "groups"): routes.put,
+            ("POST", "sessions"): routes.open,
+            ("DELETE", "sessions/*"): routes.end,
+            ("POST", "sessions/*/lease"): routes.lease,
+            ("POST", "sessions/*/give_back"): routes.give_back,
+            ("POST", "sessions/*/commit"): routes.commit,
+            ("POST", "sessions/*/drop"): routes.drop,
+            ("POST", "sessions/*/renew"): routes.renew,
+            ("POST", "sessions/*/draws"): routes.offer,
+            ("POST", "sessions/*/version"): routes.set_version,
+            ("GET", "environments"): routes.environments,
+            ("POST", "engines"): routes.add_engine,
+            ("GET", "engines"): routes.engines,
+            ("GET", "status"): routes.status,
         },
         waits=lambda value: (
             isinstance(value, dict) and type(value.get("wait_s")) in (int, float) and value["wait_s"] > 0
@@ -53,13 +53,13 @@ def native_routes(service: Service) -> Native:
     )
 
 
-class Doors:
+class NativeRoutes:
     """The handlers: what each call takes from a body, and gives back."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def about(self, asked: Request) -> dict[str, Any]:
+    async def about(self, request: Request) -> dict[str, Any]:
         service = self._service
         return {
             "protocol": 1,
@@ -71,25 +71,25 @@ class Doors:
 
     # -- workers
 
-    async def register(self, asked: Request) -> dict[str, Any]:
+    async def register(self, request: Request) -> dict[str, Any]:
         service = self._service
-        worker = service.register(asked.body)
+        worker = service.register(request.body)
         return {"worker": worker.id, "heartbeat_s": service.heartbeat_s, **self._news()}
 
-    async def sign_off(self, asked: Request) -> dict[str, Any]:
-        self._service.sign_off(self._worker(asked))
+    async def sign_off(self, request: Request) -> dict[str, Any]:
+        self._service.sign_off(self._worker(request))
         return {}
 
-    async def heartbeat(self, asked: Request) -> dict[str, Any]:
-        worker = self._worker(asked)
-        returned = numbers(asked.get("returned", (list, tuple), ()))
-        self._service.heartbeat(worker, draining=asked.get("draining", bool, False), returned=returned)
+    async def heartbeat(self, request: Request) -> dict[str, Any]:
+        worker = self._worker(request)
+        returned = numbers(request.get("returned", (list, tuple), ()))
+        self._service.heartbeat(worker, draining=request.get("draining", bool, False), returned=returned)
         return self._news()
 
-    async def take(self, asked: Request) -> dict[str, Any]:
-        service, worker = self._service, self._worker(asked)
-        playing = numbers(asked.get("playing", (list, tuple), ()))
-        draws = await service.take(worker, asked.count("n", least=1), playing=playing, wait_s=asked.wait_s())
+    async def take(self, request: Request) -> dict[str, Any]:
+        service, worker = self._service, self._worker(request)
+        running = numbers(request.get("playing", (list, tuple), ()))
+        draws = await service.take(worker, request.count("n", least=1), running=running, wait_s=request.wait_s())
         rules = service.draws.rules
         return {
             "draws": tuple(draws),
@@ -100,17 +100,17 @@ class Doors:
             "deadline_s": rules.deadline_s if rules else None,
         }
 
-    async def failed(self, asked: Request) -> dict[str, Any]:
-        worker = self._worker(asked)
-        group = asked.get("group", ScoredGroup)
+    async def failed(self, request: Request) -> dict[str, Any]:
+        worker = self._worker(request)
+        group = request.get("group", ScoredGroup)
         check_group(group, self._service.vocabulary, episodes=False)
         refuse_versions_that_never_were(group, self._service.newest_version)
         self._service.failed(worker, group)
         return {}
 
-    async def put(self, asked: Request) -> dict[str, Any]:
+    async def put(self, request: Request) -> dict[str, Any]:
         """All are checked before any is taken."""
-        entries = [Request("", entry, asked.scope) for entry in asked.get("groups", (list, tuple))]
+        entries = [Request("", entry, request.scope) for entry in request.get("groups", (list, tuple))]
         frames = [entry.get("frame", bytes) for entry in entries]
         if sum(map(len, frames)) >= LONG_BYTES or len(frames) > MANY:
             read = await asyncio.to_thread(lambda: [self._service.read(frame) for frame in frames])
@@ -121,8 +121,8 @@ class Doors:
             for frame, checked, entry in zip(frames, read, entries, strict=True)
         ]
         if puts and (sender := self._service.workers.find(puts[0][3])) is not None:
-            asked.scope["atropos.worker"] = sender.name
-        until = asyncio.get_running_loop().time() + asked.wait_s()
+            request.scope["atropos.worker"] = sender.name
+        until = asyncio.get_running_loop().time() + request.wait_s()
         ids: list[int | None] = []
         for place, (frame, checked, key, worker) in enumerate(puts):
             if place % MANY == MANY - 1:
@@ -138,21 +138,23 @@ class Doors:
 
     # -- the trainer
 
-    async def open(self, asked: Request) -> dict[str, Any]:
+    async def open(self, request: Request) -> dict[str, Any]:
         trainer = Trainer(
-            holder=asked.get("holder", str),
-            policy=Policy(asked.get("tokenizer", str, ""), asked.count("vocabulary", 0), asked.get("model", str, "")),
-            group_size=asked.count("group_size", least=1),
-            min_group=asked.count("min_group", 1),
-            sampling=asked.sampling(),
-            batch_groups=asked.count("batch_groups", 1, least=1),
-            max_staleness=asked.count("max_staleness", 0),
-            max_token_len=asked.count("max_token_len", 0),
-            deadline_s=_deadline_s(asked),
+            holder=request.get("holder", str),
+            policy=Policy(
+                request.get("tokenizer", str, ""), request.count("vocabulary", 0), request.get("model", str, "")
+            ),
+            group_size=request.count("group_size", least=1),
+            min_group=request.count("min_group", 1),
+            sampling=request.sampling(),
+            batch_groups=request.count("batch_groups", 1, least=1),
+            max_staleness=request.count("max_staleness", 0),
+            max_token_len=request.count("max_token_len", 0),
+            deadline_s=_deadline_s(request),
         )
-        committed = numbers(asked.get("committed", (list, tuple), ()))
+        committed = numbers(request.get("committed", (list, tuple), ()))
         service = self._service
-        version, hub_id = asked.count("version", 0), asked.get("hub_id", (str, type(None)), None)
+        version, hub_id = request.count("version", 0), request.get("hub_id", (str, type(None)), None)
         newest = service.newest_version
         number = service.open_session(trainer, committed, version, hub_id=hub_id)
         await service.written()
@@ -162,26 +164,26 @@ class Doors:
             "lease_s": service.options.lease_s,
             "environments": service.workers.environments(),
             "waiting_draws": service.draws.present,
-            "played_draws": service.draws.played,
+            "played_draws": service.draws.in_progress,
             "hub_id": service.hub_id,
             "next_id": service.next_id,
             "newest_version": newest,
         }
 
-    async def end(self, asked: Request) -> dict[str, Any]:
-        self._service.end_session(asked.session())
+    async def end(self, request: Request) -> dict[str, Any]:
+        self._service.end_session(request.session())
         return {}
 
-    async def lease(self, asked: Request) -> dict[str, Any]:
-        service, trained = self._service, _ids(asked, "trained", ())
+    async def lease(self, request: Request) -> dict[str, Any]:
+        service, trained = self._service, _ids(request, "trained", ())
         leased = await service.lease(
-            asked.session(),
-            asked.count("groups", least=1),
-            version=asked.count("version"),
-            wait_s=asked.wait_s(),
+            request.session(),
+            request.count("groups", least=1),
+            version=request.count("version"),
+            wait_s=request.wait_s(),
             trained=trained,
-            holding=numbers(asked.get("holding", (list, tuple), ())),
-            seen=asked.count("seen", 0) if asked.get("boot", str, "") == service.boot else 0,
+            holding=numbers(request.get("holding", (list, tuple), ())),
+            seen=request.count("seen", 0) if request.get("boot", str, "") == service.boot else 0,
         )
         if leased.entries or trained:
             await service.written()
@@ -195,68 +197,68 @@ class Doors:
             "why": leased.why,
         }
 
-    async def give_back(self, asked: Request) -> dict[str, Any]:
-        self._service.session(asked.session()).give_back(_ids(asked))
+    async def give_back(self, request: Request) -> dict[str, Any]:
+        self._service.session(request.session()).give_back(_ids(request))
         return self._boot()
 
-    async def commit(self, asked: Request) -> dict[str, Any]:
-        settled = self._service.commit(asked.session(), _ids(asked))
+    async def commit(self, request: Request) -> dict[str, Any]:
+        settled = self._service.commit(request.session(), _ids(request))
         await self._service.written()
         return self._boot() | {"settled": settled}
 
-    async def drop(self, asked: Request) -> dict[str, Any]:
-        dropped = self._service.drop(asked.session(), _ids(asked), asked.get("cause", str))
+    async def drop(self, request: Request) -> dict[str, Any]:
+        dropped = self._service.drop(request.session(), _ids(request), request.get("cause", str))
         await self._service.written()
         return self._boot() | {"dropped": dropped}
 
-    async def renew(self, asked: Request) -> dict[str, Any]:
-        trained = _ids(asked, "trained", ())
-        self._service.session(asked.session()).trained(trained)
+    async def renew(self, request: Request) -> dict[str, Any]:
+        trained = _ids(request, "trained", ())
+        self._service.session(request.session()).trained(trained)
         if trained:
             await self._service.written()
         return self._boot()
 
-    async def offer(self, asked: Request) -> dict[str, Any]:
-        draws = asked.get("draws", (list, tuple))
+    async def offer(self, request: Request) -> dict[str, Any]:
+        draws = request.get("draws", (list, tuple))
         for draw in draws:
             check_draw(draw)
             if draw.id < 0:
                 raise DataError(f"draw {draw.id}: an id below 0 is for groups that nobody drew")
-        self._service.session(asked.session()).renew()
-        return self._boot() | {"new": self._service.draws.offer(draws, self._service.workers.playing())}
+        self._service.session(request.session()).renew()
+        return self._boot() | {"new": self._service.draws.offer(draws, self._service.workers.running())}
 
-    async def set_version(self, asked: Request) -> dict[str, Any]:
-        version = asked.count("version")
-        self._service.set_version(asked.session(), version, asked.count("newest", version, least=version))
+    async def set_version(self, request: Request) -> dict[str, Any]:
+        version = request.count("version")
+        self._service.set_version(request.session(), version, request.count("newest", version, least=version))
         await self._service.written()
         return self._boot()
 
     # -- what there is
 
-    async def environments(self, asked: Request) -> dict[str, Any]:
+    async def environments(self, request: Request) -> dict[str, Any]:
         return self._service.workers.environments()
 
-    async def add_engine(self, asked: Request) -> dict[str, Any]:
-        url = asked.get("url", str)
+    async def add_engine(self, request: Request) -> dict[str, Any]:
+        url = request.get("url", str)
         if not url.startswith(("http://", "https://")) or len(url) > 1000:
             raise DataError(f"{url[:100]!r} is no address of an engine")
-        self._service.add_engine(asked.count("session"), url)
+        self._service.add_engine(request.count("session"), url)
         return {}
 
-    async def engines(self, asked: Request) -> dict[str, Any]:
+    async def engines(self, request: Request) -> dict[str, Any]:
         return {"engines": list(self._service.engines)}
 
-    async def status(self, asked: Request) -> dict[str, Any]:
+    async def status(self, request: Request) -> dict[str, Any]:
         return self._service.status()
 
-    def _worker(self, asked: Request) -> WorkerState:
-        worker = self._service.workers.find(asked.named)
+    def _worker(self, request: Request) -> WorkerState:
+        worker = self._service.workers.find(request.named)
         if worker is None:
             raise UnknownThere(
-                f"this server knows no worker {asked.named[:40]!r}.",
+                f"this server knows no worker {request.named[:40]!r}.",
                 remedy="Register (again): POST /v1/workers",
             )
-        asked.scope["atropos.worker"] = worker.name
+        request.scope["atropos.worker"] = worker.name
         return worker
 
     def _news(self) -> dict[str, Any]:
@@ -271,10 +273,10 @@ def _policy(service: Service) -> dict[str, Any] | None:
     return asdict(service.policy) if service.policy is not None else None
 
 
-def _deadline_s(asked: Request) -> float | None:
+def _deadline_s(request: Request) -> float | None:
     """Of one rollout, where the trainer gives any."""
-    return asked.number("deadline_s", None, above=0, most=1e9)
+    return request.number("deadline_s", None, above=0, most=1e9)
 
 
-def _ids(asked: Request, name: str = "ids", *otherwise: Any) -> list[int]:
-    return sorted(numbers(asked.get(name, (list, tuple), *otherwise)))
+def _ids(request: Request, name: str = "ids", *otherwise: Any) -> list[int]:
+    return sorted(numbers(request.get(name, (list, tuple), *otherwise)))

@@ -46,8 +46,8 @@ async def listening(
         console.warn(f"no shared memory for producers on this machine, who use HTTP: {error}")
         yield
         return
-    door = RingReceiver(service, budget, hold_s)
-    serving = asyncio.create_task(listener.serve(door.handle))
+    receiver = RingReceiver(service, budget, hold_s)
+    serving = asyncio.create_task(listener.serve(receiver.handle))
     service.same_host = {"path": str(path), "nonce": nonce}
 
     def ended(serving: asyncio.Task[None]) -> None:
@@ -89,9 +89,9 @@ class Intake:
     """The groups of one ring, in the order of arrival. One for which there is room is in the hub within the turn of the
     loop that its doorbell woke, and has its answer at the end of that turn; tasks are for those that must wait."""
 
-    def __init__(self, door: RingReceiver, ring: RingConsumer) -> None:
-        self._door = door
-        self._service = door.service
+    def __init__(self, receiver: RingReceiver, ring: RingConsumer) -> None:
+        self._receiver = receiver
+        self._service = receiver.service
         self._ring = ring
         self._arrived: deque[SlotLease] = deque()
         self._waiting: set[asyncio.Task[None]] = set()  # each is one group that waits for room
@@ -127,7 +127,7 @@ class Intake:
             lease = self._arrived.popleft()
             nbytes = lease.payload.nbytes
             size += nbytes
-            if self._waiting or not self._door.budget.has_room(nbytes):
+            if self._waiting or not self._receiver.budget.has_room(nbytes):
                 self._put_later(lease)
                 continue
             try:
@@ -185,10 +185,10 @@ class Intake:
     async def _put(self, lease: SlotLease) -> None:
         """Waits until there is room, in its slot as long as bodies in flight have none for it."""
         started, size = time.monotonic(), lease.payload.nbytes
-        share = self._door.budget.share()
+        share = self._receiver.budget.share()
         try:
-            await self._door.budget.take(share, size, self._door.hold_s)
-            left = max(self._door.hold_s - (time.monotonic() - started), 0.001)
+            await self._receiver.budget.take(share, size, self._receiver.hold_s)
+            left = max(self._receiver.hold_s - (time.monotonic() - started), 0.001)
             number = await self._service.put(lease.copy(), key=lease.key, worker=_sender(lease), deadline_s=left)
             self._release([(lease, number)])
             self._count(1, started, size)

@@ -49,7 +49,7 @@ class WorkerState:
     vocabulary: int
     seen: float
     draining: bool = False
-    playing: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
     groups: int = 0
 
 
@@ -74,7 +74,7 @@ class Workers:
             tokenizer=_given(wanted, "tokenizer", str, ""),
             vocabulary=_given(wanted, "vocabulary", int, 0),
             seen=self._clock(),
-            playing=numbers(wanted.get("playing", ())),
+            running=numbers(wanted.get("playing", ())),
         )
         if not worker.weight:
             raise DataError(f"worker {worker.name!r}: a weight of 0 cannot be", remedy="A weight is above 0.")
@@ -99,9 +99,9 @@ class Workers:
         since = self._clock() - self._silent_s
         return [worker for worker in self._workers.values() if worker.seen < since]
 
-    def playing(self) -> dict[int, str]:
+    def running(self) -> dict[int, str]:
         """Draw -> the worker that says it runs it."""
-        return {number: worker.id for worker in self._workers.values() for number in worker.playing}
+        return {number: worker.id for worker in self._workers.values() for number in worker.running}
 
     def environments(self) -> dict[str, dict[str, Any]]:
         """What can be run now: tasks, weight, group size, and by how many workers that are not leaving."""

@@ -140,11 +140,11 @@ def env(
         server = Api(api, token)
         try:
             with draining_signals(stop):
-                played = model or await await_policy(server, WAIT_S if wait_s is None else wait_s, stop)
-                if played is None:
+                model_of_run = model or await await_policy(server, WAIT_S if wait_s is None else wait_s, stop)
+                if model_of_run is None:
                     return 0
                 loaded, resolved, plugins = configure(
-                    file, env=[name], model=played, reward=reward, changes=changes, uses=WORKER
+                    file, env=[name], model=model_of_run, reward=reward, changes=changes, uses=WORKER
                 )
                 server.patience = loaded.config.watch.patience()
                 plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)
@@ -199,7 +199,7 @@ def engine(
     loaded, resolved, plugins = configure(
         file, model=model, engine=engine, bridge=bridge, trainer=trainer, changes=changes, uses=ENGINE
     )
-    plan = make_plan(loaded.config, resolved, plugins, training=False, playing=False)
+    plan = make_plan(loaded.config, resolved, plugins, training=False, rollouts=False)
     by_bridge = loaded.origins.get("bridge.use") in (FLAG, str(file))  # not a default, nor a model's preset
     plan = sent_weights(plan, plugins, by_bridge=by_bridge)
     of_trainer = [path for path, origin in loaded.origins.items() if path.startswith("trainer.") and origin == FLAG]

@@ -119,15 +119,15 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
                     ),
                 ]
             )
-            player = partial(_player, plan, parts, tokenizer, options)
-            return await Shift(worker, player, options, stop).run()
+            runner = partial(_runner, plan, parts, tokenizer, options)
+            return await Shift(worker, runner, options, stop).run()
         finally:
             if worker is not None:
                 await worker.close()
             await parts.close()
 
 
-def _player(
+def _runner(
     plan: Plan, parts: EvaluationParts, tokenizer: ChatTokenizer, options: WorkerOptions, deadline_s: float | None
 ) -> RolloutRunner:
     """`deadline_s` is the trainer's, where it gave one."""
@@ -143,15 +143,15 @@ class Shift:
     def __init__(
         self,
         worker: Worker,
-        player: Callable[[float | None], RolloutRunner],
+        runner: Callable[[float | None], RolloutRunner],
         options: WorkerOptions,
         stop: asyncio.Event,
     ) -> None:
         self._worker = worker
-        self._player = player  # by the deadline of its rollouts
+        self._runner = runner  # by the deadline of its rollouts
         self._options = options
         self._stop = stop
-        self._playing: dict[asyncio.Task[None], Draw] = {}
+        self._running: dict[asyncio.Task[None], Draw] = {}
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ended it
         self._sent = 0
         self._away_since: float | None = None
@@ -171,21 +171,21 @@ class Shift:
                 self._ended.result()
             return self._sent
         finally:
-            for task in (taking, stopping, *self._playing):
+            for task in (taking, stopping, *self._running):
                 task.cancel()
-            await asyncio.gather(taking, *self._playing, return_exceptions=True)
+            await asyncio.gather(taking, *self._running, return_exceptions=True)
 
     async def _take_on(self) -> None:
-        asked, wait_s = 0, 0.0
+        wanted, wait_s = 0, 0.0
         while True:
-            free = self._options.concurrency - len(self._playing)
+            free = self._options.concurrency - len(self._running)
             if free <= 0:
-                await asyncio.wait(self._playing, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                 continue
             # Where some end shortly: the next call requests draws for all of them at once, so that a step's
             # draws, which come together, are run together.
-            busy_s = BUSY_POLL_S if free != asked else min(2 * wait_s, LONG_POLL_S)
-            asked, wait_s = free, busy_s if self._playing else LONG_POLL_S
+            busy_s = BUSY_POLL_S if free != wanted else min(2 * wait_s, LONG_POLL_S)
+            wanted, wait_s = free, busy_s if self._running else LONG_POLL_S
             try:
                 assignment = await self._worker.draws(free, wait_s)
                 self._away_since = None
@@ -198,14 +198,14 @@ class Shift:
                 self._led = not self._led
                 console.say("a trainer is there: going on" if self._led else "there is no trainer: waiting for one")
             for draw in assignment.draws:
-                task = asyncio.create_task(self._play(draw, assignment))
-                self._playing[task] = draw
+                task = asyncio.create_task(self._run_draw(draw, assignment))
+                self._running[task] = draw
                 task.add_done_callback(self._done)
 
-    async def _play(self, draw: Draw, how: Assignment) -> None:
-        player = self._player(how.deadline_s)
-        places = player.schedule_keys(draw, how.group_size)
-        group = await player.run(draw, places, how.group_size, how.sampling)
+    async def _run_draw(self, draw: Draw, how: Assignment) -> None:
+        runner = self._runner(how.deadline_s)
+        places = runner.schedule_keys(draw, how.group_size)
+        group = await runner.run(draw, places, how.group_size, how.sampling)
         try:
             if len(group.episodes) >= max(how.min_group, 1):
                 await self._put(group)
@@ -233,16 +233,16 @@ class Shift:
         await asyncio.gather(taking, return_exceptions=True)
         with contextlib.suppress(ApiError):  # a server that is away finds out by itself
             await within(self._worker.drain(), 5.0, "the server")
-        if self._playing:
+        if self._running:
             console.say(
-                f"finishing {len(self._playing)} groups ({self._options.drain_s:g} s at most; once more ends it at once)"
+                f"finishing {len(self._running)} groups ({self._options.drain_s:g} s at most; once more ends it at once)"
             )
-            await asyncio.wait(self._playing, timeout=self._options.drain_s)
-        if self._playing:
-            console.say(f"{len(self._playing)} draws are left to other workers")
+            await asyncio.wait(self._running, timeout=self._options.drain_s)
+        if self._running:
+            console.say(f"{len(self._running)} draws are left to other workers")
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        del self._playing[task]
+        del self._running[task]
         if not task.cancelled() and (error := task.exception()) and not self._ended.done():
             self._ended.set_exception(error)
 
@@ -267,10 +267,10 @@ def draining_signals(stop: asyncio.Event) -> Iterator[None]:
     current = asyncio.current_task()
     assert current is not None, "called from a coroutine"
 
-    def asked() -> None:
+    def wanted() -> None:
         if stop.is_set():
             current.cancel()
         stop.set()
 
-    with requests_to_end(asked):
+    with requests_to_end(wanted):
         yield

@@ -101,7 +101,7 @@ async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_sche
     from atropos_core.storage.tempdirs import owned_directory
     from atropos_core.types import ScoredGroup
     from atropos_trajectory_api.legacy import outgoing_groups as wire
-    from atropos_trajectory_api.roles.processing import draws, native_line, play, write
+    from atropos_trajectory_api.roles.processing import draws, native_line, scored_groups, write
 
     config, task = plan.config, asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
@@ -121,7 +121,7 @@ async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_sche
             parts = await build_for_evaluation(plan, directory)
             try:
                 await asyncio.gather(parts.engine.open(), *(one.open() for one in parts.environments.values()))
-                player = RolloutRunner(
+                runner = RolloutRunner(
                     parts.environments,
                     parts.rewards,
                     parts.engine,
@@ -133,10 +133,10 @@ async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_sche
                 size, at_once = config.training.group_size, config.training.groups_per_step
                 with blocked_loop_alarm(), own_process():
                     async with aclosing(
-                        play(player, drawn, size, config.sampling.record(), at_once=at_once)
-                    ) as playing:
+                        scored_groups(runner, drawn, size, config.sampling.record(), at_once=at_once)
+                    ) as scored:
                         line = wire.line if old_schema else native_line
-                        return await write(playing, lines, line, whole=old_schema, shown=shown)
+                        return await write(scored, lines, line, whole=old_schema, shown=shown)
             finally:
                 await parts.close()
         except asyncio.CancelledError:

@@ -35,29 +35,29 @@ def draws(environments: Mapping[str, Environment], groups: int, split: Split, se
     return made
 
 
-async def play(
-    player: RolloutRunner, drawn: list[Draw], group_size: int, sampling: Sampling, *, at_once: int
+async def scored_groups(
+    runner: RolloutRunner, drawn: list[Draw], group_size: int, sampling: Sampling, *, at_once: int
 ) -> AsyncGenerator[ScoredGroup, None]:
     """The group of each draw, failed members and all. Raises NoProgress where one after another fails as a whole."""
     waiting = deque(drawn)
-    playing: deque[asyncio.Task[ScoredGroup]] = deque()
+    running: deque[asyncio.Task[ScoredGroup]] = deque()
     failed_in_a_row = 0
     try:
-        while waiting or playing:
-            while waiting and len(playing) < at_once:
+        while waiting or running:
+            while waiting and len(running) < at_once:
                 draw = waiting.popleft()
-                places = player.schedule_keys(draw, group_size)
-                playing.append(asyncio.create_task(player.run(draw, places, group_size, sampling)))
-            group = await playing[0]
-            playing.popleft()
+                places = runner.schedule_keys(draw, group_size)
+                running.append(asyncio.create_task(runner.run(draw, places, group_size, sampling)))
+            group = await running[0]
+            running.popleft()
             failed_in_a_row = 0 if group.episodes else failed_in_a_row + 1
             if failed_in_a_row >= min(PATIENCE * at_once, len(drawn)):
                 raise no_progress(failed_in_a_row, group)
             yield group
     finally:
-        for task in playing:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*playing, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def native_line(group: ScoredGroup) -> str:

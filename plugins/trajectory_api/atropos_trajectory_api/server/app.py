@@ -18,7 +18,7 @@ from atropos_core.errors import AtroposError
 from atropos_core.http_server.answers import send_whole
 from atropos_core.http_server.body_limits import Limits
 from atropos_trajectory_api.legacy.openapi import old_paths
-from atropos_trajectory_api.legacy.routes import OldDoor
+from atropos_trajectory_api.legacy.routes import LegacyRoutes
 from atropos_trajectory_api.native.openapi import native_paths
 from atropos_trajectory_api.native.routes import native_routes
 from atropos_trajectory_api.server.access import Access
@@ -41,7 +41,7 @@ class App:
         killed_at: float | None = None,
     ) -> None:
         self._service = service
-        self.door = OldDoor(service, options, vocabulary, killed_at)
+        self.legacy = LegacyRoutes(service, options, vocabulary, killed_at)
         self._stopping: str | None = None
         web = FastAPI(title="Atropos trajectory API", version=__version__, lifespan=self._living)
         web.include_router(observing_routes(service, lambda: self._stopping or service.unready))
@@ -68,12 +68,12 @@ class App:
     def stop(self) -> None:
         """Take nothing more: requests that wait get 503 now."""
         self._stopping = "the server is ending"
-        self.door.intake.stopping.set()
+        self.legacy.intake.stopping.set()
         self._service.stop()
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in self.door.routes:
-            await self.door(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] in self.legacy.routes:
+            await self.legacy(scope, receive, send)
         elif scope["type"] == "http" and (scope["path"] == "/v1" or scope["path"].startswith("/v1/")):
             await self._native(scope, receive, send)
         elif scope["type"] == "http" and scope["path"] == "/openapi.json" and scope["method"] == "GET":
@@ -86,21 +86,21 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _living(self, web: FastAPI) -> AsyncIterator[None]:
-        await self.door.intake.queue_wholes()
+        await self.legacy.intake.queue_wholes()
         ticking = asyncio.create_task(self._tick())
         try:
             yield
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
-            await self.door.close()
+            await self.legacy.close()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             try:
                 await self._service.tick()
-                await self.door.tick()
+                await self.legacy.tick()
                 self._limits.give_back_what_grew()
             except AtroposError as error:
                 console.warn(str(error))  # a full disk, for one: it may be over in a second

@@ -77,7 +77,7 @@ class Service:
         self._outbox = Outbox()
         self._leasing = Leasing(self._outbox)
         self._arriving: dict[int, str | None] = {}  # draw -> key of its put; another one for each run
-        self._told_by_trainer: frozenset[int] = frozenset()  # groups that it drops at this moment
+        self._dropped_by_trainer: frozenset[int] = frozenset()  # groups that it drops at this moment
         self._strays: set[int] = set()  # groups that arrived while one run gave way to another: of the former
         self._undrawn = {label.environment for _, label in self.hub.labels() if not _is_drawn(label)}
         self._holder = ""  # of the last native session
@@ -224,7 +224,7 @@ class Service:
     def _count(self, worker: str, draw: Draw, label: Label) -> None:
         sender = self.workers.find(worker)
         if sender is not None:
-            sender.playing.discard(draw.id)
+            sender.running.discard(draw.id)
         self.observed.group(sender.name if sender else "", label.environment, label.sequences, label.size_bytes)
 
     def _arrived(self, number: int, draw: Draw, label: Label, arriving: Mapping[int, str | None]) -> None:
@@ -238,7 +238,7 @@ class Service:
 
     def failed(self, worker: WorkerState, group: ScoredGroup) -> None:
         """Too few rollouts of a draw ended in an episode: its trainer will hear of it."""
-        worker.playing.discard(group.draw.id)
+        worker.running.discard(group.draw.id)
         if self.draws.failed(group.draw, worker.id):
             self._outbox.post(group)
 
@@ -254,23 +254,23 @@ class Service:
         except AtroposError:
             self.workers.forget(worker.id)
             raise
-        self.draws.playing(worker.id, worker.playing)
+        self.draws.mark_running(worker.id, worker.running)
         return worker
 
     def heartbeat(self, worker: WorkerState, *, draining: bool, returned: set[int]) -> None:
         """`returned`: draws that it will not run after all."""
         worker.draining = draining
-        worker.playing -= returned
+        worker.running -= returned
         self.draws.give_back(worker.id, only=returned)
-        self.draws.still_playing(worker.id, worker.playing)
+        self.draws.keep_running(worker.id, worker.running)
 
-    async def take(self, worker: WorkerState, n: int, *, playing: set[int], wait_s: float) -> list[Draw]:
-        """Draws for a worker, which runs `playing` already. What else it was given was in an answer that never arrived."""
-        self.draws.give_back(worker.id, only=worker.playing - playing)
-        worker.playing = playing
-        self.draws.still_playing(worker.id, playing)
+    async def take(self, worker: WorkerState, n: int, *, running: set[int], wait_s: float) -> list[Draw]:
+        """Draws for a worker, which runs `running` already. What else it was given was in an answer that never arrived."""
+        self.draws.give_back(worker.id, only=worker.running - running)
+        worker.running = running
+        self.draws.keep_running(worker.id, running)
         draws = [] if worker.draining else await self.draws.take(worker.id, worker.environment, n, wait_s)
-        worker.playing |= {draw.id for draw in draws}
+        worker.running |= {draw.id for draw in draws}
         return draws
 
     def sign_off(self, worker: WorkerState) -> None:
@@ -280,7 +280,7 @@ class Service:
         self.workers.forget(worker.id)
         if not self.workers.has(worker.environment):
             self.hub.forget(worker.environment)
-        self.draws.still_playing(worker.id, ())
+        self.draws.keep_running(worker.id, ())
         return self.draws.give_back(worker.id)
 
     # -- the trainer
@@ -306,8 +306,8 @@ class Service:
         held = [draw for number, draw in self._draw_of.items() if number >= first]
         if anew:
             self._arriving = {}
-        playing = [(worker.id, draw) for worker in self.workers.all() for draw in worker.playing]
-        self.draws.begin(self._rules(trainer), held, anew=anew, playing=playing)
+        running = [(worker.id, draw) for worker in self.workers.all() for draw in worker.running]
+        self.draws.begin(self._rules(trainer), held, anew=anew, running=running)
         for worker in list(self.workers.all()):
             with contextlib.suppress(AtroposError):
                 trainer.policy.refuse_other(worker.name, worker.tokenizer, worker.vocabulary)
@@ -381,13 +381,13 @@ class Service:
                 f"a trainer drops no group for {cause!r}.", remedy=f"Known causes: {', '.join(TRAINERS_CAUSES)}."
             )
         session = self.session(number)
-        self._told_by_trainer = frozenset(
+        self._dropped_by_trainer = frozenset(
             ids if cause == OTHER_TIMELINE else ()
         )  # it may not know a damaged one's draw
         try:
             return session.drop(ids, cause)
         finally:
-            self._told_by_trainer = frozenset()
+            self._dropped_by_trainer = frozenset()
 
     async def written(self) -> None:
         """What was decided is as durable as configured."""
@@ -459,7 +459,7 @@ class Service:
                 {
                     "name": one.name,
                     "environment": one.environment,
-                    "playing": len(one.playing),
+                    "playing": len(one.running),
                     "draining": one.draining,
                 }
                 for one in self.workers.all()
@@ -473,7 +473,7 @@ class Service:
     def _dropped(self, entry: GroupRecord[bytes], cause: str) -> None:
         self.observed.dropped(cause)
         self._forget_draw(entry.id)
-        if not self._is_foreign(entry) and entry.id not in self._told_by_trainer:
+        if not self._is_foreign(entry) and entry.id not in self._dropped_by_trainer:
             draw = entry.label.draw if _is_drawn(entry.label) else -1
             self._outbox.post({"draw": draw, "cause": cause})
 

@@ -24,7 +24,7 @@ def drawn(number: int, environment: str = "words") -> Draw:
     return Draw(number, environment, "train", number, 7 * number)
 
 
-def played(draw: Draw, length: int = 16, members: int = 4, version: int = 0) -> ScoredGroup:
+def group_of(draw: Draw, length: int = 16, members: int = 4, version: int = 0) -> ScoredGroup:
     """A group whose tokens tell its draw: none is like another."""
     random = np.random.default_rng(abs(draw.seed))
 
