@@ -18,7 +18,7 @@ TOKEN = "correct-horse-battery-staple"
 def test_every_route_but_health_wants_the_token(tmp_path: Path) -> None:
     with running(tmp_path, token=TOKEN.encode()) as server:
         for method, path in (
-            *((method, path) for path, handlers in server.app.door.routes.items() for method in handlers),
+            *((method, path) for path, handlers in server.app.legacy.routes.items() for method in handlers),
             ("GET", "/v1"), ("POST", "/v1/groups"), ("GET", "/metrics"), ("GET", "/ready"), ("GET", "/openapi.json"),
             ("GET", "/docs"), ("GET", "/nowhere"),
         ):  # fmt: skip

@@ -165,7 +165,7 @@ def test_a_body_whose_answer_was_lost_is_answered_and_not_stored_twice(tmp_path:
         server.begin()
         body = json.dumps(group(tag=1)).encode()
         assert server.post("/scored_data", body).status_code == 200
-        intake = server.app.door.intake
+        intake = server.app.legacy.intake
         assert intake.latest is not None
         intake.retries.remember(digest(intake.latest), 1)
         assert server.post("/scored_data", body).json() == {"status": "received"}
@@ -193,7 +193,7 @@ def test_what_environments_override_reaches_the_trainer(tmp_path: Path) -> None:
     )  # fmt: skip
     with running(tmp_path) as server:
         assert server.post("/scored_data", sent).json() == {"status": "received"}
-        frame = server.app.door.intake.latest
+        frame = server.app.legacy.intake.latest
         assert frame is not None
         first, second = (episode.rollouts[0] for episode in decode(as_frame(frame)).episodes)
         assert first.logprobs is None and first.temperature == 0.25
@@ -249,7 +249,7 @@ def test_a_piece_whose_client_gave_up_while_its_whole_waited_is_kept_once(tmp_pa
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(f"{server.url}/scored_data", json=body, timeout=0.5)
             until(lambda: not server.service.hub.status().puts_waiting)
-            assert server.app.door.intake.pieces.sequences(0) == 4
+            assert server.app.legacy.intake.pieces.sequences(0) == 4
         assert tags(server.client.get("/batch").json()) == [0]
         assert server.post("/scored_data", body).json() == {"status": "buffered", "buffer_size": 0}
         (whole,) = server.client.get("/batch").json()["batch"]
@@ -308,7 +308,7 @@ def test_beyond_their_part_of_the_hub_the_oldest_pieces_are_queued_as_they_are(t
     with running(tmp_path, hub_mb=0.1) as server:
         server.begin(batch_size=2)
         server.post("/register-env", {**ENVIRONMENT, "group_size": 64})
-        pieces = server.app.door.intake.pieces
+        pieces = server.app.legacy.intake.pieces
         assert server.post("/scored_data", group(2, tag=9, env_id=0)).json()["buffer_size"] == 2
         for tag in range(40):
             assert server.post("/scored_data", group(1, tag=tag, length=300, env_id=1)).json()["status"] == "buffered"
