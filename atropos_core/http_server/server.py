@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from atropos_core.errors import DeadlineExceeded
+from atropos_core.errors import ConfigError, DeadlineExceeded
 from atropos_core.http_server.connection import Connection, connections
 from atropos_core.http_server.gate import AT_ONCE, SAY_AGAIN_S, Gate
 from atropos_core.http_server.tls import TlsListener
@@ -92,9 +92,10 @@ class _GuestServer(HttpServer):
 
 
 class RunningServer:
-    """Serves until `close`; made by `serve_in_loop`."""
+    """Serves at `url`, which has no path, until `close`; made by `serve_in_loop`."""
 
-    def __init__(self, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    def __init__(self, url: str, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+        self.url = url
         self._server = server
         self._serving = serving
 
@@ -105,22 +106,47 @@ class RunningServer:
 
 
 async def serve_in_loop(
-    app: ASGIApp, gate: Gate, bound: socket.socket, *, grace_s: int, keep_alive_s: int
+    app: ASGIApp, gate: Gate, host: str, port: int, *, grace_s: int, keep_alive_s: int
 ) -> RunningServer:
-    """Serve `app` at a socket that is bound, inside the running loop of a process that does something else. The server owns the
-    socket. Raises OSError where nothing can listen there, and DeadlineExceeded."""
+    """Serve `app` inside the running loop of a process that does something else; port 0 is any free one. Raises ConfigError
+    where nothing can listen there, and DeadlineExceeded."""
+    bound = _bind(host, port)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
     server = _GuestServer(app, gate, grace_s=grace_s, keep_alive_s=keep_alive_s)
     serving = asyncio.create_task(server.serve([bound]))
-    running = RunningServer(server, serving)
+    running = RunningServer(url, server, serving)
     listens = asyncio.create_task(server.listens.wait())
     try:
         await asyncio.wait({listens, serving}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         if not listens.done():
             await running.close()
-            raise DeadlineExceeded(f"the server did not open within {START_S:g} s")
+            raise DeadlineExceeded(f"the server at {url} did not open within {START_S:g} s")
+    except OSError as error:
+        raise _nothing_can_listen(host, port, error) from error
     finally:
         listens.cancel()
     return running
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
+        return bound
+    except OSError as error:
+        raise _nothing_can_listen(host, port, error) from error
+
+
+def _nothing_can_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"nothing can listen at {host}:{port}: {error.strerror or error}.", remedy="Choose another port, or 0."
+    )
 
 
 class _OnceAMinute(logging.Filter):

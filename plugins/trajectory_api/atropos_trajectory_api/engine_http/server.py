@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from atropos_core.errors import ConfigError
+from atropos_core.errors import AtroposError, ConfigError
 from atropos_core.http_server.answers import Refusals
 from atropos_core.http_server.body_limits import Limits
 from atropos_core.http_server.gate import Gate
@@ -27,8 +26,8 @@ REQUEST_S = 60.0  # in which a call must have arrived
 class RunningEngineServer:
     """Serves until `close`."""
 
-    def __init__(self, url: str, app: EngineRoutes, server: RunningServer) -> None:
-        self.url = url
+    def __init__(self, app: EngineRoutes, server: RunningServer) -> None:
+        self.url = server.url
         self._app = app
         self._server = server
 
@@ -57,7 +56,6 @@ async def open_engine_server(
             f"the engine is to be reached at {where}, from other machines, and there is no token.",
             remedy="Name a file that holds one: --token-file FILE (in a run file, api.token_file), the same for server and workers.",
         )
-    bound = _bind(host, port)
     app = engine_app(engine, takes, info)
     bounded: ASGIApp = app  # what uploads weights has the right to send much
     if takes is None:
@@ -71,14 +69,14 @@ async def open_engine_server(
             refusals=Refusals(refuse),
         )
     gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None, refusals=Refusals(refuse))
-    port = bound.getsockname()[1]
     try:
         server = await serve_in_loop(
-            Access(bounded, token=token), gate, bound, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S
+            Access(bounded, token=token), gate, host, port, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S
         )
-    except OSError as error:
-        raise _nothing_can_listen(host, port, error) from error
-    return RunningEngineServer(f"http://{f'[{host}]' if ':' in host else host}:{port}", app, server)
+    except AtroposError:
+        app.close()
+        raise
+    return RunningEngineServer(app, server)
 
 
 def address(where: str) -> tuple[str, int]:
@@ -93,24 +91,3 @@ def address(where: str) -> tuple[str, int]:
             remedy="Give the name or address by which workers reach this machine.",
         )
     return host, int(port)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, bindable = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(bindable)
-        except BaseException:
-            bound.close()
-            raise
-        return bound
-    except OSError as error:
-        raise _nothing_can_listen(host, port, error) from error
-
-
-def _nothing_can_listen(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"nothing can listen at {host}:{port}: {error.strerror or error}.", remedy="Choose another port, or 0."
-    )

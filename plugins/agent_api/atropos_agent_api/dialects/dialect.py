@@ -1,0 +1,53 @@
+"""What each of the APIs must do, and what a request is once it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from atropos_agent_api.calls import Answer, Call, CallRefused
+
+
+class Request(Protocol):
+    """One request that was read: the call, and how its answer is written."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def streams(self) -> bool: ...
+
+    def body(self, answer: Answer) -> Any:
+        """The answer as JSON's values."""
+
+    def events(self, answer: Answer) -> Iterator[bytes]:
+        """The answer as server-sent events, from the first to the last."""
+
+
+class Dialect(Protocol):
+    """One API. It keeps nothing between two requests."""
+
+    request_id: bytes  # the header in which its clients look for the answer's id
+
+    def read(self, body: Mapping[str, Any], hints: Mapping[str, str]) -> Request:
+        """Raises CallRefused."""
+
+    def error(self, refused: CallRefused) -> Any:
+        """The error as JSON's values, in the form from which its clients make their own exceptions."""
+
+    def error_events(self, refused: CallRefused) -> Iterable[bytes]:
+        """The same, after events have begun."""
+
+
+def event(value: Any, name: str = "") -> bytes:
+    """One server-sent event."""
+    data = orjson.dumps(value)
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), data) if name else b"data: %s\n\n" % data
+
+
+def openai_error(refused: CallRefused) -> dict[str, Any]:
+    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 409: "conflict_error"}
+    kind = kinds.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
+    return {"error": {"message": str(refused), "type": kind, "param": refused.field or None, "code": refused.code}}

@@ -1,0 +1,53 @@
+"""Which fields a request may have, and what becomes of each: nothing is dropped without a word.
+
+A field is read, or it has no effect on tokens, or only some of its values are taken, or it is about sampling and for the
+session to overrule or refuse. Every other is refused by name. The tables of docs/agent-api.md are these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from atropos_agent_api.calls import CallRefused
+
+Wish = Callable[[Any, str], float | str | None]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Of one API, or of one object in its requests."""
+
+    read: Mapping[str, str]  # and what for
+    no_effect: Mapping[str, str] = field(default_factory=dict)  # on tokens: why
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values that are taken, which change nothing
+    sampling: Mapping[str, Wish] = field(
+        default_factory=dict
+    )  # what `Call.sampling` gets; None where it asks for nothing
+
+    def check(self, given: Mapping[str, Any], where: str = "") -> None:
+        """Raises CallRefused for a field, or a value of one, that is not supported."""
+        for name in given.keys() - self.read.keys() - self.no_effect.keys() - self.sampling.keys():
+            path = f"{where}.{name}" if where else name
+            value, taken = given[name], self.only.get(name, (None,))
+            if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in taken):
+                continue
+            if name in self.only:
+                said = " or ".join("null" if one is None else repr(one) for one in taken)
+                raise unsupported(path, f"{shown(path)} can only be {said} here")
+            raise unsupported(path, f"{shown(path)} is not supported")
+
+    def wishes(self, given: Mapping[str, Any]) -> dict[str, float | str]:
+        """What is asked of sampling."""
+        found = ((name, wish(given[name], name)) for name, wish in self.sampling.items() if name in given)
+        return {name: value for name, value in found if value is not None}
+
+
+def unsupported(path: str, why: str) -> CallRefused:
+    return CallRefused(f"{why}: leave it out.", field=path[:200], code="unsupported_parameter")
+
+
+def shown(path: str) -> str:
+    """A name that came from outside, for a message of one line."""
+    return repr(path if len(path) <= 80 else f"{path[:77]}...")

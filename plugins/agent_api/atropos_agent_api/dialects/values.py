@@ -1,0 +1,199 @@
+"""Reading values of a request: each function returns what it says, or raises CallRefused with the field's name."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from atropos_agent_api.calls import CallRefused
+from atropos_agent_api.dialects.fields import Wish
+
+MOST_TOKENS = 2**31 - 1
+MOST_CHOICES = 128
+MOST_STOPS = 16
+DEEPEST = 100  # of values in values that a client may make up: schemas, arguments
+
+
+def wrong(path: str, expected: str) -> CallRefused:
+    return CallRefused(f"{path} must be {expected}.", field=path[:200], code="invalid_type")
+
+
+def an_object(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong(path, "an object")
+    return value
+
+
+def a_list(value: Any, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise wrong(path, "a list")
+    return value
+
+
+def a_text(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise wrong(path, "text")
+    return value
+
+
+def a_name(value: Any, path: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 256:
+        raise wrong(path, "text of 1 to 256 characters")
+    return value
+
+
+def a_flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = given.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise wrong(name, "true or false")
+    return value
+
+
+def an_integer(given: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise wrong(name, f"an integer from {least} to {most}")
+    return value
+
+
+def number(least: float, most: float) -> Wish:
+    """A number that is a client's wish."""
+
+    def read(value: Any, name: str) -> float | None:
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong(name, "a number")
+        if not least <= value <= most or not math.isfinite(value):
+            raise wrong(name, f"a number from {least:g} to {most:g}")
+        return value
+
+    return read
+
+
+def number_but(neutral: float, least: float, most: float) -> Wish:
+    """A number whose `neutral` value asks for nothing."""
+    read = number(least, most)
+
+    def wish(value: Any, name: str) -> float | str | None:
+        found = read(value, name)
+        return None if found == neutral else found
+
+    return wish
+
+
+def word(value: Any, name: str) -> str | None:
+    """A wish that is a word."""
+    return None if value is None else a_name(value, name)
+
+
+def stops(value: Any, name: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    given = [value] if isinstance(value, str) else a_list(value, name)
+    if len(given) > MOST_STOPS or not all(isinstance(one, str) and one for one in given):
+        raise wrong(name, f"text, or a list of at most {MOST_STOPS} texts, none of them empty")
+    return tuple(given)
+
+
+def text_of(content: Any, path: str, kinds: Sequence[str], between: str = "") -> str:
+    """The text of a message's content: a text, or a list of parts of these kinds, which have "text"."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        raise wrong(path, "text or a list of parts")
+    texts = []
+    for at, part in enumerate(content):
+        here = f"{path}[{at}]"
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = an_object(part, here).get("type")
+        if kind not in kinds:
+            raise CallRefused(
+                f"{here} is of the type {str(kind)[:40]!r}, and this API takes {' and '.join(kinds)}: the policy reads text.",
+                field=here,
+                code="unsupported_content",
+            )
+        texts.append(a_text(part.get("text" if "text" in part else "refusal"), f"{here}.text"))
+    return between.join(texts)
+
+
+def arguments_of(text: Any, path: str) -> Any:
+    """The arguments of a call: an object where they are JSON and one, else the text."""
+    if isinstance(text, dict):
+        return text
+    if text is None or text == "":
+        return {}
+    if "\\u" in a_text(text, path) or text.count("{") + text.count("[") > DEEPEST:
+        return text if not _is_plain(text) else json.loads(text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it is an object that is not deeper than others must be able to write, and without halves of characters."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(value, dict) and is_shallow(value)
+
+
+def is_shallow(value: Any) -> bool:
+    """Whether values in values go no deeper than DEEPEST."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def a_schema(value: Any, path: str) -> dict[str, Any]:
+    """A JSON schema, which a chat template writes down."""
+    if value is None:
+        return {"type": "object", "properties": {}}
+    if not is_shallow(an_object(value, path)):
+        raise CallRefused(f"{path} goes deeper than {DEEPEST} values in values.", field=path)
+    return dict(value)
+
+
+def arguments_text(arguments: Any) -> str:
+    """The arguments of a call as they are shown to a client: JSON text."""
+    if isinstance(arguments, str):
+        return writable(arguments)
+    text = json.dumps(arguments, ensure_ascii=False)
+    return text if _is_writable(text) else json.dumps(arguments)
+
+
+def writable(text: str) -> str:
+    """With a mark in place of every half of a surrogate pair, which nothing can write down."""
+    return text if _is_writable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _is_writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,134 @@
+"""The ASGI application: which call of which session a request is.
+
+A session is found by its path and key (`/s/<session>/v1/...`) or by its key alone (`/v1/...`). Plain ASGI: a framework's
+share would be most of what a call costs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from atropos_agent_api.calls import CallRefused
+from atropos_agent_api.dialects.chat import Chat
+from atropos_agent_api.dialects.dialect import Dialect
+from atropos_agent_api.server.answering import JSON, answer_in_events, answer_whole, refuse
+from atropos_agent_api.server.hints import hints_of
+from atropos_agent_api.sessions.session import Session
+from atropos_agent_api.sessions.sessions import Sessions
+from atropos_core.errors import AtroposError
+from atropos_core.http_server.answers import Headers, header, send_whole
+from atropos_core.http_server.body_limits import SHARE_KEY, Share
+
+KEEP_ALIVE_S = 10.0  # between two comments while an answer is sampled
+CHAT = Chat()
+CALLS: Mapping[str, Dialect] = {"/v1/chat/completions": CHAT}
+MODELS = "/v1/models"
+BEARER = b"bearer "
+
+
+class AgentApi:
+    """`model` is the name that /v1/models gives; an agent may use any."""
+
+    def __init__(self, sessions: Sessions, model: str, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+        self._sessions = sessions
+        self._model = model
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        id, path = _split(scope["path"])
+        dialect = CALLS.get(path)
+        try:
+            if scope["path"] == "/health" and scope["method"] in ("GET", "HEAD"):
+                await send_whole(send, 200, b'{"status":"ok"}', [JSON])
+            elif path == MODELS or path.startswith(f"{MODELS}/"):
+                _only(scope, "GET")
+                self._session(scope, id)
+                await send_whole(send, 200, orjson.dumps(self._models(path)), [JSON])
+            elif dialect is None:
+                raise CallRefused(
+                    f"there is no {path[:100]!r} here. There are {', '.join([*CALLS, MODELS])}, each also after /s/<session>.",
+                    status=404,
+                    code="unknown_url",
+                )
+            else:
+                _only(scope, "POST")
+                session = self._session(scope, id)
+                await self._call(scope, receive, send, dialect, session)
+        except CallRefused as refused:
+            await refuse(scope, send, dialect or _dialect_of(scope), refused)
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect, session: Session) -> None:
+        body = (await receive()).get("body", b"")
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise CallRefused(f"the body is not JSON: {error}.", code="invalid_json") from None
+        if not isinstance(value, dict):
+            raise CallRefused("the body must be a JSON object.", code="invalid_json")
+        share: Share | None = scope.get(SHARE_KEY)
+        if share is not None:
+            share.read()
+        request = dialect.read(value, hints_of(scope["headers"]))
+        if request.streams:
+            await answer_in_events(scope, send, dialect, request, session, self._keep_alive_s)
+        else:
+            await answer_whole(scope, send, dialect, request, session)
+
+    def _session(self, scope: Scope, id: str | None) -> Session:
+        return self._sessions.find(id, _key(scope))
+
+    def _models(self, path: str) -> dict[str, Any]:
+        """In OpenAI's form and Anthropic's at once."""
+        model = {
+            "id": self._model, "object": "model", "created": 0, "owned_by": "atropos",
+            "type": "model", "display_name": self._model, "created_at": "1970-01-01T00:00:00Z",
+        }  # fmt: skip
+        if path != MODELS:
+            return {**model, "id": path.removeprefix(f"{MODELS}/")[:256]}
+        return {"object": "list", "data": [model], "has_more": False, "first_id": self._model, "last_id": self._model}
+
+
+async def refuse_early(scope: Scope, send: Send, status: int, error: AtroposError, headers: Headers = ()) -> None:
+    """What is refused before the application is called, in the form of the API that was called: a `Refuse`."""
+    refused = CallRefused(str(error), status=status, code=type(error).__name__)
+    dialect = CALLS.get(_split(scope["path"])[1]) or _dialect_of(scope)
+    body = orjson.dumps(dialect.error(refused))
+    await send_whole(send, status, body, [JSON, *headers])
+
+
+def _split(path: str) -> tuple[str | None, str]:
+    """The session in an address, and what is called there."""
+    if not path.startswith("/s/"):
+        return None, path
+    id, slash, rest = path[3:].partition("/")
+    return id, slash + rest
+
+
+def _key(scope: Scope) -> str:
+    given = header(scope, b"x-api-key") or b""
+    authorization = header(scope, b"authorization") or b""
+    if authorization[: len(BEARER)].lower() == BEARER:
+        given = authorization[len(BEARER) :].strip()
+    if not given:
+        raise CallRefused(
+            "there is no key. Send `Authorization: Bearer KEY` or `x-api-key: KEY`: the agent's environment has it.",
+            status=401,
+            code="missing_api_key",
+        )
+    return given.decode("latin-1")
+
+
+def _only(scope: Scope, method: str) -> None:
+    if scope["method"] != method:
+        raise CallRefused(f"this is called with {method}.", status=405, code="method_not_allowed")
+
+
+def _dialect_of(scope: Scope) -> Dialect:
+    """In whose form an error is written where the address does not say."""
+    return CHAT

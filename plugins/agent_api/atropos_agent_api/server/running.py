@@ -1,0 +1,43 @@
+"""The server of the API: opened inside the running loop, closed with the run."""
+
+from __future__ import annotations
+
+from atropos_agent_api.server.app import KEEP_ALIVE_S, AgentApi, refuse_early
+from atropos_agent_api.sessions.sessions import Sessions
+from atropos_core.http_server.answers import Refusals
+from atropos_core.http_server.body_limits import Limits
+from atropos_core.http_server.gate import Gate
+from atropos_core.http_server.server import RunningServer, serve_in_loop
+
+BODY_BYTES = 32_000_000
+IN_FLIGHT_BYTES = 512_000_000  # of all bodies that are read at once, JSON at eight times its bytes
+REQUEST_S = 60.0  # in which a request must have arrived, and some of an answer be read
+CONNECTIONS = 2048
+KEPT_ALIVE_S = 600  # a connection between two calls: an agent may run a tool for long
+GRACE_S = 2  # for the answers that are under way at the end
+
+
+async def open_agent_server(
+    sessions: Sessions,
+    model: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    request_s: float = REQUEST_S,
+    connections: int = CONNECTIONS,
+    body_bytes: int = BODY_BYTES,
+    keep_alive_s: float = KEEP_ALIVE_S,
+) -> RunningServer:
+    """Let agents call `sessions` over HTTP: a session is at `url + "/s/" + session.id`. `keep_alive_s`: between two comments of a
+    stream that waits. Raises ConfigError where nothing can listen at that address."""
+    refusals = Refusals(refuse_early)
+    app = Limits(
+        AgentApi(sessions, model, keep_alive_s=keep_alive_s),
+        body_bytes=body_bytes,
+        in_flight_bytes=max(IN_FLIGHT_BYTES, 8 * body_bytes),
+        request_s=request_s,
+        hold_s=request_s,
+        refusals=refusals,
+    )
+    gate = Gate(request_s, connections, refusals=refusals)
+    return await serve_in_loop(app, gate, host, port, grace_s=GRACE_S, keep_alive_s=KEPT_ALIVE_S)
