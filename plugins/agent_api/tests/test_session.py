@@ -165,12 +165,13 @@ async def test_a_client_s_temperature_is_overruled_and_counted_or_refused_by_nam
     engine = LedgerEngine(tokenizer, lambda prompt, seed: "ok")
     session = session_of(engine, tokenizer)
     await session.answer(said("?", sampling={"temperature": 0.2, "top_p": 1.0}))
-    assert session.record().metrics["agent/overruled_sampling"] == 1
+    [call] = session.record().calls
+    assert (call.overruled, session.record().metrics["agent/overruled_calls"]) == ({"temperature": 0.2}, 1)
     session = session_of(engine, tokenizer, client_sampling="refuse")
     with pytest.raises(CallRefused, match="temperature is 0.2, and this run samples with 1") as refused:
         await session.answer(said("?", sampling={"temperature": 0.2}))
     assert refused.value.field == "temperature"
-    assert session.record().metrics["agent/refused_sampling"] == 1 and len(engine.ledger) == 1
+    assert session.record().metrics["agent/refused_calls"] == 1 and len(engine.ledger) == 1
 
 
 async def test_several_choices_are_siblings_and_each_is_trained(tokenizer: ChatTokenizer):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
 from atropos_agent_api.calls import Call
-from atropos_core.errors import ConfigError
 
 TrainedCalls = Callable[[Call], bool]  # whether what is sampled for a call is trained
 
@@ -16,32 +15,14 @@ def all_calls(call: Call) -> bool:
     return True
 
 
-def calls_with_tools(call: Call) -> bool:
-    """A call without tools is an auxiliary one of many agents: a title, a summary."""
-    return bool(call.tools)
-
-
-def calls_of_agent(name: str) -> TrainedCalls:
-    """Of the agent that says this name of itself (`hints["agent"]`)."""
+def trained_calls(which: Literal["all", "with_tools"], agents: Collection[str] = ()) -> TrainedCalls:
+    """All calls or those with tools (one without is an auxiliary one of many agents: a title, a summary); and of these only
+    those whose agent says one of these names of itself (`hints["agent"]`), where any is given."""
 
     def is_trained(call: Call) -> bool:
-        return call.hints.get("agent", "") == name
+        return (which == "all" or bool(call.tools)) and (not agents or call.hints.get("agent") in agents)
 
     return is_trained
-
-
-def trained_calls(option: str) -> TrainedCalls:
-    """What "all", "with_tools" and "agent:NAME" mean. Raises ConfigError for anything else."""
-    if option == "all":
-        return all_calls
-    if option == "with_tools":
-        return calls_with_tools
-    if option.startswith("agent:") and option.removeprefix("agent:"):
-        return calls_of_agent(option.removeprefix("agent:"))
-    raise ConfigError(
-        f"trained calls {option!r} are not known.",
-        remedy='Say "all", "with_tools", or "agent:NAME" with the name that the agent gives itself.',
-    )
 
 
 @dataclass(frozen=True)

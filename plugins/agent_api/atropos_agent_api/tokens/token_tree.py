@@ -15,7 +15,12 @@ import numpy as np
 from atropos_agent_api.tokens.canonical import Unit, call_ids, digest, same_reasoning
 from atropos_core.types import Completion, Message, Tokens
 
-Beginning = Literal["new", "not_echoed", "rewritten", "extended"]
+Beginning = Literal[
+    "new",  # a conversation in which the assistant has said nothing yet
+    "extended",  # it continues what was sampled
+    "edited",  # the assistant has said in it what was not sampled there: an edit, other tools, a compaction
+    "rewritten",  # the format renders what was sampled otherwise, so that there is nothing to extend
+]
 
 
 @dataclass(eq=False)
@@ -28,6 +33,7 @@ class Reply:
     completion: Completion  # of what is kept: tokens past a stop are not in it
     cut: Tokens  # what was sampled past a stop, and is not shown
     stop: str = ""  # the stop text that ended it
+    text: str | None = None  # all that was said up to here, where the prompt was no conversation
     children: list[Turn] = field(default_factory=list)
 
     @property
@@ -43,6 +49,11 @@ class Reply:
             chain.append(parent)
         return chain[::-1]
 
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """Every message up to this one."""
+        return tuple(said for reply in self.chain for said in (*reply.turn.messages, reply.message))
+
 
 @dataclass(eq=False)
 class Turn:
@@ -56,7 +67,9 @@ class Turn:
     position: bytes  # the digest of the conversation that was sent
     added: Tokens  # ids that were rendered after the parent's
     is_trained: bool
+    is_cut: bool  # it may have fewer tokens than the run's bound
     hints: Mapping[str, str]
+    overruled: Mapping[str, Any]
     replies: list[Reply] = field(default_factory=list)
     is_delivered: bool = True  # nothing is known that kept the agent from seeing the answer
     is_superseded: bool = False  # the same call came again, as a retry
@@ -64,7 +77,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Match:
-    """What a request continues: `remainder` comes after the parent's reply."""
+    """What a request continues. `remainder` comes after the parent's reply."""
 
     parent: Reply | None
     beginning: Beginning
@@ -78,23 +91,31 @@ class TokenTree:
         self.turns: list[Turn] = []
         self._replies: dict[bytes, list[Reply]] = {}
         self._turns: dict[bytes, list[Turn]] = {}
+        self._texts: list[Reply] = []  # to prompts that were no conversation
 
     def match(self, units: Sequence[Unit], positions: Sequence[bytes]) -> Match:
         """The longest conversation that ends in a reply and is repeated by a request; `positions` are of its units, with
         that before the first one ahead."""
-        beginning: Beginning = "new"
-        for size in range(len(units), 0, -1):
-            if not (candidates := self._replies.get(positions[size])):
-                continue
-            remainder = tuple(units[size:])
-            echoed = [reply for reply in candidates if _is_echoed(reply, units)]
-            if not remainder or not echoed:
-                beginning = "not_echoed"
-                continue
-            if any(unit.by_assistant for unit in remainder):
-                return Match(None, "not_echoed", tuple(units))
-            return Match(_likeliest(echoed, units[size - 1].message), "extended", remainder)
-        return Match(None, beginning, tuple(units))
+        for size in range(len(units) - 1, 0, -1):
+            echoed = [reply for reply in self._replies.get(positions[size], ()) if _is_echoed(reply, units)]
+            if echoed and not any(unit.by_assistant for unit in units[size:]):
+                return Match(_likeliest(echoed, units[size - 1].message), "extended", tuple(units[size:]))
+        return Match(None, "edited" if any(unit.by_assistant for unit in units) else "new", tuple(units))
+
+    def match_text(self, prompt: str) -> tuple[Reply | None, int]:
+        """The reply that ends the longest text that `prompt` begins with, and the length of that text."""
+        found = [one for one in self._texts if one.text and prompt != one.text and prompt.startswith(one.text)]
+        reply = max(found, key=lambda one: len(one.text or ""), default=None)
+        return reply, len(reply.text or "") if reply is not None else 0
+
+    def match_ids(self, prompt: Tokens) -> tuple[Reply | None, int]:
+        """The reply with the longest history that `prompt` begins with, and the length of that history."""
+        found: tuple[Reply | None, int] = (None, 0)
+        for reply in self._texts:
+            stored = reply.history
+            if found[1] < len(stored) < len(prompt) and np.array_equal(prompt[: len(stored)], stored):
+                found = (reply, len(stored))
+        return found
 
     def begin(self, turn: Turn) -> None:
         """Register a turn before it is sampled. One that is a retry supersedes the attempt before it."""
@@ -113,9 +134,9 @@ class TokenTree:
         self.turns.append(turn)
 
     def remove(self, turn: Turn) -> None:
-        """A turn of which nothing was sampled."""
+        """A turn of which nothing was sampled. A retry is of it all the same."""
         self.turns.remove(turn)
-        self._turns[turn.position].remove(turn)
+        turn.is_delivered = False
 
     def add(self, turn: Turn, replies: Sequence[Reply]) -> None:
         """What was sampled for a turn. From here on it can be continued."""
@@ -123,7 +144,10 @@ class TokenTree:
         if turn.parent is not None:
             turn.parent.children.append(turn)
         for reply in replies:
-            self._replies.setdefault(reply.position, []).append(reply)
+            if reply.text is None:
+                self._replies.setdefault(reply.position, []).append(reply)
+            else:
+                self._texts.append(reply)
 
 
 def positions_of(units: Sequence[Unit], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:

@@ -1,0 +1,93 @@
+"""What is recorded of an episode: its calls, what became of every token, and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atropos_agent_api.tokens.account import Account, name_of
+from atropos_agent_api.tokens.token_tree import Beginning, Reply, Turn, is_orphan
+from atropos_core.types import Message, Metrics, Rollout
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One call that was answered, or that sampled for a client that had gone."""
+
+    id: str
+    parent: str  # the id of the call whose answer it continues; "" for none
+    beginning: Beginning
+    is_trained: bool
+    is_delivered: bool
+    is_orphan: bool
+    prompt_tokens: int  # those that were rendered for it, after its parent's
+    sampled_tokens: int
+    finish: str  # of its last choice
+    is_cut: bool  # by a bound of the client's that was below the run's
+    hints: Mapping[str, str]
+    overruled: Mapping[str, Any]  # sampling that the client wanted otherwise
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """What an episode was. `messages` is the conversation that was answered last, of those that are trained."""
+
+    account: Account
+    calls: tuple[CallRecord, ...]  # in the order in which they began
+    messages: tuple[Message, ...]
+    finish: str  # of the last reply of `messages`
+    metrics: Metrics
+
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """Empty where nothing that is trained was sampled."""
+        return self.account.rollouts
+
+
+def call_records(turns: Sequence[Turn]) -> tuple[CallRecord, ...]:
+    return tuple(
+        CallRecord(
+            id=name_of(turn),
+            parent="" if turn.parent is None else name_of(turn.parent.turn),
+            beginning=turn.beginning,
+            is_trained=turn.is_trained,
+            is_delivered=turn.is_delivered,
+            is_orphan=all(map(is_orphan, turn.replies)),
+            prompt_tokens=len(turn.added),
+            sampled_tokens=sum(map(_sampled, turn.replies)),
+            finish=turn.replies[-1].completion.finish,
+            is_cut=turn.is_cut and any(reply.completion.finish == "length" for reply in turn.replies),
+            hints=turn.hints,
+            overruled=turn.overruled,
+        )
+        for turn in turns
+    )
+
+
+def metrics_of(account: Account, calls: Sequence[CallRecord], *, refused: int, failed: int) -> Metrics:
+    """`delivered_share`: of the sampled tokens, those that are trained."""
+    sampled, trained = sum(call.sampled_tokens for call in calls), account.count("trained")
+    counts = {
+        "calls": len(calls),
+        "refused_calls": refused,
+        "failed_calls": failed,
+        "untrained_calls": sum(not call.is_trained for call in calls),
+        "overruled_calls": sum(bool(call.overruled) for call in calls),
+        "cut_calls": sum(call.is_cut for call in calls),
+        "edited": sum(call.beginning == "edited" for call in calls),
+        "rewritten": sum(call.beginning == "rewritten" for call in calls),
+        "rollouts": len(account.rollouts),
+        "branches": account.branches,
+        "orphans": account.orphans,
+        "sampled_tokens": sampled,
+        "trained_tokens": trained,
+        "context_tokens": account.count("context"),
+        "dropped_tokens": account.count("dropped"),
+        "delivered_share": trained / sampled if sampled else 0.0,
+    }
+    return {f"agent/{name}": float(value) for name, value in counts.items()}
+
+
+def _sampled(reply: Reply) -> int:
+    return len(reply.completion.tokens) + len(reply.cut)

@@ -1,0 +1,69 @@
+"""From what was sampled for a call to the reply that is stored, and the choice that the agent is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from atropos_agent_api.calls import Call, Choice
+from atropos_agent_api.sessions.cuts import end_after_one_call, end_at_stop, without_stop
+from atropos_agent_api.sessions.prompts import Prompt
+from atropos_agent_api.tokens.canonical import digest, units_of
+from atropos_agent_api.tokens.formats import ChatFormat
+from atropos_agent_api.tokens.token_tree import Reply, Turn
+from atropos_core.seeds import derive
+from atropos_core.types import Completion, Message, Tokens
+
+
+async def reply_of(call: Call, turn: Turn, prompt: Prompt, sampled: Completion, format: ChatFormat, at: int) -> Reply:
+    """The reply number `at` of a turn: cut where the call ends it, its calls with ids that no other reply has."""
+    given = prompt.ids[: len(prompt.ids) - len(prompt.opening)]
+
+    async def parse(tokens: Tokens) -> Message:
+        if call.prompt is not None:
+            return {"role": "assistant", "content": await format.text(tokens)}
+        return await format.parse(given, np.concatenate([prompt.opening, tokens]), call.tools)
+
+    tokens, stop = sampled.tokens, ""
+    if call.stop:
+        size, stop = await end_at_stop(tokens, call.stop, format.text)
+        tokens = tokens[:size]
+    if not call.parallel_tool_calls and call.tool_choice != "none":
+        tokens = tokens[: await end_after_one_call(tokens, parse)]
+    message = dict(without_stop(await parse(tokens), stop))
+    calls = message.pop("tool_calls", None) or []
+    if call.tool_choice == "none" and calls:
+        message["content"], calls = await format.text(tokens), []
+    if calls:
+        message["tool_calls"] = [
+            {**one, "id": f"call_{derive(turn.seed, at, number):016x}"} for number, one in enumerate(calls)
+        ]
+    position = digest(turn.position, units_of([message])[0].key)
+    text = None
+    if call.prompt is not None:
+        before = turn.parent.text if turn.parent is not None else ""
+        text = f"{before}{turn.messages[0]['content']}{await format.text(tokens)}"
+    return Reply(turn, message, position, _first(sampled, len(tokens)), sampled.tokens[len(tokens) :], stop, text)
+
+
+async def choice_of(call: Call, reply: Reply, format: ChatFormat) -> Choice:
+    """What the agent is shown of a reply."""
+    kept = reply.completion
+    each = range(len(kept.tokens)) if call.logprobs else ()
+    texts = tuple([await format.text(kept.tokens[at : at + 1]) for at in each])
+    finish = "tool_calls" if kept.finish == "stop" and reply.message.get("tool_calls") else kept.finish
+    return Choice(reply.message, finish, kept.tokens, kept.logprobs, texts, reply.stop)
+
+
+def _first(sampled: Completion, size: int) -> Completion:
+    """Its first `size` tokens; a reply that is cut ended by itself, as far as its call is concerned."""
+    if size == len(sampled.tokens):
+        return sampled
+    return replace(
+        sampled,
+        tokens=sampled.tokens[:size],
+        logprobs=sampled.logprobs[:size],
+        policy_version=sampled.policy_version[:size],
+        finish="stop",
+    )
