@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.pins.policy import KINDS, RECORDED, batches, logprobs, opened, step
 
 CLOSE = 1e-5  # nats: other processors and releases of torch add up in another order
+DRIFT = 1e-4  # of what two steps move: Adam divides small gradients by their own size, rounding and all
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ async def test_a_policy_of_an_earlier_atropos_is_restored_and_trained_on_as_it_w
         await trainer.restore(left / kind / "checkpoint")
         assert np.abs(await logprobs(trainer, made[0]) - start).max() < CLOSE
         await step(trainer, made[2:])
-        assert np.abs(await logprobs(trainer, made[0]) - end).max() < CLOSE
+        assert np.abs(await logprobs(trainer, made[0]) - end).max() < DRIFT * np.abs(end - start).max()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind or "whole")
