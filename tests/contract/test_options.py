@@ -434,6 +434,10 @@ def test_a_threshold_of_health_decides_when_a_check_falls_ill(option):
 # -- seen elsewhere: the file, its test, and the options
 
 SEEN_IN = """
+plugins/agent_api/tests/test_bubblewrap.py::test_the_option_visible_shows_a_folder_and_nobody_can_write_there
+  sandbox bubblewrap: visible
+plugins/agent_api/tests/test_bubblewrap.py::test_the_option_visible_shows_a_folder_and_nobody_can_write_there
+  sandbox local: visible
 plugins/adapter_roll/tests/test_recipe.py::test_a_run_file_becomes_rolls_keys
   adapter roll: sequence_length split reward.format.markers
 plugins/adapter_roll/tests/test_recipe.py::test_the_weight_of_the_environments_own_score_is_carried_over

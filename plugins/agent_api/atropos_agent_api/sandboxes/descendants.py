@@ -1,0 +1,187 @@
+"""The processes that a keeper's program has started, whoever is their parent now: found, counted and ended.
+
+A keeper is the nearest subreaper above them: what its program leaves behind (a daemon that forked twice and called setsid)
+becomes the keeper's own child, so the tree below the keeper has them all. Only the standard library: a keeper starts without
+site-packages. Where there is no /proc (macOS), `ps` is asked, and what left both tree and process group is not found.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from stat import S_ISREG
+from typing import NamedTuple
+
+HAS_PROC = os.path.exists("/proc/self/stat")
+HAS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # a kernel may be built without
+PAGE = os.sysconf("SC_PAGE_SIZE")
+END_DEADLINE_S = 10.0
+
+
+class Process(NamedTuple):
+    pid: int
+    parent: int
+    state: str  # "Z": ended, and not waited for
+    resident_bytes: int
+
+
+def descendants(group: int | None = None) -> list[Process]:
+    """All below this process, parents before children. `group`: on machines without /proc, its members too."""
+    if not HAS_PROC:
+        return _below(os.getpid(), list(_listed_by_ps(group)))
+    if not HAS_CHILDREN:
+        return _below(os.getpid(), [one for pid in _numbers("/proc") if (one := stat(pid)) is not None])
+    found: list[Process] = []
+    waiting = list(_children(os.getpid()))
+    for pid in waiting:  # grows while it is read
+        if (process := stat(pid)) is not None:
+            found.append(process)
+            waiting += _children(pid)
+    return found
+
+
+def end_descendants(group: int | None, statuses: dict[int, int]) -> bool:
+    """Kill everything below this process, and wait until nothing is left of it. `group`: the process group that the program
+    led, where its number is surely still its own. Adds how this process's own children ended to `statuses`, as
+    os.waitpid says it. False: something was left at the deadline (a process of another user, or one that waits for a disk)."""
+    until = time.monotonic() + END_DEADLINE_S
+    if group is not None:
+        _quietly(os.killpg, group, signal.SIGKILL)  # the kernel kills the whole group at once: a fork cannot outrun it
+    while time.monotonic() < until:
+        stopped: set[int] = set()
+        while time.monotonic() < until:  # what is stopped forks no more: each round finds fewer
+            found = [one for one in descendants(group) if one.state != "Z" and one.pid not in stopped]
+            if not found:
+                break
+            for one in found:
+                _send(one, signal.SIGSTOP)
+                stopped.add(one.pid)
+        for one in descendants(group):
+            if one.state != "Z":
+                _send(one, signal.SIGKILL)
+        if _reaped_all(statuses):
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def resident_bytes(processes: list[Process], bound: int) -> int:
+    """What they hold in memory. Pages that they share count once where the simple sum is above `bound`."""
+    total = sum(one.resident_bytes for one in processes)
+    return total if total <= bound or not HAS_PROC else sum(map(_proportional_bytes, processes))
+
+
+def stat(pid: int) -> Process | None:
+    text = _read(f"/proc/{pid}/stat")
+    if not text:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold anything
+    return Process(pid, int(fields[1]), fields[0].decode(), int(fields[21]) * PAGE)
+
+
+def deleted_files_bytes(processes: list[Process]) -> tuple[int, int]:
+    """What is in files that they hold open and that have no name any more: on disks, and in memory (memfd_create)."""
+    sizes: dict[tuple[int, int], tuple[bool, int]] = {}
+    for one in processes:
+        for number in _numbers(f"/proc/{one.pid}/fd"):
+            path = f"/proc/{one.pid}/fd/{number}"
+            try:
+                found = os.stat(path)
+                if found.st_nlink == 0 and S_ISREG(found.st_mode):
+                    in_memory = os.readlink(path).startswith("/memfd:")
+                    sizes[found.st_dev, found.st_ino] = in_memory, found.st_blocks * 512
+            except OSError:
+                continue
+    on_disk, memory = (sum(size for of, size in sizes.values() if of is kind) for kind in (False, True))
+    return on_disk, memory
+
+
+def _proportional_bytes(process: Process) -> int:
+    for line in _read(f"/proc/{process.pid}/smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    return process.resident_bytes
+
+
+def _send(process: Process, number: signal.Signals) -> None:
+    """Signal it if it is still the process that was found: a number may belong to another by now."""
+    if not hasattr(os, "pidfd_open") or not HAS_PROC:
+        return _quietly(os.kill, process.pid, number)
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    try:
+        now = stat(process.pid)  # of the process that the descriptor means, or of none
+        if now is not None and now.parent in (process.parent, os.getpid()):
+            _quietly(signal.pidfd_send_signal, descriptor, number)
+    finally:
+        os.close(descriptor)
+
+
+def _reaped_all(statuses: dict[int, int]) -> bool:
+    """Wait for every child that has ended. True: there is none left."""
+    try:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            statuses[ended[0]] = ended[1]
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _children(pid: int) -> Iterator[int]:
+    for task in _numbers(f"/proc/{pid}/task"):
+        yield from map(int, _read(f"/proc/{pid}/task/{task}/children").split())
+
+
+def _below(top: int, everything: list[Process]) -> list[Process]:
+    by_parent: dict[int, list[Process]] = {}
+    for one in everything:
+        by_parent.setdefault(one.parent, []).append(one)
+    found = list(by_parent.get(top, []))
+    for one in found:
+        found += by_parent.get(one.pid, [])
+    return found
+
+
+def _listed_by_ps(group: int | None) -> Iterator[Process]:
+    import subprocess
+
+    listed = subprocess.run(
+        ["ps", "-axo", "pid=,ppid=,pgid=,stat=,rss="], capture_output=True, timeout=END_DEADLINE_S, check=False
+    ).stdout
+    for line in listed.splitlines():
+        pid, parent, of_group, state, resident = line.split()[:5]
+        if state.startswith(b"Z") or int(pid) == os.getpid():
+            continue
+        above = os.getpid() if group is not None and int(of_group) == group else int(parent)
+        yield Process(int(pid), above, state[:1].decode(), int(resident) * 1024)
+
+
+def _numbers(directory: str) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(directory) if name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _quietly(send, target, number) -> None:  # type: ignore[no-untyped-def] # os.kill, os.killpg or signal.pidfd_send_signal
+    try:
+        send(target, number)
+    except (ProcessLookupError, PermissionError):
+        pass

@@ -1,0 +1,63 @@
+"""Which folders a command needs to be seen by, where little of the disk is: that of its program, and of what interprets it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+PARTS = (
+    "bin",
+    "lib",
+    "lib64",
+    "libexec",
+    "include",
+    "share/uv",
+    "pipx",
+    "share/pipx",
+)  # of a prefix that holds more than programs
+
+
+def needed_by(argv: Sequence[str], path: str) -> list[Path]:
+    """Folders and files that exist: the installations of the program, and of the interpreters that its first lines name; files
+    that are named by an absolute path among its arguments."""
+    found = [
+        *_installations(argv[0], path),
+        *(Path(word) for word in argv[1:] if os.path.isabs(word) and os.path.isfile(word)),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _installations(program: str, path: str, depth: int = 3) -> Iterator[Path]:
+    where = shutil.which(program, path=path)
+    if where is None or depth == 0:
+        return  # its start will say so
+    at = Path(where).absolute()
+    while True:
+        yield from _prefix(at)
+        if not at.is_symlink():
+            break
+        at = Path(os.path.normpath(at.parent / os.readlink(at)))
+    with at.open("rb") as file:
+        first = file.readline(500)
+    if named := re.match(rb"#!\s*(\S+)(?:\s+(?:-S\s+)?(\S+))?", first):
+        interpreter, argument = (part.decode(errors="replace") if part else "" for part in named.groups())
+        yield from _installations(
+            argument if os.path.basename(interpreter) == "env" and argument else interpreter, path, depth - 1
+        )
+
+
+def _prefix(program: Path) -> Iterator[Path]:
+    """Of /prefix/bin/name all of /prefix, if that is an installation's own; elsewhere the folder that the program lies in."""
+    folder = program.parent
+    if folder.name not in ("bin", "sbin"):
+        package = next((parent for parent in folder.parents if parent.name == "node_modules"), None)
+        yield package or folder
+        return
+    prefix = folder.parent
+    if prefix in (Path("/"), Path.home(), Path.home() / ".local"):
+        yield from (prefix / part for part in PARTS if (prefix / part).is_dir())
+    else:
+        yield prefix

@@ -1,0 +1,385 @@
+"""The process that keeps one program: starts it, bounds it, and ends all of it, also when whoever wanted it is killed.
+
+Started by `kept.py` with one Unix socket. It reads a job from it, says there what happens, and holds the program's directory
+until the socket closes: then it kills what still runs, removes the directory and ends. So a supervisor that is killed at any
+moment leaves no process and no file. Only the standard library, without site-packages: it starts in a few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from atropos_agent_api.sandboxes.descendants import (
+    HAS_PROC,
+    deleted_files_bytes,
+    descendants,
+    end_descendants,
+    resident_bytes,
+)
+from atropos_agent_api.sandboxes.forwarder import PIECE, Forwarder
+from atropos_agent_api.sandboxes.trees import TooMuch, copy_tree, remove_tree, size_bytes, write_file
+
+CONTROL = "{control}"  # an argument that stands for the descriptor by which the first process inside is heard
+LOOK_S = 0.1  # between two looks at what the program uses
+LOOK_SHARE = 20  # and at least as many times as long as a look takes
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Keeper:
+    """One program, from its directory to its end."""
+
+    def __init__(self, supervisor: socket.socket, job: dict[str, Any], contents: list[bytes]) -> None:
+        self._supervisor = supervisor
+        self._job = job
+        self._contents = contents
+        self._limits: dict[str, Any] = job["limits"]
+        self._selector = selectors.DefaultSelector()
+        self._files: dict[int, int] = {}  # the program's pipe -> the file that it goes to
+        self._stdin = b""
+        self._written = 0
+        self._child: int | None = None
+        self._control: socket.socket | None = None  # to the first process inside a namespace
+        self._heard = b""
+        self._forwarder: Forwarder | None = None
+        self._started = 0.0
+        self._reported: dict[str, Any] | None = None  # by that first process: how the program ended
+        self._has_started = False
+        self._limit: str | None = None
+        self._stop = False
+        self._has_directory = False
+        self._statuses: dict[int, int] = {}  # of children that were waited for
+        self._disk = 0
+        self._disk_at = 0.0  # when it is measured next
+        self._free_bytes = 0  # of the disk, when it was measured
+        self.not_started = ""  # why not
+        self.is_alone = False  # the supervisor has gone
+
+    def run(self) -> None:
+        """From nothing to the program's end. Whatever goes wrong is said to the supervisor."""
+        try:
+            self.prepare()
+            self.start()
+        except (OSError, TooMuch) as error:
+            self.say({"event": "not_started", "why": str(error)})
+            return
+        if self._has_started:
+            self.say({"event": "started"})
+        try:
+            self.watch()
+            ended = self.finish()
+        except OSError as error:  # of this process's own files: its disk is full, say
+            self.say({"event": "lost", "why": str(error)})
+            return
+        if not self._has_started:
+            ended = {"event": "not_started", "why": self.not_started or ended["said"] or "it ended before it began"}
+        self.say(ended)
+
+    # -- before
+
+    def prepare(self) -> None:
+        """Make the directory, with what belongs in it. Raises OSError and TooMuch."""
+        directory = self._job["directory"]
+        os.mkdir(directory, 0o700)
+        self._has_directory = True
+        for name in ("work", "home", "tmp"):
+            os.mkdir(os.path.join(directory, name), 0o700)
+        if self._job["copy"] is not None:
+            copy_tree(self._job["copy"], os.path.join(directory, "work"), self._limits["disk_bytes"])
+        *files, self._stdin = self._contents
+        for name, content in zip(self._job["files"], files, strict=True):
+            write_file(directory, name, content)
+
+    def start(self) -> None:
+        """Start the program, which says by a pipe that closes whether the exec succeeded. Raises OSError."""
+        pipes = {}
+        for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+            reading, writing = os.pipe()
+            ours, theirs = (writing, reading) if name == "stdin" else (reading, writing)
+            pipes[number] = theirs
+            os.set_blocking(ours, False)
+            if name == "stdin":
+                if self._stdin:
+                    self._selector.register(ours, selectors.EVENT_WRITE, lambda events, to=ours: self._feed(to))
+                else:
+                    os.close(ours)
+            else:
+                self._files[ours] = os.open(self._job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                self._selector.register(ours, selectors.EVENT_READ, lambda events, one=ours: self._take(one))
+        argv = self._job["argv"]
+        control = None
+        if self._job["is_namespaced"]:
+            self._control, control = socket.socketpair()
+            self._selector.register(self._control, selectors.EVENT_READ, lambda events: self._hear())
+            os.set_inheritable(control.fileno(), True)
+            argv = [str(control.fileno()) if word == CONTROL else word for word in argv]
+        failing, failed = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            self._become(argv, pipes, failed)
+        if control is not None:
+            control.close()
+        for descriptor in (*pipes.values(), failed):
+            os.close(descriptor)
+        with open(failing, "rb") as failure:
+            if why := failure.read().decode():
+                raise OSError(why)
+        self._started = time.monotonic()
+        self._has_started = not self._job["is_namespaced"]
+
+    def _become(self, argv: list[str], pipes: dict[int, int], failed: int) -> None:
+        """In the child, until it is the program."""
+        try:
+            os.setsid()
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            for number, descriptor in pipes.items():
+                os.dup2(descriptor, number)
+            for number in (signal.SIGPIPE, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            for bound, value in (
+                (resource.RLIMIT_CORE, 0),
+                (resource.RLIMIT_FSIZE, self._limits["disk_bytes"]),
+                (resource.RLIMIT_DATA, 2 * self._limits["memory_bytes"]),  # of each process: what looks could miss
+            ):
+                _, hard = resource.getrlimit(bound)
+                value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+                resource.setrlimit(bound, (value, value))
+            os.chdir(self._job["cwd"])
+            os.execvpe(argv[0], argv, self._job["environment"])
+        except BaseException as error:  # noqa: BLE001 # whatever it is, this process must not go on as a second keeper
+            why = error.strerror if isinstance(error, OSError) else None
+            os.write(failed, (why or repr(error)).encode()[:4000])
+        os._exit(127)
+
+    # -- while it runs
+
+    def watch(self) -> None:
+        """Until the program has ended, has reached a limit, or is to end."""
+        reading, writing = os.pipe()
+        for descriptor in (reading, writing):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.obey(b""))
+        self._selector.register(reading, selectors.EVENT_READ, lambda events: os.read(reading, 4096))
+        self._selector.register(
+            self._supervisor, selectors.EVENT_READ, lambda events: self.obey(self._supervisor.recv(64))
+        )
+        until = self._started + self._limits["wall_time_s"]
+        look_at = self._started
+        while not self._has_ended() and not self._limit and not self._stop:
+            now = time.monotonic()
+            if now >= until:
+                self._limit = "wall_time"
+            elif now >= look_at:
+                self._look()
+                look_at = now + max(LOOK_S, LOOK_SHARE * (time.monotonic() - now))
+            else:
+                for key, events in self._selector.select(min(until, look_at) - now):
+                    key.data(events)
+
+    def obey(self, message: bytes) -> None:
+        self._stop = True
+        self.is_alone = self.is_alone or not message
+
+    def finish(self) -> dict[str, Any]:
+        """End what is left of it, and say how it ended."""
+        seconds = time.monotonic() - self._started
+        left = self._left_running()
+        assert self._child is not None
+        is_whole = end_descendants(self._child, self._statuses)
+        while self._files and self._take_all():
+            pass
+        if self._control is not None:
+            self._hear()
+            status = -signal.SIGKILL if self._reported is None else self._reported["status"]
+        else:
+            status = os.waitstatus_to_exitcode(self._statuses.get(self._child, signal.SIGKILL))
+        if not self._limit and not self._stop and self._disk_bytes() > self._limits["disk_bytes"]:
+            self._limit = "disk"
+        if self._forwarder is not None:
+            self._forwarder.close()
+        return {
+            "event": "ended", "status": status, "limit": self._limit, "stopped": self._stop and not self._limit,
+            "left_running": left if self._reported is None else self._reported["left_running"],
+            "seconds": seconds, "is_whole": is_whole, "said": self._said(),
+        }  # fmt: skip
+
+    def _has_ended(self) -> bool:
+        """And wait for what became this process's child meanwhile. The program itself is waited for last of all: as long as it
+        has not been, the number of its process group is its own."""
+        assert self._child is not None
+        if not hasattr(os, "waitid"):
+            pid, status = os.waitpid(self._child, os.WNOHANG)
+            if pid:
+                self._statuses[pid] = status
+            return bool(pid)
+        ended = os.WEXITED | os.WNOHANG
+        while (found := os.waitid(os.P_ALL, 0, ended | os.WNOWAIT)) is not None:
+            if found.si_pid == self._child:
+                return True
+            os.waitid(os.P_PID, found.si_pid, ended)
+        return False
+
+    def _left_running(self) -> int | None:
+        if self._control is not None or not HAS_PROC:
+            return None
+        return sum(one.state != "Z" and one.pid != self._child for one in descendants())
+
+    def _look(self) -> None:
+        alive = [one for one in descendants(self._child) if one.state != "Z"]
+        deleted_bytes, in_memory_bytes = deleted_files_bytes(alive)
+        own = 2 if self._control is not None else 0  # bwrap, and the first process inside
+        if len(alive) - own > self._limits["processes"]:
+            self._limit = "processes"
+        elif resident_bytes(alive, self._limits["memory_bytes"]) + in_memory_bytes > self._limits["memory_bytes"]:
+            self._limit = "memory"
+        elif self._disk_is_due() and self._disk_bytes() + deleted_bytes > self._limits["disk_bytes"]:
+            self._limit = "disk"
+
+    def _disk_is_due(self) -> bool:
+        """A walk through many files takes long: it is taken every so often, and at once where the disk has filled meanwhile."""
+        room = self._limits["disk_bytes"] - self._disk
+        return time.monotonic() >= self._disk_at or self._free_bytes - _free_bytes(self._job["directory"]) > room
+
+    def _disk_bytes(self) -> int:
+        began = time.monotonic()
+        self._free_bytes = _free_bytes(self._job["directory"])
+        self._disk = size_bytes(self._job["directory"], self._limits["disk_bytes"])
+        now = time.monotonic()
+        self._disk_at = now + LOOK_SHARE * (now - began)
+        return self._disk
+
+    # -- its streams, and the first process inside
+
+    def _take_all(self) -> bool:
+        """True: there was something."""
+        return any(self._take(ours) for ours in list(self._files))
+
+    def _take(self, ours: int) -> bool:
+        try:
+            piece = os.read(ours, PIECE)
+        except BlockingIOError:
+            return False
+        room = self._limits["output_bytes"] - self._written
+        if len(piece) > room:
+            self._limit = self._limit or "output"
+        if piece := piece[:room]:
+            os.write(self._files[ours], piece)
+            self._written += len(piece)
+            return True
+        self._selector.unregister(ours)
+        os.close(ours)
+        os.close(self._files.pop(ours))
+        return False
+
+    def _feed(self, theirs: int) -> None:
+        try:
+            self._stdin = self._stdin[os.write(theirs, self._stdin) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._stdin = b""
+        if not self._stdin:
+            self._selector.unregister(theirs)
+            os.close(theirs)
+
+    def _hear(self) -> None:
+        """What the first process inside says. The program could make it say anything: it is believed about the program alone."""
+        assert self._control is not None
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 1, socket.MSG_DONTWAIT)
+        except OSError:
+            return
+        if not data:
+            if self._control in self._selector.get_map():
+                self._selector.unregister(self._control)
+            return
+        if descriptors and self._forwarder is None and not self._has_started:
+            listener = socket.socket(fileno=descriptors[0])
+            self._forwarder = Forwarder(self._selector, listener, tuple(self._job["api"]))
+        *lines, self._heard = (self._heard + data)[-4096:].split(b"\n")
+        for event in map(_event, lines):
+            if event.get("event") == "started" and not self._has_started:
+                self._has_started = True
+                self.say({"event": "started"})
+            elif event.get("event") == "not_started" and not self._has_started:
+                self.not_started = str(event.get("why"))
+            elif event.get("event") == "ended" and isinstance(event.get("status"), int):
+                left = event.get("left_running")
+                self._reported = {"status": event["status"], "left_running": left if isinstance(left, int) else None}
+
+    def _said(self) -> str:
+        """The end of what went to its standard error: why bwrap itself did not start, where that is so."""
+        if self._has_started:
+            return ""
+        with open(self._job["stderr"], "rb") as file:
+            return file.read(4000).decode(errors="replace").strip()
+
+    def say(self, event: dict[str, Any]) -> None:
+        try:
+            self._supervisor.sendall(json.dumps(event).encode() + b"\n")
+        except OSError:
+            self.is_alone = True
+
+    def close(self) -> None:
+        if self._has_directory:
+            remove_tree(self._job["directory"])
+        if self.is_alone:
+            try:
+                os.rmdir(os.path.dirname(self._job["directory"]))  # the last of its supervisor's programs
+            except OSError:
+                pass
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _free_bytes(directory: str) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def read_exactly(connected: socket.socket, count: int) -> bytes:
+    """Raises EOFError where it closes before."""
+    data = bytearray()
+    while len(data) < count:
+        piece = connected.recv(min(count - len(data), 1 << 20))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+def main() -> None:
+    supervisor = socket.socket(fileno=int(sys.argv[1]))
+    supervisor.set_inheritable(False)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        job = json.loads(read_exactly(supervisor, int.from_bytes(read_exactly(supervisor, 8), "big")))
+        contents = [read_exactly(supervisor, size) for size in job["sizes"]]
+    except EOFError:
+        return  # it was killed before it had said what it wants
+    keeper = Keeper(supervisor, job, contents)
+    try:
+        keeper.run()
+        while not keeper.is_alone and supervisor.recv(64):
+            pass
+    finally:
+        end_descendants(None, {})
+        keeper.close()

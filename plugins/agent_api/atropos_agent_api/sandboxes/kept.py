@@ -1,0 +1,275 @@
+"""A program under a keeper, as its supervisor sees it: what `process` and `bubblewrap` have in common.
+
+`keeper.py` is the other half. Directories of programs lie in one folder of this process's own: a keeper removes its program's
+when its supervisor goes, and the folder itself the next one of this role removes (`atropos_core.storage.tempdirs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from atropos_agent_api.sandboxes.keeper import CONTROL as CONTROL
+from atropos_agent_api.sandboxes.trees import remove_tree
+from atropos_core.errors import ConfigError, SandboxError
+from atropos_core.interfaces import Exit, Network, Program, RunningProgram, Sandbox
+from atropos_core.storage.tempdirs import owned_prefix, sweep
+
+ROLE = "sandbox"
+PACKAGES = Path(__file__).parent.parent.parent
+BOOT = "import sys; sys.path.insert(0, {!r}); from atropos_agent_api.sandboxes.keeper import main; main()"
+START_DEADLINE_S = 60.0  # of a keeper and its program, on a machine where hundreds start at once
+END_DEADLINE_S = 30.0  # after its wall time, for a keeper to have ended its program
+OWN = ("HOME", "TMPDIR", "ATROPOS_SANDBOX")  # variables that a sandbox sets
+NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+class KeptSandbox(Sandbox):
+    """The folder of the programs' directories, and who is in it."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._running: set[KeptProgram] = set()
+
+    def folder(self) -> Path:
+        if self._folder is None:
+            sweep(ROLE)
+            self._folder = Path(tempfile.mkdtemp(prefix=owned_prefix(ROLE))).resolve()
+        return self._folder
+
+    def directory(self, name: str) -> Path:
+        if NAME.fullmatch(name) is None:
+            raise ConfigError(f"a program in a sandbox cannot be named {name!r}: letters, digits, - and _ alone.")
+        return self.folder() / name
+
+    async def keep(
+        self,
+        program: Program,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        cwd: str,
+        remedy: str = "",
+        is_namespaced: bool = False,
+    ) -> KeptProgram:
+        """Start a keeper that starts `argv`, for a program that `check_program` has passed. Raises as `Sandbox.start`."""
+        directory = self.directory(program.name)
+        if directory.exists():
+            raise ConfigError(f"there is a program named {program.name!r} in this sandbox already.")
+        job = {
+            "directory": str(directory), "argv": list(argv), "environment": {**environment, "ATROPOS_SANDBOX": secrets.token_hex(16)},
+            "cwd": cwd, "stdout": str(program.stdout.absolute()), "stderr": str(program.stderr.absolute()),
+            "limits": asdict(program.limits), "copy": None if program.work is None else str(program.work.absolute()),
+            "files": [*(f"work/{name}" for name in program.files), *(f"home/{name}" for name in program.home_files)],
+            "is_namespaced": is_namespaced, "api": address(program.api_url) if program.network == "api" else None,
+        }  # fmt: skip
+        kept = KeptProgram(program.argv[0], directory, job, self._running.discard, remedy)
+        self._running.add(kept)
+        try:
+            await kept.start([*program.files.values(), *program.home_files.values(), program.stdin])
+        except BaseException:
+            await kept.close()
+            raise
+        return kept
+
+    async def close(self) -> None:
+        await asyncio.gather(*(kept.close() for kept in list(self._running)))
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+class KeptProgram(RunningProgram):
+    """One keeper, and what it says."""
+
+    def __init__(
+        self, label: str, directory: Path, job: dict[str, Any], forget: Callable[[KeptProgram], None], remedy: str
+    ) -> None:
+        self._label = label
+        self._remedy = remedy
+        self._directory = directory
+        self._job = job
+        self._forget = forget
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self._listening: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        for future in (self._started, self._ended):
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may want it
+
+    async def start(self, contents: Sequence[bytes]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._keeper = subprocess.Popen(  # noqa: ASYNC220 - as of other children: a fork takes a millisecond
+                [sys.executable, "-I", "-S", "-c", BOOT.format(str(PACKAGES)), str(theirs.fileno()), self._directory.name],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+            )  # fmt: skip
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._listening = asyncio.create_task(self._listen(reader))
+        job = json.dumps({**self._job, "sizes": [len(content) for content in contents]}).encode()
+        self._writer.writelines([len(job).to_bytes(8, "big"), job, *contents])
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                await self._started
+        except TimeoutError:
+            raise SandboxError(
+                f"{self._label} did not start within {START_DEADLINE_S:.0f} s.",
+                remedy="Start fewer programs at once.",
+            ) from None
+
+    async def wait(self) -> Exit:
+        bound_s = self._job["limits"]["wall_time_s"] + START_DEADLINE_S + END_DEADLINE_S
+        try:
+            async with asyncio.timeout(bound_s):
+                return await asyncio.shield(self._ended)
+        except TimeoutError:
+            await self._end_keeper()
+            raise SandboxError(
+                f"the keeper of a program did not end it within {bound_s:.0f} s, and was killed.",
+                remedy="The program may have stopped it: choose a sandbox with namespaces (bubblewrap, docker).",
+            ) from None
+
+    async def stop(self) -> None:
+        if not self._ended.done() and self._writer is not None:
+            self._writer.write(b"stop\n")
+            await self.wait()
+
+    async def work(self) -> Path:
+        await self.wait()
+        return self._directory / "work"
+
+    async def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()  # the keeper ends its program, removes the directory, and ends
+        if self._keeper is not None and self._keeper.returncode is None and not await self._has_gone(END_DEADLINE_S):
+            await self._end_keeper()
+        if self._listening is not None:
+            self._listening.cancel()
+        for future in (self._started, self._ended):
+            if not future.done():
+                future.set_exception(SandboxError("the sandbox was closed while a program ran in it."))
+        await asyncio.to_thread(remove_tree, str(self._directory))  # where the keeper was killed
+        self._forget(self)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        async for line in reader:
+            event = json.loads(line)
+            if event["event"] == "started":
+                self._started.set_result(None)
+            elif event["event"] == "not_started":
+                self._started.set_exception(
+                    SandboxError(f"{self._label} could not be started: {event['why']}.", remedy=self._remedy)
+                )
+            elif event["event"] == "ended" and event["is_whole"]:
+                self._ended.set_result(_exit(event))
+            else:
+                why = event.get("why", f"processes of it could not be killed within {END_DEADLINE_S:.0f} s")
+                self._ended.set_exception(SandboxError(f"a sandbox was lost: {why}."))
+        for future in (self._started, self._ended):
+            if not future.done():
+                await self._end_keeper()
+                future.set_exception(SandboxError("the keeper of a program was killed, and its program with it."))
+
+    async def _end_keeper(self) -> None:
+        """And, where it is gone without having ended its program, what carries the program's mark."""
+        if self._keeper is not None and not await self._has_gone(1.0):
+            os.killpg(self._keeper.pid, signal.SIGKILL)
+            await self._has_gone(END_DEADLINE_S)
+        await asyncio.to_thread(end_marked, self._job["environment"]["ATROPOS_SANDBOX"])
+
+    async def _has_gone(self, within_s: float) -> bool:
+        assert self._keeper is not None
+        until = asyncio.get_running_loop().time() + within_s
+        while self._keeper.poll() is None:
+            if asyncio.get_running_loop().time() > until:
+                return False
+            await asyncio.sleep(0.002)
+        return True
+
+
+def end_marked(mark: str) -> None:
+    """Kill every process whose first environment has this mark: what a program started whose keeper was killed."""
+    wanted = f"ATROPOS_SANDBOX={mark}".encode()
+    while True:
+        found = [
+            int(name)
+            for name in (os.listdir("/proc") if os.path.isdir("/proc/self") else ())
+            if name.isdecimal() and wanted in _environment(name)
+        ]
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def check_program(program: Program, networks: frozenset[Network]) -> None:
+    """Raises ConfigError for what no sandbox of ours starts."""
+    if program.network not in networks:
+        raise ConfigError(
+            f'network = "{program.network}" cannot be held here: this sandbox gives '
+            f"{' or '.join(sorted(networks)) or 'nothing before it is open'}.",
+            remedy='Use a sandbox with namespaces (bubblewrap, docker), or say network = "host": the program then reaches whatever '
+            "this machine reaches.",
+        )
+    if program.network == "api":
+        address(program.api_url)
+    if not program.argv:
+        raise ConfigError("there is no program to start: its command is empty.")
+    for name in (*program.files, *program.home_files):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+            raise ConfigError(
+                f"the file {name!r} would not lie in the program's own directory.", remedy="Give a relative path."
+            )
+    if own := [name for name in OWN if name in program.environment]:
+        raise ConfigError(
+            f"{own[0]} of a program in a sandbox is the sandbox's own.", remedy=f"Take {own[0]} out of its environment."
+        )
+
+
+def address(url: str) -> tuple[str, int]:
+    """Host and port that a URL of http means. Raises ConfigError."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ConfigError(f"the API's URL must be http://HOST:PORT/..., and is {url!r}.")
+    return parts.hostname, parts.port or 80
+
+
+def basic_environment(program: Program, home: str, temporary: str) -> dict[str, str]:
+    """All that a program has: nothing of this process's own environment but PATH and the time zone."""
+    taken = {name: os.environ[name] for name in ("PATH", "TZ") if name in os.environ}
+    return {"PATH": os.defpath, **taken, "LANG": "C.UTF-8", "HOME": home, "TMPDIR": temporary, **program.environment}
+
+
+def _environment(pid: str) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _exit(event: Mapping[str, Any]) -> Exit:
+    status = event["status"]
+    return Exit(
+        code=status if status >= 0 else None, signal=-status if status < 0 else None, limit=event["limit"],
+        stopped=event["stopped"], left_running=event["left_running"], seconds=event["seconds"],
+    )  # fmt: skip

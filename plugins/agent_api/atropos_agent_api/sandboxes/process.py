@@ -1,0 +1,34 @@
+"""The sandbox `process`: a session, limits and directories of its own, and the user's rights.
+
+It holds a program that is careless: what it starts ends with it, and what it uses is bounded. It does not hold one that wants
+out: it may read and write what its user may, reach the network, and signal its user's other processes.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from atropos_agent_api.sandboxes.kept import KeptSandbox, basic_environment, check_program
+from atropos_core import console
+from atropos_core.interfaces import Inside, Network, Program, RunningProgram
+
+
+class ProcessSandbox(KeptSandbox):
+    networks: frozenset[Network] = frozenset({"host"})
+
+    async def open(self) -> None:
+        if sys.platform != "linux":
+            console.warn(
+                "sandbox process: on this system a program that leaves its process group and its parent is not found, and outlives "
+                "its episode. Linux has what it takes to find it."
+            )
+
+    def inside(self, name: str, api_url: str, network: Network) -> Inside:
+        directory = self.directory(name)
+        return Inside(str(directory / "work"), str(directory / "home"), api_url)
+
+    async def start(self, program: Program) -> RunningProgram:
+        check_program(program, self.networks)
+        directory = self.directory(program.name)
+        environment = basic_environment(program, str(directory / "home"), str(directory / "tmp"))
+        return await self.keep(program, program.argv, environment, cwd=str(directory / "work"))

@@ -1,0 +1,61 @@
+"""The sandboxes of this machine, for tests: each open, or skipped aloud; and what programs have left on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from atropos_agent_api.sandboxes.bubblewrap import BubblewrapSandbox
+from atropos_agent_api.sandboxes.process import ProcessSandbox
+from atropos_core.errors import FitError
+from atropos_core.interfaces import Exit, Limits, Program, Sandbox
+
+MADE = {"process": ProcessSandbox, "bubblewrap": BubblewrapSandbox}
+
+
+@asynccontextmanager
+async def opened(name: str, **options: Any) -> AsyncIterator[Sandbox]:
+    sandbox = MADE[name](**options)
+    try:
+        try:
+            await sandbox.open()
+        except FitError as error:
+            pytest.skip(f"sandbox {name} is not permitted here: {error}")
+        yield sandbox
+    finally:
+        await sandbox.close()
+
+
+def program(
+    folder: Path, argv: Sequence[str], *, name: str = "one", limits: dict[str, Any] | None = None, **more: Any
+) -> Program:
+    """With no network where the sandbox can do without: `more` says otherwise."""
+    bounded = Limits(**{"wall_time_s": 30.0, **(limits or {})})
+    return Program(name, list(argv), folder / f"{name}.stdout", folder / f"{name}.stderr", limits=bounded, **more)
+
+
+async def run(sandbox: Sandbox, wanted: Program) -> tuple[Exit, str]:
+    """How it ended, and what it printed."""
+    running = await sandbox.start(wanted)
+    try:
+        return await running.wait(), wanted.stdout.read_text(errors="replace")
+    finally:
+        await running.close()
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with this word among their arguments or in their environment."""
+    found = []
+    for one in psutil.process_iter():
+        try:
+            if mark in one.cmdline() or any(mark in value for value in one.environ().values()):
+                found.append(one.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return [pid for pid in found if pid != os.getpid()]
