@@ -8,14 +8,14 @@ from typing import Literal
 import numpy as np
 
 from atropos_agent_api.calls import Call, CallRefused
-from atropos_agent_api.tokens.canonical import Unit, digest, units_of
+from atropos_agent_api.tokens.canonical import Unit, call_ids, digest, units_of
 from atropos_agent_api.tokens.formats import ChatFormat
+from atropos_agent_api.tokens.openings import opening_of
 from atropos_agent_api.tokens.token_tree import Beginning, Match, Reply, TokenTree, positions_of
 from atropos_core.errors import DataError
 from atropos_core.types import Message, Tokens
 
 NOTHING: Tokens = np.zeros(0, np.int32)
-NO_TOKENIZER = "this policy has no tokenizer of its own here, so only conversations can be sampled from."
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class PromptBuilder:
         """The stored ids that are extended, what comes after them, and whose they are."""
         parent = match.parent
         if parent is not None and self._history == "as_sampled":
-            before, remainder = parent.history, [unit.message for unit in match.remainder]
+            before, remainder = parent.history, _with_stored_ids(match, units)
             size = len(before) - len(parent.completion.tokens)
             added = await self._format.extend(before[:size], before[size:], remainder, call.tools)
             if added is not None:
@@ -120,7 +120,7 @@ class PromptBuilder:
         names = {tool["function"]["name"] for tool in call.tools}
         if not names or (name is not None and name not in names):
             raise CallRefused(f"tool_choice is {call.tool_choice!r}, and no such tool is given.", field="tool_choice")
-        opening = await self._format.opening(name, call.tools)
+        opening = await opening_of(self._format, [name] if name is not None else sorted(names), call.tools)
         if opening is None:
             raise CallRefused(
                 f"tool_choice {call.tool_choice!r} cannot be kept: the format {self._format.name!r} of this model has no "
@@ -129,3 +129,18 @@ class PromptBuilder:
                 code="unsupported_parameter",
             )
         return opening
+
+
+def _with_stored_ids(match: Match, units: tuple[Unit, ...]) -> list[Message]:
+    """The messages that come after the parent's, with the call ids that were sampled in place of those that the client has
+    for them: some formats write them down."""
+    stored: dict[str, str] = {}
+    for reply in match.parent.chain if match.parent is not None else ():
+        stored |= zip(call_ids(units[reply.turn.units].message), call_ids(reply.message), strict=False)
+    after = [unit.message for unit in match.remainder]
+    return [
+        {**message, "tool_call_id": stored.get(message["tool_call_id"], message["tool_call_id"])}
+        if message.get("tool_call_id")
+        else message
+        for message in after
+    ]

@@ -37,8 +37,8 @@ async def reply_of(call: Call, turn: Turn, prompt: Prompt, sampled: Completion, 
         message["content"], calls = await format.text(tokens), []
     if calls:
         message["tool_calls"] = [
-            {**one, "id": f"call_{derive(turn.seed, at, number):016x}"} for number, one in enumerate(calls)
-        ]
+            {"id": f"call_{derive(turn.seed, at, number):016x}", **one} for number, one in enumerate(calls)
+        ]  # a format that samples ids of its own keeps them: it writes them down again
     position = digest(turn.position, units_of([message])[0].key)
     text = None
     if call.prompt is not None:

@@ -40,7 +40,15 @@ def units_of(messages: Sequence[Message]) -> list[Unit]:
         else:
             merged.append(plain)
     numbers: dict[str, int] = {}  # of calls, in the order in which they were made: their ids may be renamed
-    return [Unit(message, _key(message, numbers)) for message in merged]
+    names: dict[str, str] = {}  # of their tools
+    units = []
+    for plain in merged:
+        for call in plain.get("tool_calls", ()):
+            names[str(call.get("id") or "")] = call["function"]["name"]
+        if plain["role"] == "tool" and not plain.get("name") and plain.get("tool_call_id") in names:
+            plain["name"] = names[plain["tool_call_id"]]  # some formats put it before the result
+        units.append(Unit(plain, _key(plain, numbers)))
+    return units
 
 
 def plain_message(message: Message) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""How messages become ids and sampled ids a message: the format of a model family.
+"""How messages become ids and sampled ids a message: what a format must do, and that of a model's own chat template.
 
-A format is chosen once for a model. It never encodes again what was sampled: `extend` gives only the ids that follow.
+A format never encodes again what was sampled: `extend` gives only the ids that follow.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer, message_of
 from atropos_core.types import Message, Tokens
 
 Tools = Sequence[Mapping[str, Any]]
+_TAIL = 16  # tokens at the end of a prompt, among which reasoning may be opened
 
 
 class ChatFormat(Protocol):
     """Messages have text as content and arguments as objects where they are JSON (`canonical.plain_message`)."""
 
-    name: str  # "template", or that of a renderer: "renderer:qwen3"
+    name: str  # "template", or that of a renderer: "renderer qwen3"
 
     async def render(self, messages: Sequence[Message], tools: Tools) -> Tokens:
         """Ids of a conversation, ready for the assistant's reply. Raises DataError where it cannot be rendered."""
@@ -31,21 +32,22 @@ class ChatFormat(Protocol):
         cannot extend it."""
 
     async def parse(self, prompt: Tokens, sampled: Tokens, tools: Tools) -> Message:
-        """The assistant's message that was sampled after `prompt`."""
-
-    async def opening(self, tool: str | None, tools: Tools) -> Tokens | None:
-        """The ids with which a call of this tool begins, or of any; None where the format has no such beginning."""
+        """The assistant's message that was sampled after `prompt`, whatever the ids are."""
 
     async def text(self, ids: Tokens) -> str:
         """What these ids say, without the tokens that frame a turn."""
 
+    async def framed_text(self, ids: Tokens) -> str:
+        """With the tokens that frame a turn, so that `encode` makes the same of it. Raises DataError where there is no
+        tokenizer."""
+
     async def encode(self, text: str) -> Tokens:
-        """Of a prompt that is no conversation."""
+        """Of a prompt that is no conversation. Raises DataError where there is no tokenizer."""
 
 
 class TemplateFormat(ChatFormat):
-    """The model's own chat template, through the policy. Without a `tokenizer` there are no texts of single tokens, no
-    text prompts and no openings: a policy need not have one."""
+    """The model's own chat template, through the policy. A policy need not have a tokenizer; without one, text prompts are
+    refused, and the text of a reply is its content."""
 
     name = "template"
 
@@ -63,19 +65,21 @@ class TemplateFormat(ChatFormat):
             return None
 
     async def parse(self, prompt: Tokens, sampled: Tokens, tools: Tools) -> Message:
-        if self._tokenizer is not None and self._tokenizer.decode(prompt[-16:]).rstrip().endswith("<think>"):
+        if self._tokenizer is not None and self._tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith("<think>"):
             return message_of("<think>" + self._tokenizer.decode(sampled))
         return await self._policy.parse(sampled)
-
-    async def opening(self, tool: str | None, tools: Tools) -> Tokens | None:
-        return None
 
     async def text(self, ids: Tokens) -> str:
         if self._tokenizer is None:
             return str((await self._policy.parse(ids)).get("content") or "")
         return self._tokenizer.decode(ids)
 
+    async def framed_text(self, ids: Tokens) -> str:
+        if self._tokenizer is None:
+            raise DataError("this policy has no tokenizer, so what its ids say is not known.")
+        return self._tokenizer.decode(ids, keep_special=True)
+
     async def encode(self, text: str) -> Tokens:
         if self._tokenizer is None:
-            raise DataError("this policy has no tokenizer, so a prompt that is no conversation cannot be encoded")
+            raise DataError("this policy has no tokenizer, so a prompt that is no conversation cannot be encoded.")
         return self._tokenizer.encode(text)

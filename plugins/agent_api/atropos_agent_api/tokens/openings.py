@@ -1,0 +1,69 @@
+"""The ids with which a call of a tool begins in a model's format: given to the model, they make it call one.
+
+They are what renderings of different calls have in common, so no format needs to be known for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from atropos_agent_api.tokens.formats import ChatFormat, Tools
+from atropos_core.errors import DataError
+from atropos_core.types import Message, Tokens
+
+_QUESTION: Message = {"role": "user", "content": "."}
+_ARGUMENTS: tuple[dict[str, int], ...] = (
+    {},
+    {"x": 1},
+    {"y": 2},
+)  # of which calls have no more in common than their beginning
+
+
+async def opening_of(format: ChatFormat, names: Sequence[str], tools: Tools) -> Tokens | None:
+    """Of a call of any of these tools. None where the format has no beginning that says there will be a call."""
+    try:
+        start = await format.render([_QUESTION], tools)
+        calls = [await format.render([_QUESTION, _call(name, some)], tools) for name in names for some in _ARGUMENTS]
+        texts = [
+            await format.render([_QUESTION, {"role": "assistant", "content": said}], tools) for said in ("a", "Zz")
+        ]
+        framing = _common(
+            [ids[::-1] for ids in (*calls, *texts)]
+        )  # after a reply: the end of its turn, the next one's start
+        opening = await _after(format, start, calls[0][: _common(calls)])
+        if opening is None or _common(calls) <= max(_common([calls[0], text]) for text in texts):
+            return None
+        for name, ids in zip(np.repeat(names, len(_ARGUMENTS)), calls, strict=True):
+            replies = [await _after(format, start, ids[: len(ids) - cut]) for cut in (framing, 0)]
+            if not any([await _calls(format, start, reply, tools) == [name] for reply in replies if reply is not None]):
+                return None
+    except DataError:
+        return None
+    return opening
+
+
+async def _calls(format: ChatFormat, start: Tokens, reply: Tokens, tools: Tools) -> list[str]:
+    return [call["function"]["name"] for call in (await format.parse(start, reply, tools)).get("tool_calls") or ()]
+
+
+async def _after(format: ChatFormat, start: Tokens, ids: Tokens) -> Tokens | None:
+    """What comes in `ids` after `start`. Where a token of theirs reaches over its end, the text that comes after its text;
+    None where they begin otherwise."""
+    if _common([start, ids]) == len(start):
+        return ids[len(start) :] if len(ids) > len(start) else None
+    before, said = await format.framed_text(start), await format.framed_text(ids)
+    return await format.encode(said[len(before) :]) if said.startswith(before) and said != before else None
+
+
+def _call(name: str, arguments: object) -> Message:
+    call = {"id": f"functions.{name}:0", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _common(all_ids: Sequence[Tokens]) -> int:
+    """How many ids at their beginning are the same."""
+    size = min(map(len, all_ids))
+    differing = np.any(np.stack([ids[:size] for ids in all_ids]) != all_ids[0][:size], axis=0)
+    return int(differing.argmax()) if differing.any() else size

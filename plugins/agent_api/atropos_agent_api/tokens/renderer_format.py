@@ -1,0 +1,145 @@
+"""The formats of some twenty model families, as the package `renderers` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atropos_agent_api.tokens.formats import ChatFormat, Tools
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.types import Message, Tokens
+
+if TYPE_CHECKING:
+    from renderers import ParsedResponse, Renderer
+
+# What a renderer raises on messages or ids that it cannot take.
+FAULTS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError)
+FETCHES = frozenset({"gpt-oss"})  # its package loads a vocabulary of its own from the network
+
+
+class RendererFormat(ChatFormat):
+    """One renderer over the model's tokenizer. Raises ConfigError where that has not the family's special tokens."""
+
+    def __init__(self, name: str, tokenizer: ChatTokenizer, **settings: Any) -> None:
+        self.name = f"renderer {name}"
+        self.unparsed = 0  # replies that the renderer could not read: their text is the content
+        self._tokenizer = tokenizer
+        self._renderer = _renderer(name, tokenizer, settings)
+
+    async def render(self, messages: Sequence[Message], tools: Tools) -> Tokens:
+        return self.rendered(messages, tools)
+
+    def rendered(self, messages: Sequence[Message], tools: Tools) -> Tokens:
+        """As `render`."""
+        try:
+            ids = self._renderer.render_ids(_dicts(messages), tools=_dicts(tools) or None, add_generation_prompt=True)
+        except FAULTS as error:
+            raise DataError(f"the format {self.name!r} cannot render these messages: {error}") from error
+        return np.asarray(ids, np.int32)
+
+    async def extend(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
+        before, after = prompt.tolist(), sampled.tolist()
+        try:
+            bridged = self._renderer.bridge_to_next_turn(before, after, _dicts(messages), tools=_dicts(tools) or None)
+        except FAULTS as error:
+            raise DataError(f"the format {self.name!r} cannot render these messages: {error}") from error
+        if bridged is None or bridged.token_ids[: len(before) + len(after)] != before + after:
+            return None
+        return np.asarray(bridged.token_ids[len(before) + len(after) :], np.int32)
+
+    async def parse(self, prompt: Tokens, sampled: Tokens, tools: Tools) -> Message:
+        try:
+            parsed = self._renderer.parse_response(
+                sampled.tolist(), tools=_dicts(tools) or None, prompt_ids=prompt.tolist()
+            )
+        except FAULTS:
+            self.unparsed += 1
+            return {"role": "assistant", "content": self._tokenizer.decode(sampled)}
+        return _message(parsed)
+
+    async def text(self, ids: Tokens) -> str:
+        return self._tokenizer.decode(ids)
+
+    async def framed_text(self, ids: Tokens) -> str:
+        return self._tokenizer.decode(ids, keep_special=True)
+
+    async def encode(self, text: str) -> Tokens:
+        return self._tokenizer.encode(text)
+
+
+def renderer_names() -> list[str]:
+    """All that there are."""
+    from renderers import base
+
+    base._populate_registry()
+    return [name for name in base.RENDERER_REGISTRY if name != "default"]
+
+
+def _renderer(name: str, tokenizer: ChatTokenizer, settings: dict[str, Any]) -> Renderer:
+    from renderers import config_from_name, create_renderer
+
+    if name not in renderer_names():
+        raise ConfigError(
+            f"there is no format {name!r}.", remedy=f"There are auto, template, {', '.join(renderer_names())}."
+        )
+    try:
+        config = type(config_from_name(name))(thinking_retention="all", **settings)
+        return create_renderer(_Tokenizer(tokenizer), config)
+    except FAULTS as error:
+        raise ConfigError(
+            f"the format {name!r} does not fit the tokenizer of {tokenizer.directory.name}: {error}",
+            remedy='Use "template", the model\'s own chat template.',
+        ) from error
+
+
+class _Tokenizer:
+    """Our tokenizer as renderers see one."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self.name_or_path = tokenizer.directory.name
+        self.chat_template = tokenizer.template or ""
+        self.unk_token_id: int | None = None
+        self._tokenizer = tokenizer
+        self.eos_token_id = self.convert_tokens_to_ids(tokenizer.eos) if tokenizer.eos else None
+
+    def encode(self, text: str, *given: Any, **options: Any) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text).tolist()
+        return ids
+
+    def decode(self, ids: Any, *given: Any, skip_special_tokens: bool = False, **options: Any) -> str:
+        return self._tokenizer.decode(np.asarray(ids, np.int32).reshape(-1), keep_special=not skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Of special tokens; None for any other that is not one token."""
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(token) for token in tokens]
+        ids = self._tokenizer.encode(tokens)
+        return int(ids[0]) if len(ids) == 1 else None
+
+
+def _message(parsed: ParsedResponse) -> Message:
+    """A call that could not be read stays in the content, as it was sampled."""
+    from renderers import ToolCallParseStatus as Status
+
+    made = [call for call in parsed.tool_calls if call.status in (Status.OK, Status.UNKNOWN_TOOL) and call.name]
+    broken = [call.raw for call in parsed.tool_calls if call not in made and call.raw not in parsed.content]
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, [parsed.content, *broken]))}
+    if parsed.reasoning_content:
+        message["reasoning_content"] = parsed.reasoning_content
+    if made:
+        message["tool_calls"] = [
+            {
+                **({"id": call.id} if call.id else {}),
+                "type": "function",
+                "function": {"name": call.name, "arguments": {} if call.arguments is None else call.arguments},
+            }
+            for call in made
+        ]
+    return message
+
+
+def _dicts(values: Sequence[Any]) -> list[Any]:
+    return [dict(value) for value in values]
