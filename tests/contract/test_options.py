@@ -438,6 +438,40 @@ plugins/agent_api/tests/test_bubblewrap.py::test_the_option_visible_shows_a_fold
   sandbox bubblewrap: visible
 plugins/agent_api/tests/test_bubblewrap.py::test_the_option_visible_shows_a_folder_and_nobody_can_write_there
   sandbox local: visible
+plugins/agent_api/tests/test_environment.py::test_what_a_program_finds
+  environment agent: command env files.text files.template files.copy_of stdin here tasks
+plugins/agent_api/tests/test_environment.py::test_a_function_is_a_program_too
+  environment agent: function
+plugins/agent_api/tests/test_environment.py::test_tasks_are_held_out_by_share_or_by_file
+  environment agent: test_tasks held_out
+plugins/agent_api/tests/test_environment.py::test_rewards_are_functions_plugins_and_the_environment_of_the_tasks
+  environment agent: tasks_from.use reward.function reward.plugin.use
+plugins/agent_api/tests/test_environment.py::test_a_command_scores_a_copy_of_what_was_left
+  environment agent: reward.command
+plugins/agent_api/tests/test_environment.py::test_a_reward_that_is_late_fails_the_rollout
+  environment agent: reward.deadline_s
+plugins/agent_api/tests/test_environment.py::test_the_answer_is_the_last_reply_or_what_was_printed
+  environment agent: answer
+plugins/agent_api/tests/test_environment.py::test_a_program_that_fails_is_graded_as_it_left_things_or_fails_its_rollout
+  environment agent: on_failure
+plugins/agent_api/tests/test_environment.py::test_a_program_ends_at_its_limits
+  environment agent: limits.wall_s limits.output_mb
+plugins/agent_api/tests/test_environment.py::test_limits_reach_the_sandbox
+  environment agent: limits.disk_mb limits.memory_mb limits.processes
+plugins/agent_api/tests/test_environment.py::test_a_session_ends_at_its_limits
+  environment agent: limits.calls limits.tokens
+plugins/agent_api/tests/test_environment.py::test_so_many_programs_run_at_once_and_no_more
+  environment agent: concurrency
+plugins/agent_api/tests/test_environment.py::test_so_many_folders_of_streams_are_kept
+  environment agent: keep_streams
+plugins/agent_api/tests/test_environment.py::test_only_calls_that_are_to_be_trained_are
+  environment agent: trained
+plugins/agent_api/tests/test_environment.py::test_history_is_as_sampled_or_as_sent
+  environment agent: history
+plugins/agent_api/tests/test_environment.py::test_what_a_call_wants_of_sampling_is_overruled_or_refused
+  environment agent: sampling
+plugins/agent_api/tests/test_environment.py::test_a_sandbox_that_cannot_hold_a_program_to_the_api_is_refused_where_it_was_named
+  environment agent: sandbox.use network
 plugins/adapter_roll/tests/test_recipe.py::test_a_run_file_becomes_rolls_keys
   adapter roll: sequence_length split reward.format.markers
 plugins/adapter_roll/tests/test_recipe.py::test_the_weight_of_the_environments_own_score_is_carried_over

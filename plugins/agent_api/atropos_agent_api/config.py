@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from atropos_agent_api.environment.templates import check
+from atropos_agent_api.environment.templates import GRADER_NAMES, check
 from atropos_core.config.component import Component
 from atropos_core.plugins.provider import Options
 
@@ -87,15 +87,9 @@ class RewardOptions(Options):
     def _one_of_three(self) -> RewardOptions:
         if sum(value is not None for value in (self.function, self.command, self.plugin)) != 1:
             raise ValueError("a reward is one of function, command and plugin")
+        for at, text in enumerate(self.command or ()):
+            check(text, f"reward.command[{at}]", GRADER_NAMES)
         return self
-
-
-class BaselineOptions(Options):
-    """A model elsewhere that answers the program in place of the policy. Nothing of it is trained: for `atropos eval`."""
-
-    url: str  # OpenAI-compatible, ends in /v1
-    model: str  # its name there
-    key_variable: str | None = None  # the environment variable of ours that holds the key; the program never sees it
 
 
 class AgentOptions(Options):
@@ -121,17 +115,18 @@ class AgentOptions(Options):
     trained: Annotated[str, AfterValidator(_trained)] = "all"  # which of its calls are: "with_tools", or "agent:NAME"
     history: Literal["as_sampled", "as_sent"] = "as_sampled"
     sampling: Literal["overrule", "refuse"] = "overrule"  # what a call wants otherwise than the run samples
-    sandbox: NamedComponent = Field(default_factory=lambda: Component(use="process"))
-    network: bool = False  # to anywhere but the API, where the sandbox can tell
+    sandbox: NamedComponent = Field(default_factory=lambda: Component(use="local"))
+    network: bool = False  # to anywhere but the API
     keep_streams: int = Field(
         1000, ge=0
     )  # episodes whose standard streams and accounts of tokens stay in the run's directory
-    baseline: BaselineOptions | None = None
 
     @model_validator(mode="after")
     def _can_be(self) -> AgentOptions:
         if (self.command is None) == (self.function is None):
             raise ValueError('an agent is one of command = ["program", ...] and function = "pkg.mod:name"')
+        if self.function is not None and not all(self.function.rpartition(":")[::2]):
+            raise ValueError(f'function is "pkg.mod:name" or "./file.py:name", not {self.function!r}')
         if self.command is not None and not self.command:
             raise ValueError("command is empty: name the program")
         if (self.tasks is None) == (self.tasks_from is None):
@@ -146,9 +141,6 @@ class AgentOptions(Options):
             raise ValueError(
                 'nothing scores these tasks: add a reward, as [environment.NAME.reward] function = "grade.py:grade"'
             )
-        self.refuse_idle(
-            self.baseline is None, "with a baseline: nothing of it is trained", "trained", "history", "sampling"
-        )
         for where, text in self.filled().items():
             check(text, where)
         return self

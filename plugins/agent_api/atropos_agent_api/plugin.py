@@ -1,16 +1,23 @@
-"""What this package offers: the sandboxes `local`, `process` and `bubblewrap`."""
+"""What this package offers: the environment `agent`, and the sandboxes `local`, `process` and `bubblewrap`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from atropos_agent_api.config import AgentOptions
 from atropos_agent_api.sandboxes.config import BubblewrapOptions
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 
 if TYPE_CHECKING:
-    from atropos_core.interfaces import Sandbox
+    from atropos_core.interfaces import Environment, Sandbox
+
+
+def build_agent(options: AgentOptions, context: RunContext) -> Environment:
+    from atropos_agent_api.environment.build import build
+
+    return build(options, context)
 
 
 def build_local(options: BubblewrapOptions, context: RunContext) -> Sandbox:
@@ -29,6 +36,11 @@ def build_bubblewrap(options: BubblewrapOptions, context: RunContext) -> Sandbox
     from atropos_agent_api.sandboxes.bubblewrap import BubblewrapSandbox
 
     return BubblewrapSandbox(options.visible)
+
+
+@hookimpl
+def atropos_environments() -> Iterable[Provider[Environment]]:
+    return [Provider("agent", "any program that speaks to a model, unmodified", AgentOptions, build_agent)]
 
 
 @hookimpl

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from atropos_agent_api.grading import Case
@@ -50,3 +52,18 @@ def gives_much(case: Case) -> Any:
 
 
 NO_FUNCTION = 3
+
+
+if __name__ == "__main__":  # as a command
+    case = json.load(sys.stdin)
+    if sys.argv[1] == "raises":
+        raise ValueError("there is no such thing")
+    if sys.argv[1] == "late":
+        time.sleep(600)
+    print("a first line")
+    answer = Path(case["work"], "answer.txt").read_text().strip()
+    print(
+        json.dumps({"score": 1.0, "correct": answer == case["task"]["answer"]})
+        if sys.argv[1] == "file"
+        else sys.argv[1]
+    )

@@ -29,7 +29,6 @@ AGENT: dict[str, Any] = {"command": ["agent"], "tasks_from": "gsm8k"}
         ({"command": ["agent"], "tasks": "tasks.jsonl"}, "nothing scores these tasks"),
         ({**AGENT, "held_out": 0.2}, "held_out has no effect"),
         ({**AGENT, "test_tasks": "more.jsonl"}, "test_tasks has no effect"),
-        ({**AGENT, "baseline": {"url": "http://h/v1", "model": "m"}, "trained": "with_tools"}, "trained has no effect"),
         ({**AGENT, "reward": {}}, "a reward is one of"),
         ({**AGENT, "reward": {"function": "a:b", "command": ["c"]}}, "a reward is one of"),
         ({**AGENT, "files": {"a": {"text": "x", "copy_of": "b"}}}, "a file is given by one of"),

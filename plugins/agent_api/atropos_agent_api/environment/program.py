@@ -18,7 +18,7 @@ MODEL = "policy"  # the name that programs are told: any is answered
 MOST_FILE_BYTES = 256 << 20  # of all files that each program finds
 PASSED = ("LANG", "LC_ALL", "TZ", "TERM")  # of our own environment
 TASK_FILE = ".atropos-task.json"  # in HOME
-FUNCTION = ("-m", "atropos_agent_api.environment.function")
+FUNCTION = Path(__file__).with_name("function.py")
 
 
 class Files:
@@ -51,10 +51,18 @@ class Files:
 
 
 def argv(options: AgentOptions) -> tuple[str, ...]:
+    """With placeholders."""
     if options.command is not None:
         return options.command
     assert options.function is not None, "the options have one of the two"
-    return ("{python}", *FUNCTION, options.function.replace("{", "{{").replace("}", "}}"))
+    where, _, name = options.function.rpartition(":")
+    where = str((options.here / where).resolve()) if where.endswith(".py") else where
+    return ("{python}", *(_plain(text) for text in (str(FUNCTION), where, name)))
+
+
+def _plain(text: str) -> str:
+    """As a template for itself."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def values_of(options: AgentOptions, task: Task, inside: Inside, key: str, seed: int) -> dict[str, str]:
@@ -63,7 +71,7 @@ def values_of(options: AgentOptions, task: Task, inside: Inside, key: str, seed:
         "base_url": f"{inside.api_url}/v1",
         "root_url": inside.api_url,
         "api_key": key,
-        "model": MODEL if options.baseline is None else options.baseline.model,
+        "model": MODEL,
         "work": inside.work,
         "home": inside.home,
         "here": str(options.here),
@@ -100,7 +108,7 @@ def program_of(
         home_files=home | {TASK_FILE: _task_file(task)},
         network=network,
         api_url=api_url,
-        limits=_limits(options.limits),
+        limits=limits_of(options.limits),
     )
 
 
@@ -108,7 +116,7 @@ def _environment(options: AgentOptions, values: Mapping[str, str]) -> dict[str, 
     """The SDKs of OpenAI want /v1 in their URL, those of Anthropic add it."""
     given = {name: os.environ[name] for name in PASSED if name in os.environ}
     if options.function is not None:
-        given |= {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONUNBUFFERED": "1"}
+        given |= {"PYTHONPATH": str(options.here), "PYTHONUNBUFFERED": "1"}
     given |= {
         "OPENAI_BASE_URL": values["base_url"],
         "OPENAI_API_BASE": values["base_url"],  # before the SDK's first version, and litellm's
@@ -126,7 +134,7 @@ def _task_file(task: Task) -> bytes:
     return json.dumps(told, ensure_ascii=False).encode()
 
 
-def _limits(options: LimitOptions) -> Limits:
+def limits_of(options: LimitOptions) -> Limits:
     return Limits(
         wall_time_s=options.wall_s,
         output_bytes=int(options.output_mb * 2**20),

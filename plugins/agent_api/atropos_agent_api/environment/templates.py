@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from atropos_core.errors import DataError
@@ -30,20 +30,21 @@ NAMES = {
     "task.prompt": "the text of the task's last message",
     "task.messages": "its messages, as JSON",
 }
+GRADER_NAMES = ("work", "home", "here", "python")  # of a reward by command
 _PLACEHOLDER = re.compile(r"\{\{([a-z_]+(?:\.\w+)*)\}\}|\{([a-z_]+(?:\.\w+)*)\}")
 
 
-def check(text: str, where: str) -> None:
-    """Raises ValueError for a placeholder that there is not; `{task.NAME}` may be any field of the tasks' own but the
-    answer."""
+def check(text: str, where: str, names: Collection[str] = NAMES) -> None:
+    """Raises ValueError for a placeholder that there is not; where `names` has those of a task, `{task.NAME}` may be any
+    field of the tasks' own but the answer."""
     for escaped, name in _PLACEHOLDER.findall(text):
-        if escaped or name in NAMES:
+        if escaped or name in names:
             continue
         if name == "task.answer":
             raise ValueError(f"{where}: {{task.answer}} would give the program what it is to find: remove it")
-        if not name.startswith("task."):
-            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
-            hint = f"Did you mean {{{near[0]}}}?" if near else f"There is: {', '.join(NAMES)}."
+        if not name.startswith("task.") or "task.id" not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"Did you mean {{{near[0]}}}?" if near else f"There is: {', '.join(names)}."
             raise ValueError(
                 f"{where}: there is no placeholder {{{name}}}. {hint} For the text itself write {{{{{name}}}}}"
             )

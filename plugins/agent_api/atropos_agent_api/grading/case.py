@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ def _number(value: Any, who: str) -> float:
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
     if not isinstance(plain, bool | int | float):
         raise DataError(f"{who} gave {value!r:.100}, which is no number.")
+    if not math.isfinite(plain):
+        raise DataError(f"{who} gave {plain}, which is not a finite number.")
     return float(plain)
 
 

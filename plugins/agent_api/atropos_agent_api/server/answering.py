@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Awaitable
 
 import orjson
 from starlette.types import Scope, Send
@@ -34,8 +35,7 @@ async def answer_whole(scope: Scope, send: Send, dialect: Dialect, request: Requ
     """Raises CallRefused before anything was sent."""
     answer = await _answered(session, request)
     headers: Headers = [JSON, (dialect.request_id, answer.id.encode())]
-    await send_whole(send, 200, orjson.dumps(request.body(answer)), headers)
-    _watch(scope, session, answer)
+    await _delivered(scope, session, answer, send_whole(send, 200, orjson.dumps(request.body(answer)), headers))
 
 
 async def answer_in_events(
@@ -57,16 +57,16 @@ async def answer_in_events(
     if not has_begun:
         answer = answering.result()
         data = b"".join(request.events(answer))
-        await send_whole(send, 200, data, [*EVENTS, (dialect.request_id, answer.id.encode())])
-        _watch(scope, session, answer)
+        headers: Headers = [*EVENTS, (dialect.request_id, answer.id.encode())]
+        await _delivered(scope, session, answer, send_whole(send, 200, data, headers))
         return
     try:
         answer = answering.result()
     except CallRefused as refused:
         await send({"type": "http.response.body", "body": b"".join(dialect.error_events(refused))})
         return
-    await send({"type": "http.response.body", "body": b"".join(request.events(answer))})
-    _watch(scope, session, answer)
+    last = send({"type": "http.response.body", "body": b"".join(request.events(answer))})
+    await _delivered(scope, session, answer, last)
 
 
 async def refuse(scope: Scope, send: Send, dialect: Dialect, refused: CallRefused, headers: Headers = ()) -> None:
@@ -89,12 +89,20 @@ async def _answered(session: Session, request: Request) -> Answer:
 _watching: set[asyncio.Task[None]] = set()
 
 
-def _watch(scope: Scope, session: Session, answer: Answer) -> None:
-    """Say to the session when the answer did not reach the client: a retry will come for it."""
+async def _delivered(scope: Scope, session: Session, answer: Answer, sending: Awaitable[None]) -> None:
+    """Send it, and say to the session when it did not reach the client: a retry will come for it. Of a connection that we
+    close behind the answer, as the client wanted, nothing more is known than that the client was there."""
     connection: Connection | None = scope.get(SCOPE_KEY)
-    if connection is None:
-        return
+    was_gone = connection is not None and connection.is_gone
+    is_kept = connection is not None and connection.keeps_alive
+    await sending
+    if was_gone:
+        session.not_delivered(answer.id)
+    elif connection is not None and is_kept:
+        _watch(connection, session, answer)
 
+
+def _watch(connection: Connection, session: Session, answer: Answer) -> None:
     async def look() -> None:
         if not await connection.arrived(ARRIVES_S):
             session.not_delivered(answer.id)

@@ -1,0 +1,236 @@
+"""The environment `agent`: each rollout is a program of the user's, run against a session of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from atropos_agent_api.config import AgentOptions
+from atropos_agent_api.environment.program import MODEL, Files, program_of, values_of
+from atropos_agent_api.environment.streams import KeptStreams, tail
+from atropos_agent_api.environment.tasks import read_tasks, split_by_id
+from atropos_agent_api.grading.case import Case
+from atropos_agent_api.grading.graders import Grader
+from atropos_agent_api.grading.left_files import copy_left
+from atropos_agent_api.server.running import open_agent_server
+from atropos_agent_api.sessions.options import SessionOptions, trained_calls
+from atropos_agent_api.sessions.session import Session, SessionRecord
+from atropos_agent_api.sessions.sessions import Sessions
+from atropos_agent_api.tokens.formats import ChatFormat
+from atropos_core.builtin.rewards import last_reply
+from atropos_core.errors import ConfigError, DataError, ProcessDied
+from atropos_core.guards.endings import raise_first
+from atropos_core.http_server.server import RunningServer
+from atropos_core.interfaces import Environment, Exit, Network, Policy, RunningProgram, Sandbox, Score
+from atropos_core.storage.tempdirs import owned_prefix, sweep
+from atropos_core.types import Episode, Split, Task
+
+MOST_ANSWER_BYTES = 1 << 16  # of what a program prints, that a reward reads
+GRADING = "agent-grading"  # of the temporary directories that rewards read
+
+
+class Agent(Environment):
+    """Any number of rollouts at once, `concurrency` of them with a program that runs."""
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        *,
+        tasks_from: Environment | None,
+        grader: Grader,
+        sandbox: Sandbox,
+        format_of: Callable[[Policy], ChatFormat],
+        streams: KeptStreams,
+        in_order: bool,
+    ) -> None:
+        """`in_order`: of a deterministic run, where every rollout must come to its call before any is answered, so that none
+        may wait for another's end."""
+        self._options = options
+        self._tasks_from = tasks_from
+        self._grader = grader
+        self._sandbox = sandbox
+        self._format_of = format_of
+        self._streams = streams
+        self._files = Files(options.files)
+        self._sessions = Sessions()
+        self._server: RunningServer | None = None
+        self._split: dict[Split, list[Task]] | None = None
+        self._network: Network = "host" if options.network else "api"
+        self._room: AbstractAsyncContextManager[object] = (
+            nullcontext() if in_order else asyncio.Semaphore(options.concurrency)
+        )
+        self._session_options = SessionOptions(
+            history=options.history,
+            client_sampling=options.sampling,
+            trained_calls=trained_calls(options.trained),
+            max_calls=options.limits.calls,
+            max_sampled_tokens=options.limits.tokens,
+        )
+
+    def source(self) -> str:
+        return str(self._options.tasks) if self._tasks_from is None else self._tasks_from.source()
+
+    async def open(self) -> None:
+        sweep(GRADING)
+        self._streams.open()
+        if self._tasks_from is not None:
+            await self._tasks_from.open()
+        await self._grader.open()
+        await self._sandbox.open()
+        self._network = self._allowed_network()
+        self._server = await open_agent_server(self._sessions, MODEL)
+
+    def _allowed_network(self) -> Network:
+        """Raises ConfigError where the sandbox that was named cannot hold a program to the API."""
+        wanted: Network = "host" if self._options.network else "api"
+        if wanted in self._sandbox.networks:
+            return wanted
+        if not self._options.changed("sandbox"):
+            return "host"  # of the default, which chooses what this machine has, and said so when it was opened
+        raise ConfigError(
+            f"sandbox {self._options.sandbox.use!r} cannot hold a program to the API alone.",
+            remedy="Say network = true, or use a sandbox that can: bubblewrap, docker.",
+        )
+
+    async def close(self) -> None:
+        server, self._server = self._server, None
+        closing = [self._sandbox.close(), self._grader.close()]
+        closing += [server.close()] if server is not None else []
+        closing += [self._tasks_from.close()] if self._tasks_from is not None else []
+        raise_first(await asyncio.gather(*closing, return_exceptions=True))
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        if self._tasks_from is not None:
+            return self._tasks_from.tasks(split)
+        if self._split is None:
+            self._split = self._read_tasks()
+        return self._split[split]
+
+    def _read_tasks(self) -> dict[Split, list[Task]]:
+        options = self._options
+        assert options.tasks is not None, "the options have one of the two"
+        if options.test_tasks is None:
+            return split_by_id(read_tasks(options.tasks), options.held_out)
+        return {"train": read_tasks(options.tasks), "test": read_tasks(options.test_tasks)}
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        async with self._room:
+            session = self._sessions.open(
+                policy, self._format_of(policy), self._session_options, seed=seed, name=task.id
+            )
+            folder = self._streams.begin(task.id)
+            try:
+                return await self._run(task, session, seed, folder)
+            finally:
+                self._sessions.end(session, "its episode has ended")
+                self._streams.end(folder)
+
+    async def _run(self, task: Task, session: Session, seed: int, folder: Path) -> Episode:
+        assert self._server is not None, "an environment is opened before it is used"
+        name, url = f"episode-{secrets.token_hex(8)}", f"{self._server.url}/s/{session.id}"
+        values = values_of(self._options, task, self._sandbox.inside(name, url, self._network), session.key, seed)
+        program = program_of(
+            self._options, self._files, task, values, name=name, streams=folder, network=self._network, api_url=url
+        )
+        running = await self._sandbox.start(program)
+        try:
+            ended = await running.wait()
+            self._sessions.end(session, "its program has ended")
+            record = session.record()
+            (folder / "account.json").write_text(_account(task, record, ended))
+            self._check(session, record, ended, folder)
+            return await self._scored(task, record, ended, running, folder)
+        finally:
+            await running.close()
+
+    def _check(self, session: Session, record: SessionRecord, ended: Exit, folder: Path) -> None:
+        """Raises what makes an episode a failed rollout."""
+        failed = ended.code != 0 or ended.limit is not None
+        if session.failure is not None and (failed or isinstance(session.failure, ProcessDied)):
+            raise session.failure
+        if not record.rollouts:
+            raise DataError(f"the program made no call that is trained; {_how(ended, folder)}.", remedy=_where(folder))
+        if failed and self._options.on_failure == "fail":
+            raise DataError(f"the program failed: {_how(ended, folder)}.", remedy=_where(folder))
+
+    async def _scored(
+        self, task: Task, record: SessionRecord, ended: Exit, running: RunningProgram, folder: Path
+    ) -> Episode:
+        episode = Episode(
+            rollouts=record.rollouts,
+            score=0.0,
+            metrics={
+                **record.metrics,
+                "agent/seconds": ended.seconds,
+                "agent/programs_failed": float(ended.code != 0),
+                "agent/limits_reached": float(ended.limit is not None),
+                "agent/left_running": float(ended.left_running or 0),
+            },
+            messages=record.messages,
+            finish=record.finish,
+        )
+        score = await self._score(task, episode, ended, running, folder)
+        return replace(
+            episode,
+            score=score.value,
+            correct=score.correct,
+            parts=dict(score.parts),
+            metrics={**episode.metrics, **score.metrics},
+        )
+
+    async def _score(self, task: Task, episode: Episode, ended: Exit, running: RunningProgram, folder: Path) -> Score:
+        answer = last_reply(episode)
+        if self._options.answer == "stdout":
+            answer = _printed(folder / "stdout.txt")
+            said = {"role": "assistant", "content": answer}
+            episode = replace(episode, messages=(*episode.messages, said))
+        with tempfile.TemporaryDirectory(prefix=owned_prefix(GRADING)) as directory:
+            work = Path(directory) / "work"
+            if self._grader.reads_files:
+                most = int(self._options.limits.disk_mb * 2**20)
+                await asyncio.to_thread(copy_left, await running.work(), work, most)
+            case = Case(task, episode.messages, answer, ended.code, ended.limit or "", work)
+            return await self._grader.score(case, episode)
+
+
+def _account(task: Task, record: SessionRecord, ended: Exit) -> str:
+    """What became of each token, for people and for audits."""
+    account = record.account
+    return json.dumps(
+        {
+            "task": task.id,
+            "exit": asdict(ended),
+            "metrics": record.metrics,
+            "spans": [asdict(span) for span in account.spans],
+            "dropped": [{"turn": one.turn, "why": one.why, "tokens": len(one.tokens)} for one in account.dropped],
+        },
+        indent=1,
+    )
+
+
+def _how(ended: Exit, folder: Path) -> str:
+    """One line: how it ended, and the last line that it wrote."""
+    if ended.limit is not None:
+        how = f"it went beyond its limit of {ended.limit.replace('_', ' ')}"
+    elif ended.signal is not None:
+        how = f"it was ended by signal {ended.signal}"
+    else:
+        how = f"it ended with exit code {ended.code}"
+    last = (tail(folder / "stderr.txt") or tail(folder / "stdout.txt")).splitlines()[-1:]
+    return f"{how} after {ended.seconds:.1f} s" + (f" and wrote {last[0][:200]!r}" if last else "")
+
+
+def _where(folder: Path) -> str:
+    return f"What it wrote is in {folder}"
+
+
+def _printed(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - MOST_ANSWER_BYTES, 0))
+        return file.read().decode(errors="replace").strip()

@@ -1,0 +1,67 @@
+"""From the options of environment `agent` to its parts."""
+
+from __future__ import annotations
+
+from atropos_agent_api.config import AgentOptions, RewardOptions
+from atropos_agent_api.environment.agent import Agent
+from atropos_agent_api.environment.streams import KeptStreams
+from atropos_agent_api.grading.command import CommandGrader
+from atropos_agent_api.grading.graders import EnvironmentGrader, FunctionGrader, Grader, PluginGrader
+from atropos_agent_api.tokens.formats import TemplateFormat
+from atropos_core.config.component import Component, RewardComponent
+from atropos_core.config.resolve import inner
+from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Environment, Reward, Sandbox
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.proxies import HostedReward
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+
+
+def build(options: AgentOptions, context: RunContext) -> Agent:
+    """Raises ConfigError, UnknownComponent, PluginError or FitError for what its options name."""
+    if context.deterministic and (idle := options.changed("concurrency")):
+        raise ConfigError(
+            f"{idle[0]} has no effect with deterministic = true, where the programs of all rollouts run at once.",
+            remedy="Remove it; training.groups_per_step and group_size bound them.",
+        )
+    label = context.label or "environment.agent"
+    tasks_from: Environment | None = None
+    if options.tasks_from is not None:
+        tasks_from = inner("environment", f"{label}.tasks_from", options.tasks_from).build(context)
+    sandbox: Sandbox = inner("sandbox", f"{label}.sandbox", options.sandbox).build(context)
+    tokenizer = ChatTokenizer(context.model)
+    return Agent(
+        options,
+        tasks_from=tasks_from,
+        grader=_grader(options, tasks_from, sandbox, context, label),
+        sandbox=sandbox,
+        format_of=lambda policy: TemplateFormat(policy, tokenizer),
+        streams=KeptStreams(context.directory / "agents" / label.rpartition(".")[2], options.keep_streams),
+        in_order=context.deterministic,
+    )
+
+
+def _grader(
+    options: AgentOptions, tasks_from: Environment | None, sandbox: Sandbox, context: RunContext, label: str
+) -> Grader:
+    reward = options.reward
+    if reward is None:
+        assert options.tasks_from is not None and tasks_from is not None, "the options have a reward otherwise"
+        return EnvironmentGrader(tasks_from, options.tasks_from.use)
+    if reward.function is not None:
+        log = context.directory / "logs" / f"{label}-grader.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return FunctionGrader(reward.function, log, reward.deadline_s)
+    if reward.plugin is not None:
+        return PluginGrader(_reward(reward, reward.plugin, context, label), reward.plugin.use, reward.deadline_s)
+    assert reward.command is not None, "a reward is one of three"
+    return CommandGrader(reward.command, sandbox, options.here, reward.deadline_s)
+
+
+def _reward(options: RewardOptions, component: Component, context: RunContext, label: str) -> Reward:
+    named = RewardComponent.model_validate({"use": component.use, **component.options})
+    resolved = inner("reward", f"{label}.reward.plugin", named)
+    if (named.runs_in or resolved.offer.provider.runs_in) == "here":
+        built: Reward = resolved.build(context)
+        return built
+    return HostedReward(lambda: resolved.start(context, f"{label}-reward", 1), options.deadline_s)

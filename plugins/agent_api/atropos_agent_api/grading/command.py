@@ -1,0 +1,96 @@
+"""A reward by command: a program that reads the case at its standard input and prints the score as its last line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from atropos_agent_api.environment.streams import tail
+from atropos_agent_api.environment.templates import fill
+from atropos_agent_api.grading.case import Case, read_score
+from atropos_agent_api.grading.graders import Grader
+from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
+from atropos_core.interfaces import Limits, Network, Program, Sandbox, Score
+from atropos_core.storage.tempdirs import owned_prefix
+from atropos_core.types import Episode
+
+OUTPUT_BYTES = 1 << 20
+
+
+class CommandGrader(Grader):
+    """In a sandbox of the kind that the program had, and in none of its directories."""
+
+    reads_files = True
+
+    def __init__(self, command: Sequence[str], sandbox: Sandbox, here: Path, deadline_s: float) -> None:
+        self._command = command
+        self._sandbox = sandbox
+        self._here = here
+        self._deadline_s = deadline_s
+        self._digests: dict[Path, str] = {}
+
+    async def open(self) -> None:
+        values = {"here": str(self._here), "python": sys.executable, "work": "", "home": ""}
+        for text in self._command:
+            if (path := Path(fill(text, values))).is_absolute() and path.is_file():
+                self._digests[path] = _digest(path)
+
+    async def score(self, case: Case, episode: Episode) -> Score:
+        for path, digest in self._digests.items():
+            if _digest(path) != digest:
+                raise ConfigError(
+                    f"{path}, which grades, is not what it was when the run began: a program that is trained may have changed it.",
+                    remedy="Put it where programs cannot write, or use a sandbox: bubblewrap, docker.",
+                )
+        network: Network = "none" if "none" in self._sandbox.networks else "host"
+        name = f"grader-{secrets.token_hex(8)}"
+        inside = self._sandbox.inside(name, "", network)
+        values = {"here": str(self._here), "python": sys.executable, "work": inside.work, "home": inside.home}
+        with tempfile.TemporaryDirectory(prefix=owned_prefix("agent-grading")) as directory:
+            stdout, stderr = Path(directory) / "stdout.txt", Path(directory) / "stderr.txt"
+            running = await self._sandbox.start(
+                Program(
+                    name=name,
+                    argv=[fill(text, values) for text in self._command],
+                    stdout=stdout,
+                    stderr=stderr,
+                    stdin=json.dumps({**case.record(), "work": inside.work}).encode(),
+                    work=case.work,
+                    network=network,
+                    limits=Limits(wall_time_s=self._deadline_s, output_bytes=OUTPUT_BYTES),
+                )
+            )
+            try:
+                ended = await running.wait()
+            finally:
+                await running.close()
+            if ended.limit == "wall_time":
+                raise DeadlineExceeded(f"the reward {self._command[0]!r} gave no answer within {self._deadline_s:g} s")
+            if ended.code != 0:
+                last = tail(stderr).splitlines()[-1:]
+                how = f"exit code {ended.code}" if ended.limit is None else f"its limit of {ended.limit}"
+                raise DataError(
+                    f"the reward {self._command[0]!r} ended with {how}: {last[0] if last else 'it wrote nothing'}"
+                )
+            return _last_line(tail(stdout), self._command[0])
+
+
+def _last_line(printed: str, command: str) -> Score:
+    lines = printed.splitlines()
+    try:
+        given = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        given = lines[-1]
+    return read_score(given, f"the reward {command!r}, as its last line,")
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        return f"unreadable: {error.strerror}"

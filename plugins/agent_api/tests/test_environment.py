@@ -1,0 +1,374 @@
+"""The environment `agent`: programs run against sessions of a scripted policy, and are scored by what they left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from atropos_agent_api.config import AgentOptions
+from atropos_agent_api.environment.agent import Agent
+from atropos_agent_api.environment.build import build
+from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.errors import AtroposError, ConfigError, DataError
+from atropos_core.plugins.provider import RunContext
+from atropos_core.testing.scripted import Script, ScriptedPolicy
+from atropos_core.types import Episode, Sampling
+
+PROGRAMS = Path(__file__).with_name("agent_programs.py")
+GRADERS = Path(__file__).with_name("graders.py")
+TASKS = ["two and two", "three and three"]
+FOUR = Script("four", lambda task, seed: "4")
+OPEN = {"sandbox": "process", "network": True}
+Made = Callable[..., AbstractAsyncContextManager[Agent]]
+
+
+def tasks_file(folder: Path, name: str = "tasks.jsonl", **fields: Any) -> Path:
+    path = folder / name
+    lines = [{"prompt": prompt, "answer": answer, **fields} for prompt, answer in zip(TASKS, ("4", "6"), strict=True)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    @asynccontextmanager
+    async def make(program: str = "once", *, deterministic: bool = False, **options: Any) -> AsyncIterator[Agent]:
+        usual = {
+            "command": ["{python}", "-S", str(PROGRAMS), program],
+            "tasks": str(tasks_file(tmp_path)), "held_out": 0.0,
+            "reward": {"plugin": "exact"}, **OPEN,
+        }  # fmt: skip
+        given = {**usual, **options}
+        if "tasks_from" in options:
+            given = {name: value for name, value in given.items() if name not in ("tasks", "held_out", "reward")}
+        context = RunContext(tmp_path, TOY_MODEL, label="environment.mine", deterministic=deterministic)
+        agent = build(AgentOptions.model_validate(given), context)
+        try:
+            await agent.open()
+            yield agent
+        finally:
+            await agent.close()
+
+    return make
+
+
+async def one(agent: Agent, script: Script = FOUR, *, at: int = 0, seed: int = 1) -> Episode:
+    task = agent.tasks("train")[at]
+    return await agent.rollout(task, ScriptedPolicy(script, task), seed=seed)
+
+
+def streams(folder: Path) -> list[Path]:
+    return sorted((folder / "agents" / "mine").iterdir())
+
+
+async def test_a_program_is_run_and_scored_and_what_it_wrote_is_kept(made: Made, tmp_path: Path) -> None:
+    async with made() as agent:
+        right, wrong = await one(agent), await one(agent, at=1)
+    assert (right.score, wrong.score) == (1.0, 0.0)
+    [rollout] = right.rollouts
+    assert rollout.trained.sum() == 2  # "4", and the end of the turn
+    assert [message["content"] for message in right.messages] == ["two and two", "4"]
+    assert right.metrics["agent/calls"] == right.metrics["agent/delivered_share"] == 1.0
+    first, second = streams(tmp_path)
+    assert (first.name, second.name) == ("000000-1", "000001-2")
+    assert (first / "stdout.txt").read_text() == "4\n"
+    assert json.loads((first / "account.json").read_text())["spans"][-1]["fate"] == "trained"
+
+
+async def test_a_conversation_that_goes_on_is_one_rollout_and_two_are_two(made: Made) -> None:
+    async with made("twice") as agent:
+        episode = await one(agent)
+    assert len(episode.rollouts) == 1 and episode.metrics["agent/calls"] == 2.0
+    async with made("apart") as agent:
+        assert len((await one(agent)).rollouts) == 2
+
+
+async def test_only_calls_that_are_to_be_trained_are(made: Made) -> None:
+    async with made("apart", trained="with_tools") as agent:
+        episode = await one(agent)
+    assert len(episode.rollouts) == 1
+    assert episode.metrics["agent/delivered_share"] == 0.5
+    async with made("once", trained="agent:planner") as agent:
+        with pytest.raises(DataError, match="made no call that is trained"):
+            await one(agent)
+
+
+async def test_history_is_as_sampled_or_as_sent(made: Made) -> None:
+    spaced = Script("spaced", lambda task, seed: " 4 ")
+    for history in ("as_sampled", "as_sent"):
+        async with made("twice", history=history) as agent:
+            assert (await one(agent, spaced)).metrics["agent/calls"] == 2.0
+
+
+async def test_what_a_program_finds(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "template.toml").write_text('url = "{base_url}"\nother = {{}}\n')
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "inner.txt").write_text("{base_url}")
+    files = {
+        "{home}/.agent/config.toml": {"template": str(tmp_path / "template.toml")},
+        "notes.txt": {"text": "task {task.id}: {task.prompt} of {task.level}"},
+        "data": {"copy_of": str(tmp_path / "folder")},
+    }
+    os.environ["SECRET_OF_OURS"] = "hidden"
+    tasks = tasks_file(tmp_path, "levels.jsonl", level=3)
+    command = ["{python}", "-S", str(PROGRAMS), "shows", "{task.prompt}", "{here}"]
+    async with made(
+        command=command,
+        env={"MINE": "{seed}"},
+        files=files,
+        stdin="{task.messages}",
+        here=str(tmp_path),
+        tasks=str(tasks),
+    ) as agent:
+        await one(agent)
+    [folder] = streams(tmp_path)
+    seen = json.loads((folder / "stdout.txt").read_text())
+    env, found = seen["env"], seen["files"]
+    url = env["ANTHROPIC_BASE_URL"]
+    assert env["OPENAI_BASE_URL"] == f"{url}/v1" and env["OPENAI_API_KEY"] == env["ANTHROPIC_API_KEY"]
+    assert found["home/.agent/config.toml"] == f'url = "{url}/v1"\nother = {{{{}}}}\n'
+    assert found["work/notes.txt"] == "task 1: two and two of 3"
+    assert found["work/data/inner.txt"] == "{base_url}", "a copy is as it is"
+    assert seen["argv"][2:] == ["two and two", str(tmp_path)]
+    assert json.loads(seen["stdin"]) == [{"role": "user", "content": "two and two"}]
+    assert env["MINE"] == "1" and "SECRET_OF_OURS" not in env
+    assert json.loads(found["home/.atropos-task.json"])["prompt"] == "two and two"
+    assert "answer" not in found["home/.atropos-task.json"]
+    assert not Path(env["HOME"]).exists() and not Path(seen["cwd"]).exists(), "both are gone with the episode"
+
+
+async def test_a_function_is_a_program_too(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(PROGRAMS.parent)!r})\nimport agent_programs\n"
+        "async def main(task):\n    agent_programs.say(agent_programs.user(task['prompt']))\n"
+    )
+    async with made(command=None, function="./agent.py:main", here=str(tmp_path)) as agent:
+        assert (await one(agent)).score == 1.0
+    async with made(command=None, function="./agent.py:absent", here=str(tmp_path)) as agent:
+        with pytest.raises(DataError, match="made no call.*exit code 1.*has no attribute 'absent'"):
+            await one(agent)
+
+
+async def test_a_program_that_fails_is_graded_as_it_left_things_or_fails_its_rollout(made: Made) -> None:
+    async with made("fails") as agent:
+        episode = await one(agent)
+        assert (episode.score, episode.metrics["agent/programs_failed"]) == (1.0, 1.0)
+    async with made("fails", on_failure="fail") as agent:
+        with pytest.raises(DataError, match="the program failed: it ended with exit code 3 .* 'it is broken'"):
+            await one(agent)
+    async with made("never_calls") as agent:
+        with pytest.raises(
+            DataError, match="made no call that is trained; it ended with exit code 0 .*'nothing to say'"
+        ):
+            await one(agent)
+
+
+async def test_a_command_that_cannot_be_started_is_named(made: Made) -> None:
+    async with made(command=["no-such-agent"]) as agent:
+        with pytest.raises(AtroposError, match="no-such-agent could not be started"):
+            await one(agent)
+
+
+@pytest.mark.parametrize(
+    ("program", "limits", "limit"),
+    [("never_ends", {"wall_s": 2.0}, "wall_time"), ("prints", {"output_mb": 0.1}, "output")],
+)
+async def test_a_program_ends_at_its_limits(
+    made: Made, tmp_path: Path, program: str, limits: dict[str, float], limit: str
+) -> None:
+    wall_s, output_mb = limits.get("wall_s", 60.0), limits.get("output_mb", 8.0)
+    async with made(program, limits={"wall_s": wall_s, "output_mb": output_mb}) as agent:
+        episode = await one(agent)
+    assert (episode.score, episode.metrics["agent/limits_reached"]) == (1.0, 1.0)
+    [folder] = streams(tmp_path)
+    assert json.loads((folder / "account.json").read_text())["exit"]["limit"] == limit
+    assert (folder / "stdout.txt").stat().st_size <= output_mb * 2**20
+
+
+def test_limits_reach_the_sandbox(tmp_path: Path) -> None:
+    from atropos_agent_api.environment.program import limits_of
+
+    options = AgentOptions.model_validate(
+        {"command": ["a"], "tasks_from": "gsm8k", "limits": {"disk_mb": 2, "memory_mb": 3, "processes": 4}}
+    )
+    found = limits_of(options.limits)
+    assert (found.disk_bytes, found.memory_bytes, found.processes) == (2 << 20, 3 << 20, 4)
+
+
+@pytest.mark.parametrize(("limits", "code"), [({"calls": 3}, "call_limit"), ({"tokens": 5}, "token_limit")])
+async def test_a_session_ends_at_its_limits(made: Made, tmp_path: Path, limits: dict[str, int], code: str) -> None:
+    async with made("for_ever", limits=limits) as agent:
+        episode = await one(agent)
+    calls, tokens = limits.get("calls", 99), limits.get("tokens", 99)
+    assert episode.metrics["agent/calls"] <= calls
+    assert episode.metrics["agent/sampled_tokens"] <= tokens + 2
+    assert (streams(tmp_path)[0] / "stdout.txt").read_text().strip() == code
+
+
+@pytest.mark.parametrize(("sampling", "printed"), [("overrule", "overruled"), ("refuse", "unsupported_parameter")])
+async def test_what_a_call_wants_of_sampling_is_overruled_or_refused(
+    made: Made, tmp_path: Path, sampling: str, printed: str
+) -> None:
+    async with made("hot", sampling=sampling) as agent:
+        episode = await one(agent)
+    assert (streams(tmp_path)[0] / "stdout.txt").read_text().strip() == printed
+    assert all(rollout.temperature == Sampling().temperature for rollout in episode.rollouts)
+
+
+async def test_rewards_are_functions_plugins_and_the_environment_of_the_tasks(made: Made) -> None:
+    async with made(reward={"function": f"{GRADERS}:file_is_right", "deadline_s": 20.0}) as agent:
+        right, wrong = await one(agent), await one(agent, at=1)
+    assert (right.score, right.correct, wrong.score, wrong.correct) == (1.0, True, 0.0, False)
+    async with made(reward={"plugin": {"use": "numeric", "tolerance": 0.6}}) as agent:
+        assert (await one(agent, at=1)).score == 1.0
+    async with made(tasks_from={"use": "gsm8k", "problems": 3, "held_out": 2}) as agent:
+        assert (len(agent.tasks("train")), len(agent.tasks("test"))) == (3, 2)
+        oracle = Script("oracle", lambda task, seed: str(task.answer))
+        assert (await one(agent, oracle)).correct is True
+        assert (await one(agent)).correct is False
+
+
+async def test_a_command_scores_a_copy_of_what_was_left(made: Made) -> None:
+    async with made(reward={"command": ["{python}", str(GRADERS), "file"]}) as agent:
+        right, wrong = await one(agent), await one(agent, at=1)
+    assert (right.score, right.correct, wrong.correct) == (1.0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("raises", "ended with exit code 1: ValueError: there is no such thing"),
+        ("late", "gave no answer within 2 s"),
+        ("a word", "as its last line, gave 'a word', which is no number"),
+        ("NaN", "gave nan, which is not a finite number"),
+    ],
+)
+async def test_a_command_that_gives_no_score_is_named(made: Made, argument: str, message: str) -> None:
+    async with made(reward={"command": ["{python}", str(GRADERS), argument], "deadline_s": 2.0}) as agent:
+        with pytest.raises(AtroposError, match=message):
+            await one(agent)
+
+
+async def test_a_command_whose_file_was_changed_meanwhile_scores_nothing(made: Made, tmp_path: Path) -> None:
+    grader = tmp_path / "grade.py"
+    grader.write_text("print(0)\n")
+    async with made(reward={"command": ["{python}", str(grader)]}) as agent:
+        assert (await one(agent)).score == 0.0
+        grader.write_text("print(1)\n")
+        with pytest.raises(ConfigError, match="grade.py, which grades, is not what it was when the run began"):
+            await one(agent)
+
+
+async def test_a_reward_that_is_late_fails_the_rollout(made: Made) -> None:
+    async with made(reward={"function": f"{GRADERS}:never_ends", "deadline_s": 1.0}) as agent:
+        with pytest.raises(AtroposError, match="no answer within 1 s"):
+            await one(agent)
+
+
+async def test_the_answer_is_the_last_reply_or_what_was_printed(made: Made) -> None:
+    async with made("fails", answer="stdout", reward={"plugin": "exact"}) as agent:
+        assert (await one(agent)).score == 1.0
+    async with made("hot", answer="stdout") as agent:
+        assert (await one(agent)).score == 0.0, "it printed something else"
+    async with made("hot", answer="reply") as agent:
+        assert (await one(agent)).score == 1.0
+
+
+async def test_tasks_are_held_out_by_share_or_by_file(made: Made, tmp_path: Path) -> None:
+    more = tasks_file(tmp_path, "more.jsonl")
+    async with made(test_tasks=str(more), held_out=0.1) as agent:
+        assert [len(agent.tasks("train")), len(agent.tasks("test"))] == [2, 2]
+    async with made(held_out=0.999) as agent:
+        assert [len(agent.tasks("train")), len(agent.tasks("test"))] == [0, 2]
+
+
+async def test_so_many_programs_run_at_once_and_no_more(made: Made) -> None:
+    """Each holds its call for as long as two of them are there."""
+    at_once, most = 0, 0
+
+    class Counting(ScriptedPolicy):
+        async def _before_replying(self, seed: int) -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(0.2)
+            at_once -= 1
+
+    async with made(concurrency=2) as agent:
+        task = agent.tasks("train")[0]
+        await asyncio.gather(*(agent.rollout(task, Counting(FOUR, task), seed=seed) for seed in range(5)))
+    assert most == 2
+
+
+async def test_concurrency_has_no_effect_on_a_deterministic_run_and_is_refused(made: Made) -> None:
+    with pytest.raises(ConfigError, match="concurrency has no effect with deterministic = true"):
+        async with made(concurrency=2, deterministic=True):
+            pass
+
+
+async def test_so_many_folders_of_streams_are_kept(made: Made, tmp_path: Path) -> None:
+    async with made(keep_streams=2) as agent:
+        for seed in range(4):
+            await one(agent, seed=seed)
+    assert [path.name[:6] for path in streams(tmp_path)] == ["000002", "000003"]
+    async with made(keep_streams=2) as agent:
+        await one(agent)
+    assert [path.name[:6] for path in streams(tmp_path)] == ["000003", "000004"], "a resumed run goes on"
+
+
+async def test_a_sandbox_that_cannot_hold_a_program_to_the_api_is_refused_where_it_was_named(made: Made) -> None:
+    with pytest.raises(ConfigError, match="'process' cannot hold a program to the API alone"):
+        async with made(sandbox={"use": "process"}, network=False):
+            pass
+
+
+async def test_a_rollout_that_is_cancelled_leaves_no_program_and_its_session_is_over(
+    made: Made, tmp_path: Path
+) -> None:
+    async with made("never_ends") as agent:
+        rollout = asyncio.create_task(one(agent))
+        until = time.monotonic() + 30
+        while not (streams_there := (tmp_path / "agents" / "mine")).exists() or not list(
+            streams_there.glob("*/stdout.txt")
+        ):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        below = [one for one in psutil.Process().children(recursive=True) if "never_ends" in one.cmdline()]
+        assert below
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+        _, alive = psutil.wait_procs(below, 5.0)
+        assert not alive
+
+
+async def test_a_call_after_the_episode_gets_409_and_one_without_the_key_401(made: Made, tmp_path: Path) -> None:
+    command = ["{python}", "-S", str(PROGRAMS), "shows"]
+    async with made(command=command) as agent:
+        await one(agent)
+        env = json.loads((streams(tmp_path)[0] / "stdout.txt").read_text())["env"]
+        url, key = f"{env['OPENAI_BASE_URL']}/chat/completions", env["OPENAI_API_KEY"]
+        body = {"model": "any", "messages": [{"role": "user", "content": "late"}]}
+        async with httpx.AsyncClient() as client:
+            late = await client.post(url, json=body, headers={"Authorization": f"Bearer {key}"})
+            stranger = await client.post(url, json=body, headers={"Authorization": "Bearer sk-guessed"})
+    assert (late.status_code, stranger.status_code) == (409, 401)
+
+
+async def test_the_same_seed_gives_the_same_episode(made: Made) -> None:
+    noise = Script("noise", lambda task, seed: f"{seed}")
+    async with made("twice") as agent:
+        first, again, other = await one(agent, noise), await one(agent, noise), await one(agent, noise, seed=2)
+    assert first.messages == again.messages != other.messages
+    assert (first.rollouts[0].tokens == again.rollouts[0].tokens).all()
