@@ -464,6 +464,8 @@ plugins/agent_api/tests/test_environment.py::test_so_many_programs_run_at_once_a
   environment agent: concurrency
 plugins/agent_api/tests/test_environment.py::test_so_many_folders_of_streams_are_kept
   environment agent: keep_streams
+plugins/agent_api/tests/test_environment.py::test_a_format_that_there_is_not_is_refused
+  environment agent: format
 plugins/agent_api/tests/test_environment.py::test_only_calls_that_are_to_be_trained_are
   environment agent: trained
 plugins/agent_api/tests/test_environment.py::test_history_is_as_sampled_or_as_sent

@@ -113,6 +113,7 @@ class AgentOptions(Options):
     limits: LimitOptions = Field(default_factory=LimitOptions)
     concurrency: int = Field(16, ge=1)  # programs at once
     trained: Annotated[str, AfterValidator(_trained)] = "all"  # which of its calls are: "with_tools", or "agent:NAME"
+    format: str = "auto"  # of tools and reasoning: "template", or the name of a renderer; auto: what suits the model
     history: Literal["as_sampled", "as_sent"] = "as_sampled"
     sampling: Literal["overrule", "refuse"] = "overrule"  # what a call wants otherwise than the run samples
     sandbox: NamedComponent = Field(default_factory=lambda: Component(use="local"))

@@ -103,6 +103,14 @@ async def test_only_calls_that_are_to_be_trained_are(made: Made) -> None:
             await one(agent)
 
 
+async def test_a_format_that_there_is_not_is_refused(made: Made) -> None:
+    async with made(format="template") as agent:
+        assert (await one(agent)).score == 1.0
+    with pytest.raises(ConfigError, match="qwem3"):
+        async with made(format="qwem3"):
+            pass
+
+
 async def test_history_is_as_sampled_or_as_sent(made: Made) -> None:
     spaced = Script("spaced", lambda task, seed: " 4 ")
     for history in ("as_sampled", "as_sent"):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from atropos_agent_api.server.running import open_agent_server
 from atropos_agent_api.sessions.options import SessionOptions, trained_calls
 from atropos_agent_api.sessions.session import Session, SessionRecord
 from atropos_agent_api.sessions.sessions import Sessions
-from atropos_agent_api.tokens.formats import ChatFormat
+from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core.builtin.rewards import last_reply
 from atropos_core.errors import ConfigError, DataError, ProcessDied
 from atropos_core.guards.endings import raise_first
@@ -45,7 +45,7 @@ class Agent(Environment):
         tasks_from: Environment | None,
         grader: Grader,
         sandbox: Sandbox,
-        format_of: Callable[[Policy], ChatFormat],
+        formats: ModelFormats,
         streams: KeptStreams,
         in_order: bool,
     ) -> None:
@@ -55,7 +55,7 @@ class Agent(Environment):
         self._tasks_from = tasks_from
         self._grader = grader
         self._sandbox = sandbox
-        self._format_of = format_of
+        self._formats = formats
         self._streams = streams
         self._files = Files(options.files)
         self._sessions = Sessions()
@@ -121,9 +121,8 @@ class Agent(Environment):
 
     async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         async with self._room:
-            session = self._sessions.open(
-                policy, self._format_of(policy), self._session_options, seed=seed, name=task.id
-            )
+            format = await self._formats.of(policy)
+            session = self._sessions.open(policy, format, self._session_options, seed=seed, name=task.id)
             folder = self._streams.begin(task.id)
             try:
                 return await self._run(task, session, seed, folder)

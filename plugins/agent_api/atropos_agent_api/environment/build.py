@@ -7,14 +7,13 @@ from atropos_agent_api.environment.agent import Agent
 from atropos_agent_api.environment.streams import KeptStreams
 from atropos_agent_api.grading.command import CommandGrader
 from atropos_agent_api.grading.graders import EnvironmentGrader, FunctionGrader, Grader, PluginGrader
-from atropos_agent_api.tokens.formats import TemplateFormat
+from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core.config.component import Component, RewardComponent
 from atropos_core.config.resolve import inner
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Environment, Reward, Sandbox
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.proxies import HostedReward
-from atropos_core.rollouts.tokenizer import ChatTokenizer
 
 
 def build(options: AgentOptions, context: RunContext) -> Agent:
@@ -29,13 +28,12 @@ def build(options: AgentOptions, context: RunContext) -> Agent:
     if options.tasks_from is not None:
         tasks_from = inner("environment", f"{label}.tasks_from", options.tasks_from).build(context)
     sandbox: Sandbox = inner("sandbox", f"{label}.sandbox", options.sandbox).build(context)
-    tokenizer = ChatTokenizer(context.model)
     return Agent(
         options,
         tasks_from=tasks_from,
         grader=_grader(options, tasks_from, sandbox, context, label),
         sandbox=sandbox,
-        format_of=lambda policy: TemplateFormat(policy, tokenizer),
+        formats=ModelFormats(context.model, options.format),
         streams=KeptStreams(context.directory / "agents" / label.rpartition(".")[2], options.keep_streams),
         in_order=context.deterministic,
     )
