@@ -22,13 +22,6 @@ def _named(value: Any) -> Any:
     return {"use": value} if isinstance(value, str) else value
 
 
-def _trained(value: str) -> str:
-    is_named = value.startswith("agent:") and value != "agent:"
-    if value not in ("all", "with_tools") and not is_named:
-        raise ValueError(f'trained is "all", "with_tools" or "agent:NAME", not {value!r}')
-    return value
-
-
 def _below(target: str) -> str:
     """Where a file of the program lies."""
     path = PurePosixPath(target.removeprefix("{home}/"))
@@ -112,7 +105,8 @@ class AgentOptions(Options):
     on_failure: Literal["grade", "fail"] = "grade"  # of a program that exits with an error or goes beyond a limit
     limits: LimitOptions = Field(default_factory=LimitOptions)
     concurrency: int = Field(16, ge=1)  # programs at once
-    trained: Annotated[str, AfterValidator(_trained)] = "all"  # which of its calls are: "with_tools", or "agent:NAME"
+    trained: Literal["all", "with_tools"] = "all"  # which of its calls are
+    trained_agents: tuple[str, ...] = ()  # and of those only what agents with these names call; none: every one
     format: str = "auto"  # of tools and reasoning: "template", or the name of a renderer; auto: what suits the model
     history: Literal["as_sampled", "as_sent"] = "as_sampled"
     sampling: Literal["overrule", "refuse"] = "overrule"  # what a call wants otherwise than the run samples

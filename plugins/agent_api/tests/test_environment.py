@@ -98,7 +98,7 @@ async def test_only_calls_that_are_to_be_trained_are(made: Made) -> None:
         episode = await one(agent)
     assert len(episode.rollouts) == 1
     assert episode.metrics["agent/delivered_share"] == 0.5
-    async with made("once", trained="agent:planner") as agent:
+    async with made("once", trained_agents=["planner"]) as agent:
         with pytest.raises(DataError, match="made no call that is trained"):
             await one(agent)
 

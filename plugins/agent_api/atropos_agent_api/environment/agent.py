@@ -20,7 +20,8 @@ from atropos_agent_api.grading.graders import Grader
 from atropos_agent_api.grading.left_files import copy_left
 from atropos_agent_api.server.running import open_agent_server
 from atropos_agent_api.sessions.options import SessionOptions, trained_calls
-from atropos_agent_api.sessions.session import Session, SessionRecord
+from atropos_agent_api.sessions.record import SessionRecord
+from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core.builtin.rewards import last_reply
@@ -47,9 +48,10 @@ class Agent(Environment):
         sandbox: Sandbox,
         formats: ModelFormats,
         streams: KeptStreams,
+        context_tokens: int,
         in_order: bool,
     ) -> None:
-        """`in_order`: of a deterministic run, where every rollout must come to its call before any is answered, so that none
+        """`context_tokens`: of the model; 0 is not known. `in_order`: of a deterministic run, where every rollout must come to its call before any is answered, so that none
         may wait for another's end."""
         self._options = options
         self._tasks_from = tasks_from
@@ -68,9 +70,10 @@ class Agent(Environment):
         self._session_options = SessionOptions(
             history=options.history,
             client_sampling=options.sampling,
-            trained_calls=trained_calls(options.trained),
+            trained_calls=trained_calls(options.trained, options.trained_agents),
             max_calls=options.limits.calls,
             max_sampled_tokens=options.limits.tokens,
+            context_tokens=context_tokens,
         )
 
     def source(self) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from atropos_agent_api.config import AgentOptions, RewardOptions
 from atropos_agent_api.environment.agent import Agent
 from atropos_agent_api.environment.streams import KeptStreams
@@ -35,8 +38,18 @@ def build(options: AgentOptions, context: RunContext) -> Agent:
         sandbox=sandbox,
         formats=ModelFormats(context.model, options.format),
         streams=KeptStreams(context.directory / "agents" / label.rpartition(".")[2], options.keep_streams),
+        context_tokens=context_tokens(context.model),
         in_order=context.deterministic,
     )
+
+
+def context_tokens(model: Path) -> int:
+    """Of a prompt and its reply together, as the model directory says it; 0 where it does not."""
+    try:
+        found = json.loads((model / "config.json").read_text())
+    except (OSError, ValueError):
+        return 0  # an engine says what is wrong with it
+    return int(found.get("max_position_embeddings") or found.get("text_config", {}).get("max_position_embeddings") or 0)
 
 
 def _grader(
