@@ -48,19 +48,25 @@ class LedgerEngine(Engine):
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
         await self.hold.wait()
-        await asyncio.sleep(0)
+        for _ in range(self.steps(seeds[0])):
+            await asyncio.sleep(0)
         return [self._one(prompt, seed, sampling) for seed in seeds]
+
+    def steps(self, seed: int) -> int:
+        """Of the event loop, that a sample takes."""
+        return 1
 
     async def pause(self) -> None: ...
 
     async def resume(self, version: int) -> None: ...
 
-    def encode(self, said: str) -> Tokens:
-        return self._tokenizer.encode(said)
+    def ids(self, prompt: Tokens, seed: int) -> Tokens:
+        """What is sampled, without the end."""
+        return self._tokenizer.encode(self._say(self._tokenizer.decode(prompt, keep_special=True), seed))
 
     def _one(self, prompt: Tokens, seed: int, sampling: Sampling) -> Completion:
-        said = self._say(self._tokenizer.decode(prompt, keep_special=True), seed)
-        ids = np.concatenate([self.encode(said), self._tokenizer.encode(self._tokenizer.eos)])[: sampling.max_tokens]
+        ids = np.concatenate([self.ids(prompt, seed), self._tokenizer.encode(self._tokenizer.eos)])
+        ids = ids[: sampling.max_tokens]
         numbers = np.arange(self._sampled, self._sampled + len(ids))
         self._sampled += len(ids)
         is_whole = bool(ids[-1] == self._tokenizer.encode(self._tokenizer.eos)[0])

@@ -118,18 +118,20 @@ class TokenTree:
         return found
 
     def begin(self, turn: Turn) -> None:
-        """Register a turn before it is sampled. One that is a retry supersedes the attempt before it."""
+        """Register a turn before it is sampled. One of the same conversation that did not reach its agent is made again by
+        it; where there is none, and the client says that this is a retry, the latest one is."""
         earlier = self._turns.setdefault(turn.position, [])
-        if turn.hints.get("retry", "0") not in ("", "0"):
-            attempts = [
-                one
-                for one in earlier
-                if not one.is_superseded
-                and not any(reply.children for reply in one.replies)
-                and all(one.hints.get(name) == turn.hints.get(name) for name in ("session", "agent"))
-            ]
-            if attempts:
-                max(attempts, key=lambda one: (not one.is_delivered, earlier.index(one))).is_superseded = True
+        attempts = [
+            one
+            for one in earlier
+            if not one.is_superseded
+            and not any(reply.children for reply in one.replies)
+            and all(one.hints.get(name) == turn.hints.get(name) for name in ("session", "agent"))
+        ]
+        lost = [one for one in attempts if not one.is_delivered]
+        says_so = turn.hints.get("retry", "0") not in ("", "0")
+        for one in (lost or (attempts if says_so else []))[-1:]:
+            one.is_superseded = True
         earlier.append(turn)
         self.turns.append(turn)
 
@@ -192,7 +194,9 @@ def _is_echoed(reply: Reply, units: Sequence[Unit]) -> bool:
 def _likeliest(replies: Sequence[Reply], echoed: Message) -> Reply:
     """Of replies that say the same: the one whose call ids are sent, else one that was seen and nothing continues yet."""
     sent = call_ids(echoed)
-    return max(
-        replies,
-        key=lambda one: (bool(sent) and call_ids(one.message) == sent, one.turn.is_delivered, not one.children),
-    )
+
+    def how_likely(reply: Reply) -> tuple[bool, bool, bool]:
+        seen = reply.turn.is_delivered and not reply.turn.is_superseded
+        return bool(sent) and call_ids(reply.message) == sent, seen, not reply.children
+
+    return max(replies, key=how_likely)
