@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 
@@ -31,6 +32,7 @@ class Api:
         self.http = httpx.AsyncClient(
             base_url=self.base, headers={"authorization": f"Bearer {session.key}"}, timeout=30
         )
+        self.anthropic = anthropic.AsyncAnthropic(base_url=self.base, api_key=session.key, timeout=30)
         self.openai = openai.AsyncOpenAI(base_url=f"{self.base}/v1", api_key=session.key, timeout=30)
 
     async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
@@ -53,4 +55,5 @@ async def api_of(tokenizer: ChatTokenizer, says: Says, *, server: Any = None, **
     finally:
         await api.http.aclose()
         await api.openai.close()
+        await api.anthropic.close()
         await running.close()

@@ -10,6 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from plugins.agent_api.tests.sdk_types import as_typed, data_of
 from plugins.agent_api.tests.served_api import api_of
 
 WEATHER: Any = {
@@ -27,27 +28,6 @@ def says(prompt: str, seed: int) -> str:
     return CALLS if "weather" in prompt and "tool\n" not in prompt else "Rain."
 
 
-def strict(kind: Any, value: Any) -> Any:
-    """By the SDK's types, and with no field that they do not know but reasoning, which servers of open models add."""
-    made = kind.model_validate(value)
-    assert not {name for name in unknown(made) if name != "reasoning_content"}
-    return made
-
-
-def unknown(model: Any) -> set[str]:
-    found = set(model.model_extra or ())
-    for name in model.model_fields_set:
-        value = getattr(model, name, None)
-        for one in value if isinstance(value, list) else [value]:
-            if hasattr(one, "model_extra"):
-                found |= unknown(one)
-    return found
-
-
-def data_of(text: str) -> list[str]:
-    return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
-
-
 async def test_an_answer_is_of_the_sdks_type_and_says_what_was_sampled(qwen: ChatTokenizer):
     async with api_of(qwen, says) as api:
         raw = (
@@ -55,7 +35,7 @@ async def test_an_answer_is_of_the_sdks_type_and_says_what_was_sampled(qwen: Cha
                 "/v1/chat/completions", {"model": "m", "messages": USER, "tools": [WEATHER], "logprobs": True}
             )
         ).json()
-        made = strict(ChatCompletion, raw)
+        made = as_typed(ChatCompletion, raw, besides=("reasoning_content",))
         [choice] = made.choices
         assert choice.finish_reason == "tool_calls" and choice.message.content.strip() == "Wait."
         assert raw["choices"][0]["message"]["reasoning_content"] == "Look."
@@ -93,9 +73,8 @@ async def test_every_event_is_of_the_sdks_type(qwen: ChatTokenizer, usage: bool)
         body = {"model": "m", "messages": USER, "tools": [WEATHER], "stream": True, "n": 2, "logprobs": True, **more}
         answer = await api.post("/v1/chat/completions", body)
         assert answer.headers["content-type"].startswith("text/event-stream")
-        *events, last = data_of(answer.text)
-        assert last == "[DONE]"
-        chunks = [strict(ChatCompletionChunk, json.loads(one)) for one in events]
+        assert answer.text.endswith("data: [DONE]\n\n")
+        chunks = [as_typed(ChatCompletionChunk, one, besides=("reasoning_content",)) for one in data_of(answer.text)]
         assert len({chunk.id for chunk in chunks}) == 1
         for at in (0, 1):
             of = [choice for chunk in chunks for choice in chunk.choices if choice.index == at]

@@ -7,29 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from atropos_agent_api.calls import Answer, Call, CallRefused, Choice
+from atropos_agent_api.dialects.chat_messages import a_message, shown_message, with_one_system
 from atropos_agent_api.dialects.dialect import event, openai_error
-from atropos_agent_api.dialects.fields import Fields, shown
+from atropos_agent_api.dialects.fields import Fields
+from atropos_agent_api.dialects.tools import a_choice, a_function, strictness
 from atropos_agent_api.dialects.values import (
     MOST_CHOICES,
     MOST_TOKENS,
     a_flag,
     a_list,
     a_name,
-    a_schema,
-    a_text,
     an_integer,
     an_object,
-    arguments_of,
-    arguments_text,
     number,
     number_but,
     stops,
-    text_of,
     word,
-    writable,
-    wrong,
 )
-from atropos_core.types import Message
 
 FIELDS = Fields(
     read={
@@ -83,18 +77,6 @@ FIELDS = Fields(
 STREAM_OPTIONS = Fields(
     read={"include_usage": "one more event with the usage"}, no_effect={"include_obfuscation": "nothing is padded"}
 )
-OF_MESSAGES = {
-    "system": Fields(read=dict.fromkeys(("role", "content", "name"), "")),
-    "user": Fields(read=dict.fromkeys(("role", "content", "name"), "")),
-    "tool": Fields(read=dict.fromkeys(("role", "content", "tool_call_id", "name"), "")),
-    "assistant": Fields(
-        read=dict.fromkeys(("role", "content", "name", "tool_calls", "reasoning_content", "reasoning"), ""),
-        no_effect={"refusal": "null, or shown to people", "annotations": "of hosted tools"},
-        only={"audio": (None,), "function_call": (None,)},
-    ),
-}  # `cache_control` and the like of other servers' clients are refused by name
-FUNCTION = Fields(read=dict.fromkeys(("type", "name", "description", "parameters", "strict"), ""))
-ROLES = {"developer": "system"}
 
 
 @dataclass(frozen=True)
@@ -175,8 +157,8 @@ class Chat:
         call = Call(
             "chat",
             a_name(body.get("model"), "model"),
-            messages=tuple(
-                a_message(one, f"messages[{at}]") for at, one in enumerate(a_list(body.get("messages"), "messages"))
+            messages=with_one_system(
+                [a_message(one, f"messages[{at}]") for at, one in enumerate(a_list(body.get("messages"), "messages"))]
             ),
             tools=tools,
             tool_choice=a_choice(body.get("tool_choice"), bool(tools)),
@@ -196,115 +178,6 @@ class Chat:
 
     def error_events(self, refused: CallRefused) -> Iterable[bytes]:
         yield event(openai_error(refused))
-
-
-def a_message(value: Any, path: str) -> Message:
-    given = an_object(value, path)
-    role = given.get("role")
-    role = ROLES.get(role, role) if isinstance(role, str) else None
-    if role not in OF_MESSAGES:
-        raise wrong(f"{path}.role", "one of developer, system, user, assistant and tool")
-    OF_MESSAGES[role].check(given, path)
-    kinds = ("text", "refusal") if role == "assistant" else ("text",)
-    if given.get("content") is None and role != "assistant":
-        raise wrong(f"{path}.content", "text or a list of parts")
-    content = text_of(given.get("content"), f"{path}.content", kinds, "" if role == "assistant" else "\n")
-    message: dict[str, Any] = {"role": role, "content": content}
-    if given.get("name") is not None:
-        message["name"] = a_name(given["name"], f"{path}.name")
-    if role == "tool":
-        message["tool_call_id"] = a_text(given.get("tool_call_id"), f"{path}.tool_call_id")
-    if role == "assistant":
-        for name in ("reasoning_content", "reasoning"):
-            if given.get(name) is not None:
-                message["reasoning_content"] = a_text(given[name], f"{path}.{name}")
-        if calls := a_list(given.get("tool_calls") or [], f"{path}.tool_calls"):
-            message["tool_calls"] = [_a_call(one, f"{path}.tool_calls[{at}]") for at, one in enumerate(calls)]
-    return message
-
-
-def _a_call(value: Any, path: str) -> dict[str, Any]:
-    given = an_object(value, path)
-    if given.get("type", "function") != "function":
-        raise CallRefused(f"{path}.type can only be 'function' here.", field=f"{path}.type")
-    function = an_object(given.get("function"), f"{path}.function")
-    return {
-        "id": a_text(given.get("id"), f"{path}.id"),
-        "type": "function",
-        "function": {
-            "name": a_name(function.get("name"), f"{path}.function.name"),
-            "arguments": arguments_of(function.get("arguments"), f"{path}.function.arguments"),
-        },
-    }
-
-
-def a_function(value: Any, path: str) -> dict[str, Any]:
-    """A tool of chat's form."""
-    given = an_object(value, path)
-    if given.get("type") != "function":
-        raise CallRefused(
-            f"{path} is of the type {shown(str(given.get('type')))}, and this API takes functions.",
-            field=f"{path}.type",
-            code="unsupported_tool",
-        )
-    return function_tool(an_object(given.get("function"), f"{path}.function"), f"{path}.function")
-
-
-def function_tool(given: Mapping[str, Any], path: str, schema: str = "parameters") -> dict[str, Any]:
-    """The description of a function, as templates show it."""
-    FUNCTION.check(given, path)
-    function: dict[str, Any] = {"name": a_name(given.get("name"), f"{path}.name")}
-    if given.get("description") is not None:
-        function["description"] = a_text(given["description"], f"{path}.description")
-    function["parameters"] = a_schema(given.get(schema), f"{path}.{schema}")
-    return {"type": "function", "function": function}
-
-
-def strictness(functions: Iterable[Any]) -> tuple[str, ...]:
-    """As Call.left_out: nothing constrains the arguments that the policy writes."""
-    return ("tools: strict",) if any(isinstance(one, dict) and one.get("strict") for one in functions) else ()
-
-
-def a_choice(value: Any, has_tools: bool) -> str:
-    """As Call.tool_choice."""
-    if value is None:
-        return "auto"
-    if isinstance(value, str):
-        if value not in ("auto", "none", "required"):
-            raise wrong("tool_choice", "auto, none, required or an object that names a function")
-        if value == "required" and not has_tools:
-            raise CallRefused("tool_choice is required, and there are no tools.", field="tool_choice")
-        return value
-    given = an_object(value, "tool_choice")
-    if given.get("type") != "function":
-        raise CallRefused(
-            f"tool_choice of the type {shown(str(given.get('type')))} is not supported.",
-            field="tool_choice",
-            code="unsupported_parameter",
-        )
-    named = given if "name" in given else an_object(given.get("function"), "tool_choice.function")
-    return f"tool:{a_name(named.get('name'), 'tool_choice.function.name')}"
-
-
-def shown_message(message: Message) -> dict[str, Any]:
-    calls = message.get("tool_calls") or ()
-    content = writable(message.get("content") or "")
-    shown_: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-    if reasoning := message.get("reasoning_content"):
-        shown_["reasoning_content"] = writable(reasoning)
-    if calls:
-        shown_["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {
-                    "name": writable(call["function"]["name"]),
-                    "arguments": arguments_text(call["function"]["arguments"]),
-                },
-            }
-            for call in calls
-        ]
-    return shown_
 
 
 def shown_logprobs(choice: Choice) -> dict[str, Any]:

@@ -10,8 +10,18 @@ from typing import Any
 import orjson
 
 from atropos_agent_api.calls import CallRefused
-from atropos_agent_api.dialects.fields import Wish
+from atropos_agent_api.dialects.fields import Wish, shown, unsupported
 
+OF_PARTS = {
+    "type",
+    "text",
+    "refusal",
+    "annotations",
+    "logprobs",
+    "citations",
+    "cache_control",
+    "prompt_cache_breakpoint",
+}
 MOST_TOKENS = 2**31 - 1
 MOST_CHOICES = 128
 MOST_STOPS = 16
@@ -125,6 +135,8 @@ def text_of(content: Any, path: str, kinds: Sequence[str], between: str = "") ->
                 field=here,
                 code="unsupported_content",
             )
+        if more := part.keys() - OF_PARTS:
+            raise unsupported(f"{here}.{min(more)}", f"{shown(f'{here}.{min(more)}')} is not supported")
         texts.append(a_text(part.get("text" if "text" in part else "refusal"), f"{here}.text"))
     return between.join(texts)
 
@@ -132,7 +144,7 @@ def text_of(content: Any, path: str, kinds: Sequence[str], between: str = "") ->
 def arguments_of(text: Any, path: str) -> Any:
     """The arguments of a call: an object where they are JSON and one, else the text."""
     if isinstance(text, dict):
-        return text
+        return a_schema(text, path)
     if text is None or text == "":
         return {}
     if "\\u" in a_text(text, path) or text.count("{") + text.count("[") > DEEPEST:
@@ -183,17 +195,18 @@ def arguments_text(arguments: Any) -> str:
     if isinstance(arguments, str):
         return writable(arguments)
     text = json.dumps(arguments, ensure_ascii=False)
-    return text if _is_writable(text) else json.dumps(arguments)
+    return text if is_writable(text) else json.dumps(arguments)
 
 
 def writable(text: str) -> str:
     """With a mark in place of every half of a surrogate pair, which nothing can write down."""
-    return text if _is_writable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if is_writable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _is_writable(text: str) -> bool:
+def is_writable(value: Any) -> bool:
+    """Whether every text in it can be written down, and every number as JSON."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
+        orjson.dumps(value)
+    except TypeError:  # half of a surrogate pair, or an integer of more than 64 bits
         return False
     return True

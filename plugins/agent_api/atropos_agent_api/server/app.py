@@ -14,7 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from atropos_agent_api.calls import CallRefused
 from atropos_agent_api.dialects.chat import Chat
+from atropos_agent_api.dialects.completions import Completions
 from atropos_agent_api.dialects.dialect import Dialect
+from atropos_agent_api.dialects.messages import Messages
+from atropos_agent_api.dialects.responses import Responses
 from atropos_agent_api.server.answering import JSON, answer_in_events, answer_whole, refuse
 from atropos_agent_api.server.hints import hints_of
 from atropos_agent_api.sessions.session import Session
@@ -24,8 +27,14 @@ from atropos_core.http_server.answers import Headers, header, send_whole
 from atropos_core.http_server.body_limits import SHARE_KEY, Share
 
 KEEP_ALIVE_S = 10.0  # between two comments while an answer is sampled
-CHAT = Chat()
-CALLS: Mapping[str, Dialect] = {"/v1/chat/completions": CHAT}
+CHAT, MESSAGES = Chat(), Messages()
+CALLS: Mapping[str, Dialect] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": Completions(),
+    "/v1/responses": Responses(),
+    "/v1/messages": MESSAGES,
+}
+COUNT = "/v1/messages/count_tokens"
 MODELS = "/v1/models"
 BEARER = b"bearer "
 
@@ -50,9 +59,15 @@ class AgentApi:
                 _only(scope, "GET")
                 self._session(scope, id)
                 await send_whole(send, 200, orjson.dumps(self._models(path)), [JSON])
+            elif path == COUNT:
+                _only(scope, "POST")
+                session = self._session(scope, id)
+                call = MESSAGES.call_of(await _value(scope, receive), hints_of(scope["headers"]))
+                counted = orjson.dumps({"input_tokens": await session.count(call)})
+                await send_whole(send, 200, counted, [JSON])
             elif dialect is None:
                 raise CallRefused(
-                    f"there is no {path[:100]!r} here. There are {', '.join([*CALLS, MODELS])}, each also after /s/<session>.",
+                    f"there is no {path[:100]!r} here. There are {', '.join([*CALLS, COUNT, MODELS])}, each also after /s/<session>.",
                     status=404,
                     code="unknown_url",
                 )
@@ -64,16 +79,7 @@ class AgentApi:
             await refuse(scope, send, dialect or _dialect_of(scope), refused)
 
     async def _call(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect, session: Session) -> None:
-        body = (await receive()).get("body", b"")
-        try:
-            value = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise CallRefused(f"the body is not JSON: {error}.", code="invalid_json") from None
-        if not isinstance(value, dict):
-            raise CallRefused("the body must be a JSON object.", code="invalid_json")
-        share: Share | None = scope.get(SHARE_KEY)
-        if share is not None:
-            share.read()
+        value = await _value(scope, receive)
         request = dialect.read(value, hints_of(scope["headers"]))
         if request.streams:
             await answer_in_events(scope, send, dialect, request, session, self._keep_alive_s)
@@ -100,6 +106,21 @@ async def refuse_early(scope: Scope, send: Send, status: int, error: AtroposErro
     dialect = CALLS.get(_split(scope["path"])[1]) or _dialect_of(scope)
     body = orjson.dumps(dialect.error(refused))
     await send_whole(send, status, body, [JSON, *headers])
+
+
+async def _value(scope: Scope, receive: Receive) -> dict[str, Any]:
+    """The body, which `Limits` hands on whole."""
+    body = (await receive()).get("body", b"")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise CallRefused(f"the body is not JSON: {error}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise CallRefused("the body must be a JSON object.", code="invalid_json")
+    share: Share | None = scope.get(SHARE_KEY)
+    if share is not None:
+        share.read()
+    return value
 
 
 def _split(path: str) -> tuple[str | None, str]:
@@ -130,5 +151,6 @@ def _only(scope: Scope, method: str) -> None:
 
 
 def _dialect_of(scope: Scope) -> Dialect:
-    """In whose form an error is written where the address does not say."""
-    return CHAT
+    """In whose form an error is written where the address is of no call."""
+    is_anthropic = scope["path"].endswith(COUNT) or header(scope, b"anthropic-version") is not None
+    return MESSAGES if is_anthropic else CHAT

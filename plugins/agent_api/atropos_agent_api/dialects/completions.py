@@ -1,0 +1,139 @@
+"""OpenAI's completions of a text: `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from atropos_agent_api.calls import Answer, Call, CallRefused, Choice
+from atropos_agent_api.dialects.chat import STREAM_OPTIONS, usage
+from atropos_agent_api.dialects.dialect import event, openai_error
+from atropos_agent_api.dialects.fields import Fields
+from atropos_agent_api.dialects.values import (
+    MOST_CHOICES,
+    MOST_TOKENS,
+    a_flag,
+    a_name,
+    an_integer,
+    an_object,
+    number,
+    number_but,
+    stops,
+    writable,
+    wrong,
+)
+from atropos_core.types import Tokens
+
+FIELDS = Fields(
+    read={
+        "model": "any name; the policy answers, and the answer has this name",
+        "prompt": "one text, or the token ids of one",
+        "n": f"1 to {MOST_CHOICES} choices",
+        "stop": "where a reply ends; what was sampled past it is not shown and not trained",
+        "max_tokens": "at most as many as the run samples; without it, as many as the run samples",
+        "logprobs": "0: of the tokens that were sampled",
+        "stream": "server-sent events",
+        "stream_options": "include_usage: one more event with the usage",
+    },
+    no_effect={"user": "who calls is known by the key"},
+    only={"echo": (None, False), "suffix": (None, ""), "best_of": (None, 1), "logit_bias": (None, {})},
+    sampling={
+        "temperature": number(0, 2),
+        "top_p": number(0, 1),
+        "top_k": number(-1, 2**31),
+        "seed": number(-(2**63), 2**63),
+        "frequency_penalty": number_but(0, -2, 2),
+        "presence_penalty": number_but(0, -2, 2),
+        "repetition_penalty": number_but(1, 0, 10),
+    },
+)
+
+
+@dataclass(frozen=True)
+class CompletionsRequest:
+    call: Call
+    streams: bool
+    with_usage: bool
+
+    def body(self, answer: Answer) -> dict[str, Any]:
+        choices = [self._choice(at, choice) for at, choice in enumerate(answer.choices)]
+        return {**_frame(answer), "choices": choices, "usage": usage(answer)}
+
+    def events(self, answer: Answer) -> Iterator[bytes]:
+        frame = _frame(answer) | ({"usage": None} if self.with_usage else {})
+        for at, choice in enumerate(answer.choices):
+            yield event({**frame, "choices": [self._choice(at, choice)]})
+        if self.with_usage:
+            yield event({**frame, "choices": [], "usage": usage(answer)})
+        yield b"data: [DONE]\n\n"
+
+    def _choice(self, at: int, choice: Choice) -> dict[str, Any]:
+        text = writable(choice.message.get("content") or "")
+        logprobs = _logprobs(choice) if self.call.logprobs else None
+        return {"index": at, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}
+
+
+class Completions:
+    request_id = b"x-request-id"
+
+    def read(self, body: Mapping[str, Any], hints: Mapping[str, str]) -> CompletionsRequest:
+        FIELDS.check(body)
+        options = an_object(body.get("stream_options") or {}, "stream_options")
+        STREAM_OPTIONS.check(options, "stream_options")
+        if an_integer(body, "logprobs", 0, 5):
+            raise CallRefused(
+                "logprobs can be 0: those of the tokens that were sampled, and of no others.",
+                field="logprobs",
+                code="unsupported_parameter",
+            )
+        call = Call(
+            "completions",
+            a_name(body.get("model"), "model"),
+            prompt=_prompt(body.get("prompt")),
+            n=an_integer(body, "n", 1, MOST_CHOICES) or 1,
+            stop=stops(body.get("stop"), "stop"),
+            max_tokens=an_integer(body, "max_tokens", 1, MOST_TOKENS),
+            sampling=FIELDS.wishes(body),
+            logprobs=body.get("logprobs") is not None,
+            hints=hints,
+        )
+        return CompletionsRequest(call, a_flag(body, "stream", False), a_flag(options, "include_usage", False))
+
+    def error(self, refused: CallRefused) -> dict[str, Any]:
+        return openai_error(refused)
+
+    def error_events(self, refused: CallRefused) -> Iterable[bytes]:
+        yield event(openai_error(refused))
+
+
+def _prompt(value: Any) -> str | Tokens:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        return _prompt(value[0])
+    if isinstance(value, str):
+        return value
+    expected = "one text, or a list of token ids: several prompts are several calls"
+    if not isinstance(value, list) or not all(type(one) is int and 0 <= one <= MOST_TOKENS for one in value):
+        raise wrong("prompt", expected)
+    return np.asarray(value, dtype=np.int32)
+
+
+def _frame(answer: Answer) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{answer.id}",
+        "object": "text_completion",
+        "created": answer.created,
+        "model": answer.model,
+    }
+
+
+def _logprobs(choice: Choice) -> dict[str, Any]:
+    return {
+        "tokens": list(choice.texts),
+        "token_logprobs": choice.logprobs.tolist(),
+        "top_logprobs": None,
+        "text_offset": list(accumulate(map(len, choice.texts[:-1]), initial=0)) if choice.texts else [],
+    }
