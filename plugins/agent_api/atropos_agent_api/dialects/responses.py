@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from atropos_agent_api.calls import Answer, Call, CallRefused
 from atropos_agent_api.dialects.chat import shown_logprobs
 from atropos_agent_api.dialects.chat_messages import with_one_system
@@ -98,14 +100,25 @@ FIELDS = Fields(
     },
     sampling={"temperature": number(0, 2), "top_p": number(0, 1), "reasoning": _effort, "text": _verbosity},
 )
-ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user", "reasoning", "text")
+ECHOED = (
+    "tools",
+    "tool_choice",
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "temperature",
+    "top_p",
+    "user",
+    "reasoning",
+    "text",
+)
 
 
 @dataclass(frozen=True)
 class ResponsesRequest:
     call: Call
     streams: bool
-    given: Mapping[str, Any]
+    echo: Mapping[str, orjson.Fragment]  # what of the request stands in the response
     tools: Tools
     sealed: bool
 
@@ -146,9 +159,7 @@ class ResponsesRequest:
             "model": answer.model,
             "error": None,
             "parallel_tool_calls": self.call.parallel_tool_calls,
-            "tool_choice": self.given.get("tool_choice") or "auto",
-            "tools": self.given.get("tools") or [],
-            **{name: self.given[name] for name in ECHOED if self.given.get(name) is not None},
+            **self.echo,
         }
 
 
@@ -172,7 +183,7 @@ class Responses:
             logprobs=LOGPROBS in wanted,
             hints=hints,
         )
-        return ResponsesRequest(call, a_flag(body, "stream", False), body, tools, SEALED in wanted)
+        return ResponsesRequest(call, a_flag(body, "stream", False), _echo(body), tools, SEALED in wanted)
 
     def error(self, refused: CallRefused) -> dict[str, Any]:
         return openai_error(refused)
@@ -184,6 +195,15 @@ class Responses:
         yield event({"type": "error", "sequence_number": 0, **error}, "error")
         response = {"object": "response", "status": "failed", "error": {**said, "code": "server_error"}}
         yield event({"type": "response.failed", "sequence_number": 1, "response": response}, "response.failed")
+
+
+def _echo(body: Mapping[str, Any]) -> dict[str, orjson.Fragment]:
+    """Written once, though a stream has it three times."""
+    given = {"tools": [], "tool_choice": "auto"} | {name: body[name] for name in ECHOED if body.get(name) is not None}
+    try:
+        return {name: orjson.Fragment(orjson.dumps(value)) for name, value in given.items()}
+    except TypeError:
+        raise CallRefused("values in values go too deep in this request.", code="invalid_json") from None
 
 
 def _messages(body: Mapping[str, Any]) -> Any:
