@@ -151,14 +151,14 @@ async def test_what_has_no_effect_on_tokens_is_taken(qwen: ChatTokenizer):
             model="m", messages=USER, user="u", metadata={"a": "b"}, store=False, service_tier="auto", frequency_penalty=0,
             prompt_cache_key="k", safety_identifier="s", logit_bias={}, top_logprobs=0,
         )  # fmt: skip
-        assert api.session.record().metrics["agent/overruled_sampling"] == 0
+        assert not api.session.record().calls[0].overruled
 
 
 async def test_sampling_of_the_clients_own_is_overruled_and_counted_or_refused(qwen: ChatTokenizer):
     wanted: Any = {"temperature": 0.25, "reasoning_effort": "high", "seed": 5}
     async with api_of(qwen, says) as api:
         await api.openai.chat.completions.create(model="m", messages=USER, **wanted)
-        assert api.session.record().metrics["agent/overruled_sampling"] == 3
+        assert api.session.record().calls[0].overruled == wanted
     async with api_of(qwen, says, client_sampling="refuse") as api:
         for name, value in wanted.items():
             with pytest.raises(openai.BadRequestError) as refused:

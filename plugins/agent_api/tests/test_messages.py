@@ -94,7 +94,8 @@ async def test_what_anthropics_servers_run_and_how_much_to_think_is_left_out_and
             model="m", max_tokens=20, messages=USER, tools=[SEARCH], thinking={"type": "enabled", "budget_tokens": 1024},
             metadata={"user_id": "u"}, output_config={"effort": "high"},
         )  # fmt: skip
-        assert api.session.record().metrics["agent/overruled_sampling"] == 3
+        overruled = api.session.record().calls[0].overruled
+        assert overruled == {"tools: web_search_20250305": "left out", "thinking": "enabled", "output_config": "high"}
         assert "web_search" not in qwen.decode(api.engine.ledger[0].prompt)
 
 

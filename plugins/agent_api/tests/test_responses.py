@@ -95,7 +95,7 @@ async def test_hosted_tools_are_left_out_and_counted_or_refused(qwen: ChatTokeni
     async with api_of(qwen, says) as api:
         await api.openai.responses.create(model="m", input="hi", tools=[SEARCH])
         assert "web_search" not in qwen.decode(api.engine.ledger[0].prompt)
-        assert api.session.record().metrics["agent/overruled_sampling"] == 1
+        assert api.session.record().calls[0].overruled == {"tools: web_search": "left out"}
         with pytest.raises(openai.BadRequestError, match="web_search"):
             await api.openai.responses.create(
                 model="m", input="hi", tools=[SEARCH], tool_choice={"type": "web_search_preview"}
