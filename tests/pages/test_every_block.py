@@ -22,6 +22,7 @@ EXECUTED = (
     ("README.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "workers sample from", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "worker gsm8k@", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
+    ("docs/agent-tokens.md", "", "plugins/agent_api/tests/test_page.py::test_the_picture_of_a_rule_is_what_a_session_makes_of_it"),
     ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/cli/test_new.py::test_"),
     ("docs/how-a-run-works.md", "draw                 prompt ids", "a drawing"),
     ("docs/roles.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),

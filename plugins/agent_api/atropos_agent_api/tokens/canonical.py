@@ -57,9 +57,6 @@ def plain_message(message: Message) -> dict[str, Any]:
     plain["content"] = _text(message.get("content"))
     if plain.get("role") != "assistant":
         return plain
-    if (found := _THINK.match(plain["content"])) and not plain.get("reasoning_content"):
-        plain["reasoning_content"] = found[1].strip()
-        plain["content"] = plain["content"][found.end() :].lstrip()
     plain.pop("tool_calls", None)
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call) for call in calls]
@@ -70,8 +67,8 @@ def plain_message(message: Message) -> dict[str, Any]:
 
 def same_reasoning(sent: Message, sampled: Message) -> bool:
     """Whether the client sent the reasoning that was sampled, or none."""
-    given = str(sent.get("reasoning_content") or "").split()
-    return not given or given == str(sampled.get("reasoning_content") or "").split()
+    given = _content_and_reasoning(sent)[1].split()
+    return not given or given == _content_and_reasoning(sampled)[1].split()
 
 
 def call_ids(message: Message) -> list[str]:
@@ -95,11 +92,19 @@ def _key(message: Message, numbers: dict[str, int]) -> bytes:
         for call in calls:
             numbers[str(call.get("id") or f"call {len(numbers)}")] = len(numbers)
         said = [[call["function"]["name"], _canonical(_read(call["function"]["arguments"]))] for call in calls]
-        return digest("assistant", message["content"].strip(), said)
+        return digest("assistant", _content_and_reasoning(message)[0].strip(), said)
     if role == "tool":
         given = str(message.get("tool_call_id") or "")
         return digest("tool", message["content"], numbers.get(given, given))
     return digest(role, message["content"], message.get("name"))
+
+
+def _content_and_reasoning(message: Message) -> tuple[str, str]:
+    """Some put the reasoning before the content, in <think> and </think>."""
+    content, reasoning = str(message.get("content") or ""), str(message.get("reasoning_content") or "")
+    if not reasoning and (found := _THINK.match(content)):
+        return content[found.end() :], found[1]
+    return content, reasoning
 
 
 def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
