@@ -104,7 +104,7 @@ class Child:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         memory = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
         return ProcessDied(
-            f"{self.role} (pid {self.process.pid}) {how}{memory}.\n{_tail(self.log)}".rstrip(),
+            f"{self.role} (pid {self.process.pid}) {how}{memory}.\n{tail_of_log(self.log)}".rstrip(),
             remedy=f"Its log is {self.log}",
         )
 
@@ -151,7 +151,7 @@ class Child:
             is_new = time.time() - self.log.stat().st_mtime < seconds
         except OSError:
             return ""
-        return f" Its log ends: {_tail(self.log, 1).strip()}" if is_new else ""
+        return f" Its log ends: {tail_of_log(self.log, 1).strip()}" if is_new else ""
 
     def _outlook(self, bound_s: float | None) -> str:
         if not self._needed:
@@ -164,7 +164,7 @@ class Child:
         usual = f"; such calls took {usual_s:.1f} s at most before" if usual_s else ""
         return ProcessSilent(
             f"{self.role} (pid {self.process.pid}) gave no answer to {self.peer.owed.last}() for {silent_s:.0f} s{usual}. "
-            f"When it was given up: {state}.\n{_tail(self.log)}".rstrip(),
+            f"When it was given up: {state}.\n{tail_of_log(self.log)}".rstrip(),
             remedy=f"Its log is {self.log}. Where it was only slow, raise watch.least_s or watch.times in the run file.",
         )
 
@@ -217,7 +217,8 @@ class Child:
         return True
 
 
-def _tail(log: Path, count: int = LOG_LINES) -> str:
+def tail_of_log(log: Path, count: int = LOG_LINES) -> str:
+    """The last lines of a child's log, for an error; empty where it has none."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-count:]
     except OSError:

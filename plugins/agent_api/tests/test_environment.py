@@ -162,7 +162,12 @@ async def test_a_function_is_a_program_too(made: Made, tmp_path: Path) -> None:
     )
     async with made(command=None, function="./agent.py:main", here=str(tmp_path)) as agent:
         assert (await one(agent)).score == 1.0
-    async with made(command=None, function="./agent.py:absent", here=str(tmp_path)) as agent:
+    with pytest.raises(ConfigError, match="could not be imported.*has no attribute 'absent'"):
+        async with made(command=None, function="./agent.py:absent", here=str(tmp_path)):
+            pass
+    (tmp_path / "alone.py").write_text("here = True\n")
+    local = {"sandbox": "local", "network": True}
+    async with made(command=None, function="./alone.py:absent", here=str(tmp_path), **local) as agent:
         with pytest.raises(DataError, match="made no call.*exit code 1.*has no attribute 'absent'"):
             await one(agent)
 

@@ -51,8 +51,8 @@ class Agent(Environment):
         context_tokens: int,
         in_order: bool,
     ) -> None:
-        """`context_tokens`: of the model; 0 is not known. `in_order`: of a deterministic run, where every rollout must come to its call before any is answered, so that none
-        may wait for another's end."""
+        """`context_tokens`: of the model; 0 is not known. `in_order`: of a deterministic run, where every rollout must come
+        to its call before any is answered, so that none may wait for another's end."""
         self._options = options
         self._tasks_from = tasks_from
         self._grader = grader

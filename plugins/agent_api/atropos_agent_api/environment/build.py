@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions, RewardOptions
 from atropos_agent_api.environment.agent import Agent
+from atropos_agent_api.environment.program import function_of
 from atropos_agent_api.environment.streams import KeptStreams
 from atropos_agent_api.grading.command import CommandGrader
 from atropos_agent_api.grading.graders import EnvironmentGrader, FunctionGrader, Grader, PluginGrader
+from atropos_agent_api.sandboxes.preloaded import PreloadedSandbox
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core.config.component import Component, RewardComponent
 from atropos_core.config.resolve import inner
@@ -30,7 +33,7 @@ def build(options: AgentOptions, context: RunContext) -> Agent:
     tasks_from: Environment | None = None
     if options.tasks_from is not None:
         tasks_from = inner("environment", f"{label}.tasks_from", options.tasks_from).build(context)
-    sandbox: Sandbox = inner("sandbox", f"{label}.sandbox", options.sandbox).build(context)
+    sandbox = _sandbox(options, context, label)
     return Agent(
         options,
         tasks_from=tasks_from,
@@ -41,6 +44,16 @@ def build(options: AgentOptions, context: RunContext) -> Agent:
         context_tokens=context_tokens(context.model),
         in_order=context.deterministic,
     )
+
+
+def _sandbox(options: AgentOptions, context: RunContext, label: str) -> Sandbox:
+    resolved = inner("sandbox", f"{label}.sandbox", options.sandbox)
+    if options.function is None or options.sandbox.use != "process" or sys.platform != "linux":
+        made: Sandbox = resolved.build(context)
+        return made
+    log = context.directory / "logs" / f"{label}-function.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return PreloadedSandbox(*function_of(options), options.here, log)
 
 
 def context_tokens(model: Path) -> int:

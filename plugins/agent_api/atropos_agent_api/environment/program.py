@@ -54,10 +54,14 @@ def argv(options: AgentOptions) -> tuple[str, ...]:
     """With placeholders."""
     if options.command is not None:
         return options.command
+    return ("{python}", *(_plain(text) for text in (str(FUNCTION), *function_of(options))))
+
+
+def function_of(options: AgentOptions) -> tuple[str, str]:
+    """The function's module, or the path of its file, and its name."""
     assert options.function is not None, "the options have one of the two"
     where, _, name = options.function.rpartition(":")
-    where = str((options.here / where).resolve()) if where.endswith(".py") else where
-    return ("{python}", *(_plain(text) for text in (str(FUNCTION), where, name)))
+    return (str((options.here / where).resolve()) if where.endswith(".py") else where, name)
 
 
 def _plain(text: str) -> str:

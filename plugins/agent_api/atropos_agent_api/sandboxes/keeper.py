@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from atropos_agent_api.sandboxes.descendants import (
@@ -154,11 +155,15 @@ class Keeper:
                 value = value if hard == resource.RLIM_INFINITY else min(value, hard)
                 resource.setrlimit(bound, (value, value))
             os.chdir(self._job["cwd"])
-            os.execvpe(argv[0], argv, self._job["environment"])
+            self.execute(argv, self._job["environment"])
         except BaseException as error:  # noqa: BLE001 # whatever it is, this process must not go on as a second keeper
             why = error.strerror if isinstance(error, OSError) else None
             os.write(failed, (why or repr(error)).encode()[:4000])
         os._exit(127)
+
+    def execute(self, argv: list[str], environment: dict[str, str]) -> None:
+        """Become the program. Raises OSError."""
+        os.execvpe(argv[0], argv, environment)
 
     # -- while it runs
 
@@ -366,7 +371,11 @@ def read_exactly(connected: socket.socket, count: int) -> bytes:
 
 
 def main() -> None:
-    supervisor = socket.socket(fileno=int(sys.argv[1]))
+    keep(socket.socket(fileno=int(sys.argv[1])), Keeper)
+
+
+def keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any], list[bytes]], Keeper]) -> None:
+    """Do the job that `supervisor` says, until it closes the socket."""
     supervisor.set_inheritable(False)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -375,7 +384,7 @@ def main() -> None:
         contents = [read_exactly(supervisor, size) for size in job["sizes"]]
     except EOFError:
         return  # it was killed before it had said what it wants
-    keeper = Keeper(supervisor, job, contents)
+    keeper = kind(supervisor, job, contents)
     try:
         keeper.run()
         while not keeper.is_alone and supervisor.recv(64):

@@ -17,10 +17,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from atropos_agent_api.sandboxes.keeper import CONTROL as CONTROL
@@ -36,6 +36,15 @@ START_DEADLINE_S = 60.0  # of a keeper and its program, on a machine where hundr
 END_DEADLINE_S = 30.0  # after its wall time, for a keeper to have ended its program
 OWN = ("HOME", "TMPDIR", "ATROPOS_SANDBOX")  # variables that a sandbox sets
 NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+class KeeperProcess(Protocol):
+    """As subprocess.Popen has it."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
 
 
 class KeptSandbox(Sandbox):
@@ -77,7 +86,7 @@ class KeptSandbox(Sandbox):
             "files": [*(f"work/{name}" for name in program.files), *(f"home/{name}" for name in program.home_files)],
             "is_namespaced": is_namespaced, "api": address(program.api_url) if program.network == "api" else None,
         }  # fmt: skip
-        kept = KeptProgram(program.argv[0], directory, job, self._running.discard, remedy)
+        kept = KeptProgram(program.argv[0], directory, job, self._running.discard, self.start_keeper, remedy)
         self._running.add(kept)
         try:
             await kept.start([*program.files.values(), *program.home_files.values(), program.stdin])
@@ -85,6 +94,14 @@ class KeptSandbox(Sandbox):
             await kept.close()
             raise
         return kept
+
+    async def start_keeper(self, theirs: socket.socket, name: str) -> KeeperProcess:
+        """A process that leads its own group and does what it is told at this socket. `name`: for whoever lists processes."""
+        return subprocess.Popen(  # noqa: ASYNC220 - as of other children: a fork takes a millisecond
+            [sys.executable, "-I", "-S", "-c", BOOT.format(str(PACKAGES)), str(theirs.fileno()), name],
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+        )  # fmt: skip
 
     async def close(self) -> None:
         await asyncio.gather(*(kept.close() for kept in list(self._running)))
@@ -97,14 +114,21 @@ class KeptProgram(RunningProgram):
     """One keeper, and what it says."""
 
     def __init__(
-        self, label: str, directory: Path, job: dict[str, Any], forget: Callable[[KeptProgram], None], remedy: str
+        self,
+        label: str,
+        directory: Path,
+        job: dict[str, Any],
+        forget: Callable[[KeptProgram], None],
+        start_keeper: Callable[[socket.socket, str], Awaitable[KeeperProcess]],
+        remedy: str,
     ) -> None:
         self._label = label
         self._remedy = remedy
         self._directory = directory
         self._job = job
         self._forget = forget
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._start_keeper = start_keeper
+        self._keeper: KeeperProcess | None = None
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._listening: asyncio.Task[None] | None = None
@@ -115,11 +139,7 @@ class KeptProgram(RunningProgram):
     async def start(self, contents: Sequence[bytes]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._keeper = subprocess.Popen(  # noqa: ASYNC220 - as of other children: a fork takes a millisecond
-                [sys.executable, "-I", "-S", "-c", BOOT.format(str(PACKAGES)), str(theirs.fileno()), self._directory.name],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
-                env={"PATH": os.environ.get("PATH", os.defpath)},
-            )  # fmt: skip
+            self._keeper = await self._start_keeper(theirs, self._directory.name)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._listening = asyncio.create_task(self._listen(reader))
         job = json.dumps({**self._job, "sizes": [len(content) for content in contents]}).encode()
