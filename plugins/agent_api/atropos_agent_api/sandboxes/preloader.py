@@ -56,7 +56,7 @@ def main() -> None:
             _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
         )  # what a killed keeper leaves comes here, to be ended
     try:
-        FunctionKeeper.function = staticmethod(load(*sys.argv[2:4]))  # type: ignore[assignment] # no method
+        FunctionKeeper.function = staticmethod(load(*sys.argv[2:4]))  # no method
     except BaseException as error:  # noqa: BLE001 - the plugin boundary: whatever importing it raises
         traceback.print_exc()
         control.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:4000]}).encode())
@@ -69,11 +69,11 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     keepers: set[int] = set()
     while True:
-        ready, _, _ = select.select([control, reading], [], [])
+        ready, _, _ = select.select([control.fileno(), reading], [], [])
         if reading in ready:
             os.read(reading, 4096)
             _take_in(keepers)
-        if control in ready:
+        if control.fileno() in ready:
             data, descriptors, _, _ = socket.recv_fds(control, 64, 1)
             if not data:
                 return
