@@ -98,6 +98,28 @@ async def test_what_is_sampled_is_read_and_extended(formats: dict[str, RendererF
     assert after["content"] in tail
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_of_a_long_prompt_only_its_last_turn_matters(formats: dict[str, RendererFormat], name: str):
+    format, again = formats[name], {"role": "user", "content": "And tomorrow?"}
+    for says, after in TURNS.values():
+        made = reply_ids(format, says, after)
+        if made is None:
+            continue
+        added = await format.extend(*made, [after], [TOOL])
+        assert added is not None
+        prompt, sampled = np.concatenate([*made, added]), made[1]
+        for next_message in (after, again):
+            bridged = format._renderer.bridge_to_next_turn(
+                prompt.tolist(), sampled.tolist(), [next_message], tools=[TOOL]
+            )
+            extended = await format.extend(prompt, sampled, [next_message], [TOOL])
+            assert (bridged is None) == (extended is None)
+            if bridged is not None and extended is not None:
+                assert bridged.token_ids == [*prompt, *sampled, *extended]
+        whole = format._renderer.parse_response(sampled.tolist(), tools=[TOOL], prompt_ids=prompt.tolist())
+        assert (await format.parse(prompt, sampled, [TOOL]))["content"] == whole.content
+
+
 @pytest.mark.parametrize("name", BY_HAND)
 async def test_reasoning_that_the_prompt_opens_is_read(formats: dict[str, RendererFormat], name: str):
     format = formats[name]

@@ -28,6 +28,7 @@ class RendererFormat(ChatFormat):
         self.unparsed = 0  # replies that the renderer could not read: their text is the content
         self._tokenizer = tokenizer
         self._renderer = _renderer(name, tokenizer, settings)
+        self._ends = np.array(self._renderer.get_stop_token_ids(), np.int32)
 
     async def render(self, messages: Sequence[Message], tools: Tools) -> Tokens:
         return self.rendered(messages, tools)
@@ -41,7 +42,7 @@ class RendererFormat(ChatFormat):
         return np.asarray(ids, np.int32)
 
     async def extend(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
-        before, after = prompt.tolist(), sampled.tolist()
+        before, after = self._since_last_turn(prompt), sampled.tolist()
         try:
             bridged = self._renderer.bridge_to_next_turn(before, after, _dicts(messages), tools=_dicts(tools) or None)
         except FAULTS as error:
@@ -53,12 +54,18 @@ class RendererFormat(ChatFormat):
     async def parse(self, prompt: Tokens, sampled: Tokens, tools: Tools) -> Message:
         try:
             parsed = self._renderer.parse_response(
-                sampled.tolist(), tools=_dicts(tools) or None, prompt_ids=prompt.tolist()
+                sampled.tolist(), tools=_dicts(tools) or None, prompt_ids=self._since_last_turn(prompt)
             )
         except FAULTS:
             self.unparsed += 1
             return {"role": "assistant", "content": self._tokenizer.decode(sampled)}
         return _message(parsed)
+
+    def _since_last_turn(self, prompt: Tokens) -> list[int]:
+        """All that a renderer reads of a prompt: how the reply's turn begins. The rest would be copied at each turn."""
+        ends = np.flatnonzero(np.isin(prompt, self._ends))
+        ids: list[int] = prompt[ends[-1] if len(ends) else 0 :].tolist()
+        return ids
 
     async def text(self, ids: Tokens) -> str:
         return self._tokenizer.decode(ids)
@@ -103,6 +110,7 @@ class _Tokenizer:
         self.chat_template = tokenizer.template or ""
         self.unk_token_id: int | None = None
         self._tokenizer = tokenizer
+        self._known: dict[str, int | None] = {}
         self.eos_token_id = self.convert_tokens_to_ids(tokenizer.eos) if tokenizer.eos else None
 
     def encode(self, text: str, *given: Any, **options: Any) -> list[int]:
@@ -116,8 +124,10 @@ class _Tokenizer:
         """Of special tokens; None for any other that is not one token."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
-        ids = self._tokenizer.encode(tokens)
-        return int(ids[0]) if len(ids) == 1 else None
+        if tokens not in self._known:
+            ids = self._tokenizer.encode(tokens)
+            self._known[tokens] = int(ids[0]) if len(ids) == 1 else None
+        return self._known[tokens]
 
 
 def _message(parsed: ParsedResponse) -> Message:
