@@ -140,14 +140,14 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> None:
         """The client has closed its end. It has read all that it acknowledged, or it would have reset the connection."""
-        self._had_all = self._has_all()
+        self._had_all = self.has_all()
 
     def shutdown(self) -> None:
-        self._had_all = self._has_all()
+        self._had_all = self.has_all()
         super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.is_gone or self._has_all():
+        if self.is_gone or self.has_all():
             self._had_all = True
             super().timeout_keep_alive_handler()
         else:  # it is still at the answer, and not idle
@@ -430,7 +430,7 @@ class Connection(HttpToolsProtocol):
         until = loop.time() + deadline_s
         pause_s = 0.0005
         while not self.is_gone:
-            if self._has_all():
+            if self.has_all():
                 await asyncio.sleep(0)  # a reset that came with the last acknowledgement is seen first
                 return not self.is_gone or self._had_all
             if loop.time() > until:
@@ -439,7 +439,8 @@ class Connection(HttpToolsProtocol):
             pause_s = min(2 * pause_s, 0.05)
         return self._had_all
 
-    def _has_all(self) -> bool:
+    def has_all(self) -> bool:
+        """The client's machine has acknowledged all that was written."""
         return not self.is_gone and not self.transport.get_write_buffer_size() and not self._unacknowledged()
 
     def _unacknowledged(self) -> int:

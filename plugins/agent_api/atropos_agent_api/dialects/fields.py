@@ -26,9 +26,16 @@ class Fields:
         default_factory=dict
     )  # what `Call.sampling` gets; None where it asks for nothing
 
+    _taken: frozenset[str] = field(init=False, repr=False)  # whatever their values
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_taken", frozenset((*self.read, *self.no_effect, *self.sampling)))
+
     def check(self, given: Mapping[str, Any], where: str = "") -> None:
         """Raises CallRefused for a field, or a value of one, that is not supported."""
-        for name in given.keys() - self.read.keys() - self.no_effect.keys() - self.sampling.keys():
+        if given.keys() <= self._taken:
+            return
+        for name in given.keys() - self._taken:
             path = f"{where}.{name}" if where else name
             value, taken = given[name], self.only.get(name, (None,))
             if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in taken):

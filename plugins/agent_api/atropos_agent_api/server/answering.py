@@ -98,7 +98,7 @@ async def _delivered(scope: Scope, session: Session, answer: Answer, sending: Aw
     await sending
     if was_gone:
         session.not_delivered(answer.id)
-    elif connection is not None and is_kept:
+    elif connection is not None and is_kept and not connection.has_all():
         _watch(connection, session, answer)
 
 
