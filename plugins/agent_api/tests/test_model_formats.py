@@ -12,6 +12,7 @@ from atropos_agent_api.calls import Call, CallRefused
 from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.model_formats import ModelFormats
+from atropos_agent_api.tokens.openings import opening_of
 from atropos_core.errors import ConfigError
 from atropos_core.testing.scripted import Script, ScriptedPolicy
 from atropos_core.types import Task
@@ -87,3 +88,34 @@ async def test_a_tool_choice_that_the_format_cannot_keep_is_refused_by_name(tmp_
             Call("chat", "m", ({"role": "user", "content": "?"},), tools=(CLOCK,), tool_choice="required")
         )
     assert refused.value.field == "tool_choice"
+
+
+async def test_a_beginning_that_text_may_have_too_is_no_opening(tmp_path: Path):
+    template = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | length
+}}<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+    formats = ModelFormats(write("qwen3", tmp_path, template).directory)
+    policy = policy_of(LedgerEngine(formats.tokenizer, lambda prompt, seed: "ok"), formats.tokenizer)
+    assert await opening_of(await formats.of(policy), ["clock"], [CLOCK]) is None
+
+
+async def test_ids_that_a_format_samples_are_written_down_again_whatever_the_client_calls_them(tmp_path: Path):
+    formats = ModelFormats(write("kimi-k2", tmp_path, QWEN3).directory, "kimi-k2")
+    sampled = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    )
+    engine = LedgerEngine(formats.tokenizer, lambda prompt, seed: sampled)
+    policy = policy_of(engine, formats.tokenizer)
+    session = Session(policy, await formats.of(policy), SessionOptions(), seed=1, name="ids")
+    asked = {"role": "user", "content": "Time?"}
+    said = (await session.answer(Call("chat", "m", (asked,), tools=(CLOCK,)))).choices[0].message
+    assert said["tool_calls"][0]["id"] == "functions.clock:0"
+    renamed = {**said, "tool_calls": [{**said["tool_calls"][0], "id": "toolu_9"}]}
+    result = {"role": "tool", "tool_call_id": "toolu_9", "content": "noon"}
+    await session.answer(Call("chat", "m", (asked, renamed, result), tools=(CLOCK,)))
+    added = engine.ledger[1].prompt[len(engine.ledger[0].prompt) + len(engine.ledger[0].tokens) :]
+    text = formats.tokenizer.decode(added, keep_special=True)
+    assert "functions.clock:0" in text and "toolu_9" not in text and "noon" in text

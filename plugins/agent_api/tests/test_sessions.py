@@ -130,6 +130,13 @@ async def test_seeds_and_rollouts_do_not_depend_on_which_call_came_first(
     assert await rollouts(order) == await rollouts((0, 1, 2))
 
 
+async def test_the_same_prompt_again_has_another_seed_and_another_id(tokenizer: ChatTokenizer):
+    engine = LedgerEngine(tokenizer, lambda prompt, seed: "ok")
+    session = session_of(engine, tokenizer)
+    answers = await asyncio.gather(*(session.answer(said("a")) for _ in range(3)))
+    assert len({answer.id for answer in answers}) == len({entry.seed for entry in engine.ledger}) == 3
+
+
 async def test_a_text_prompt_extends_the_text_that_it_begins_with(tokenizer: ChatTokenizer):
     engine = LedgerEngine(tokenizer, lambda prompt, seed: " there was")
     session = session_of(engine, tokenizer)

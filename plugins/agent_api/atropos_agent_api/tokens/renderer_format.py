@@ -45,8 +45,8 @@ class RendererFormat(ChatFormat):
         before, after = self._since_last_turn(prompt), sampled.tolist()
         try:
             bridged = self._renderer.bridge_to_next_turn(before, after, _dicts(messages), tools=_dicts(tools) or None)
-        except FAULTS as error:
-            raise DataError(f"the format {self.name!r} cannot render these messages: {error}") from error
+        except FAULTS:
+            return None  # then all is rendered, and what is wrong with these messages is said there
         if bridged is None or bridged.token_ids[: len(before) + len(after)] != before + after:
             return None
         return np.asarray(bridged.token_ids[len(before) + len(after) :], np.int32)
