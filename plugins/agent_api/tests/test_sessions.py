@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,9 @@ async def test_which_calls_are_trained_is_a_named_choice(
     assert [call.is_trained for call in record.calls] == trained
     assert len(record.rollouts) == sum(trained)
     assert [part.why for part in record.account.dropped] == ["its call is not trained"] * (3 - sum(trained))
-    assert record.messages[0]["content"] == "build" if trained[2] else True
+    written = json.loads(json.dumps(record.as_json()))
+    assert [len(part["tokens"]) for part in written["dropped"]] == [len("ok") + 1] * (3 - sum(trained))
+    assert [call["is_trained"] for call in written["calls"]] == trained
 
 
 async def test_a_call_that_is_not_trained_is_context_where_one_that_is_continues_it(tokenizer: ChatTokenizer):

@@ -202,18 +202,8 @@ class Agent(Environment):
 
 
 def _account(task: Task, record: SessionRecord, ended: Exit) -> str:
-    """What became of each token, for people and for audits."""
-    account = record.account
-    return json.dumps(
-        {
-            "task": task.id,
-            "exit": asdict(ended),
-            "metrics": record.metrics,
-            "spans": [asdict(span) for span in account.spans],
-            "dropped": [{"turn": one.turn, "why": one.why, "tokens": len(one.tokens)} for one in account.dropped],
-        },
-        indent=1,
-    )
+    """What became of each call and token, for people and for audits."""
+    return json.dumps({"task": task.id, "exit": asdict(ended), **record.as_json()}, indent=1)
 
 
 def _how(ended: Exit, folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from atropos_agent_api.tokens.account import Account, name_of
@@ -43,6 +43,16 @@ class SessionRecord:
     def rollouts(self) -> tuple[Rollout, ...]:
         """Empty where nothing that is trained was sampled."""
         return self.account.rollouts
+
+    def as_json(self) -> dict[str, Any]:
+        """For people and for audits: every call, and what became of every token. Those of rollouts are in the run's own
+        records; those that were dropped are here."""
+        return {
+            "metrics": self.metrics,
+            "calls": [asdict(call) for call in self.calls],
+            "spans": [asdict(span) for span in self.account.spans],
+            "dropped": [asdict(part) | {"tokens": part.tokens.tolist()} for part in self.account.dropped],
+        }
 
 
 def call_records(turns: Sequence[Turn]) -> tuple[CallRecord, ...]:
