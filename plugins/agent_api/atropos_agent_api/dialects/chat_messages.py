@@ -26,7 +26,11 @@ OF_MESSAGES = {
     "tool": Fields(read=dict.fromkeys(("role", "content", "tool_call_id", "name"), "")),
     "assistant": Fields(
         read=dict.fromkeys(("role", "content", "name", "tool_calls", "reasoning_content", "reasoning"), ""),
-        no_effect={"refusal": "null, or shown to people", "annotations": "of hosted tools"},
+        no_effect={
+            "refusal": "null, or shown to people",
+            "annotations": "of hosted tools",
+            "provider_specific_fields": "litellm's, of what a reply had besides",
+        },
         only={"audio": (None,), "function_call": (None,)},
     ),
 }  # `cache_control` and the like of other servers' clients are refused by name
