@@ -1,6 +1,6 @@
 # Two commands: `make run` trains the tiny policy, `make test` runs every test that needs nothing but this machine.
 # With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; the same with atroposlib, SkyRL, and gem for ROLL:
-# `make test-atroposlib`, `make test-skyrl`, `make test-roll`.
+# `make test-atroposlib`, `make test-skyrl`, `make test-roll`; and with the programs that agents are made of: `make test-agents`.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,7 +16,7 @@ EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll soak bench bench-bridges bench-api clean
+.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll test-agents test-agents-short soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -69,6 +69,17 @@ test-roll: $(ROLL_VENV)/stamp
 test-skyrl: .venv-skyrl/stamp
 	$(if $(SKYRL_SOURCE),PYTHONPATH=$(SKYRL_SOURCE):$(SKYRL_SOURCE)/skyrl-gym) HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE \
 	  .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl
+
+# Real clients of the agents' API, each of which completes a task with a tool and is trained. Their environments hold nothing of
+# ours: the clients are processes, and only speak HTTP.
+test-agents: .venv/test.stamp
+	+$(MAKE) -j 3 .venv-agents/stamp .venv-agents-pinned/stamp .venv-agents-node/stamp
+	HF_HUB_OFFLINE=1 AGENT_CLIENTS=.venv-agents:.venv-agents-pinned:.venv-agents-node $(BIN)/python -m pytest tests/agents -n 2
+
+# Those of one environment of Python, and codex and opencode.
+test-agents-short: .venv/test.stamp
+	+$(MAKE) -j 2 .venv-agents/stamp .venv-agents-node/stamp
+	HF_HUB_OFFLINE=1 AGENT_CLIENTS=.venv-agents:.venv-agents-node $(BIN)/python -m pytest tests/agents -n 2
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
@@ -158,10 +169,26 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	.venv-skyrl/bin/python -c 'import skyrl.train.trainer'
 	touch $@
 
+.venv-agents/stamp .venv-agents-pinned/stamp: .venv-%/stamp: requirements-%.txt
+	@echo "installing clients of Python into $(@D) (one to two minutes, 0.5 GB)"
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-$*.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check check
+	touch $@
+
+# The lock file names no registry: npm takes the one that it is configured with, and checks each package against its hash.
+.venv-agents-node/stamp: tests/agents/node/package.json tests/agents/node/package-lock.json
+	@echo "installing codex and opencode into $(@D) (half a minute, 0.8 GB)"
+	command -v npm || (echo "codex and opencode need Node 20 or later with npm, and there is none in PATH"; false)
+	mkdir -p $(@D)
+	cp tests/agents/node/package.json tests/agents/node/package-lock.json $(@D)
+	npm ci --prefix $(@D) --no-audit --no-fund
+	touch $@
+
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-vllm build dist
+	rm -rf .venv .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-vllm build dist
