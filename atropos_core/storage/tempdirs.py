@@ -28,11 +28,8 @@ def owned_directory(role: str) -> Iterator[Path]:
 def sweep(role: str) -> None:
     """Remove what processes of this role and this user left that are no more. One whose end cannot be seen from here
     (on another machine, or in another container) keeps its own."""
-    if _started(os.getpid()) is None:
-        return  # no /proc here: nobody's end can be seen
     for path in Path(tempfile.gettempdir()).glob(f"atropos-{role}-{_namespace()}-*-*-*"):
-        pid, started = path.name.rsplit("-", 3)[1:3]  # a role may have a dash, and a name of tempfile's none
-        if not (pid.isdecimal() and started.isdecimal()) or _started(int(pid)) == int(started):
+        if not was_left(path.name, role):
             continue
         try:
             state = path.lstat()
@@ -40,6 +37,15 @@ def sweep(role: str) -> None:
             continue  # another sweep was sooner
         if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid():
             shutil.rmtree(path, ignore_errors=True)
+
+
+def was_left(name: str, role: str) -> bool:
+    """Whether something of this name (see `owned_prefix`) is of a process of this role, seen from here, that is no more."""
+    pid, started = [*name.rsplit("-", 3), "", ""][1:3]  # a role may have a dash, and a name of tempfile's none
+    if not (name.startswith(f"atropos-{role}-{_namespace()}-") and pid.isdecimal() and started.isdecimal()):
+        return False
+    # with no /proc here, nobody's end can be seen
+    return _started(os.getpid()) is not None and _started(int(pid)) != int(started)
 
 
 def _namespace() -> int:

@@ -474,6 +474,8 @@ plugins/agent_api/tests/test_environment.py::test_what_a_call_wants_of_sampling_
   environment agent: sampling
 plugins/agent_api/tests/test_environment.py::test_a_sandbox_that_cannot_hold_a_program_to_the_api_is_refused_where_it_was_named
   environment agent: sandbox.use network
+plugins/agent_api/tests/test_docker.py::test_a_container_has_the_limits_and_the_network_of_its_program
+  sandbox docker: image python
 plugins/adapter_roll/tests/test_recipe.py::test_a_run_file_becomes_rolls_keys
   adapter roll: sequence_length split reward.format.markers
 plugins/adapter_roll/tests/test_recipe.py::test_the_weight_of_the_environments_own_score_is_carried_over

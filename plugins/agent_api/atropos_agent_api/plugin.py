@@ -1,4 +1,4 @@
-"""What this package offers: the environment `agent`, and the sandboxes `local`, `process` and `bubblewrap`."""
+"""What this package offers: the environment `agent`, and the sandboxes `local`, `process`, `bubblewrap` and `docker`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_agent_api.config import AgentOptions
-from atropos_agent_api.sandboxes.config import BubblewrapOptions
+from atropos_agent_api.sandboxes.config import BubblewrapOptions, DockerOptions
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 
@@ -38,6 +38,12 @@ def build_bubblewrap(options: BubblewrapOptions, context: RunContext) -> Sandbox
     return BubblewrapSandbox(options.visible)
 
 
+def build_docker(options: DockerOptions, context: RunContext) -> Sandbox:
+    from atropos_agent_api.sandboxes.docker import DockerSandbox
+
+    return DockerSandbox(options.image, options.python)
+
+
 @hookimpl
 def atropos_environments() -> Iterable[Provider[Environment]]:
     return [Provider("agent", "any program that speaks to a model, unmodified", AgentOptions, build_agent)]
@@ -62,4 +68,10 @@ def atropos_sandboxes() -> Iterable[Provider[Sandbox]]:
         summary="namespaces of Linux: a program sees no file but the system's and its own, and no network but the API",
         config=BubblewrapOptions,
         build=build_bubblewrap,
+    )
+    yield Provider(
+        name="docker",
+        summary="a container of an image of yours for each program, by a docker daemon of this machine",
+        config=DockerOptions,
+        build=build_docker,
     )

@@ -104,8 +104,8 @@ class Poisoned:
     code: int | None = None
     left_running: int | None = None
 
-    def argv(self, mark: str) -> list[str]:
-        return [sys.executable, "-S", "-c", self.text.replace("MARK", mark), mark]
+    def argv(self, mark: str, python: str = sys.executable) -> list[str]:
+        return [python, "-S", "-c", self.text.replace("MARK", mark), mark]
 
 
 POISONED = {

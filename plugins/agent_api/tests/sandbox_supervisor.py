@@ -9,9 +9,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from plugins.agent_api.tests.sandboxes import MADE, program, run
+from plugins.agent_api.tests.sandboxes import MADE, NETWORK, program, run
 
-NETWORK = {"process": "host", "bubblewrap": "none"}
 TEXT = "setsid sh -c 'setsid sleep 60 & sleep 60' & echo x > left; sleep 0.1"
 
 

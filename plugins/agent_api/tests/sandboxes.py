@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +17,38 @@ import psutil
 import pytest
 
 from atropos_agent_api.sandboxes.bubblewrap import BubblewrapSandbox
+from atropos_agent_api.sandboxes.docker import DockerSandbox
 from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_core.errors import FitError
-from atropos_core.interfaces import Exit, Limits, Program, Sandbox
+from atropos_core.interfaces import Exit, Limits, Network, Program, Sandbox
+from plugins.agent_api.tests.docker_image import make_image
 
-MADE = {"process": ProcessSandbox, "bubblewrap": BubblewrapSandbox}
+IMAGE = os.environ.get(
+    "ATROPOS_TEST_IMAGE", f"atropos-sandbox-test-{os.getpid()}"
+)  # a process that a test starts has it from there
+NETWORK: dict[str, Network] = {
+    "process": "host",
+    "bubblewrap": "none",
+    "docker": "none",
+}  # the least that each can hold to
+
+
+@cache
+def image() -> str:
+    """Made once, removed at the end; nothing where there is no daemon, which `open` then says."""
+    is_made = "ATROPOS_TEST_IMAGE" in os.environ
+    if (
+        not is_made
+        and shutil.which("docker")
+        and not subprocess.run(["docker", "version"], capture_output=True, timeout=60).returncode
+    ):
+        make_image(IMAGE)
+        os.environ["ATROPOS_TEST_IMAGE"] = IMAGE
+        atexit.register(subprocess.run, ["docker", "rmi", "--force", IMAGE], capture_output=True, timeout=60)
+    return IMAGE
+
+
+MADE = {"process": ProcessSandbox, "bubblewrap": BubblewrapSandbox, "docker": lambda: DockerSandbox(image())}
 
 
 @asynccontextmanager
@@ -30,6 +62,10 @@ async def opened(name: str, **options: Any) -> AsyncIterator[Sandbox]:
         yield sandbox
     finally:
         await sandbox.close()
+
+
+def python(name: str) -> str:
+    return "python3" if name == "docker" else sys.executable
 
 
 def program(

@@ -33,7 +33,7 @@ def wait_until(holds) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["process", "bubblewrap"])
+@pytest.mark.parametrize("name", ["process", "bubblewrap", "docker"])
 async def test_a_supervisor_that_is_killed_leaves_no_process_and_no_file(name, seed, tmp_path):
     async with opened(name):
         pass  # or skipped

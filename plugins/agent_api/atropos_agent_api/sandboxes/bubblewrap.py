@@ -93,7 +93,7 @@ class BubblewrapSandbox(KeptSandbox):
         environment = basic_environment(program, HOME, "/tmp")
         remedy = f"{program.argv[0]} must be where programs inside see it: name its folder in sandbox.visible."
         argv = self.command(program, environment["PATH"])
-        return await self.keep(program, argv, environment, cwd="/", remedy=remedy, is_namespaced=True)
+        return await self.keep(program, argv, environment, cwd="/", remedy=remedy, kind="namespaces")
 
     def command(self, program: Program, path: str) -> list[str]:
         """What starts the program. Of what its command names, what is found in `path` is visible to it."""
@@ -181,7 +181,7 @@ def first_process(program: Program) -> str:
     port = port_inside(address(program.api_url)[1]) if program.network == "api" else None
     newer = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= COUNTS_BY_NAMESPACE
     processes = max(1024, PROCESS_SHARE * program.limits.processes) if newer else None
-    return json.dumps({"port": port, "processes": processes, "argv": list(program.argv)})
+    return json.dumps({"port": port, "processes": processes, "most": None, "argv": list(program.argv)})
 
 
 def port_inside(port: int) -> int:

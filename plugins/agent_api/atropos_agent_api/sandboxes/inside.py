@@ -1,9 +1,10 @@
-"""The first process inside a namespace: makes the listener of the API, starts the program, and says how it ended.
+"""The first process inside a namespace or a container: makes the listener of the API, starts the program, and says how it ended.
 
-Given to Python as text (`python -I -S -c TEXT ARGUMENTS`), since nothing of ours is to be seen in there: no import but the
-standard library's, in this one file. ARGUMENTS are the descriptor of a Unix socket to the keeper, and JSON: "port" (of the
-API's listener, or null), "processes" (RLIMIT_NPROC, or null), "argv". It is process 1 of its namespace: what it leaves when it
-ends, the kernel kills.
+Given to Python as text (`python -I -S -c TEXT CONTROL JSON`), since nothing of ours is to be seen in there: no import but the
+standard library's, in this one file. CONTROL leads to the keeper: a descriptor of a Unix socket, or the path of one, by which
+environment variables come first. JSON has "port" (of the API's listener, or null), "processes" (RLIMIT_NPROC, or null), "most"
+(processes that this one lets be, where nobody outside counts them, or null) and "argv". It is process 1 of its namespace: what
+it leaves when it ends, the kernel kills.
 """
 
 import json
@@ -13,10 +14,19 @@ import signal
 import socket
 import sys
 
+LOOK_S = 0.1
+
 
 def main() -> None:
-    control, wanted = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
-    control.set_inheritable(False)
+    wanted = json.loads(sys.argv[2])
+    if sys.argv[1].isdecimal():
+        control = socket.socket(fileno=int(sys.argv[1]))
+        control.set_inheritable(False)
+    else:
+        control = socket.socket(socket.AF_UNIX)
+        control.connect(sys.argv[1])
+        with control.makefile("rb") as sent:
+            os.environ.update(json.loads(sent.readline()))
     if wanted["port"] is not None:
         listener = socket.create_server(("127.0.0.1", wanted["port"]), backlog=256)
         socket.send_fds(control, [b'{"event": "listening"}\n'], [listener.fileno()])
@@ -40,12 +50,26 @@ def main() -> None:
     with open(reading, "rb") as failure:
         failed = failure.read().decode()
     say(control, {"event": "not_started", "why": failed} if failed else {"event": "started"})
+    if wanted["most"] is not None:
+        signal.signal(signal.SIGALRM, lambda *_: look(control, wanted["most"]))
+        signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
     while True:
         ended, status = os.wait()
         if ended == child:
             break
-    left = sum(lives(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid())
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    left = others()
     say(control, {"event": "ended", "status": os.waitstatus_to_exitcode(status), "left_running": left})
+
+
+def look(control: socket.socket, most: int) -> None:
+    if others() > most:
+        say(control, {"event": "processes"})
+
+
+def others() -> int:
+    """How many processes there are beside this one."""
+    return sum(lives(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid())
 
 
 def lives(pid: str) -> bool:

@@ -14,6 +14,7 @@ import resource
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from atropos_agent_api.sandboxes.forwarder import PIECE, Forwarder
 from atropos_agent_api.sandboxes.trees import TooMuch, copy_tree, remove_tree, size_bytes, write_file
 
 CONTROL = "{control}"  # an argument that stands for the descriptor by which the first process inside is heard
+START_S = 50.0  # until the first process inside has started the program
+COMMAND_S = 60.0  # for what is run before and after a program
 LOOK_S = 0.1  # between two looks at what the program uses
 LOOK_SHARE = 20  # and at least as many times as long as a look takes
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -41,6 +44,7 @@ class Keeper:
     def __init__(self, supervisor: socket.socket, job: dict[str, Any], contents: list[bytes]) -> None:
         self._supervisor = supervisor
         self._job = job
+        self._kind: str = job["kind"]  # "process"; "namespaces"; "container": its processes are not below this one
         self._contents = contents
         self._limits: dict[str, Any] = job["limits"]
         self._selector = selectors.DefaultSelector()
@@ -48,7 +52,7 @@ class Keeper:
         self._stdin = b""
         self._written = 0
         self._child: int | None = None
-        self._control: socket.socket | None = None  # to the first process inside a namespace
+        self._control: socket.socket | None = None  # to the first process inside
         self._heard = b""
         self._forwarder: Forwarder | None = None
         self._started = 0.0
@@ -57,6 +61,7 @@ class Keeper:
         self._limit: str | None = None
         self._stop = False
         self._has_directory = False
+        self._has_after = False  # something is to be run afterwards
         self._statuses: dict[int, int] = {}  # of children that were waited for
         self._disk = 0
         self._disk_at = 0.0  # when it is measured next
@@ -91,13 +96,17 @@ class Keeper:
         directory = self._job["directory"]
         os.mkdir(directory, 0o700)
         self._has_directory = True
-        for name in ("work", "home", "tmp"):
+        for name in ("work", "home", "tmp", "control"):
             os.mkdir(os.path.join(directory, name), 0o700)
         if self._job["copy"] is not None:
             copy_tree(self._job["copy"], os.path.join(directory, "work"), self._limits["disk_bytes"])
         *files, self._stdin = self._contents
         for name, content in zip(self._job["files"], files, strict=True):
             write_file(directory, name, content)
+        for argv in self._job["before"]:
+            self._has_after = True
+            if why := self._run(argv):
+                raise OSError(why)
 
     def start(self) -> None:
         """Start the program, which says by a pipe that closes whether the exec succeeded. Raises OSError."""
@@ -117,8 +126,11 @@ class Keeper:
                 self._selector.register(ours, selectors.EVENT_READ, lambda events, one=ours: self._take(one))
         argv = self._job["argv"]
         control = None
-        if self._job["is_namespaced"]:
+        if self._kind == "container":
+            self._listen()
+        elif self._kind == "namespaces":
             self._control, control = socket.socketpair()
+            self._control.setblocking(False)
             self._selector.register(self._control, selectors.EVENT_READ, lambda events: self._hear())
             os.set_inheritable(control.fileno(), True)
             argv = [str(control.fileno()) if word == CONTROL else word for word in argv]
@@ -134,7 +146,7 @@ class Keeper:
             if why := failure.read().decode():
                 raise OSError(why)
         self._started = time.monotonic()
-        self._has_started = not self._job["is_namespaced"]
+        self._has_started = self._kind == "process"
 
     def _become(self, argv: list[str], pipes: dict[int, int], failed: int) -> None:
         """In the child, until it is the program."""
@@ -146,11 +158,12 @@ class Keeper:
                 os.dup2(descriptor, number)
             for number in (signal.SIGPIPE, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            for bound, value in (
+            bounds = (
                 (resource.RLIMIT_CORE, 0),
                 (resource.RLIMIT_FSIZE, self._limits["disk_bytes"]),
                 (resource.RLIMIT_DATA, 2 * self._limits["memory_bytes"]),  # of each process: what looks could miss
-            ):
+            )
+            for bound, value in bounds if self._kind != "container" else ():
                 _, hard = resource.getrlimit(bound)
                 value = value if hard == resource.RLIM_INFINITY else min(value, hard)
                 resource.setrlimit(bound, (value, value))
@@ -179,10 +192,10 @@ class Keeper:
         self._selector.register(
             self._supervisor, selectors.EVENT_READ, lambda events: self.obey(self._supervisor.recv(64))
         )
-        until = self._started + self._limits["wall_time_s"]
         look_at = self._started
         while not self._has_ended() and not self._limit and not self._stop:
             now = time.monotonic()
+            until = self._started + (self._limits["wall_time_s"] if self._has_started else START_S)
             if now >= until:
                 self._limit = "wall_time"
             elif now >= look_at:
@@ -204,11 +217,14 @@ class Keeper:
         is_whole = end_descendants(self._child, self._statuses)
         while self._files and self._take_all():
             pass
-        if self._control is not None:
+        if self._kind != "process":
             self._hear()
             status = -signal.SIGKILL if self._reported is None else self._reported["status"]
         else:
             status = os.waitstatus_to_exitcode(self._statuses.get(self._child, signal.SIGKILL))
+        said = self._after()
+        if self._job["memory_killed"] in said:
+            self._limit = "memory"
         if not self._limit and not self._stop and self._disk_bytes() > self._limits["disk_bytes"]:
             self._limit = "disk"
         if self._forwarder is not None:
@@ -236,14 +252,14 @@ class Keeper:
         return False
 
     def _left_running(self) -> int | None:
-        if self._control is not None or not HAS_PROC:
+        if self._kind != "process" or not HAS_PROC:
             return None
         return sum(one.state != "Z" and one.pid != self._child for one in descendants())
 
     def _look(self) -> None:
-        alive = [one for one in descendants(self._child) if one.state != "Z"]
+        alive = [one for one in descendants(self._child) if one.state != "Z"] if self._kind != "container" else []
         deleted_bytes, in_memory_bytes = deleted_files_bytes(alive)
-        own = 2 if self._control is not None else 0  # bwrap, and the first process inside
+        own = 2 if self._kind == "namespaces" else 0  # bwrap, and the first process inside
         if len(alive) - own > self._limits["processes"]:
             self._limit = "processes"
         elif resident_bytes(alive, self._limits["memory_bytes"]) + in_memory_bytes > self._limits["memory_bytes"]:
@@ -298,11 +314,59 @@ class Keeper:
             self._selector.unregister(theirs)
             os.close(theirs)
 
+    def _listen(self) -> None:
+        """For the first process inside a container, in a folder that is mounted there: it is the first to connect, and the last."""
+        folder = os.path.join(self._job["directory"], "control")
+        os.chdir(folder)  # the name of a Unix socket must be short
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("socket")
+        listener.listen(1)
+        os.chdir("/")
+
+        def accept(events: int) -> None:
+            self._control, _ = listener.accept()
+            self._control.sendall(json.dumps(self._job["inner_environment"]).encode() + b"\n")
+            self._control.setblocking(False)
+            self._selector.register(self._control, selectors.EVENT_READ, lambda events: self._hear())
+            self._selector.unregister(listener)
+            listener.close()
+            os.unlink(os.path.join(folder, "socket"))
+
+        self._selector.register(listener, selectors.EVENT_READ, accept)
+
+    def _run(self, argv: list[str]) -> str:
+        """What a command says that fails; nothing where it succeeds."""
+        ended = self._command(argv)
+        return (ended.stderr.decode(errors="replace").strip() or f"{argv[0]} failed") if ended.returncode else ""
+
+    def _after(self) -> list[str]:
+        """What the commands print that are run once it has ended, whatever became of it."""
+        if not self._has_after:
+            return []
+        self._has_after = False
+        return [self._command(argv).stdout.decode(errors="replace").strip() for argv in self._job["after"]]
+
+    def _command(self, argv: list[str]) -> subprocess.CompletedProcess[bytes]:
+        try:
+            return subprocess.run(
+                argv,
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=COMMAND_S,
+                check=False,
+                env=self._job["environment"],
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(
+                argv, 1, b"", f"{argv[0]} gave no answer within {COMMAND_S:.0f} s".encode()
+            )
+
     def _hear(self) -> None:
         """What the first process inside says. The program could make it say anything: it is believed about the program alone."""
-        assert self._control is not None
+        if self._control is None:
+            return
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 1, socket.MSG_DONTWAIT)
+            data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 1)
         except OSError:
             return
         if not data:
@@ -316,9 +380,12 @@ class Keeper:
         for event in map(_event, lines):
             if event.get("event") == "started" and not self._has_started:
                 self._has_started = True
+                self._started = time.monotonic()
                 self.say({"event": "started"})
             elif event.get("event") == "not_started" and not self._has_started:
                 self.not_started = str(event.get("why"))
+            elif event.get("event") == "processes":
+                self._limit = "processes"
             elif event.get("event") == "ended" and isinstance(event.get("status"), int):
                 left = event.get("left_running")
                 self._reported = {"status": event["status"], "left_running": left if isinstance(left, int) else None}
@@ -337,6 +404,7 @@ class Keeper:
             self.is_alone = True
 
     def close(self) -> None:
+        self._after()
         if self._has_directory:
             remove_tree(self._job["directory"])
         if self.is_alone:

@@ -73,19 +73,30 @@ class KeptSandbox(Sandbox):
         *,
         cwd: str,
         remedy: str = "",
-        is_namespaced: bool = False,
+        kind: str = "process",
+        **more: Any,
     ) -> KeptProgram:
-        """Start a keeper that starts `argv`, for a program that `check_program` has passed. Raises as `Sandbox.start`."""
+        """Start a keeper that starts `argv`, for a program that `check_program` has passed. `more` goes into the keeper's job.
+        Raises as `Sandbox.start`."""
         directory = self.directory(program.name)
         if directory.exists():
             raise ConfigError(f"there is a program named {program.name!r} in this sandbox already.")
         job = {
-            "directory": str(directory), "argv": list(argv), "environment": {**environment, "ATROPOS_SANDBOX": secrets.token_hex(16)},
-            "cwd": cwd, "stdout": str(program.stdout.absolute()), "stderr": str(program.stderr.absolute()),
-            "limits": asdict(program.limits), "copy": None if program.work is None else str(program.work.absolute()),
+            "directory": str(directory),
+            "argv": list(argv),
+            "environment": {**environment, "ATROPOS_SANDBOX": secrets.token_hex(16)},
+            "cwd": cwd,
+            "stdout": str(program.stdout.absolute()),
+            "stderr": str(program.stderr.absolute()),
+            "limits": asdict(program.limits),
+            "copy": None if program.work is None else str(program.work.absolute()),
             "files": [*(f"work/{name}" for name in program.files), *(f"home/{name}" for name in program.home_files)],
-            "is_namespaced": is_namespaced, "api": address(program.api_url) if program.network == "api" else None,
-        }  # fmt: skip
+            "api": address(program.api_url) if program.network == "api" else None,
+            "kind": kind,
+            "before": [],
+            "after": [],
+            "memory_killed": None,
+        } | more
         kept = KeptProgram(program.argv[0], directory, job, self._running.discard, self.start_keeper, remedy)
         self._running.add(kept)
         try:
@@ -175,15 +186,15 @@ class KeptProgram(RunningProgram):
         return self._directory / "work"
 
     async def close(self) -> None:
+        for future in (self._started, self._ended):
+            if not future.done():
+                future.set_exception(SandboxError("the sandbox was closed while a program ran in it."))
         if self._writer is not None:
             self._writer.close()  # the keeper ends its program, removes the directory, and ends
         if self._keeper is not None and self._keeper.returncode is None and not await self._has_gone(END_DEADLINE_S):
             await self._end_keeper()
         if self._listening is not None:
             self._listening.cancel()
-        for future in (self._started, self._ended):
-            if not future.done():
-                future.set_exception(SandboxError("the sandbox was closed while a program ran in it."))
         await asyncio.to_thread(remove_tree, str(self._directory))  # where the keeper was killed
         self._forget(self)
 

@@ -1,0 +1,156 @@
+"""The sandbox `docker`: each program in a container of its own, by the docker command line and a daemon of this machine.
+
+Our process 1 (`inside.py`) runs in the container too, so the image needs a Python: it makes the listener of the API in there,
+says how the program ended, and takes with it what that left. The daemon holds memory and the number of processes; the keeper
+holds the rest, and removes the container at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from dataclasses import replace
+from urllib.parse import urlsplit, urlunsplit
+
+from atropos_agent_api.sandboxes.bubblewrap import HOME, INSIDE, PROCESS_SHARE, SHARED_MEMORY_BYTES, WORK, port_inside
+from atropos_agent_api.sandboxes.kept import ROLE, KeptSandbox, address, basic_environment, check_program
+from atropos_core.errors import FitError, SandboxError
+from atropos_core.interfaces import Inside, Network, Program, RunningProgram
+from atropos_core.storage.tempdirs import was_left
+
+LABEL = "atropos.sandbox"  # of each container: the folder of its sandbox, which names its process
+COMMAND_S = 30.0
+OPEN = "The program is started by a daemon: `docker version` must show a server."
+PASSED_ON = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
+
+
+class DockerSandbox(KeptSandbox):
+    """`image` must be there: nothing is pulled. `python`: how it is called inside."""
+
+    networks: frozenset[Network] = frozenset({"none", "api", "host"})
+
+    def __init__(self, image: str, python: str = "python3") -> None:
+        super().__init__()
+        self._image = image
+        self._python = python
+        self._docker = "docker"
+
+    async def open(self) -> None:
+        """Starts a container once, to see that its image has what it takes."""
+        found = shutil.which("docker")
+        if found is None:
+            raise FitError(
+                "the command docker is not on PATH.", remedy="Install it, or use sandbox bubblewrap or process."
+            )
+        self._docker = found
+        code, said = await self._said("version", "--format", "{{.Server.Version}}")
+        if code:
+            raise FitError(f"there is no docker daemon: {said or 'it gave no answer'}", remedy=OPEN)
+        code, said = await self._said("image", "inspect", "--format", "{{.Id}}", self._image)
+        if code:
+            raise FitError(
+                f"there is no image {self._image!r} here: {said}", remedy=f"Pull or build it: docker pull {self._image}"
+            )
+        await self._remove_left()
+        await self._probe()
+
+    async def _probe(self) -> None:
+        folder = self.folder()
+        probe = Program(
+            "probe", [self._python, "-c", ""], folder / "probe.stdout", folder / "probe.stderr", network="none"
+        )
+        try:
+            running = await self.start(replace(probe, limits=replace(probe.limits, wall_time_s=COMMAND_S)))
+            ended = await running.wait()
+            await running.close()
+        except SandboxError as error:
+            raise FitError(
+                f"no program can be started in image {self._image!r}: {error}",
+                remedy=f"It needs Python 3.9 or later as {self._python!r} (option sandbox.python), and the daemon must be of this "
+                "machine: its folders are mounted.",
+            ) from error
+        finally:
+            for path in (probe.stdout, probe.stderr):
+                path.unlink(missing_ok=True)
+        if ended.code != 0:
+            raise FitError(f"{self._python} of image {self._image!r} does nothing and ended with {ended}.")
+
+    async def _remove_left(self) -> None:
+        """Containers whose keeper was killed as well, and whose supervisor is no more."""
+        code, said = await self._said(
+            "ps", "--all", "--filter", f"label={LABEL}", "--format", f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}'
+        )
+        for line in said.splitlines() if not code else ():
+            container, _, folder = line.partition(" ")
+            if was_left(folder, ROLE):
+                await self._said("rm", "--force", "--volumes", container)
+
+    def inside(self, name: str, api_url: str, network: Network) -> Inside:
+        if network == "api":
+            _, port = address(api_url)
+            api_url = urlunsplit(urlsplit(api_url)._replace(netloc=f"127.0.0.1:{port_inside(port)}"))
+        return Inside(WORK, HOME, api_url)
+
+    async def start(self, program: Program) -> RunningProgram:
+        check_program(program, self.networks)
+        container = self.container(program.name)
+        inner = basic_environment(program, HOME, "/tmp")
+        if "PATH" not in program.environment:
+            del inner["PATH"]  # the image's own
+        return await self.keep(
+            program,
+            [self._docker, "start", "--attach", "--interactive", container],
+            {name: os.environ[name] for name in PASSED_ON if name in os.environ},
+            cwd="/",
+            kind="container",
+            inner_environment=inner,
+            before=[self.command(program)],
+            after=[
+                [self._docker, "inspect", "--format", "memory {{.State.OOMKilled}}", container],
+                [self._docker, "rm", "--force", "--volumes", container],
+            ],
+            memory_killed="memory true",
+        )
+
+    def container(self, name: str) -> str:
+        return f"{self.folder().name}-{name}"
+
+    def command(self, program: Program) -> list[str]:
+        """What makes the container."""
+        directory, memory = self.directory(program.name), str(program.limits.memory_bytes)
+        mounts = (("work", WORK), ("home", HOME), ("tmp", "/tmp"), ("control", "/agent/control"))
+        told = {
+            "port": port_inside(address(program.api_url)[1]) if program.network == "api" else None,
+            "processes": None,
+            "most": program.limits.processes,
+            "argv": list(program.argv),
+        }
+        return [
+            self._docker, "create", "--name", self.container(program.name), "--label", f"{LABEL}={self.folder().name}",
+            "--interactive", "--pull", "never", "--log-driver", "none", "--workdir", WORK, "--hostname", "sandbox",
+            "--network", "host" if program.network == "host" else "none",
+            "--user", f"{os.getuid()}:{os.getgid()}", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only",
+            "--memory", memory, "--memory-swap", memory, "--pids-limit", str(PROCESS_SHARE * program.limits.processes),
+            "--shm-size", str(min(SHARED_MEMORY_BYTES, program.limits.memory_bytes)),
+            *(word for name, at in mounts for word in ("--mount", f"type=bind,src={directory / name},dst={at}")),
+            "--entrypoint", self._python, self._image,
+            "-I", "-S", "-c", INSIDE.read_text(), "/agent/control/socket", json.dumps(told),
+        ]  # fmt: skip
+
+    async def _said(self, *arguments: str) -> tuple[int, str]:
+        """How the docker command ended, and what it said: its output, or the last line of its errors."""
+        process = await asyncio.create_subprocess_exec(
+            self._docker, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                output, errors = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return 1, f"`docker {arguments[0]}` gave no answer within {COMMAND_S:.0f} s"
+        if process.returncode:
+            return process.returncode, (errors.decode(errors="replace").strip().splitlines() or [""])[-1]
+        return 0, output.decode(errors="replace").strip()
