@@ -234,6 +234,8 @@ class Client:
             echo["content"] = (echo["content"] or "").strip() or self.dice.choice(("", None))
         if message.get("tool_calls"):
             echo["tool_calls"] = [self.mangled_call(call) for call in message["tool_calls"]]
+            if self.dice.random() < 0.2:
+                echo["content"] = None
         return echo
 
     def mangled_call(self, call: Mapping[str, Any]) -> dict[str, Any]:

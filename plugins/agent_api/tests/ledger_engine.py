@@ -37,6 +37,7 @@ class LedgerEngine(Engine):
         self.endpoint = LocalEndpoint(self)
         self.hold = asyncio.Event()
         self.hold.set()
+        self.end = tokenizer.eos  # of every reply
         self._tokenizer = tokenizer
         self._say = say
         self._sampled = 0
@@ -65,11 +66,12 @@ class LedgerEngine(Engine):
         return self._tokenizer.encode(self._say(self._tokenizer.decode(prompt, keep_special=True), seed))
 
     def _one(self, prompt: Tokens, seed: int, sampling: Sampling) -> Completion:
-        ids = np.concatenate([self.ids(prompt, seed), self._tokenizer.encode(self._tokenizer.eos)])
+        end = self._tokenizer.encode(self.end)
+        ids = np.concatenate([self.ids(prompt, seed), end])
         ids = ids[: sampling.max_tokens]
         numbers = np.arange(self._sampled, self._sampled + len(ids))
         self._sampled += len(ids)
-        is_whole = bool(ids[-1] == self._tokenizer.encode(self._tokenizer.eos)[0])
+        is_whole = bool(ids[-1] == end[0])
         entry = Entry(prompt, ids, -((numbers + 1) * STEP).astype(np.float32), (numbers // 7).astype(np.int32), seed)
         self.ledger.append(entry)
         return Completion(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_agent_api.tokens.canonical import same_reasoning, units_of
+from atropos_agent_api.tokens.canonical import is_same_reply, units_of
 
 ASKED = {"role": "user", "content": "Oslo?"}
 
@@ -95,10 +95,17 @@ def test_arguments_written_as_text_are_the_arguments(arguments: dict[str, Any]):
 
 def test_reasoning_that_is_sent_must_be_what_was_sampled():
     sampled = said("hello", reasoning_content="one two")
-    assert same_reasoning(said("hello"), sampled)
-    assert same_reasoning(said("hello", reasoning_content=" one\ntwo "), sampled)
-    assert same_reasoning(said("<think>one two</think>hello"), sampled)
-    assert not same_reasoning(said("hello", reasoning_content="three"), sampled)
+    assert is_same_reply(said("hello"), sampled)
+    assert is_same_reply(said("hello", reasoning_content=" one\ntwo "), sampled)
+    assert is_same_reply(said("<think>one two</think>hello"), sampled)
+    assert not is_same_reply(said("hello", reasoning_content="three"), sampled)
+
+
+def test_text_beside_calls_may_be_left_out_but_not_changed():
+    sampled = said("I look.", call({}))
+    assert keys(said(None, call({}))) == keys(sampled) and is_same_reply(said(None, call({})), sampled)
+    assert is_same_reply(said(" I look.\n", call({})), sampled)
+    assert not is_same_reply(said("I do not look.", call({})), sampled)
 
 
 def test_the_name_of_a_tool_is_with_its_result():

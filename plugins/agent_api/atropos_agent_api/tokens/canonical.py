@@ -1,7 +1,8 @@
 """Whether two messages are the same one, though a client has sent it back in other words.
 
-Clients reorder the keys of arguments, send them as an object or as text, rename call ids, leave reasoning out, trim white
-space, split one reply in two messages and send "" for None. None of that makes a history another one; all else does.
+Clients reorder the keys of arguments, send them as an object or as text, rename call ids, leave out reasoning and the text
+beside calls, trim white space, split one reply in two messages and send "" for None. None of that makes another history of
+it; all else does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Unit:
     """One message of a conversation, or several of the assistant's in a row, which are one reply."""
 
     message: Message  # as it is rendered: content is text, arguments are objects where they are JSON
-    key: bytes  # equal where two messages are the same one, but for reasoning, which `same_reasoning` compares
+    key: bytes  # equal where two messages are the same one, but for what `is_same_reply` compares
 
     @property
     def by_assistant(self) -> bool:
@@ -67,10 +68,14 @@ def plain_message(message: Message) -> dict[str, Any]:
     return plain
 
 
-def same_reasoning(sent: Message, sampled: Message) -> bool:
-    """Whether the client sent the reasoning that was sampled, or none."""
-    given = _content_and_reasoning(sent)[1].split()
-    return not given or given == _content_and_reasoning(sampled)[1].split()
+def is_same_reply(sent: Message, sampled: Message) -> bool:
+    """Of two of the assistant's with one key: whether the client sent the reasoning, and the text beside calls, that was
+    sampled, or none."""
+    (content, reasoning), (own_content, own_reasoning) = _content_and_reasoning(sent), _content_and_reasoning(sampled)
+    has_text = not sent.get("tool_calls") or bool(content.strip())
+    return (not reasoning.strip() or reasoning.split() == own_reasoning.split()) and (
+        not has_text or content.strip() == own_content.strip()
+    )
 
 
 def call_ids(message: Message) -> list[str]:
@@ -94,7 +99,7 @@ def _key(message: Message, numbers: dict[str, int]) -> bytes:
         for call in calls:
             numbers[str(call.get("id") or f"call {len(numbers)}")] = len(numbers)
         said = [[call["function"]["name"], _canonical(_read(call["function"]["arguments"]))] for call in calls]
-        return digest("assistant", _content_and_reasoning(message)[0].strip(), said)
+        return digest("assistant", said or _content_and_reasoning(message)[0].strip())
     if role == "tool":
         given = str(message.get("tool_call_id") or "")
         return digest("tool", message["content"], numbers.get(given, given))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from atropos_agent_api.tokens.canonical import Unit, call_ids, digest, same_reasoning
+from atropos_agent_api.tokens.canonical import Unit, call_ids, digest, is_same_reply
 from atropos_core.types import Completion, Message, Tokens
 
 Beginning = Literal[
@@ -187,8 +187,8 @@ def _order(turn: Turn) -> tuple[int, int]:
 
 
 def _is_echoed(reply: Reply, units: Sequence[Unit]) -> bool:
-    """Whether the reasoning that was sent, where any was, is what was sampled, all along the chain."""
-    return all(same_reasoning(units[one.turn.units].message, one.message) for one in reply.chain)
+    """Whether what was sent is what was sampled, all along the chain."""
+    return all(is_same_reply(units[one.turn.units].message, one.message) for one in reply.chain)
 
 
 def _likeliest(replies: Sequence[Reply], echoed: Message) -> Reply:
