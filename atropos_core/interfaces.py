@@ -545,6 +545,14 @@ class Marked(Stateful, Protocol):
 
 
 @runtime_checkable
+class SelfChecked(Protocol):
+    """An environment that promises more than every environment does: `atropos check` reports on that as well."""
+
+    async def own_findings(self, task: Task, policy: Policy) -> Sequence[Finding]:
+        """While it is open, after the usual checks. `policy` answers the same to everything."""
+
+
+@runtime_checkable
 class Measured(Protocol):
     """What has numbers of its own for the metrics of a run: rewards, teachers, transforms, curricula."""
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from atropos_core.interfaces import Environment, Finding
+from atropos_core.interfaces import Environment, Finding, SelfChecked
 from atropos_core.rollouts.runner import runs_groups
 from atropos_core.testing import eventloop
 from atropos_core.testing.answers_in_prompts import check_leaks
@@ -61,6 +61,7 @@ class EnvironmentContract:
                 if has_tasks:
                     earlier = await self._check_rollouts()
                     self._check_event_loop(watch)
+                    await self._check_its_own()
             finally:
                 await self._closes()
             if earlier:
@@ -209,6 +210,12 @@ class EnvironmentContract:
             self._report.note(
                 "event loop", "no other rollout proceeds meanwhile: asyncio.to_thread is for long computations"
             )
+
+    async def _check_its_own(self) -> None:
+        """What this environment promises beyond the contract."""
+        if isinstance(self._environment, SelfChecked) and self._tasks:
+            task = self._tasks[0]
+            self._report.findings += await self._environment.own_findings(task, ScriptedPolicy(EMPTY, task))
 
     async def _closes(self) -> None:
         problems = await self._trouble(self._environment.close(), self._deadline_s)

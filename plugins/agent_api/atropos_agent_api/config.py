@@ -84,6 +84,10 @@ class RewardOptions(Options):
             check(text, f"reward.command[{at}]", GRADER_NAMES)
         return self
 
+    def code(self) -> tuple[str, ...]:
+        """The files that it is in, as far as its options say."""
+        return (self.function.rpartition(":")[0],) if self.function is not None else self.command or ()
+
 
 class AgentOptions(Options):
     command: tuple[str, ...] | None = None  # the program and its arguments, with placeholders

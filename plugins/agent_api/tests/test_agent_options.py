@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from atropos_agent_api.config import AgentOptions
 from atropos_agent_api.environment.tasks import read_tasks, split_by_id
-from atropos_agent_api.environment.templates import check, fill, of_task
+from atropos_agent_api.environment.templates import check, fill, of_task, plain
 from atropos_core.errors import DataError
 from atropos_core.types import Task
 
@@ -60,6 +60,13 @@ def test_only_lower_case_names_in_braces_are_placeholders() -> None:
     assert json.loads(fill(text, values)) == {
         "url": "http://h/v1", "of": {"task": "7"}, "shell": "${HOME}", "kept": "{base_url}", "python": {},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["{base_url}", "{{base_url}}", "{{{base_url}}}", '{"a": {"b": {}}}', "{a}{{b}}", "{", "f'{x}'"]
+)
+def test_any_text_has_a_template(text: str) -> None:
+    assert fill(plain(text), {"base_url": "x", "a": "x", "b": "x", "x": "y"}) == text
 
 
 def test_a_value_that_holds_a_placeholder_is_not_filled_again() -> None:

@@ -210,3 +210,11 @@ def test_the_poisoned_programs_would_do_harm():
     """Each names a limit, or leaves something: a program that a sandbox need not hold shows nothing."""
     assert all(one.limit or one.left_running for one in POISONED.values())
     assert Path(sys.executable).exists()
+
+
+async def test_a_program_that_is_closed_while_it_runs_leaves_room_for_the_next(tmp_path):
+    async with opened("process") as sandbox:
+        for name in ("one", "two", "three"):
+            running = await sandbox.start(program(tmp_path, ["sleep", "60"], name=name, network="host"))
+            await running.close()
+        assert (await run(sandbox, program(tmp_path, ["true"], name="last", network="host")))[0].code == 0

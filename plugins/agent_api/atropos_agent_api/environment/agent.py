@@ -8,16 +8,21 @@ import secrets
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from copy import copy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions
+from atropos_agent_api.environment import poisoned
 from atropos_agent_api.environment.program import MODEL, Files, program_of, values_of
 from atropos_agent_api.environment.streams import KeptStreams, tail
 from atropos_agent_api.environment.tasks import read_tasks, split_by_id
 from atropos_agent_api.grading.case import Case
 from atropos_agent_api.grading.graders import Grader
 from atropos_agent_api.grading.left_files import copy_left
+from atropos_agent_api.sandboxes.preloaded import PreloadedSandbox
+from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_agent_api.server.running import open_agent_server
 from atropos_agent_api.sessions.options import SessionOptions, trained_calls
 from atropos_agent_api.sessions.record import SessionRecord
@@ -25,10 +30,10 @@ from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core.builtin.rewards import last_reply
-from atropos_core.errors import ConfigError, DataError, ProcessDied
+from atropos_core.errors import AtroposError, ConfigError, DataError, ProcessDied
 from atropos_core.guards.endings import raise_first
 from atropos_core.http_server.server import RunningServer
-from atropos_core.interfaces import Environment, Exit, Network, Policy, RunningProgram, Sandbox, Score
+from atropos_core.interfaces import Environment, Exit, Finding, Network, Policy, RunningProgram, Sandbox, Score
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.types import Episode, Split, Task
 
@@ -124,14 +129,20 @@ class Agent(Environment):
 
     async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         async with self._room:
-            format = await self._formats.of(policy)
-            session = self._sessions.open(policy, format, self._session_options, seed=seed, name=task.id)
             folder = self._streams.begin(task.id)
             try:
-                return await self._run(task, session, seed, folder)
+                return await self._rollout_in(folder, task, policy, seed=seed)
             finally:
-                self._sessions.end(session, "its episode has ended")
                 self._streams.end(folder)
+
+    async def _rollout_in(self, folder: Path, task: Task, policy: Policy, *, seed: int) -> Episode:
+        """`folder`: for what the program writes."""
+        format = await self._formats.of(policy)
+        session = self._sessions.open(policy, format, self._session_options, seed=seed, name=task.id)
+        try:
+            return await self._run(task, session, seed, folder)
+        finally:
+            self._sessions.end(session, "its episode has ended")
 
     async def _run(self, task: Task, session: Session, seed: int, folder: Path) -> Episode:
         assert self._server is not None, "an environment is opened before it is used"
@@ -199,6 +210,55 @@ class Agent(Environment):
                 await asyncio.to_thread(copy_left, await running.work(), work, most)
             case = Case(task, episode.messages, answer, ended.code, ended.limit or "", work)
             return await self._grader.score(case, episode)
+
+    # -- `atropos check`
+
+    async def own_findings(self, task: Task, policy: Policy) -> Sequence[Finding]:
+        """Poisoned programs in place of the user's own: none gets a reward that it did not earn, none outlives its episode."""
+        sandbox = self._sandbox
+        if isinstance(sandbox, PreloadedSandbox):  # of the user's function alone
+            sandbox = ProcessSandbox()
+            await sandbox.open()
+        grader = self._options.reward.code() if self._options.reward is not None else ()
+        try:
+            with tempfile.TemporaryDirectory(prefix=owned_prefix(GRADING)) as directory:
+                streams = KeptStreams(Path(directory), 100)
+                streams.open()
+                ran = partial(self._run_poisoned, task, policy, sandbox, streams)
+                honest = await ran(poisoned.command("")[0])
+                findings = []
+                for name, (program, limit) in poisoned.PROGRAMS.items():
+                    command, mark = poisoned.command(program, *grader)
+                    findings.append(poisoned.finding(name, honest, await ran(command), limit, mark))
+                secret = secrets.token_hex(16)
+                owner, spy = poisoned.command(poisoned.SECRET, secret)[0], poisoned.command(poisoned.SPY, secret)[0]
+                _, spied = await asyncio.gather(ran(owner), ran(spy))
+                return [*findings, poisoned.neighbour_finding(spied, "api" in sandbox.networks)]
+        finally:
+            if sandbox is not self._sandbox:
+                await sandbox.close()
+
+    async def _run_poisoned(
+        self, task: Task, policy: Policy, sandbox: Sandbox, streams: KeptStreams, command: Sequence[str]
+    ) -> poisoned.Ran:
+        changed = {
+            "command": tuple(command),
+            "function": None,
+            "stdin": "",
+            "limits": poisoned.LIMITS,
+            "on_failure": "grade",
+        }
+        other = copy(self)
+        other._options = self._options.model_copy(update=changed)
+        other._sandbox = sandbox
+        folder, score = streams.begin(task.id), None
+        try:
+            score = (await other._rollout_in(folder, task, policy, seed=1)).score
+        except AtroposError:
+            pass  # a failed rollout: it has no reward
+        account = json.loads((folder / "account.json").read_text())
+        calls = account["metrics"]["agent/calls"]
+        return poisoned.Ran(score, account["exit"]["limit"] or "", calls, tail(folder / "stdout.txt"))
 
 
 def _account(task: Task, record: SessionRecord, ended: Exit) -> str:

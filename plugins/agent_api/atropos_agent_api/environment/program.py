@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions, FileOptions, LimitOptions
-from atropos_agent_api.environment.templates import check, fill, of_task, prompt_of
+from atropos_agent_api.environment.templates import check, fill, of_task, plain, prompt_of
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Inside, Limits, Network, Program
 from atropos_core.types import Task
@@ -54,7 +54,7 @@ def argv(options: AgentOptions) -> tuple[str, ...]:
     """With placeholders."""
     if options.command is not None:
         return options.command
-    return ("{python}", *(_plain(text) for text in (str(FUNCTION), *function_of(options))))
+    return ("{python}", *(plain(text) for text in (str(FUNCTION), *function_of(options))))
 
 
 def function_of(options: AgentOptions) -> tuple[str, str]:
@@ -62,11 +62,6 @@ def function_of(options: AgentOptions) -> tuple[str, str]:
     assert options.function is not None, "the options have one of the two"
     where, _, name = options.function.rpartition(":")
     return (str((options.here / where).resolve()) if where.endswith(".py") else where, name)
-
-
-def _plain(text: str) -> str:
-    """As a template for itself."""
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def values_of(options: AgentOptions, task: Task, inside: Inside, key: str, seed: int) -> dict[str, str]:

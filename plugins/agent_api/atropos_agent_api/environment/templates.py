@@ -67,6 +67,11 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
+def plain(text: str) -> str:
+    """A template for this very text."""
+    return _PLACEHOLDER.sub(lambda found: f"{{{found[0]}}}", text)
+
+
 def of_task(task: Task) -> dict[str, str]:
     """What placeholders can say of a task: its id, prompt and messages, and each field of its data. Never its answer."""
     fields = {f"task.{name}": _text(value) for name, value in task.data.items() if name != "answer"}

@@ -407,11 +407,22 @@ class Keeper:
         self._after()
         if self._has_directory:
             remove_tree(self._job["directory"])
-        if self.is_alone:
+        if self.is_alone and not _lives(self._job["supervisor"]):
             try:
                 os.rmdir(os.path.dirname(self._job["directory"]))  # the last of its supervisor's programs
             except OSError:
                 pass
+
+
+def _lives(pid: int) -> bool:
+    """A supervisor that hung up may start further programs there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _event(line: bytes) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class KeptSandbox(Sandbox):
         if directory.exists():
             raise ConfigError(f"there is a program named {program.name!r} in this sandbox already.")
         job = {
+            "supervisor": os.getpid(),
             "directory": str(directory),
             "argv": list(argv),
             "environment": {**environment, "ATROPOS_SANDBOX": secrets.token_hex(16)},

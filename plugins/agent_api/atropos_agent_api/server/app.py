@@ -109,7 +109,7 @@ async def refuse_early(scope: Scope, send: Send, status: int, error: AtroposErro
 
 
 async def _value(scope: Scope, receive: Receive) -> dict[str, Any]:
-    """The body, which `Limits` hands on whole."""
+    """The body, which `Limits` passes on whole."""
     body = (await receive()).get("body", b"")
     try:
         value = orjson.loads(body)
