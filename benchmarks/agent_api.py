@@ -4,8 +4,8 @@
 
 64 agents at once make 20 calls each, one after another: in process, where an agent is a coroutine that calls its session, and
 over HTTP, where they are in a process of their own on the same machine. Conversations, sessions and the engine are the same: it
-takes half a second for a sample, give or take 150 ms by the call's seed, and computes nothing. Each way runs several times in turn. Then 200
-episodes of 20 turns at once over HTTP, wave after wave: resident memory of the server after each. Writes
+takes half a second for a sample, give or take 150 ms by the call's seed, and computes nothing. Each way runs several times in
+turn. Then 200 episodes of 20 turns at once over HTTP, wave after wave: resident memory of the server after each. Writes
 benchmarks/results/agent_api.json.
 """
 

@@ -9,7 +9,16 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from atropos_agent_api.dialects import chat, chat_messages, completions, message_blocks, messages, response_items, responses, tools
+from atropos_agent_api.dialects import (
+    chat,
+    chat_messages,
+    completions,
+    message_blocks,
+    messages,
+    response_items,
+    responses,
+    tools,
+)
 from atropos_agent_api.dialects.fields import Fields
 
 PAGE = Path("docs/agent-api.md")

@@ -97,6 +97,9 @@ FIELDS = Fields(
         "top_logprobs": (None, 0),
         "context_management": (None, []),
         "moderation": (None,),
+        "access_programs": (None,),
+        "background_options": (None,),
+        "image": (None,),
     },
     sampling={"temperature": number(0, 2), "top_p": number(0, 1), "reasoning": _effort, "text": _verbosity},
 )

@@ -1,0 +1,64 @@
+"""docs/agent-api.md: its tables are those of the code, and its bounds the server's."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from atropos_agent_api.dialects import chat, completions, messages, responses, values
+from atropos_agent_api.server import app, hints, running
+from atropos_core.http_server import gate
+from tests.conftest import REPOSITORY
+from tools.make_agent_api_tables import page
+
+PAGE = (REPOSITORY / "docs/agent-api.md").read_text()
+
+
+def test_the_tables_of_fields_are_those_of_the_code():
+    assert page(PAGE) == PAGE, "python tools/make_agent_api_tables.py"
+
+
+def test_every_call_is_in_the_first_table_and_no_other():
+    named = set(re.findall(r"`POST (/v1/[\w/]+)`", PAGE))
+    assert named == {*app.CALLS, app.COUNT}
+
+
+@pytest.mark.parametrize(
+    ("said", "bound"),
+    [
+        (r"A request has (\d+) s to arrive", running.REQUEST_S),
+        (r"(\d+) MB of body", running.BODY_BYTES / 1e6),
+        (r"(\d+) kB and \d+ lines of\s+head", gate.HEAD_BYTES / 1024),
+        (r"\d+ kB and (\d+) lines of\s+head", gate.HEAD_LINES),
+        (r"(\d+) connections", running.CONNECTIONS),
+        (r"(\d+) MB for all bodies", running.IN_FLIGHT_BYTES / 1e6),
+        (r"go (\d+) deep", values.DEEPEST),
+        (r"(\d+) characters of each", hints.MOST_CHARACTERS),
+    ],
+)
+def test_a_bound_on_the_page_is_the_servers(said: str, bound: float):
+    [found] = re.findall(said, PAGE)
+    assert float(found) == bound
+
+
+def test_a_comment_every_ten_seconds_and_ten_minutes_of_silence():
+    assert "every ten seconds" in PAGE and app.KEEP_ALIVE_S == 10
+    assert "silent for ten minutes" in PAGE and running.KEPT_ALIVE_S == 600
+
+
+def test_every_field_of_the_sdks_is_in_a_table():
+    """What OpenAI's and Anthropic's own SDKs can send is refused on purpose, and not because nobody has thought of it."""
+    from anthropic.types import message_create_params
+    from openai.types import completion_create_params
+    from openai.types.chat import completion_create_params as chat_params
+    from openai.types.responses import response_create_params
+
+    for fields, kind in (
+        (chat.FIELDS, chat_params.CompletionCreateParamsBase),
+        (completions.FIELDS, completion_create_params.CompletionCreateParamsBase),
+        (responses.FIELDS, response_create_params.ResponseCreateParamsBase),
+        (messages.FIELDS, message_create_params.MessageCreateParamsBase),
+    ):
+        table = {*fields.read, *fields.no_effect, *fields.only, *fields.sampling}
+        assert not set(kind.__annotations__) - table, kind
