@@ -200,6 +200,17 @@ SOME = {  # of options that cannot all be left out, and of forms that are not th
     "distillation": [{"model": "tiny"}, {"url": "http://127.0.0.1:1/v1", "tokenizer": "tiny"}],
     "format": [{"patterns": ["7"]}],
     "remote": [{"url": "http://127.0.0.1:1"}],
+    "docker": [{"image": "debian"}],
+    "agent": [
+        {"command": ["python", "agent.py"], "tasks_from": "gsm8k"},
+        {
+            "function": "agent:main",
+            "tasks": "tasks.jsonl",
+            "reward": {"function": "grade:grade"},
+            "env": {"A": "{task.id}"},
+            "files": {"a.txt": {"text": "{task.prompt}"}},
+        },
+    ],
 }
 
 
