@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import BLOCKS, Block
 
+EXAMPLE = "plugins/agent_api/tests/test_example.py::"
 HERE = "tests/pages/test_commands.py::"
 # Page, how the block's first line begins, and the tests that execute it or compare what it shows.
 EXECUTED = (
@@ -23,6 +24,10 @@ EXECUTED = (
     ("README.md", "workers sample from", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "worker gsm8k@", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("docs/agent-tokens.md", "", "plugins/agent_api/tests/test_page.py::test_the_picture_of_a_rule_is_what_a_session_makes_of_it"),
+    ("docs/agents.md", "pip install atropos-plugin-agent-api", EXAMPLE + "test_the_example_on_the_page_learns"),
+    ("docs/agents.md", "held-out accuracy", EXAMPLE + "test_the_example_on_the_page_learns"),
+    ("docs/agents.md", "from atropos_agent_api.grading", EXAMPLE + "test_the_reward_on_the_page_scores"),
+    ("docs/agents.md", "atropos check agent", "plugins/agent_api/tests/test_poisoned.py::test_the_whole_contract"),
     ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/cli/test_new.py::test_"),
     ("docs/how-a-run-works.md", "draw                 prompt ids", "a drawing"),
     ("docs/roles.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
