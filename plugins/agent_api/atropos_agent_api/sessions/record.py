@@ -24,7 +24,7 @@ class CallRecord:
     prompt_tokens: int  # those that were rendered for it, after its parent's
     sampled_tokens: int
     finish: str  # of its last choice
-    is_cut: bool  # by a bound of the client's that was below the run's
+    is_cut: bool  # by a bound below the run's: of the call, the model's context or the session
     hints: Mapping[str, str]
     overruled: Mapping[str, Any]  # sampling that the client wanted otherwise
 
