@@ -48,6 +48,15 @@ async def test_a_supervisor_that_is_killed_leaves_no_process_and_no_file(name, s
     assert not folder.exists()
 
 
+async def test_the_last_keeper_of_a_supervisor_that_was_killed_removes_its_folder(tmp_path):
+    command = [sys.executable, "-m", "plugins.agent_api.tests.sandbox_supervisor", "process", str(tmp_path), "last"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as supervisor:
+        folder = Path(supervisor.stdout.readline().strip())
+        assert wait_until(lambda: len(list(folder.glob("*/work/left"))) == 3)
+        supervisor.kill()
+    assert wait_until(lambda: not folder.exists())
+
+
 @pytest.mark.parametrize(("name", "network"), [("process", "host"), ("bubblewrap", "none")])
 async def test_a_keeper_that_is_killed_takes_its_program_along_and_is_an_error(name, network, tmp_path):
     mark = secrets.token_hex(8)
@@ -77,3 +86,4 @@ async def test_a_keeper_that_is_told_to_end_by_the_system_cleans_up(name, networ
         assert (await running.wait()).stopped
         assert wait_until(lambda: not marked(mark))
         await running.close()
+        assert sandbox.folder().exists(), "it is the supervisor's, who goes on"

@@ -192,6 +192,12 @@ async def test_closing_the_sandbox_ends_what_still_runs(sandbox, tmp_path):
         await running.wait()
 
 
+async def test_after_a_program_that_was_closed_while_it_ran_another_can_start(sandbox, tmp_path):
+    running = await sandbox.start(program(tmp_path, ["sleep", "60"], network=sandbox.network))
+    await running.close()
+    assert (await of_shell(sandbox, tmp_path, "exit 4"))[0].code == 4
+
+
 async def test_many_programs_at_once_each_have_their_own_end(sandbox, tmp_path):
     wanted = [
         program(

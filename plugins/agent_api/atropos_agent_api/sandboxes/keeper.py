@@ -31,6 +31,7 @@ from atropos_agent_api.sandboxes.forwarder import PIECE, Forwarder
 from atropos_agent_api.sandboxes.trees import TooMuch, copy_tree, remove_tree, size_bytes, write_file
 
 CONTROL = "{control}"  # an argument that stands for the descriptor by which the first process inside is heard
+CLOSE = b"close\n"  # the last word of a supervisor
 START_S = 50.0  # until the first process inside has started the program
 COMMAND_S = 60.0  # for what is run before and after a program
 LOOK_S = 0.1  # between two looks at what the program uses
@@ -67,7 +68,9 @@ class Keeper:
         self._disk_at = 0.0  # when it is measured next
         self._free_bytes = 0  # of the disk, when it was measured
         self.not_started = ""  # why not
-        self.is_alone = False  # the supervisor has gone
+        self._is_closed = False  # the supervisor has said that it wants no more
+        self._is_alone = False  # it has gone without a word
+        self.is_done = False  # either
 
     def run(self) -> None:
         """From nothing to the program's end. Whatever goes wrong is said to the supervisor."""
@@ -187,7 +190,7 @@ class Keeper:
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.obey(b""))
+        signal.signal(signal.SIGTERM, lambda *_: self.obey(CLOSE))
         self._selector.register(reading, selectors.EVENT_READ, lambda events: os.read(reading, 4096))
         self._selector.register(
             self._supervisor, selectors.EVENT_READ, lambda events: self.obey(self._supervisor.recv(64))
@@ -206,8 +209,11 @@ class Keeper:
                     key.data(events)
 
     def obey(self, message: bytes) -> None:
+        """Any word ends the program. Where the supervisor has gone without the last one, nobody else removes its folder."""
         self._stop = True
-        self.is_alone = self.is_alone or not message
+        self.is_done = self.is_done or not message or message.endswith(CLOSE)
+        self._is_alone = self._is_alone or (not message and not self._is_closed)
+        self._is_closed = self._is_closed or message.endswith(CLOSE)
 
     def finish(self) -> dict[str, Any]:
         """End what is left of it, and say how it ended."""
@@ -401,28 +407,17 @@ class Keeper:
         try:
             self._supervisor.sendall(json.dumps(event).encode() + b"\n")
         except OSError:
-            self.is_alone = True
+            pass  # it has gone: what is read next says so
 
     def close(self) -> None:
         self._after()
         if self._has_directory:
             remove_tree(self._job["directory"])
-        if self.is_alone and not _lives(self._job["supervisor"]):
+        if self._is_alone:
             try:
                 os.rmdir(os.path.dirname(self._job["directory"]))  # the last of its supervisor's programs
             except OSError:
                 pass
-
-
-def _lives(pid: int) -> bool:
-    """A supervisor that hung up may start further programs there."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _event(line: bytes) -> dict[str, Any]:
@@ -466,8 +461,8 @@ def keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any
     keeper = kind(supervisor, job, contents)
     try:
         keeper.run()
-        while not keeper.is_alone and supervisor.recv(64):
-            pass
+        while not keeper.is_done:
+            keeper.obey(supervisor.recv(64))
     finally:
         end_descendants(None, {})
         keeper.close()

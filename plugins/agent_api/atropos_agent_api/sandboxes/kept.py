@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from atropos_agent_api.sandboxes.keeper import CLOSE
 from atropos_agent_api.sandboxes.keeper import CONTROL as CONTROL
 from atropos_agent_api.sandboxes.trees import remove_tree
 from atropos_core.errors import ConfigError, SandboxError
@@ -82,7 +83,6 @@ class KeptSandbox(Sandbox):
         if directory.exists():
             raise ConfigError(f"there is a program named {program.name!r} in this sandbox already.")
         job = {
-            "supervisor": os.getpid(),
             "directory": str(directory),
             "argv": list(argv),
             "environment": {**environment, "ATROPOS_SANDBOX": secrets.token_hex(16)},
@@ -191,6 +191,7 @@ class KeptProgram(RunningProgram):
             if not future.done():
                 future.set_exception(SandboxError("the sandbox was closed while a program ran in it."))
         if self._writer is not None:
+            self._writer.write(CLOSE)
             self._writer.close()  # the keeper ends its program, removes the directory, and ends
         if self._keeper is not None and self._keeper.returncode is None and not await self._has_gone(END_DEADLINE_S):
             await self._end_keeper()
