@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from atropos_agent_api.calls import Dialect
+from atropos_agent_api.tokens.token_tree import Beginning
+
 PYTHON, PINNED, NODE = ".venv-agents", ".venv-agents-pinned", ".venv-agents-node"
 WRITE = ("write_file", {"path": "answer.txt", "content": "42"})
 SHELL = "printf 42 > answer.txt"
@@ -20,10 +23,13 @@ class Client:
 
     package: str
     environment: str
-    api: str
+    dialect: Dialect
+    is_streamed: bool
     options: Mapping[str, Any]
     calls: tuple[tuple[str, Mapping[str, Any]], ...] = (WRITE,)
     says_done: bool = True  # in words, once the tools have been called
+    beginnings: tuple[Beginning, ...] = ("new", "extended")  # what the record has of each of its calls
+    seen: str = ""  # what else it does, for docs/agent-clients.md
 
     @property
     def replies(self) -> tuple[str, ...]:
@@ -50,53 +56,69 @@ class Program:
 
 
 CLIENTS = {
-    "openai-chat": Client("openai", PYTHON, "chat, streamed", Program("openai_chat.py").options),
-    "openai-responses": Client("openai", PYTHON, "responses, streamed", Program("openai_responses.py").options),
-    "openai-agents": Client("openai-agents", PYTHON, "responses", Program("openai_agents.py").options),
-    "anthropic": Client("anthropic", PYTHON, "messages, streamed, and count_tokens", Program("anthropic_messages.py").options),
-    "langgraph": Client("langgraph", PYTHON, "chat", Program("langgraph_agent.py").options),
-    "smolagents": Client(
-        "smolagents", PYTHON, "chat, tool_choice required, stop texts", Program("smolagents_agent.py").options,
-        calls=(WRITE, ("final_answer", {"answer": "42"})), says_done=False,
+    "openai-chat": Client("openai", PYTHON, "chat", True, Program("openai_chat.py").options),
+    "openai-responses": Client("openai", PYTHON, "responses", True, Program("openai_responses.py").options),
+    "openai-agents": Client(
+        "openai-agents", PYTHON, "responses", False, Program("openai_agents.py").options,
+        seen="its functions are `strict`, which is left out",
     ),
-    "pydantic-ai": Client("pydantic-ai-slim", PYTHON, "chat", Program("pydantic_ai_agent.py").options),
+    "anthropic": Client(
+        "anthropic", PYTHON, "messages", True, Program("anthropic_messages.py").options,
+        seen="counts its tokens first; sends its key as a bearer",
+    ),
+    "langgraph": Client("langgraph", PYTHON, "chat", False, Program("langgraph_agent.py").options),
+    "smolagents": Client(
+        "smolagents", PYTHON, "chat", False, Program("smolagents_agent.py").options,
+        calls=(WRITE, ("final_answer", {"answer": "42"})), says_done=False, beginnings=("new", "edited"),
+        seen="must call a tool (`tool_choice`), so each reply is begun for it; two stop texts; writes the calls that it made "
+        "into its history as text, so each turn is a rollout of its own",
+    ),
+    "pydantic-ai": Client(
+        "pydantic-ai-slim", PYTHON, "chat", False, Program("pydantic_ai_agent.py").options,
+        seen="its functions are `strict`, which is left out",
+    ),
     "litellm": Client(
-        "litellm", PINNED, "chat", Program("litellm_agent.py", PINNED, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}).options,
+        "litellm", PINNED, "chat", False, Program("litellm_agent.py", PINNED, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}).options,
+        seen="echoes `provider_specific_fields` beside a reply",
     ),
     "mini-swe-agent": Client(
-        "mini-swe-agent", PINNED, "chat",
+        "mini-swe-agent", PINNED, "chat", False,
         {
             "command": [f"{{here}}/{PINNED}/bin/mini", "--model=openai/{model}", "--task={task.prompt}", "--yolo",
                         "--cost-limit=0", "--exit-immediately", "--output={home}/trajectory.json"],
             "env": {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         },
         calls=(("bash", {"command": SHELL}), ("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})),
-        says_done=False,
+        says_done=False, seen="over litellm; ends with a command, without a call of the model",
     ),
     "hermes-agent": Client(
-        "hermes-agent", PINNED, "chat, streamed",
+        "hermes-agent", PINNED, "chat", True,
         {
             "command": [f"{{here}}/{PINNED}/bin/hermes", "chat", "--quiet", "--yolo", "--toolsets=terminal,file",
                         "--query={task.prompt}"],
             "files": {"{home}/.hermes/config.yaml": {"template": "tests/agents/files/hermes.yaml"}},
         },
         calls=(("terminal", {"command": SHELL}),),
+        seen="looks for the addresses of other servers (`/api/show`) first, and takes a 404; sends the arguments of its calls "
+        "back with their keys in order",
     ),
     "codex": Client(
-        "@openai/codex", NODE, "responses, streamed",
+        "@openai/codex", NODE, "responses", True,
         {
             "command": [f"{{here}}/{NODE}/node_modules/.bin/codex", "exec", "--skip-git-repo-check", "{task.prompt}"],
             "files": {"{home}/.codex/config.toml": {"template": "tests/agents/files/codex.toml"}},
         },
         calls=(("exec_command", {"cmd": SHELL}),),
+        seen="tools in a namespace; says its agent's name, `/root`, and the kind of request in a header",
     ),
     "opencode": Client(
-        "opencode-ai", NODE, "chat, streamed",
+        "opencode-ai", NODE, "chat", True,
         {
             "command": [f"{{here}}/{NODE}/node_modules/.bin/opencode", "run", "{task.prompt}"],
             "files": {"opencode.json": {"template": "tests/agents/files/opencode.json"}},
             "env": {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
         },
-        calls=(("bash", {"command": SHELL}),),
+        calls=(("bash", {"command": SHELL}),), beginnings=("new", "new", "extended"),
+        seen="wants a title in a call without tools, which `trained = \"with_tools\"` leaves out",
     ),
 }  # fmt: skip

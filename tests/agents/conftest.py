@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -31,17 +32,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test of a client whose environment the suite does not name is skipped."""
     named = os.environ.get("AGENT_CLIENTS", "").split(":")
     for item in items:
-        if HERE in item.path.parents and isinstance(item, pytest.Function):
-            environment = CLIENTS[item.callspec.params["name"]].environment
-            if environment not in named:
-                item.add_marker(pytest.mark.skip(reason=f"needs {environment}: `make test-agents` installs it"))
+        if HERE not in item.path.parents or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        environment = CLIENTS[item.callspec.params["name"]].environment
+        if environment not in named:
+            item.add_marker(pytest.mark.skip(reason=f"needs {environment}: `make test-agents` installs it"))
 
 
 class Trial:
     """A client as the program of an environment, and the engine that answers it."""
 
-    def __init__(self, agent: Agent, engine: ScriptedEngine, runner: RolloutRunner) -> None:
-        self.agent, self.engine, self.runner = agent, engine, runner
+    def __init__(self, agent: Agent, engine: ScriptedEngine, runner: RolloutRunner, directory: Path) -> None:
+        self.agent, self.engine, self.runner, self._directory = agent, engine, runner, directory
+
+    def records(self) -> list[list[dict[str, Any]]]:
+        """Of each episode the calls, as the run's directory has them."""
+        files = sorted(self._directory.glob("agents/client/*/account.json"))
+        return [json.loads(file.read_text())["calls"] for file in files]
 
     async def group(self, n: int) -> ScoredGroup:
         """Of `n` episodes of the one task, as a run makes it."""
@@ -70,7 +77,7 @@ def made(tmp_path: Path) -> Made:
         )  # fmt: skip
         try:
             await agent.open()
-            yield Trial(agent, engine, runner)
+            yield Trial(agent, engine, runner, tmp_path)
         finally:
             engine.go_on.set()
             await agent.close()

@@ -15,13 +15,17 @@ from tests.agents.scripted import TITLE, has_tools
 
 @pytest.mark.parametrize("name", CLIENTS)
 async def test_a_client_completes_a_task_and_a_step_trains_every_token_that_was_sampled_once(name: str, made: Made):
-    async with made(CLIENTS[name]) as trial:
+    client = CLIENTS[name]
+    async with made(client) as trial:
         group = await trial.group(2)
     assert group.failed == ()
     assert sorted(group.rewards) == [0.0, 1.0]  # of the file that it left: one has the right answer, one a wrong one
     assert sorted(sum(map(trained, group.episodes), [])) == sampled(trial.engine.ledger)
+    for calls in trial.records():
+        assert [call["dialect"] for call in calls] == [client.dialect] * len(client.beginnings)
+        assert [call["beginning"] for call in calls] == list(client.beginnings)
     for episode in group.episodes:
-        assert episode.metrics["agent/calls"] >= len(CLIENTS[name].replies)
+        assert len(episode.rollouts) == len(client.beginnings) - client.beginnings.count("extended")
         assert episode.metrics["agent/delivered_share"] == 1.0 and episode.metrics["agent/orphans"] == 0
     batch = pack(await GroupAdvantage(GroupAdvantageOptions())([group]), version=1)
     assert trained_in(batch) == sampled(trial.engine.ledger)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from atropos_agent_api.calls import Dialect
 from atropos_agent_api.tokens.account import Account, name_of
 from atropos_agent_api.tokens.token_tree import Beginning, Reply, Turn, is_orphan
 from atropos_core.types import Message, Metrics, Rollout
@@ -16,6 +17,7 @@ class CallRecord:
     """One call that was answered, or that sampled for a client that had gone."""
 
     id: str
+    dialect: Dialect  # the API that it came by
     parent: str  # the id of the call whose answer it continues; "" for none
     beginning: Beginning
     is_trained: bool
@@ -59,6 +61,7 @@ def call_records(turns: Sequence[Turn]) -> tuple[CallRecord, ...]:
     return tuple(
         CallRecord(
             id=name_of(turn),
+            dialect=turn.dialect,
             parent="" if turn.parent is None else name_of(turn.parent.turn),
             beginning=turn.beginning,
             is_trained=turn.is_trained,

@@ -115,6 +115,7 @@ class Session:
         same = digest(prompt.ids.tobytes(), call.n, list(call.stop), call.max_tokens)
         turn = Turn(
             seed=derive(self._seed, same.hex(), self._repeats[same]),
+            dialect=call.dialect,
             parent=prompt.parent,
             beginning=prompt.beginning,
             messages=prompt.messages,

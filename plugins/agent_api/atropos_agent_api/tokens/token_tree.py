@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from atropos_agent_api.calls import Dialect
 from atropos_agent_api.tokens.canonical import Unit, call_ids, digest, is_same_reply
 from atropos_core.types import Completion, Message, Tokens
 
@@ -60,6 +61,7 @@ class Turn:
     """One call. `units` is how many messages its request had, after splits were joined."""
 
     seed: int  # of its sampling: names it in the session
+    dialect: Dialect
     parent: Reply | None  # the reply that it continues
     beginning: Beginning  # why it continues that one, or none
     messages: tuple[Message, ...]  # that are not in the parent's conversation
