@@ -1,0 +1,87 @@
+"""`kill -9` of agents and of the run that they are trained by: nothing stays, no episode is half trained, and what was committed
+is taken up exactly."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.e2e.runs import RunningRun, finish, weights
+
+pytestmark = pytest.mark.slow
+
+EXAMPLE = REPOSITORY / "plugins/agent_api/atropos_agent_api/examples/calculator.toml"
+WATCHED = (
+    "--deterministic", "--set", "training.groups_per_step=2", "--set", "training.group_size=4",
+    "--set", "checkpoint.every=1", "--set", "evaluation.problems=0",
+)  # fmt: skip
+ROLES = ("supervisor", "trainer", "engine")
+OURS = "atropos_agent_api.sandboxes"  # in the arguments of keepers, and of the functions that are forked off them
+
+
+def left_by(run: RunningRun) -> list[Path]:
+    """Directories of its programs."""
+    return list(Path(tempfile.gettempdir()).glob(f"atropos-sandbox-*-{run.process.pid}-*/*"))
+
+
+def agents(run: RunningRun) -> list[psutil.Process]:
+    """All that the run has started but for engine and trainer, whoever is its parent."""
+    return [one for one in run.supervisor.children(recursive=True) if any(OURS in word for word in one.cmdline())]
+
+
+def killed(run: RunningRun, role: str) -> None:
+    """While agents run; nothing of it stays."""
+    until = time.monotonic() + 60
+    while len(below := agents(run)) < 4:
+        assert time.monotonic() < until, run.text
+        time.sleep(0.005)
+    run.kill(role)
+    run.ended_within(15)
+    _, alive = psutil.wait_procs(below, 15)
+    assert not alive, f"still running: {[one.cmdline() for one in alive]}"
+    while left := left_by(run):
+        assert time.monotonic() < until + 15, left
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.long)])
+def test_a_run_of_agents_that_is_killed_resumes_to_the_same_bits(tmp_path, kills):
+    whole, folder, chosen, steps = tmp_path / "whole", tmp_path / "run", random.Random(kills), kills + 2
+    finish(whole, "run", str(EXAMPLE), "--dir", str(whole), *WATCHED, "--steps", str(steps), deadline_s=600)
+    run = RunningRun(folder, "run", str(EXAMPLE), "--dir", str(folder), *WATCHED, "--steps", str(steps))
+    for step in range(1, kills + 1):
+        run.wait_for_step(step)
+        while not set(ROLES[1:]) <= run.children.keys():
+            run.wait_for_step(step)
+        killed(run, ROLES[step - 1] if step <= len(ROLES) else chosen.choice(ROLES))
+        run = RunningRun(folder, "resume", str(folder))
+    assert run.process.wait(300) == 0, run.text
+    assert weights(folder, steps) == weights(whole, steps)
+
+
+def test_agents_that_are_killed_end_their_own_episodes_alone(tmp_path):
+    folder, chosen = tmp_path / "run", random.Random(0)
+    run = RunningRun(folder, "run", str(EXAMPLE), "--dir", str(folder), *WATCHED, "--steps", "4")
+    run.wait_for_step(0)
+    killed_agents = 0
+    while run.process.poll() is None and killed_agents < 5:
+        functions = [one for one in agents(run) if not one.children() and "preloader" in " ".join(one.cmdline())]
+        deepest = [one for one in functions if one.parent() is not None and OURS in " ".join(one.parent().cmdline())]
+        if len(deepest) > 1:
+            chosen.choice(deepest).kill()
+            killed_agents += 1
+        time.sleep(chosen.uniform(0.05, 0.4))
+    assert killed_agents
+    assert run.process.wait(300) == 0, run.text
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 5
+    for line in lines[1:]:
+        assert line["rollouts/count"] + line["rollouts/failed"] == 8.0
+        assert line["agent/trained_tokens"] <= line["agent/sampled_tokens"]
