@@ -434,6 +434,8 @@ def test_a_threshold_of_health_decides_when_a_check_falls_ill(option):
 # -- seen elsewhere: the file, its test, and the options
 
 SEEN_IN = """
+plugins/agent_api/tests/test_environment.py::test_a_model_elsewhere_answers_in_the_policys_place_and_nothing_is_trained
+  environment agent: baseline.url baseline.model baseline.key_variable
 plugins/agent_api/tests/test_bubblewrap.py::test_the_option_visible_shows_a_folder_and_nobody_can_write_there
   sandbox bubblewrap: visible
 plugins/agent_api/tests/test_bubblewrap.py::test_the_option_visible_shows_a_folder_and_nobody_can_write_there

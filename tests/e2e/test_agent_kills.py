@@ -3,6 +3,7 @@ is taken up exactly."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import tempfile
@@ -31,9 +32,30 @@ def left_by(run: RunningRun) -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"atropos-sandbox-*-{run.process.pid}-*/*"))
 
 
+def words(process: psutil.Process | None) -> str:
+    """Its arguments; none once it has ended."""
+    try:
+        return " ".join(process.cmdline()) if process is not None else ""
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def agents(run: RunningRun) -> list[psutil.Process]:
     """All that the run has started but for engine and trainer, whoever is its parent."""
-    return [one for one in run.supervisor.children(recursive=True) if any(OURS in word for word in one.cmdline())]
+    return [one for one in run.supervisor.children(recursive=True) if OURS in words(one)]
+
+
+def functions(run: RunningRun) -> list[psutil.Process]:
+    """The agents themselves: forks of keepers, which are forks of the preloader."""
+    found = []
+    for one in agents(run):
+        try:
+            parents = one.parents()
+        except psutil.NoSuchProcess:
+            continue
+        if len([parent for parent in parents if OURS in words(parent)]) == 2:
+            found.append(one)
+    return found
 
 
 def killed(run: RunningRun, role: str) -> None:
@@ -45,7 +67,7 @@ def killed(run: RunningRun, role: str) -> None:
     run.kill(role)
     run.ended_within(15)
     _, alive = psutil.wait_procs(below, 15)
-    assert not alive, f"still running: {[one.cmdline() for one in alive]}"
+    assert not alive, f"still running: {[words(one) for one in alive]}"
     while left := left_by(run):
         assert time.monotonic() < until + 15, left
         time.sleep(0.05)
@@ -72,11 +94,10 @@ def test_agents_that_are_killed_end_their_own_episodes_alone(tmp_path):
     run.wait_for_step(0)
     killed_agents = 0
     while run.process.poll() is None and killed_agents < 5:
-        functions = [one for one in agents(run) if not one.children() and "preloader" in " ".join(one.cmdline())]
-        deepest = [one for one in functions if one.parent() is not None and OURS in " ".join(one.parent().cmdline())]
-        if len(deepest) > 1:
-            chosen.choice(deepest).kill()
-            killed_agents += 1
+        if found := functions(run):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                chosen.choice(found).kill()
+                killed_agents += 1
         time.sleep(chosen.uniform(0.05, 0.4))
     assert killed_agents
     assert run.process.wait(300) == 0, run.text

@@ -89,6 +89,14 @@ class RewardOptions(Options):
         return (self.function.rpartition(":")[0],) if self.function is not None else self.command or ()
 
 
+class BaselineOptions(Options):
+    """A model elsewhere that answers the program in place of the policy. Nothing of it is trained: for `atropos eval`."""
+
+    url: str  # OpenAI-compatible, ends in /v1
+    model: str  # its name there
+    key_variable: str | None = None  # the environment variable of ours that holds the key; the program never sees it
+
+
 class AgentOptions(Options):
     command: tuple[str, ...] | None = None  # the program and its arguments, with placeholders
     function: str | None = None  # or "pkg.mod:name", "./file.py:name": a function of Python, called with the task
@@ -120,6 +128,8 @@ class AgentOptions(Options):
         1000, ge=0
     )  # episodes whose standard streams and accounts of tokens stay in the run's directory
 
+    baseline: BaselineOptions | None = None
+
     @model_validator(mode="after")
     def _can_be(self) -> AgentOptions:
         if (self.command is None) == (self.function is None):
@@ -140,6 +150,11 @@ class AgentOptions(Options):
             raise ValueError(
                 'nothing scores these tasks: add a reward, as [environment.NAME.reward] function = "grade.py:grade"'
             )
+        self.refuse_idle(
+            self.baseline is None,
+            "with a baseline: nothing of it is trained",
+            "trained", "trained_agents", "history", "sampling",
+        )  # fmt: skip
         for where, text in self.filled().items():
             check(text, where)
         return self

@@ -18,11 +18,15 @@ import pytest
 from atropos_agent_api.config import AgentOptions
 from atropos_agent_api.environment.agent import Agent
 from atropos_agent_api.environment.build import build
+from atropos_agent_api.server.running import open_agent_server
+from atropos_agent_api.sessions.options import SessionOptions
+from atropos_agent_api.sessions.sessions import Sessions
+from atropos_agent_api.tokens.formats import TemplateFormat
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import AtroposError, ConfigError, DataError
 from atropos_core.plugins.provider import RunContext
 from atropos_core.testing.scripted import Script, ScriptedPolicy
-from atropos_core.types import Episode, Sampling
+from atropos_core.types import Episode, Sampling, Task
 
 PROGRAMS = Path(__file__).with_name("agent_programs.py")
 GRADERS = Path(__file__).with_name("graders.py")
@@ -385,3 +389,42 @@ async def test_the_same_seed_gives_the_same_episode(made: Made) -> None:
         first, again, other = await one(agent, noise), await one(agent, noise), await one(agent, noise, seed=2)
     assert first.messages == again.messages != other.messages
     assert (first.rollouts[0].tokens == again.rollouts[0].tokens).all()
+
+
+async def test_a_model_elsewhere_answers_in_the_policys_place_and_nothing_is_trained(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server elsewhere is another of ours, with a key of its own."""
+    sessions = Sessions()
+    elsewhere = await open_agent_server(sessions, "theirs")
+    task = Task("1", ())
+    policy = ScriptedPolicy(FOUR, task)
+    theirs = sessions.open(policy, TemplateFormat(policy, None), SessionOptions(), seed=1, name="elsewhere")
+    monkeypatch.setenv("THEIR_KEY", theirs.key)
+    baseline = {"url": f"{elsewhere.url}/v1", "model": "theirs", "key_variable": "THEIR_KEY"}
+    try:
+        async with made("shows", baseline=baseline) as agent:
+            episode = await one(agent, Script("silent", lambda task, seed: "not asked"))
+    finally:
+        await elsewhere.close()
+    assert episode.messages[-1]["content"] == "4"
+    assert (episode.metrics["agent/calls"], episode.metrics["agent/baseline_tokens"]) == (1.0, 2.0)
+    assert not any(rollout.trained.any() or rollout.sampled.any() for rollout in episode.rollouts)
+    assert theirs.key not in (streams(tmp_path)[0] / "stdout.txt").read_text()
+
+
+async def test_a_baseline_that_refuses_is_named_and_one_is_never_trained(made: Made, tmp_path: Path) -> None:
+    elsewhere = await open_agent_server(Sessions(), "theirs")
+    baseline = {"url": f"{elsewhere.url}/v1", "model": "theirs"}
+    try:
+        async with made(baseline=baseline) as agent:
+            with pytest.raises(AtroposError, match="the baseline at .* answered 401"):
+                await one(agent)
+    finally:
+        await elsewhere.close()
+    with pytest.raises(ConfigError, match="NOT_SET.*no such environment variable"):
+        async with made(baseline={**baseline, "key_variable": "NOT_SET"}):
+            pass
+    options = AgentOptions.model_validate({"command": ["a"], "tasks_from": "gsm8k", "baseline": baseline})
+    with pytest.raises(ConfigError, match="nothing of a baseline can be trained"):
+        build(options, RunContext(tmp_path, TOY_MODEL, transports=("in_process",)))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions
 from atropos_agent_api.environment import poisoned
+from atropos_agent_api.environment.baseline import Baseline, BaselineSession
 from atropos_agent_api.environment.program import MODEL, Files, program_of, values_of
 from atropos_agent_api.environment.streams import KeptStreams, tail
 from atropos_agent_api.environment.tasks import read_tasks, split_by_id
@@ -28,6 +29,7 @@ from atropos_agent_api.sessions.options import SessionOptions, trained_calls
 from atropos_agent_api.sessions.record import SessionRecord
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
+from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core.builtin.rewards import last_reply
 from atropos_core.errors import AtroposError, ConfigError, DataError, ProcessDied
@@ -55,6 +57,7 @@ class Agent(Environment):
         streams: KeptStreams,
         context_tokens: int,
         in_order: bool,
+        baseline: Baseline | None = None,
     ) -> None:
         """`context_tokens`: of the model; 0 is not known. `in_order`: of a deterministic run, where every rollout must come
         to its call before any is answered, so that none may wait for another's end."""
@@ -63,6 +66,7 @@ class Agent(Environment):
         self._grader = grader
         self._sandbox = sandbox
         self._formats = formats
+        self._baseline = baseline
         self._streams = streams
         self._files = Files(options.files)
         self._sessions = Sessions()
@@ -110,6 +114,7 @@ class Agent(Environment):
         server, self._server = self._server, None
         closing = [self._sandbox.close(), self._grader.close()]
         closing += [server.close()] if server is not None else []
+        closing += [self._baseline.close()] if self._baseline is not None else []
         closing += [self._tasks_from.close()] if self._tasks_from is not None else []
         raise_first(await asyncio.gather(*closing, return_exceptions=True))
 
@@ -138,11 +143,16 @@ class Agent(Environment):
     async def _rollout_in(self, folder: Path, task: Task, policy: Policy, *, seed: int) -> Episode:
         """`folder`: for what the program writes."""
         format = await self._formats.of(policy)
-        session = self._sessions.open(policy, format, self._session_options, seed=seed, name=task.id)
+        session = self._sessions.add(self._session(policy, format, task, seed))
         try:
             return await self._run(task, session, seed, folder)
         finally:
             self._sessions.end(session, "its episode has ended")
+
+    def _session(self, policy: Policy, format: ChatFormat, task: Task, seed: int) -> Session:
+        if self._baseline is None:
+            return Session(policy, format, self._session_options, seed=seed, name=task.id)
+        return BaselineSession(self._baseline, policy, format, self._session_options, seed=seed, name=task.id)
 
     async def _run(self, task: Task, session: Session, seed: int, folder: Path) -> Episode:
         assert self._server is not None, "an environment is opened before it is used"
@@ -262,8 +272,8 @@ class Agent(Environment):
 
 
 def _account(task: Task, record: SessionRecord, ended: Exit) -> str:
-    """What became of each call and token, for people and for audits."""
-    return json.dumps({"task": task.id, "exit": asdict(ended), **record.as_json()}, indent=1)
+    """What became of each token, for people and for audits."""
+    return json.dumps({"task": task.id, "exit": asdict(ended), **record.as_json()}, indent=1, default=str)
 
 
 def _how(ended: Exit, folder: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions, RewardOptions
 from atropos_agent_api.environment.agent import Agent
+from atropos_agent_api.environment.baseline import Baseline
 from atropos_agent_api.environment.program import function_of
 from atropos_agent_api.environment.streams import KeptStreams
 from atropos_agent_api.grading.command import CommandGrader
@@ -29,6 +30,11 @@ def build(options: AgentOptions, context: RunContext) -> Agent:
             f"{idle[0]} has no effect with deterministic = true, where the programs of all rollouts run at once.",
             remedy="Remove it; training.groups_per_step and group_size bound them.",
         )
+    if options.baseline is not None and context.transports:
+        raise ConfigError(
+            "nothing of a baseline can be trained: its answers come as text, without ids and logprobs.",
+            remedy="Take baseline out of the run file, or compare: atropos eval.",
+        )
     label = context.label or "environment.agent"
     tasks_from: Environment | None = None
     if options.tasks_from is not None:
@@ -43,6 +49,7 @@ def build(options: AgentOptions, context: RunContext) -> Agent:
         streams=KeptStreams(context.directory / "agents" / label.rpartition(".")[2], options.keep_streams),
         context_tokens=context_tokens(context.model),
         in_order=context.deterministic,
+        baseline=None if options.baseline is None else Baseline(options.baseline),
     )
 
 

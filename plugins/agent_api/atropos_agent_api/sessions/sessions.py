@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hmac import compare_digest
+from typing import TypeVar
 
 from atropos_agent_api.calls import CallRefused
 from atropos_agent_api.sessions.options import SessionOptions
@@ -11,6 +12,9 @@ from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_core.interfaces import Policy
 
 MOST_ENDED = 10_000  # sessions whose late calls are answered with 409; of older ones, 404
+
+
+S = TypeVar("S", bound=Session)
 
 
 class Sessions:
@@ -22,7 +26,10 @@ class Sessions:
         self._ended: dict[str, tuple[str, str]] = {}  # id: key and why, in the order in which they ended
 
     def open(self, policy: Policy, format: ChatFormat, options: SessionOptions, *, seed: int, name: str) -> Session:
-        session = Session(policy, format, options, seed=seed, name=name)
+        return self.add(Session(policy, format, options, seed=seed, name=name))
+
+    def add(self, session: S) -> S:
+        """Let it be called."""
         self._open[session.id] = session
         self._by_key[session.key] = session.id
         return session

@@ -1,0 +1,198 @@
+"""A model behind somebody else's OpenAI-compatible URL, in the policy's place: what an agent does with it, for comparison.
+
+Nothing of it is trained: text comes back, and no ids. The agent speaks whichever API it speaks; what goes out is a chat
+completion, or a completion where the agent asked for one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+
+from atropos_agent_api.calls import Answer, Call, CallRefused, Choice
+from atropos_agent_api.config import BaselineOptions
+from atropos_agent_api.sessions.options import SessionOptions
+from atropos_agent_api.sessions.record import SessionRecord
+from atropos_agent_api.sessions.session import Session
+from atropos_agent_api.tokens.account import Account
+from atropos_agent_api.tokens.canonical import plain_message
+from atropos_agent_api.tokens.formats import ChatFormat
+from atropos_core.errors import ApiError, ConfigError, DataError
+from atropos_core.interfaces import Policy
+from atropos_core.types import Message, Rollout, Tokens
+
+CALL_DEADLINE_S = 300.0
+NOT_COMPARED = ("logprobs", "top_k")
+
+
+class Baseline:
+    """The server elsewhere, and the key that programs never see."""
+
+    def __init__(self, options: BaselineOptions) -> None:
+        """Raises ConfigError where the key is missing."""
+        headers = {}
+        if options.key_variable is not None:
+            key = os.environ.get(options.key_variable)
+            if not key:
+                raise ConfigError(
+                    f"baseline.key_variable is {options.key_variable!r}, and there is no such environment variable.",
+                    remedy=f"export {options.key_variable}=...",
+                )
+            headers = {"Authorization": f"Bearer {key}"}
+        self.model = options.model
+        self.url = options.url.rstrip("/")
+        self._client = httpx.AsyncClient(headers=headers, timeout=CALL_DEADLINE_S)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises ApiError."""
+        try:
+            answer = await self._client.post(f"{self.url}/{path}", json=body)
+            if answer.status_code != 200:
+                raise ApiError(f"the baseline at {self.url} answered {answer.status_code}: {answer.text[:300]}")
+            found: dict[str, Any] = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise ApiError(f"the baseline at {self.url} gave no answer: {type(error).__name__}: {error}") from error
+        return found
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+class BaselineSession(Session):
+    """One episode with that model. Its limits are those of any session; what is sampled is the server's."""
+
+    def __init__(
+        self, baseline: Baseline, policy: Policy, format: ChatFormat, options: SessionOptions, *, seed: int, name: str
+    ) -> None:
+        super().__init__(policy, format, options, seed=seed, name=name)
+        self._baseline = baseline
+        self._sampling_of_run = policy.sampling
+        self._render = format.render
+        self._most_calls = options.max_calls
+        self._calls = 0
+        self._said: tuple[Message, ...] = ()
+        self._ids: Tokens = np.zeros(0, np.int32)
+        self._finish = "stop"
+        self._received = 0
+
+    async def answer(self, call: Call) -> Answer:
+        if self.ended:
+            raise CallRefused(f"this session has ended: {self.ended}.", status=409, code="session_ended")
+        if call.n != 1 or call.logprobs:
+            raise CallRefused(
+                "a baseline answers with one choice and no logprobs.", field="n" if call.n != 1 else "logprobs"
+            )
+        if self._most_calls and self._calls >= self._most_calls:
+            raise CallRefused(
+                f"this session has answered {self._most_calls} calls, which is all that it may.",
+                status=403,
+                code="call_limit",
+            )
+        self._calls += 1
+        try:
+            found = await self._baseline.post(
+                "chat/completions" if call.prompt is None else "completions", self._body(call)
+            )
+            message, finish = _reply(found, call)
+            used = int((found.get("usage") or {}).get("completion_tokens") or 0)
+        except (ApiError, KeyError, IndexError, TypeError, ValueError) as error:
+            named = (
+                error if isinstance(error, ApiError) else ApiError(f"the baseline's answer is no completion: {error!r}")
+            )
+            self.failure = self.failure or named
+            raise CallRefused(str(named).splitlines()[0], status=502, code="baseline_failed") from error
+        prompt: tuple[Message, ...] = call.messages or ({"role": "user", "content": str(call.prompt)},)
+        self._said, self._finish = (*prompt, message), finish
+        self._ids = await self._render([{"role": "user", "content": message.get("content") or "."}], ())
+        self._received += used
+        choice = Choice(message, finish, np.zeros(used, np.int32), np.zeros(used, np.float32))
+        return Answer(
+            id=str(found.get("id") or f"{self.id}-{self._calls}"),
+            model=call.model,
+            choices=(choice,),
+            prompt_tokens=int((found.get("usage") or {}).get("prompt_tokens") or 0),
+            created=int(time.time()),
+        )
+
+    async def count(self, call: Call) -> int:
+        raise CallRefused("a baseline counts no tokens before it answers.", status=404, code="unsupported")
+
+    def not_delivered(self, answer_id: str) -> None:
+        """Of no consequence: nothing is trained."""
+
+    def record(self) -> SessionRecord:
+        """One rollout with the text of the last reply as the run's model would read it, since an episode has one. None of its
+        tokens is sampled or trained."""
+        none = np.zeros(len(self._ids), np.bool_)
+        rollouts = (
+            (
+                Rollout(
+                    self._ids, none, none, None, np.zeros(len(self._ids), np.int32), self._sampling_of_run.temperature
+                ),
+            )
+            if len(self._ids)
+            else ()
+        )
+        account = Account(rollouts, (self._said,) * len(rollouts), (), (), len(rollouts), 0)
+        metrics = {"agent/calls": float(self._calls), "agent/baseline_tokens": float(self._received)}
+        return SessionRecord(account, (), self._said, self._finish, metrics)
+
+    def _body(self, call: Call) -> dict[str, Any]:
+        """Sampled as the run samples, as far as the other API can say that."""
+        run = self._sampling_of_run
+        most = run.max_tokens if call.max_tokens is None else min(run.max_tokens, call.max_tokens)
+        body: dict[str, Any] = {"model": self._baseline.model, "max_tokens": most, "temperature": run.temperature}
+        if run.top_p != 1.0:
+            body["top_p"] = run.top_p
+        if call.stop:
+            body["stop"] = list(call.stop)
+        if call.prompt is not None:
+            if not isinstance(call.prompt, str):
+                raise CallRefused("a baseline takes a prompt as text: its ids are another tokenizer's.", field="prompt")
+            return body | {"prompt": call.prompt}
+        body["messages"] = [_outgoing(message) for message in call.messages]
+        if call.tools:
+            choice: Any = call.tool_choice
+            if choice.startswith("tool:"):
+                choice = {"type": "function", "function": {"name": choice.removeprefix("tool:")}}
+            body |= {"tools": list(call.tools), "tool_choice": choice}
+        return body
+
+
+def _outgoing(message: Message) -> dict[str, Any]:
+    """With arguments as text, as OpenAI's API has them."""
+    made = {name: value for name, value in message.items() if name != "reasoning_content"}
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [
+            {**one, "function": {**one["function"], "arguments": _text(one["function"].get("arguments"))}}
+            for one in calls
+        ]
+    return made
+
+
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments if arguments is not None else {})
+
+
+def _reply(found: Mapping[str, Any], call: Call) -> tuple[Message, Any]:
+    """Raises KeyError, IndexError, TypeError, ValueError for what is no completion."""
+    choice = found["choices"][0]
+    text = choice["text"] if call.prompt is not None else None
+    said = {"role": "assistant", "content": text} if text is not None else {**choice["message"], "role": "assistant"}
+    kept = {
+        name: said[name]
+        for name in ("role", "content", "tool_calls", "reasoning_content")
+        if said.get(name) is not None
+    }
+    kept.setdefault("content", "")
+    if not isinstance(kept["content"], str):
+        raise DataError(f"its content is {kept['content']!r:.80}, and no text")
+    finish = choice.get("finish_reason")
+    named = "tool_calls" if kept.get("tool_calls") else "length" if finish == "length" else "stop"
+    return plain_message(kept), named
