@@ -48,6 +48,19 @@ def soak() -> Figures:
     }
 
 
+def sandboxes() -> Figures:
+    found = results("sandboxes")
+    assert f"{found['load_at_start']:.0f}" == "7", "the page says how busy the machine was"
+    rows, bubblewrap = found["sandboxes"], found["sandboxes"]["bubblewrap"]
+    table = [
+        f"| {name} | {1e3 * median(one['exit_s']):.0f} ms, {1e3 * max(one['exit_s']):.0f} at most | "
+        f"{1e3 * median(one['gone_s']):.0f} ms | {1e3 * one['at_once_s']:.0f} ms |"
+        for name, one in rows.items()
+    ]
+    listener = f"took {1e3 * (bubblewrap['call_api_s'] - bubblewrap['call_host_s']):.2f} ms more"
+    return {"docs/agent-sandboxes.md": [*table, f"holds {rows['process']['keeper_bytes'] / 1e6:.1f} MB", listener]}
+
+
 def engine() -> Figures:
     rows = results("engine")["tokens_per_s"]
     times = [row["hosted"] / row["generate"] for row in rows.values()]
@@ -326,7 +339,20 @@ def hostile() -> Figures:
     }
 
 
-COMPUTED = (hostile, soak, engine, whole_loop, trainer, curriculum, transforms_and_rewards, sinks, vllm, roll, skyrl)
+COMPUTED = (
+    hostile,
+    soak,
+    sandboxes,
+    engine,
+    whole_loop,
+    trainer,
+    curriculum,
+    transforms_and_rewards,
+    sinks,
+    vllm,
+    roll,
+    skyrl,
+)
 
 
 @pytest.mark.parametrize("computed", COMPUTED, ids=lambda computed: computed.__name__)

@@ -30,7 +30,7 @@ class Process(NamedTuple):
 def descendants(group: int | None = None) -> list[Process]:
     """All below this process, parents before children. `group`: on machines without /proc, its members too."""
     if not HAS_PROC:
-        return _below(os.getpid(), list(_listed_by_ps(group)))
+        return _below(os.getpid(), list(listed_by_ps(group)))
     if not HAS_CHILDREN:
         return _below(os.getpid(), [one for pid in _numbers("/proc") if (one := stat(pid)) is not None])
     found: list[Process] = []
@@ -146,7 +146,8 @@ def _below(top: int, everything: list[Process]) -> list[Process]:
     return found
 
 
-def _listed_by_ps(group: int | None) -> Iterator[Process]:
+def listed_by_ps(group: int | None) -> Iterator[Process]:
+    """Every process but this one, where there is no /proc. What is in `group` counts as a child of this one."""
     import subprocess
 
     listed = subprocess.run(
