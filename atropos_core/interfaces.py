@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -88,6 +89,10 @@ class Environment(ABC):
     (`atropos_core.conversation.Conversation` keeps the token history).
     """
 
+    at_once: int | None = (
+        None  # rollouts that may run at the same time: a run has others wait, outside of their deadlines
+    )
+
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Raises PluginError for a method under the name that it had before: nobody would call it."""
         super().__init_subclass__(**keywords)
@@ -124,6 +129,11 @@ class Environment(ABC):
         reply = await talk.reply(*task.messages)
         scored = await self.score(task, reply)
         return talk.episode(scored if isinstance(scored, Score) else Score(scored))
+
+    @cached_property
+    def room(self) -> AbstractAsyncContextManager[object]:
+        """What each rollout holds while it runs: there are `at_once` of it."""
+        return nullcontext() if self.at_once is None else asyncio.Semaphore(self.at_once)
 
     async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]

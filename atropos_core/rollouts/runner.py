@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,9 +123,10 @@ class RolloutRunner:
     ) -> Episode | Failed:
         policy = self._policy(key, sampling)
         try:
-            with contained("rollout()"):
-                results = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
-                return checked(results, self._vocabulary)
+            async with self._room(environment):
+                with contained("rollout()"):
+                    results = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
+                    return checked(results, self._vocabulary)
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
@@ -214,6 +216,11 @@ class RolloutRunner:
             turnstile=self._turnstile,
             key=key,
         )
+
+    def _room(self, environment: Environment) -> AbstractAsyncContextManager[object]:
+        """For one more rollout. In a deterministic run all must come to their first sample before any is answered, so that
+        none may wait for another's end."""
+        return environment.room if self._turnstile is None else nullcontext()
 
     def _leave(self, key: ScheduleKey) -> None:
         if self._turnstile is not None:

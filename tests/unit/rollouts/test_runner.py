@@ -191,6 +191,25 @@ async def test_a_rollout_past_its_deadline_is_cancelled_and_the_others_are_kept(
     assert ended == ["cancelled"]
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_rollouts_that_wait_for_their_turn_spend_nothing_of_their_deadlines(deterministic):
+    """Four of 0.2 s each, one at a time, within 0.3 s. In a deterministic run none may wait for another."""
+    running = most = 0
+
+    async def slow() -> Episode:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.2)
+        running -= 1
+        return episode(1.0, "")
+
+    environment = Scripted(lambda member: slow())
+    environment.at_once = 1
+    group = await run_one(rollout_runner(environment, deadline_s=DEADLINE_S, deterministic=deterministic))
+    assert (len(group.episodes), most) == (4, 4 if deterministic else 1)
+
+
 async def test_an_engine_that_is_late_fails_the_rollout_under_its_own_name():
     group = await run_one(rollout_runner(Words(), engine=SilentEngine(), deadline_s=DEADLINE_S), 1)
     assert "DeadlineExceeded" in group.failed[0].cause

@@ -61,6 +61,7 @@ class Agent(Environment):
     ) -> None:
         """`context_tokens`: of the model; 0 is not known. `in_order`: of a deterministic run, where every rollout must come
         to its call before any is answered, so that none may wait for another's end."""
+        self.at_once = None if in_order else options.concurrency
         self._options = options
         self._tasks_from = tasks_from
         self._grader = grader
