@@ -29,6 +29,7 @@ class Client:
     calls: tuple[tuple[str, Mapping[str, Any]], ...] = (WRITE,)
     says_done: bool = True  # in words, once the tools have been called
     beginnings: tuple[Beginning, ...] = ("new", "extended")  # what the record has of each of its calls
+    rollouts: int = 1
     seen: str = ""  # what else it does, for docs/agent-clients.md
 
     @property
@@ -67,9 +68,14 @@ CLIENTS = {
         seen="counts its tokens first; sends its key as a bearer",
     ),
     "langgraph": Client("langgraph", PYTHON, "chat", False, Program("langgraph_agent.py").options),
+    "langgraph-branches": Client(
+        "langgraph", PYTHON, "chat", False, Program("langgraph_branches.py").options,
+        beginnings=("new", "extended", "extended"), rollouts=2,
+        seen="two nodes go on from one history at once: the reply that they share is trained in one of the two",
+    ),
     "smolagents": Client(
         "smolagents", PYTHON, "chat", False, Program("smolagents_agent.py").options,
-        calls=(WRITE, ("final_answer", {"answer": "42"})), says_done=False, beginnings=("new", "edited"),
+        calls=(WRITE, ("final_answer", {"answer": "42"})), says_done=False, beginnings=("new", "edited"), rollouts=2,
         seen="must call a tool (`tool_choice`), so each reply is begun for it; two stop texts; writes the calls that it made "
         "into its history as text, so each turn is a rollout of its own",
     ),
@@ -118,7 +124,7 @@ CLIENTS = {
             "files": {"opencode.json": {"template": "tests/agents/files/opencode.json"}},
             "env": {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
         },
-        calls=(("bash", {"command": SHELL}),), beginnings=("new", "new", "extended"),
+        calls=(("bash", {"command": SHELL}),), beginnings=("new", "new", "extended"), rollouts=2,
         seen="wants a title in a call without tools, which `trained = \"with_tools\"` leaves out",
     ),
 }  # fmt: skip

@@ -25,7 +25,7 @@ async def test_a_client_completes_a_task_and_a_step_trains_every_token_that_was_
         assert [call["dialect"] for call in calls] == [client.dialect] * len(client.beginnings)
         assert [call["beginning"] for call in calls] == list(client.beginnings)
     for episode in group.episodes:
-        assert len(episode.rollouts) == len(client.beginnings) - client.beginnings.count("extended")
+        assert len(episode.rollouts) == client.rollouts
         assert episode.metrics["agent/delivered_share"] == 1.0 and episode.metrics["agent/orphans"] == 0
     batch = pack(await GroupAdvantage(GroupAdvantageOptions())([group]), version=1)
     assert trained_in(batch) == sampled(trial.engine.ledger)

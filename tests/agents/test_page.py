@@ -32,8 +32,7 @@ def test_the_lock_file_of_node_names_no_registry_and_has_a_hash_for_what_linux_i
 
 def row(name: str, client: Client) -> str:
     api = f"{client.dialect}, {'streamed' if client.is_streamed else 'whole'}"
-    rollouts = len(client.beginnings) - client.beginnings.count("extended")
-    return f"| {name} | `{client.package}` {version(client)} | {api} | {len(client.beginnings)} | {rollouts} | {client.seen} |\n"
+    return f"| {name} | `{client.package}` {version(client)} | {api} | {len(client.beginnings)} | {client.rollouts} | {client.seen} |\n"
 
 
 def version(client: Client) -> str:
