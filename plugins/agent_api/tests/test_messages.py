@@ -74,6 +74,8 @@ async def test_an_echoed_reply_is_continued(qwen: ChatTokenizer):
         second = await create(model="m", max_tokens=300, messages=messages, tools=[FIND], system="be brief")
         assert second.content[0].text == "Rain, I think."
         assert second.usage.cache_read_input_tokens == first.usage.input_tokens + first.usage.output_tokens
+        of_second = second.usage.input_tokens + second.usage.cache_read_input_tokens
+        assert of_second == len(api.engine.ledger[1].prompt)
         [rollout] = api.session.record().rollouts
         assert rollout.tokens[rollout.trained].tolist() == [token for one in api.engine.ledger for token in one.tokens]
         count = await api.anthropic.messages.count_tokens(model="m", messages=messages, tools=[FIND], system="be brief")
