@@ -40,7 +40,7 @@ from atropos_core.types import Completion, Sampling, Tokens
 from benchmarks.machine import RESULTS, described
 from plugins.agent_api.tests.models import qwen_like
 
-AGENTS, TURNS, ROUNDS = 64, 20, 3
+AGENTS, TURNS, ROUNDS = 64, 20, 5
 EPISODES, WAVES = 200, 6
 SAMPLE_S, JITTER_S = 0.500, 0.150
 ADDED_MS = {"p50": 3.0, "p95": 10.0}  # that the API may add
