@@ -243,7 +243,9 @@ def main() -> None:
     machine = described()
     with tempfile.TemporaryDirectory() as folder:
         measured = asyncio.run(measure(qwen_like(Path(folder))))
-    (RESULTS / "agent_api.json").write_text(json.dumps({"machine": {**machine, "niceness": os.nice(0)}, **measured}, indent=1) + "\n")
+    (RESULTS / "agent_api.json").write_text(
+        json.dumps({"machine": {**machine, "niceness": os.nice(0)}, **measured}, indent=1) + "\n"
+    )
     print(json.dumps({name: measured[name] for name in ("added_ms", "bound_ms", "dialect")}))
 
 
