@@ -74,6 +74,7 @@ class Keeper:
 
     def run(self) -> None:
         """From nothing to the program's end. Whatever goes wrong is said to the supervisor."""
+        signal.signal(signal.SIGTERM, lambda *_: self.obey(CLOSE))
         try:
             self.prepare()
             self.start()
@@ -190,7 +191,6 @@ class Keeper:
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.obey(CLOSE))
         self._selector.register(reading, selectors.EVENT_READ, lambda events: os.read(reading, 4096))
         self._selector.register(
             self._supervisor, selectors.EVENT_READ, lambda events: self.obey(self._supervisor.recv(64))
