@@ -97,6 +97,16 @@ def requests_to_end(requested: Callable[[], object]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
+def _waits_for_events(frame: FrameType | None) -> bool:
+    """Whether the event loop itself was in its `select`, with nobody's code running."""
+    caller = frame.f_back if frame is not None else None
+    return (
+        caller is not None
+        and caller.f_code.co_name == "_run_once"
+        and caller.f_globals.get("__name__") == "asyncio.base_events"
+    )
+
+
 @contextmanager
 def blocked_loop_alarm() -> Iterator[None]:
     """Interrupt code that keeps the event loop from running, by an exception raised inside that code: an environment
@@ -109,6 +119,9 @@ def blocked_loop_alarm() -> Iterator[None]:
         nonlocal rung
         if not rung:
             rung = True
+            signal.setitimer(signal.ITIMER_REAL, second_s)
+            return
+        if _waits_for_events(frame):  # nothing keeps it: the machine has not let this process run
             signal.setitimer(signal.ITIMER_REAL, second_s)
             return
         signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)

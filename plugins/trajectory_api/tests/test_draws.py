@@ -109,7 +109,7 @@ async def test_a_server_that_was_started_anew_takes_groups_before_the_trainer_ha
 
 async def test_a_worker_that_registers_after_the_offer_keeps_what_it_runs():
     draws = offering(drawn(0), drawn(1))
-    draws.running("a", [0, 77])
+    draws.mark_running("a", [0, 77])
     assert await ids(draws, "b") == [1]
     assert draws.give_back("a") == 1
 

@@ -20,6 +20,7 @@ from atropos_core.hub.hub import Want
 from atropos_core.shm.producer import RingProducer
 from atropos_core.shm.socket import short
 from atropos_trajectory_api.native import same_host
+from atropos_trajectory_api.server.answers import REFUSALS
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 from plugins.trajectory_api.tests.sent_groups import drawn, group_of
@@ -123,7 +124,7 @@ async def test_groups_that_wait_for_room_count_as_bodies_in_flight_and_the_rest_
 
 async def test_a_group_for_which_there_is_no_budget_is_refused_and_leaves_nothing(tmp_path):
     frame = encode_bytes(group_of(drawn(-1), length=200))
-    budget = Budget(len(frame))
+    budget = Budget(len(frame), REFUSALS.in_flight)
     held, beyond = budget.share(), budget.share()
     await budget.take(held, len(frame), 1)
     await budget.take(beyond, len(frame), 1)

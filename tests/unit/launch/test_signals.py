@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -206,3 +208,23 @@ def test_the_alarm_gives_back_the_handler_that_was_there():
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+async def test_a_loop_that_waits_for_events_is_blocked_by_nobody_however_late_it_is_run():
+    """As on a machine that has not let the process run: two alarms before the loop could say that it is free."""
+    from atropos_core.launch.signals import blocked_loop_alarm
+
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def alarm_twice() -> None:
+        for _ in range(2):
+            time.sleep(0.1)
+            signal.pthread_kill(main, signal.SIGALRM)
+
+    with blocked_loop_alarm():
+        await asyncio.sleep(0.05)
+        alarms = threading.Thread(target=alarm_twice)
+        alarms.start()
+        await asyncio.sleep(0.5)
+        alarms.join()

@@ -214,7 +214,7 @@ def test_a_producer_that_leaves_is_seen_after_all_that_it_had_sent_also_with_ans
     consumer.send_answers()  # unread by the producer: its end then resets the connection
     for number in range(20, 30):
         producer.send([b"%d" % number])
-    producer._tell()
+    producer._notify()
     producer.close()
     assert [int(lease.copy()) for lease in taken(consumer, 10)] == list(range(20, 30))
     assert consumer.take(10) == [] and consumer.ended
@@ -229,7 +229,7 @@ def test_a_consumer_that_leaves_is_seen_by_every_call_after_the_answers_that_it_
     taken(consumer, 1)[0].release(5)
     consumer.send_answers()
     producer.send([b"unread"])
-    producer._tell()
+    producer._notify()
     consumer.close()
     with pytest.raises(ProcessDied, match="gone away"):
         producer.flush(10)

@@ -33,7 +33,7 @@ def build(options: AgentOptions, context: RunContext) -> Agent:
     if options.baseline is not None and context.transports:
         raise ConfigError(
             "nothing of a baseline can be trained: its answers come as text, without ids and logprobs.",
-            remedy="Take baseline out of the run file, or compare: atropos eval.",
+            remedy="Take baseline out of the run file, or compare by `atropos eval`.",
         )
     label = context.label or "environment.agent"
     tasks_from: Environment | None = None
