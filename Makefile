@@ -1,6 +1,7 @@
 # Two commands: `make run` trains the tiny policy, `make test` runs every test that needs nothing but this machine.
 # With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; the same with atroposlib, SkyRL, and gem for ROLL:
-# `make test-atroposlib`, `make test-skyrl`, `make test-roll`; and with the programs that agents are made of: `make test-agents`.
+# `make test-atroposlib`, `make test-skyrl`, `make test-roll`; and with the programs that agents are made of: `make test-agents`;
+# with a browser: `make test-view`.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,7 +17,7 @@ EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll test-agents test-agents-short soak bench bench-bridges bench-api clean
+.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll test-agents test-agents-short test-view dist test-dist site soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -32,10 +33,10 @@ quick: .venv/test.stamp
 	+$(MAKE) -j 2 lint quick-tests
 
 tests: .venv/test.stamp
-	$(PYTEST) -n 3
+	$(PYTEST) $(if $(COLD),,--warm) -n 3
 
 quick-tests: .venv/test.stamp
-	$(PYTEST) -n 2 --quick
+	$(PYTEST) $(if $(COLD),,--warm) -n 2 --quick
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -70,6 +71,23 @@ test-skyrl: .venv-skyrl/stamp
 	$(if $(SKYRL_SOURCE),PYTHONPATH=$(SKYRL_SOURCE):$(SKYRL_SOURCE)/skyrl-gym) HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE \
 	  .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl
 
+# A wheel and a source distribution of each package, in dist/.
+dist: .venv/test.stamp
+	rm -rf dist
+	$(BIN)/python -m tools.dist dist
+
+# The wheels as a stranger meets them: pip alone installs them into a clean environment, a policy trains there, its page opens, and pip takes
+# all of it away again. Three minutes, most of it torch.
+test-dist: dist
+	DIST=dist $(BIN)/python -m pytest tests/dist
+
+# docs/, the READMEs and a reference made from the code, as a site in build/site/site; a broken link ends it.
+site: .venv/test.stamp .venv-docs/stamp
+	rm -rf build/site
+	$(BIN)/python -m tools.make_site build/site
+	cd build/site && NO_MKDOCS_2_WARNING=1 ../../.venv-docs/bin/mkdocs build --quiet --strict
+	@echo "the site is in build/site/site: open index.html"
+
 # Real clients of the agents' API, each of which completes a task with a tool and is trained. Their environments hold nothing of
 # ours: the clients are processes, and only speak HTTP.
 test-agents: .venv/test.stamp
@@ -81,6 +99,10 @@ test-agents-short: .venv/test.stamp
 	+$(MAKE) -j 2 .venv-agents/stamp .venv-agents-node/stamp
 	HF_HUB_OFFLINE=1 AGENT_CLIENTS=.venv-agents:.venv-agents-node $(BIN)/python -m pytest tests/agents -n 2
 
+# The viewer's page in a real Chromium, driven by playwright: keys, widths, colours, hostile texts; two to three minutes.
+test-view: .venv-view/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-view/bin/python -m pytest tests/view
+
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
 	$(PIP) --no-build-isolation -e '.[soak]'
@@ -89,11 +111,13 @@ soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
 	$(BIN)/python -m benchmarks.planted_bugs
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_normalization
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_agents
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_api
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_curriculum
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_ensemble
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_health
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.observing
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.recording
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-roll/bin/python -m benchmarks.soak_roll
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m benchmarks.soak_skyrl
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m benchmarks.skyrl_throughput
@@ -185,10 +209,24 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	npm ci --prefix $(@D) --no-audit --no-fund
 	touch $@
 
+.venv-view/stamp: requirements-view.txt pyproject.toml constraints.txt plugins/viewer/pyproject.toml
+	@echo "installing playwright into $(@D), and Chromium where it is missing (half a minute)"
+	test -x /usr/bin/chromium || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; } || \
+	  (echo "the viewer's tests need /usr/bin/chromium: install your system's package chromium"; false)
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt -r requirements-view.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt --no-build-isolation -e '.[api,server]' -e ./plugins/viewer
+	touch $@
+
+.venv-docs/stamp: requirements-docs.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -r requirements-docs.txt
+	touch $@
+
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-vllm build dist
+	rm -rf .venv .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-view .venv-vllm build dist

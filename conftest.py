@@ -4,8 +4,11 @@ And which signals the processes that tests start begin with."""
 from __future__ import annotations
 
 import json
+import platform
 import signal
+import sys
 from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -19,13 +22,34 @@ LEAST_S = 0.1  # what a file must take to be recorded
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("atropos")
     group.addoption("--quick", action="store_true", help=f"only files of at most {QUICK_S:g} s, and new ones")
+    group.addoption(
+        "--warm", action="store_true", help="start our own commands from an interpreter that has imported them"
+    )
     group.addoption("--record-seconds", action="store_true", help=f"write what each file took into {RECORDED.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     children_begin_with_default_signals()
+    if config.getoption("--warm") and can_be_warm():
+        from tests.warm.requests import install_with_template
+
+        install_with_template()
     if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder(), "seconds")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What a test marked `cold` starts, and its fixtures, starts as a user starts it."""
+    if item.get_closest_marker("cold") is None:
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLD", "1")
+        return (yield)
+
+
+def can_be_warm() -> bool:
+    return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def children_begin_with_default_signals() -> None:

@@ -13,12 +13,19 @@ if TYPE_CHECKING:
     from atropos_core.plugins.provider import Provider as Provider
     from atropos_core.plugins.spec import hookimpl as hookimpl
     from atropos_core.plugins.spec import hookspec as hookspec
+    from atropos_core.scripting.commands import check as check
+    from atropos_core.scripting.commands import doctor as doctor
+    from atropos_core.scripting.commands import evaluate as evaluate
+    from atropos_core.scripting.commands import installed as installed
+    from atropos_core.scripting.commands import process as process
+    from atropos_core.scripting.commands import resume as resume
+    from atropos_core.scripting.commands import run as run
     from atropos_core.types import Episode as Episode
     from atropos_core.types import Task as Task
 
 __version__ = "0.1.0"
 
-_HOME = {  # what environments and plugins are written with, imported on first use
+_HOME = {  # what environments and plugins are written with, and the commands as functions; imported on first use
     "Conversation": "conversation",
     "Environment": "interfaces",
     "Episode": "types",
@@ -28,6 +35,7 @@ _HOME = {  # what environments and plugins are written with, imported on first u
     "Task": "types",
     "hookimpl": "plugins.spec",
     "hookspec": "plugins.spec",
+    **dict.fromkeys(("check", "doctor", "evaluate", "installed", "process", "resume", "run"), "scripting.commands"),
 }
 
 

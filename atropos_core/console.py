@@ -13,12 +13,12 @@ from atropos_core.errors import AtroposError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from atropos_core.interfaces import Finding
 
 LINE_EVERY_S = 5.0  # between progress lines where there is no terminal
 _BAR = 24
+_GAP = 2  # between the columns of a table
 
 
 def out() -> Console:
@@ -62,8 +62,51 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
         _put(console, f"  [cyan]{name:<10}[/] {_safe(text)}")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
-    _put(out(), _table(columns, rows, title))
+def document(value: Any) -> None:
+    """Facts as one JSON document on standard output. What is not finite is null, which JSON has for it."""
+    import json
+    import math
+
+    def finite(one: Any) -> Any:
+        if isinstance(one, float) and not math.isfinite(one):
+            return None
+        if isinstance(one, Mapping):
+            return {str(key): finite(entry) for key, entry in one.items()}
+        return [finite(entry) for entry in one] if isinstance(one, (list, tuple)) else one
+
+    _write(json.dumps(finite(value), indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """On a terminal within its width: what is too long goes on below, broken between words. Anywhere else nothing is broken."""
+    console = out()
+    cells = [[str(cell) for cell in row] for row in rows]
+    shown = _table(columns, cells, console.width if console.file.isatty() else None)
+    for at, line in enumerate(shown):
+        _put(console, line, markup=False, style="bold" if at == 0 else None)
+
+
+def overview(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """Names and what each is, under a title; a long text goes on below its own beginning."""
+    from rich.table import Table
+
+    listed = Table.grid(padding=(0, 2), pad_edge=True)
+    listed.add_column(no_wrap=True, style="cyan")
+    listed.add_column()
+    for name, text in rows:
+        listed.add_row(name, _safe(text))
+    console = out()
+    _put(console, f"\n[bold]{_safe(title)}[/]")
+    _put(console, listed)
+
+
+def findings_document(found: Iterable[Finding], **facts: Any) -> None:
+    """A report as one JSON document; `ok` is null for what is neither good nor bad."""
+    checks = [
+        {"check": one.subject, "ok": one.ok, "found": one.detail, "remedy": one.remedy if not one.ok else ""}
+        for one in found
+    ]
+    document({**facts, "ok": all(one["ok"] is not False for one in checks), "checks": checks})
 
 
 def findings(found: Iterable[Finding]) -> None:
@@ -76,17 +119,74 @@ def findings(found: Iterable[Finding]) -> None:
     table(("check", "", "found"), rows)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Lines: the names of the columns, a rule, and the rows. `width` None: as wide as it has to be."""
+    from rich.cells import cell_len, set_cell_size
 
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))
-    return made
+    filled = [columns, *rows]
+    longest = [max(cell_len(line) for row in filled for line in row[at].split("\n")) for at in range(len(columns))]
+    words = [max(cell_len(word) for row in filled for word in (row[at].split() or [""])) for at in range(len(columns))]
+    widths = longest if width is None else _fitted(longest, words, width - _GAP * (len(columns) - 1))
+    lines = []
+    for row in [columns, ["─" * size for size in widths], *rows]:
+        broken = [_broken(cell, size) for cell, size in zip(row, widths, strict=True)]
+        for at in range(max(map(len, broken))):
+            parts = [cell[at] if at < len(cell) else "" for cell in broken]
+            sized = [set_cell_size(part, size) for part, size in zip(parts, widths, strict=True)]
+            lines.append((" " * _GAP).join(sized).rstrip())
+    return lines
+
+
+def _fitted(longest: Sequence[int], words: Sequence[int], width: int) -> list[int]:
+    """Column widths of `width` in all: the widest give way first, down to their longest word. Where that is not enough, words
+    are broken of the longest texts."""
+    widths = list(longest)
+    while sum(widths) > width and max(widths) > 1:
+        spare = [at for at in range(len(widths)) if widths[at] > words[at]] or [
+            max((at for at in range(len(widths)) if widths[at] > 1), key=longest.__getitem__)
+        ]
+        widths[max(spare, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _broken(cell: str, width: int) -> list[str]:
+    """Its lines, none wider than `width`."""
+    from rich.cells import cell_len, chop_cells
+
+    lines = []
+    for line in cell.split("\n"):
+        if cell_len(line) <= width:
+            lines.append(line)
+            continue
+        begun = ""
+        for word in line.split(" "):
+            joined = f"{begun} {word}" if begun else word
+            if cell_len(joined) > width and begun:
+                lines.append(begun)
+                joined = word
+            *whole, begun = chop_cells(joined, width) if cell_len(joined) > width else [joined]
+            lines += whole
+        lines.append(begun)
+    return lines
+
+
+class _LiveLine:
+    """The line of a terminal that changes. Whatever else is printed begins on a line of its own."""
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def show(self, line: str) -> None:
+        _write(f"\r\x1b[2K{line}")
+        self._open = True
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            _write("\n")
+
+
+_LINE = _LiveLine()  # a terminal has one
 
 
 class StepProgress:
@@ -98,8 +198,8 @@ class StepProgress:
         self._first_step: int | None = None
         self._shown = 0.0
         self._accuracy: float | None = None
-        self._live = sys.stdout.isatty()
-        self._open_line = False
+        self._cell = _NotebookLine() if out().is_jupyter else None
+        self._live = sys.stdout.isatty() or self._cell is not None
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         if "eval/accuracy" in metrics:
@@ -119,16 +219,15 @@ class StepProgress:
             return
         self._shown = now
         line = self._line(step, metrics, (now - self._started) / (step - self._first_step))
-        if self._live:
-            _write(f"\r\x1b[2K{line}")
-            self._open_line = True
+        if self._cell is not None:
+            self._cell.show(line)
+        elif self._live:
+            _LINE.show(line)
         else:
             _write(f"{line}\n")
 
     def close(self) -> None:
-        if self._open_line:
-            _write("\n")
-            self._open_line = False
+        _LINE.close()
 
     def _line(self, step: int, metrics: Mapping[str, float], step_s: float) -> str:
         filled = round(_BAR * step / max(self._steps, 1))
@@ -143,6 +242,22 @@ class StepProgress:
         return bar + "  ".join(parts)
 
 
+class _NotebookLine:
+    """One line below a cell, which changes."""
+
+    def __init__(self) -> None:
+        self._shown: Any = None  # an IPython.display.DisplayHandle, which has no types
+
+    def show(self, line: str) -> None:
+        from IPython.display import display
+
+        text = {"text/plain": line}
+        if self._shown is None:
+            self._shown = display(text, raw=True, display_id=True)
+        else:
+            self._shown.update(text, raw=True)
+
+
 def _time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -150,6 +265,7 @@ def _time(seconds: float) -> str:
 
 
 def _put(console: Console, *what: Any, **how: Any) -> None:
+    _LINE.close()
     try:
         console.print(*what, **how)
     except (OSError, SystemExit):  # the latter is rich's answer to a pipe that nobody reads

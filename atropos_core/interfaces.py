@@ -285,6 +285,12 @@ class Trainer(ABC):
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """As Engine.logprobs, by the trainer's own forward pass."""
 
+    async def token_values(self) -> Mapping[str, Floats]:
+        """What the last `step` knows of each token of its batch, for whoever records it: by name [N], NaN where it has
+        none. `advantages` as the loss took them; `trainer_logprobs` and `entropy` of the policy before the update. Empty
+        where this trainer keeps none."""
+        return {}
+
     @abstractmethod
     async def save(self, directory: Path) -> None:
         """Write everything that the next step depends on into this existing, empty directory."""
@@ -400,6 +406,28 @@ class Teacher(ABC):
         """Release everything; may be called twice."""
 
 
+@dataclass(frozen=True)
+class SettledGroup:
+    """A group, and what came of it."""
+
+    group: ScoredGroup  # as it was trained, or as it was before it was dropped
+    outcome: Outcome | None  # None: not known
+    dropped_by: str = ""  # "transform.NAME", "training.max_staleness", "training.min_group", or the hub's cause
+    batch_start: int | None = None  # of its first token in the batch that was trained
+    scored: Floats | None = None  # [G] the rewards as they were before a transform changed them
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A finished step, with all that is known of it."""
+
+    step: int
+    metrics: Metrics
+    groups: Sequence[ScoredGroup]  # those that the trainer leased, and those that failed
+    settled: Sequence[SettledGroup] = ()  # the same, then some of those that were dropped before anybody leased them
+    token_values: Mapping[str, Floats] = field(default_factory=dict)  # of the batch, as Trainer.token_values
+
+
 class Sink(ABC):
     """Records a run. Called in step order."""
 
@@ -409,6 +437,14 @@ class Sink(ABC):
     @abstractmethod
     async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
         """One finished step. Step 0 carries the evaluation before training."""
+
+    def wants_token_values(self, step: int) -> bool:
+        """Whether `record` of this step needs what the trainer knows of each token."""
+        return False
+
+    async def record(self, record: StepRecord) -> None:
+        """One finished step, for a sink that records more than `step` takes; this is what a run calls."""
+        await self.step(record.step, record.metrics, record.groups)
 
     async def close(self) -> None:
         """Flush and release; may be called twice."""

@@ -27,8 +27,8 @@ from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.interfaces import Curriculum, TaskSource
 from atropos_core.testing.samples import make_group
 from atropos_curriculum import config
+from atropos_curriculum.base64_columns import packed
 from atropos_curriculum.curriculum import AdaptiveCurriculum
-from atropos_curriculum.packing import packed
 from atropos_curriculum.strategies import strategy_of
 from benchmarks.machine import RESULTS, described
 from benchmarks.task_bank import BANKS, samples_to_threshold

@@ -201,7 +201,7 @@ def flat(work: Work, model: str, rounds: int) -> list[dict[str, float]]:
 def padding(data: Path | None) -> dict[str, float]:
     """Rows of attention that are padding, over those that are not, on 512 sequences. Linear layers have none."""
     from atropos_trainer_grpo.config import GrpoOptions
-    from atropos_trainer_grpo.packing import microbatches, pack
+    from atropos_trainer_grpo.packed_rows import microbatches, pack
 
     whole = trainer_work.batch(*trainer_work.lengths(64, GROUP, 1, data), vocabulary=598)
     found = {}

@@ -41,6 +41,44 @@ these devices, and why: options are reported at the start (one run file may be f
 
 What each kind of component must do is in `atropos_core/interfaces.py`.
 
+## Without a package
+
+Wherever a run file or a flag takes a component's name, of any kind, it also takes its place: `./file.py:Name`, or `pkg.mod:Name`. One
+rule goes for all kinds:
+
+| `Name` is | then |
+|---|---|
+| a class of that kind | it is called with its options where it has any (`Options`, a class in it derived from `atropos_core.Options`), \
+and with the `RunContext` where its constructor has a parameter `context` |
+| an instance | it is the component |
+| a function | of rewards and transforms it is the component (`async def`); of a loss the trainer's decorator makes it one; of other \
+kinds it makes the component, and is called as a class is |
+| a `Provider` | it says everything, as it would in a plugin |
+
+What a plugin says in its `Provider`, a class says by an attribute of that name: `transports`, which an engine, a trainer and a bridge
+must have (`transports = {"in_process"}`), `runs_in = "process"`, `requires`, `several_devices`.
+
+```python
+import atropos_core as atropos
+
+
+class Shorter:
+    # 0 for a reply of at most `limit` characters, else -1
+    class Options(atropos.Options):
+        limit: int = 100
+
+    def __init__(self, options, context):
+        self.limit, self.seed = options.limit, context.seed
+
+    async def __call__(self, task, episodes):
+        return [-float(len(episode.messages[-1]["content"]) > self.limit) for episode in episodes]
+```
+
+A relative path in a run file begins at the folder of that file; in a flag, where the command is typed. The run directory keeps the
+absolute one, by which processes of the run and `atropos resume` find it.
+
+## Hooks
+
 """
 
 

@@ -1,8 +1,8 @@
 """Give every package of this repository a version, and tag it: python -m tools.release 0.2.0
 
-The version stands in `atropos_core/__init__.py` and in each plugin's pyproject.toml; the range of core that plugins want follows
-it. The newest heading of CHANGELOG.md gets the version and the day. One commit, one tag: a tree that is tagged and a tree that
-says another version cannot come of it. docs/decisions/0015-one-version.md says why no build backend asks git.
+The version stands in `atropos_core/__init__.py`, and in the pyproject.toml of `distribution/` and of each plugin; the range of core that
+plugins want follows it. The newest heading of CHANGELOG.md gets the version and the day. One commit, one tag: a tree that is tagged and a
+tree that says another version cannot come of it. docs/decisions/0015-one-version.md says why no build backend asks git.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADING = re.compile(r"^## (\S+), unreleased$", re.M)
 def versions(root: Path) -> dict[Path, str]:
     """What each package says of itself, by the file that says it."""
     found = {CORE: _only(r'^__version__ = "(.+)"$', root / CORE)}
-    for path in sorted((root / "plugins").glob("*/pyproject.toml")):
+    for path in [root / "distribution/pyproject.toml", *sorted((root / "plugins").glob("*/pyproject.toml"))]:
         found[path.relative_to(root)] = _only(r'^version = "(.+)"$', path)
     return found
 

@@ -11,26 +11,34 @@ from atropos_core.plugins.provider import Options
 
 
 class ExactOptions(Options):
-    strip: bool = True  # leading and trailing white space does not count
-    ignore_case: bool = False
+    strip: bool = Field(True, description="leading and trailing white space does not count")
+    ignore_case: bool = Field(False, description="upper and lower case are the same")
 
 
 class NumericOptions(Options):
-    tolerance: float = Field(1e-6, ge=0)  # relative to the answer, or absolute where that is below 1
+    tolerance: float = Field(1e-6, ge=0, description="relative to the answer, or absolute where that is below 1")
 
 
 class FormatOptions(Options):
-    patterns: tuple[str, ...] = (r"\\boxed\{[^{}]+\}|####\s*\S",)  # regular expressions, searched in the last reply
+    patterns: tuple[str, ...] = Field(
+        (r"\\boxed\{[^{}]+\}|####\s*\S",), description="regular expressions, searched in the last reply"
+    )
 
 
 class LengthOptions(Options):
-    free_tokens: int = Field(64, ge=0)  # up to here the reward is 0
-    limit_tokens: int = Field(256, ge=1)  # from here on it is -1, linear between
+    free_tokens: int = Field(64, ge=0, description="up to here the reward is 0")
+    limit_tokens: int = Field(256, ge=1, description="from here on it is -1, linear between")
 
 
 class GroupAdvantageOptions(Options):
-    baseline: Literal["group", "others", "none"] = "group"  # the mean of the group, of its others (RLOO), or nothing
-    divide_by_std: bool | None = None  # with baseline = "group" alone; unset: True there. False: Dr.GRPO
+    baseline: Literal["group", "others", "none"] = Field(
+        "group", description="what is subtracted from a reward: the mean of the group, of its others (RLOO), or nothing"
+    )
+    divide_by_std: bool | None = Field(
+        None,
+        description='divide by the group\'s standard deviation; false: Dr.GRPO. Unset: true with baseline = "group", '
+        "which alone may have it",
+    )
 
     @model_validator(mode="after")
     def _only_the_group_is_divided(self) -> GroupAdvantageOptions:
@@ -46,17 +54,29 @@ class GroupAdvantageOptions(Options):
 
 
 class JsonlOptions(Options):
-    rollouts_every: int = Field(1, ge=0)  # steps; 0: never write rollouts
+    rollouts_every: int = Field(1, ge=0, description="steps between two whose rollouts are written; 0: never")
+    tokens: bool = Field(True, description="beside the texts: ids, logprobs, masks, versions, advantages")
+    tokens_max_mb: float = Field(
+        2000, gt=0, description="megabytes of tokens, of all steps together: beyond it, those of the oldest are removed"
+    )
+
+    @model_validator(mode="after")
+    def _refuse_idle_options(self) -> JsonlOptions:
+        self.refuse_idle(
+            self.rollouts_every > 0, "where rollouts_every = 0 records no rollouts", "tokens", "tokens_max_mb"
+        )
+        self.refuse_idle(self.tokens, "where tokens = false records none", "tokens_max_mb")
+        return self
 
 
 class ToyEngineOptions(Options):
-    latency_s: float = Field(0.0, ge=0)  # what each call takes
+    latency_s: float = Field(0.0, ge=0, description="seconds that each call takes")
 
 
 class RemoteEngineOptions(Options):
-    url: str  # of `atropos engine` on another machine, like http://10.0.0.5:8001
-    token_file: Path | None = None
+    url: str = Field(description="of `atropos engine` on another machine, like http://10.0.0.5:8001")
+    token_file: Path | None = Field(None, description="file with its token")
 
 
 class ToyTrainerOptions(Options):
-    learning_rate: float = Field(1.0, gt=0)
+    learning_rate: float = Field(1.0, gt=0, description="of its one update a batch")

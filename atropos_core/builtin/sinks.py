@@ -9,18 +9,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from atropos_core import console
 from atropos_core.builtin.config import JsonlOptions
+from atropos_core.builtin.recording import rows, token_columns
 from atropos_core.console import StepProgress
-from atropos_core.interfaces import Sink
-from atropos_core.storage.atomic import unwritable
+from atropos_core.interfaces import SettledGroup, Sink, StepRecord
+from atropos_core.storage.atomic import json_bytes, unwritable, write_whole
+from atropos_core.storage.token_file import write_token_file
 from atropos_core.types import Metrics, ScoredGroup
+
+TEXTS, TOKENS = ".jsonl", ".safetensors"
 
 
 class JsonlSink(Sink):
-    """`metrics.jsonl`, one object a step, and `rollouts/step-000001.jsonl`, one line an episode.
+    """`metrics.jsonl`, one object a step; `rollouts/step-000001.jsonl`, one line an episode; and beside it, in a file of the
+    same name that ends in `.safetensors`, what is known of each token.
 
     A resumed run cuts metrics.jsonl back to the checkpoint and removes the rollouts after it.
     """
@@ -29,6 +32,10 @@ class JsonlSink(Sink):
         self._metrics = directory / "metrics.jsonl"
         self._rollouts = directory / "rollouts"
         self._every = options.rollouts_every
+        self._tokens = options.tokens
+        self._most_bytes = int(options.tokens_max_mb * 1e6)
+        self._sizes: dict[Path, int] = {}  # of the files of tokens, oldest first
+        self._said = False  # that some were removed
         self._file: IO[bytes] | None = None
         self._keep: Mapping[str, Any] = {"bytes": 0, "step": -1}
         self._last = -1
@@ -36,31 +43,69 @@ class JsonlSink(Sink):
     async def open(self) -> None:
         try:
             self._rollouts.mkdir(exist_ok=True)
-            for path in self._rollouts.glob("step-*.jsonl"):
+            for path in [path for kind in (TEXTS, TOKENS) for path in self._rollouts.glob(f"step-*{kind}")]:
                 if int(path.stem.removeprefix("step-")) > self._keep["step"]:
                     path.unlink()
+            for path in sorted(self._rollouts.glob(f"step-*{TOKENS}")):
+                self._sizes[path] = path.stat().st_size
             self._file = self._metrics.open("ab")
             if (there := self._file.tell()) < self._keep["bytes"]:
                 console.warn(
                     f"{self._metrics} is shorter ({there} bytes) than it was at the checkpoint ({self._keep['bytes']}): lines "
                     "of steps before it are gone."
                 )
-            self._file.truncate(min(there, self._keep["bytes"]))
+            self._file.seek(self._file.truncate(min(there, self._keep["bytes"])))
         except OSError as error:
             raise unwritable(self._metrics, error) from error
 
+    def wants_token_values(self, step: int) -> bool:
+        return self._tokens and self._is_recorded(step)
+
     async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
+        await self.record(StepRecord(step, metrics, groups, [SettledGroup(group, None) for group in groups]))
+
+    async def record(self, record: StepRecord) -> None:
         assert self._file is not None, "a sink is opened before it is used"
-        line = {"step": step} | {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        line: dict[str, float | None] = {"step": record.step}
+        line |= {name: value if math.isfinite(value) else None for name, value in record.metrics.items()}
         try:
             self._file.write(json.dumps(line).encode() + b"\n")
             self._file.flush()
-            if groups and self._every and step % self._every == 0:
-                rows = [json.dumps(row, ensure_ascii=False, default=str) for group in groups for row in _rows(group)]
-                (self._rollouts / f"step-{step:06d}.jsonl").write_text("\n".join(rows) + "\n")
         except OSError as error:
             raise unwritable(self._metrics, error) from error
-        self._last = step
+        if record.settled and self._is_recorded(record.step):
+            path = self._rollouts / f"step-{record.step:06d}{TEXTS}"
+            try:
+                self._write_rollouts(path, record)
+            except OSError as error:
+                raise unwritable(path, error) from error
+        self._last = record.step
+
+    def _is_recorded(self, step: int) -> bool:
+        return bool(self._every) and step % self._every == 0
+
+    def _write_rollouts(self, path: Path, record: StepRecord) -> None:
+        """The texts last: whoever finds them finds the tokens as well."""
+        columns = token_columns(record) if self._tokens else None
+        if columns is not None:
+            beside = path.with_suffix(TOKENS)
+            self._sizes[beside] = write_token_file(beside, columns)
+            self._make_room()
+        lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows(record.settled, tokens=self._tokens))
+        write_whole(path, json_bytes("".join(f"{line}\n" for line in lines)))
+
+    def _make_room(self) -> None:
+        """Remove the oldest files of tokens beyond the bound. The newest stays, whatever its size."""
+        while len(self._sizes) > 1 and sum(self._sizes.values()) > self._most_bytes:
+            oldest = next(iter(self._sizes))
+            oldest.unlink(missing_ok=True)
+            del self._sizes[oldest]
+            if not self._said:
+                self._said = True
+                console.say(
+                    f"{self._rollouts} holds more than {self._most_bytes / 1e6:g} MB of tokens: those of the oldest steps are "
+                    f"removed from here on, first {oldest.name}; their texts stay (sink.jsonl.tokens_max_mb)."
+                )
 
     async def close(self) -> None:
         if self._file is not None:
@@ -99,22 +144,3 @@ class ConsoleSink(Sink):
         if self._progress is not None:
             self._progress.close()
             self._progress = None
-
-
-def _rows(group: ScoredGroup) -> list[dict[str, Any]]:
-    shared = {"task": group.task.id, "environment": group.draw.environment, "draw": group.draw.id}
-    advantages = np.full(len(group.episodes), np.nan) if group.advantages is None else group.advantages
-    rows: list[dict[str, Any]] = [
-        shared
-        | {
-            "reward": float(group.rewards[member]),
-            "advantage": float(advantages[member]) if np.isfinite(advantages[member]) else None,
-            "parts": {name: float(values[member]) for name, values in group.parts.items()} | dict(episode.parts),
-            "correct": episode.correct,
-            "finish": episode.finish,
-            "tokens": sum(int(rollout.sampled.sum()) for rollout in episode.rollouts),
-            "messages": [dict(message) for message in episode.messages],
-        }
-        for member, episode in enumerate(group.episodes)
-    ]
-    return rows + [shared | {"failed": one.cause, "where": one.where} for one in group.failed]

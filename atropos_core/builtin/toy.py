@@ -6,7 +6,7 @@ the next token given the last one; the trainer is plain REINFORCE on the batch's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ class ToyTrainer(Trainer):
         self._rate = options.learning_rate
         self.weights = {"table": _table(self._tokenizer)}
         self.endpoint = LocalEndpoint(self)
+        self._token_values: Mapping[str, Floats] = {}
 
     async def open(self) -> ModelInfo:
         return _info(self._tokenizer)
@@ -121,11 +122,16 @@ class ToyTrainer(Trainer):
             raise TrainingDiverged("the gradient is not finite; the weights were not touched.")
         async with writing():
             table += self._rate * gradient
+        logprobs_or_nan = np.where(scored, recomputed, np.float32(np.nan))
+        self._token_values = {"advantages": batch.advantages, "trainer_logprobs": logprobs_or_nan, "entropy": entropy}
         return {
             "loss": float(-(weight * chosen).sum()),
             "grad_norm": float(np.linalg.norm(gradient)),
             **compare(batch, recomputed, scored, scored, entropy),
         }
+
+    async def token_values(self) -> Mapping[str, Floats]:
+        return self._token_values
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         return [_score(self.weights["table"], ids, temperature) for ids in sequences]

@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from atropos_core.cli.guarded import GUARDED, guarded
+from atropos_core.cli.overview import Overview
 
 OWN = {  # command -> its module here
     "run": "run", "resume": "resume", "eval": "evaluate", "plugins": "plugins", "new": "new", "check": "check",
-    "config": "config", "doctor": "doctor", "adapter": "adapter",
+    "config": "config", "doctor": "doctor", "audit": "audit", "adapter": "adapter",
 }  # fmt: skip
 
 
@@ -56,6 +57,7 @@ def run_app(arguments: list[str]) -> int:
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     """The command line. Where `arguments` begin with one of our own commands, that one alone; else all, plugins' as well."""
     app = typer.Typer(
+        cls=Overview,
         help="Reinforcement learning of language models, from a laptop up.",
         no_args_is_help=True,
         add_completion=False,

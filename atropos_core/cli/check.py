@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,12 +16,10 @@ def add(app: typer.Typer) -> None:
 
 
 def check(
-    name: Annotated[
-        str, typer.Argument(help="A component's name; for environments also ./file.py:Class or pkg.mod:Class.")
-    ],
+    name: Annotated[str, typer.Argument(help="A component's name, or its place: ./file.py:Name or pkg.mod:Name.")],
     kind: Annotated[
         str | None,
-        typer.Option(help="environment, reward, transform, curriculum, bridge or loss. \\[default: whichever NAME is]"),
+        typer.Option(help="reward, sink, engine, ...: any kind of component. \\[default: whichever NAME is]"),
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One of the component's own options.")
@@ -28,6 +27,7 @@ def check(
     skip: Annotated[
         list[str] | None, typer.Option("--skip", metavar="CHECK", help="Report this check, but do not fail by it.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Check a component against the contract of its kind: environments are run by scripted policies, without a model.
 
@@ -45,43 +45,60 @@ def check(
     from atropos_core.config import run_file as config
     from atropos_core.plugins.manager import load_plugins
 
-    kind = kind or _kind_of(name, load_plugins().registry)
+    kind = kind or kind_named(name, load_plugins().registry, testing.KINDS, " to check")
     options: dict[str, Any] = config.nest(config.parse_flag(change) for change in changes or ())
     findings = testing.check(kind, name, options, skip=skip or ())
-    console.findings(findings)
     broken = [finding for finding in findings if finding.ok is False]
+    if as_json:
+        console.findings_document(findings, kind=kind, name=name)
+        raise typer.Exit(int(bool(broken)))
+    console.findings(findings)
     if broken:
         console.say(f"{kind} {name!r} breaks {len(broken)} of {len(findings)} checks.")
         raise typer.Exit(1)
     console.say(f"{kind} {name!r} keeps its contract.")
 
 
-def _kind_of(name: str, registry: Registry) -> str:
-    """The one kind with a contract that has a component of this name."""
+def kind_named(name: str, registry: Registry, among: Sequence[str], purpose: str = "") -> str:
+    """The one kind of `among` that has a component of this name."""
     import difflib
 
     from atropos_core.errors import ConfigError, UnknownComponent
-    from atropos_core.testing import KINDS
+    from atropos_core.plugins.references import is_reference
 
-    if ":" in name or name.endswith(".py"):
-        return "environment"
+    if is_reference(name):
+        return _kind_of_reference(name)
     kinds = list(dict.fromkeys(offer.kind for offer in registry.offers() if offer.provider.name == name))
-    fitting = [kind for kind in kinds if kind in KINDS]
+    fitting = [kind for kind in kinds if kind in among]
     if len(fitting) > 1:
         raise ConfigError(f"{name!r} is of the kinds {', '.join(fitting)}.", remedy=f"Say which: --kind {fitting[0]}")
     if kinds and not fitting:
-        raise ConfigError(f"{name!r} is a component of kind {kinds[0]}; there is a contract for: {', '.join(KINDS)}.")
+        raise ConfigError(f"{name!r} is a component of kind {kinds[0]}; there is a contract for: {', '.join(among)}.")
     if fitting:
         return fitting[0]
-    for kind in KINDS:
+    for kind in among:
         try:
             registry.find(kind, name)  # raises what is wrong with a broken plugin of that name
         except UnknownComponent:
             continue
-    names = sorted({offer.provider.name for offer in registry.offers() if offer.kind in KINDS})
+    names = sorted({offer.provider.name for offer in registry.offers() if offer.kind in among})
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names)}."
     raise UnknownComponent(
-        f"there is no component named {name!r} to check. {hint} An environment of your own is named ./file.py:Class.",
+        f"there is no component named {name!r}{purpose}. {hint} Your own is named ./file.py:Name.",
         remedy="`atropos plugins` lists what is installed.",
     )
+
+
+def _kind_of_reference(reference: str) -> str:
+    """The kind of what stands there: of the class that it derives from."""
+    from atropos_core.errors import ConfigError
+    from atropos_core.plugins.references import kind_of, load_reference
+
+    if ":" not in reference:
+        return "environment"
+    if (kind := kind_of(load_reference(reference))) is None:
+        raise ConfigError(
+            f"{reference!r} does not say of which kind it is.", remedy="Say it: --kind reward, for example."
+        )
+    return kind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
 from atropos_core.cli.options import (
@@ -19,10 +21,14 @@ from atropos_core.cli.options import (
     configure,
 )
 
+if TYPE_CHECKING:
+    from atropos_core.launch.assemble import Plan
+
 
 def add(app: typer.Typer) -> None:
     group = typer.Typer(help="Look at configurations.", no_args_is_help=True)
     group.command("show")(show)
+    group.command("schema")(schema)
     app.add_typer(group, name="config")
 
 
@@ -38,6 +44,8 @@ def show(
     seed: SeedOption = None,
     deterministic: DeterministicOption = False,
     changes: SetOption = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say of each value what it means.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Print every value of a run and where it comes from, as `atropos run` with the same arguments would take it.
 
@@ -63,5 +71,37 @@ def show(
         changes=changes,
     )
     plan = make_plan(loaded.config, resolved, plugins)
-    rows = [(path, value, loaded.origins.get(path, "default")) for path, value in flatten(plan.resolved())]
-    console.table(("path", "value", "from"), rows)
+    rows = [
+        {"path": path, "value": value, "from": loaded.origins.get(path, "default")}
+        | ({"meaning": _meaning(plan, path)} if explain else {})
+        for path, value in flatten(plan.resolved())
+    ]
+    if as_json:
+        return console.document(rows)
+    return console.table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def _meaning(plan: Plan, path: str) -> str:
+    from atropos_core.config.meanings import meaning_at
+    from atropos_core.config.run_file import RunConfig
+
+    components = [
+        *plan.engines[:1],
+        *plan.single.values(),
+        *(one for named in plan.named.values() for one in named.values()),
+    ]
+    return meaning_at(RunConfig, path.split("."), {one.label: type(one.options) for one in components})
+
+
+def schema() -> None:
+    """Print a JSON Schema of run files (draft 2020-12), for editors: with the options of every component that is installed.
+
+    [bold]Example[/]
+
+      atropos config schema > run-file.schema.json
+    """
+    from atropos_core import console
+    from atropos_core.config.schema import run_file_schema
+    from atropos_core.plugins.manager import load_plugins
+
+    console.document(run_file_schema(load_plugins().registry))

@@ -17,6 +17,7 @@ def doctor(
         Path | None,
         typer.Argument(help="The directory of a run, going on or ended. Without it: this machine.", show_default=False),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Look at this machine (Python, plugins, torch, memory, disk, ports, the hub), or at a run: what is wrong with it, and
     since when. Ends with 1 where something is.
@@ -37,8 +38,11 @@ def doctor(
         from atropos_core.health.diagnose import diagnose
 
         findings = diagnose(run)
-    console.findings(findings)
     broken = [finding for finding in findings if finding.ok is False]
+    if as_json:
+        console.findings_document(findings)
+        raise typer.Exit(int(bool(broken)))
+    console.findings(findings)
     if broken:
         console.say(f"{len(broken)} of {len(findings)} are broken; each comes with what to do.")
         raise typer.Exit(1)

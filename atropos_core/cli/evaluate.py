@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,6 +63,7 @@ def evaluate(
             "\\[default: RUN/evaluations/; nothing where a model was named]",
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Evaluate a policy on held-out problems.
 
@@ -72,6 +75,54 @@ def evaluate(
 
       atropos eval runs/gsm8k-20260131-120000 --samples 8 --temperature 1 --set "evaluation.pass_at=[1,4,8]"
     """
+    from atropos_core import console
+
+    made = evaluated(
+        run, step=step, env=env, model=model, engine=engine, problems=problems, samples=samples, temperature=temperature,
+        seed=seed, changes=changes, out=out, quiet=as_json,
+    )  # fmt: skip
+    if as_json:
+        files = {"figures": made.figures, "replies": made.replies}
+        console.document({**made.record, "files": {name: str(file) for name, file in files.items() if file}})
+        return
+    rows = []
+    for name, value in sorted(made.evaluation.metrics.items()):
+        share = made.evaluation.shares.get(name)
+        rows.append(
+            (name.removeprefix("eval/"), f"{value:.4g}", f"{share.low:.4g} to {share.high:.4g}" if share else "")
+        )
+    console.table(("metric", "value", "95 % interval"), rows)
+    console.say(f"{made.evaluation.tokens:,} tokens in {made.evaluation.seconds:.1f} s")
+    if made.figures is not None and made.replies is not None:
+        console.facts([("figures", str(made.figures)), ("replies", str(made.replies))])
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation, and the files that it is in."""
+
+    evaluation: Evaluation
+    record: Mapping[str, Any]  # the figures, and all that they depend on
+    figures: Path | None
+    replies: Path | None
+
+
+def evaluated(
+    run: Path | None,
+    *,
+    step: int | None,
+    env: Sequence[str] | None,
+    model: str | None,
+    engine: str | None,
+    problems: int | None,
+    samples: int | None,
+    temperature: float | None,
+    seed: int | None,
+    changes: Sequence[str] | None,
+    out: Path | None,
+    quiet: bool = False,
+) -> Evaluated:
+    """What `atropos eval` does, but for its table. `quiet`: nothing on standard output. Raises AtroposError."""
     import asyncio
     import json
     import time
@@ -85,7 +136,8 @@ def evaluate(
         raise ConfigError("--step is of a run's checkpoint: name the run's directory, and no --model.")
     if run is not None and model is None:
         model, step = _policy(run, step)
-        console.facts([("policy", model)])
+        if not quiet:
+            console.facts([("policy", model)])
         out = out or run / "evaluations" / f"step-{step:06d}-{time.strftime('%Y%m%d-%H%M%S')}"
     own = {"problems": problems, "samples": samples, "temperature": temperature}
     loaded, resolved, plugins = configure(
@@ -98,20 +150,14 @@ def evaluate(
         )
     plan = make_plan(loaded.config, resolved, plugins, training=False)
     evaluation = asyncio.run(_evaluate(plan))
-    rows = []
-    for name, value in sorted(evaluation.metrics.items()):
-        share = evaluation.shares.get(name)
-        rows.append(
-            (name.removeprefix("eval/"), f"{value:.4g}", f"{share.low:.4g} to {share.high:.4g}" if share else "")
-        )
-    console.table(("metric", "value", "95 % interval"), rows)
-    console.say(f"{evaluation.tokens:,} tokens in {evaluation.seconds:.1f} s")
-    if out is not None:
-        stem = out.with_suffix("") if out.suffix in (".json", ".jsonl") else out
-        figures, replies = Path(f"{stem}.json"), Path(f"{stem}.jsonl")
-        written(figures, json.dumps(_figures(plan, step, evaluation), indent=1, default=str) + "\n")
-        evaluation.write(replies)
-        console.facts([("figures", str(figures)), ("replies", str(replies))])
+    record = _figures(plan, step, evaluation)
+    if out is None:
+        return Evaluated(evaluation, record, None, None)
+    stem = out.with_suffix("") if out.suffix in (".json", ".jsonl") else out
+    figures, replies = Path(f"{stem}.json"), Path(f"{stem}.jsonl")
+    written(figures, json.dumps(record, indent=1, default=str) + "\n")
+    evaluation.write(replies)
+    return Evaluated(evaluation, record, figures, replies)
 
 
 def _policy(run: Path, step: int | None) -> tuple[str, int]:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-STARTED = ("run", "resume", "train")  # the commands whose end says that a summary was written
-GUARDED = (*STARTED, "eval", "process", "check")  # and others that run components, and end by themselves
+STARTED = ("run", "resume", "train", "serve-agent")  # the commands whose end says that a summary was written
+GUARDED = (*STARTED, "eval", "process", "check", "audit")  # and others that run components, and end by themselves
 _SAVED = "`atropos doctor RUN` on the run directory says what is saved, `atropos resume RUN` goes on from there."
 _UNSAVED = "look for what a component calls that ends a process, or closes descriptors that are not its own."
 _PR_SET_PDEATHSIG = 1

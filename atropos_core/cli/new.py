@@ -41,12 +41,39 @@ KINDS = {
         "reward less the group's mean, cut off at a limit",
         "atropos run --env gsm8k --set transform.{name}.use={name}",
     ),
+    "curriculum": Kind(
+        "curriculum",
+        "tasks in the data's order, each some times in a row",
+        "atropos run --env gsm8k --set curriculum.use={name}",
+    ),
+    "sink": Kind(
+        "sink",
+        "a table of the metrics, one line a step",
+        "atropos run --env gsm8k --set sink.{name}.use={name} --set sink.console.use=console",
+    ),
+    "teacher": Kind(
+        "teacher",
+        "trust in the tokens of whoever was right",
+        "atropos run --env gsm8k --set teacher.{name}.use={name} --set trainer.distillation.alone=true",
+    ),
+    "engine": Kind(
+        "engine",
+        "a table of next-token logits in numpy",
+        "atropos run --model toy --engine {name} --env ./file.py:Class --steps 20",
+    ),
+    "trainer": Kind(
+        "trainer",
+        "REINFORCE on a table of next-token logits",
+        "atropos run --model toy --trainer {name} --env ./file.py:Class --steps 20",
+    ),
     "bridge": Kind(
         "bridge",
         "copies weights within one process",
         "atropos run --model toy --bridge {name} --env ./file.py:Class --steps 20",
     ),
+    "adapter": Kind("adapter", "tasks as JSON lines", "atropos adapter {name} --env gsm8k --out tasks"),
 }
+ALL_KINDS = ", ".join(KINDS)
 
 
 def add(app: typer.Typer) -> None:
@@ -54,7 +81,7 @@ def add(app: typer.Typer) -> None:
 
 
 def new(
-    kind: Annotated[str, typer.Argument(help="environment, reward, transform or bridge.", show_default=False)],
+    kind: Annotated[str, typer.Argument(help=f"One of {ALL_KINDS}.", show_default=False)],
     name: Annotated[
         str, typer.Argument(help="What users will type: lower case, as in word_count.", show_default=False)
     ],

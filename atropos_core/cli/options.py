@@ -112,11 +112,13 @@ def configure(
             known = {
                 name for layer in layers for name in layer.values.get(section, {})
             }  # of the file: its `use` stands
-            given[section] = {_short(name): {} if name in known else {"use": _absolute(name)} for name in named}
-            if len(given[section]) < len(named):
+            tables: dict[str, Any] = {short_name(name): {} if name in known else {"use": name} for name in named}
+            if len(tables) < len(named):
                 raise ConfigError(
                     f"two of {', '.join(named)} have the same short name.", remedy="Name them apart in a run file."
                 )
+            _overlay(tables, given.get(section, {}))
+            given[section] = tables
     _overlay(given, config.nest(changed))
     layers = [_only(layer, "environment", given if env else None) for layer in layers]
     layers = [_only(layer, "reward", given if reward else None) for layer in layers]
@@ -128,8 +130,8 @@ def configure(
     )
     resolved = plugins.resolve_model(str(reference or config.RunConfig().model), download=download)
     layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
-    layers.append(config.Layer(config.FLAG, given))
-    return config.load([_anchored(layer) for layer in layers]), resolved, plugins
+    layers.append(config.Layer(config.FLAG, config.anchored(given, Path())))
+    return config.load([_with_model(layer) for layer in layers]), resolved, plugins
 
 
 def _refuse_idle(changed: Sequence[tuple[str, Any]], flags: set[str], uses: Uses | None) -> None:
@@ -147,31 +149,20 @@ def _refuse_idle(changed: Sequence[tuple[str, Any]], flags: set[str], uses: Uses
             )
 
 
-def _short(reference: str) -> str:
+def short_name(reference: str) -> str:
     """What a component is called in metrics and file names."""
     where, _, name = reference.rpartition(":")
     return (name if where else Path(reference).stem if reference.endswith(".py") else reference).lower()
 
 
-def _absolute(reference: str) -> str:
-    """A file reference that still holds when the run is resumed from another folder."""
-    where, colon, name = reference.partition(":")
-    return f"{Path(where).resolve()}{colon}{name}" if where.endswith(".py") else reference
-
-
-def _anchored(layer: Layer) -> Layer:
-    """The layer with references to files and model directories made absolute, for the same reason."""
+def _with_model(layer: Layer) -> Layer:
+    """The layer with a model directory made absolute, so that it holds when the run is resumed from another folder."""
     from atropos_core.config.run_file import Layer
 
-    values = dict(layer.values)
-    if isinstance(values.get("model"), str) and Path(values["model"]).expanduser().is_dir():
-        values["model"] = str(Path(values["model"]).expanduser().resolve())
-    if isinstance(values.get("environment"), Mapping):
-        values["environment"] = {
-            name: {**table, "use": _absolute(table["use"])} if isinstance(table, Mapping) and "use" in table else table
-            for name, table in values["environment"].items()
-        }
-    return Layer(layer.origin, values)
+    model = layer.values.get("model")
+    if not (isinstance(model, str) and Path(model).expanduser().is_dir()):
+        return layer
+    return Layer(layer.origin, {**layer.values, "model": str(Path(model).expanduser().resolve())})
 
 
 def _only(layer: Layer, section: str, flags: Mapping[str, Any] | None) -> Layer:

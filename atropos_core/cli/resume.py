@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,8 +35,28 @@ def resume(
       atropos resume runs/gsm8k-20260131-120000 --steps 400
     """
     from atropos_core import console
-    from atropos_core.cli.options import configure
     from atropos_core.cli.run import execute_and_report
+
+    going_on = take_up(directory, steps=steps, changes=changes)
+    if going_on.left:
+        execute_and_report(going_on.plan, directory, resume=True)  # which says itself what is broken
+    else:
+        console.say(f"To train on: atropos resume {directory} --steps {2 * going_on.step}")
+
+
+@dataclass(frozen=True)
+class GoingOn:
+    """A run that is to be resumed."""
+
+    plan: Plan
+    step: int  # of its last whole checkpoint
+    left: bool  # whether there are steps to do
+
+
+def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str] | None = None) -> GoingOn:
+    """What is left of a run, once it was said what has changed since its checkpoint. Raises AtroposError."""
+    from atropos_core import console
+    from atropos_core.cli.options import configure
     from atropos_core.config.run_file import flatten
     from atropos_core.errors import CheckpointError, RunDirectoryError
     from atropos_core.launch.assemble import make_plan
@@ -62,11 +83,10 @@ def resume(
         for warning in broken:
             console.warn(warning)
         console.say(f"nothing left to do: {directory} has all of its {checkpoint.step} steps.")
-        console.say(f"To train on: atropos resume {directory} --steps {2 * checkpoint.step}")
-        return
+        return GoingOn(plan, checkpoint.step, False)
     if checkpoint is None:
         console.say("there is no checkpoint yet: starting from the first step")
-    execute_and_report(plan, directory, resume=True)  # which says itself what is broken
+    return GoingOn(plan, 0 if checkpoint is None else checkpoint.step, True)
 
 
 def differences(before: Mapping[str, Any], plan: Plan) -> Iterator[str]:

@@ -13,7 +13,7 @@ class Component(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
-    use: str
+    use: str = Field(description="name of the component, or where its code is: pkg.mod:Name, ./file.py:Name")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -21,15 +21,23 @@ class Component(BaseModel):
 
 
 class Weighted(Component):
-    weight: float = Field(1.0, ge=0, allow_inf_nan=False)
+    weight: float = Field(1.0, ge=0, allow_inf_nan=False, description="its weight beside the others of its kind")
 
 
 class RewardComponent(Weighted):
-    deadline_s: float = Field(60.0, gt=0)
-    runs_in: Literal["here", "process"] | None = None  # None: as its provider says
+    deadline_s: float = Field(60.0, gt=0, description="seconds for scoring one group")
+    runs_in: Literal["here", "process"] | None = Field(
+        None, description="here, or in a process of its own; unset: as the component has it"
+    )
 
 
 class ComponentOnDevices(Component):
-    # "cpu", "cuda:0", ...; auto: the first CUDA device, or the CPU. More than one where the component can span several
-    devices: tuple[str, ...] = Field(("auto",), min_length=1)
-    threads: int | None = Field(None, ge=1)  # CPU threads; None: every core, since sampling and training take turns
+    devices: tuple[str, ...] = Field(
+        ("auto",),
+        min_length=1,
+        description="cpu, cuda:0 and so on; auto: the first CUDA device, or the CPU. More than one where the component "
+        "can span several",
+    )
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads; unset: every core, since sampling and training take turns"
+    )

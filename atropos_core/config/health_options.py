@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Action = Literal["off", "warn", "pause", "stop"]
+STEPS = "so many in a row that look wrong make the run ill, and as many right ones make it well"
 
 
 class Check(BaseModel):
@@ -15,75 +16,90 @@ class Check(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    action: Action | None = None  # None: health.action
-    steps: int = Field(3, ge=1)
+    action: Action | None = Field(None, description="what follows once it is ill; unset: health.action")
+    steps: int = Field(3, ge=1, description=STEPS)
 
 
 class AtOnce(Check):
-    steps: int = Field(1, ge=1)
+    steps: int = Field(1, ge=1, description=STEPS)
 
 
 class Soon(Check):
-    steps: int = Field(2, ge=1)
+    steps: int = Field(2, ge=1, description=STEPS)
 
 
 class Tolerance(AtOnce):
-    tolerance: float = Field(1e-3, ge=0)  # relative to the largest score, or absolute where that is below 1
+    tolerance: float = Field(1e-3, ge=0, description="relative to the largest score, or absolute where that is below 1")
 
 
 class Growth(Soon):
-    ratio: float = Field(10.0, gt=1)  # times what was usual
+    ratio: float = Field(10.0, gt=1, description="times the usual, beyond which it looks wrong")
 
 
 class ShareAbove(Check):
-    share: float = Field(0.5, ge=0, lt=1)
+    share: float = Field(0.5, ge=0, lt=1, description="the part, from 0 to 1, beyond which it looks wrong")
 
 
 class FailedRewards(Soon):
-    share: float = Field(0.02, ge=0, lt=1)
+    share: float = Field(
+        0.02,
+        ge=0,
+        lt=1,
+        description="the part of the rollouts that could not be scored, from 0 to 1, beyond which it looks wrong",
+    )
 
 
 class FailedRollouts(Soon):
-    share: float = Field(0.2, ge=0, lt=1)
+    share: float = Field(
+        0.2, ge=0, lt=1, description="the part of the rollouts that failed, from 0 to 1, beyond which it looks wrong"
+    )
 
 
 class Entropy(Check):
-    floor_nats: float = Field(0.003, ge=0)
-    fall: float = Field(0.1, ge=0, lt=1)  # of what was usual
+    floor_nats: float = Field(
+        0.003, ge=0, description="mean -log p of the sampled tokens, in nats, below which it looks wrong"
+    )
+    fall: float = Field(0.1, ge=0, lt=1, description="the part of the usual, from 0 to 1, below which it looks wrong")
 
 
 class Surprise(Check):
-    z: float = Field(6.0, gt=0)  # standard errors that the mean of -log p may be off the entropy
-    floor_nats: float = Field(0.02, ge=0)  # and nats; below it nobody minds
+    z: float = Field(6.0, gt=0, description="standard errors that the mean of -log p may be off the entropy")
+    floor_nats: float = Field(0.02, ge=0, description="nats that it must be off as well")
 
 
 class Unexplained(AtOnce):
-    nats: float = Field(10.0, gt=0)  # of one sequence, beyond what the policy's movement explains
+    nats: float = Field(
+        10.0, gt=0, description="difference of one sequence, in nats, beyond what the policy's movement explains"
+    )
 
 
 class Drift(Check):
-    ratio: float = Field(10.0, gt=1)
-    floor_nats: float = Field(1e-3, ge=0)  # below it, rounding
+    ratio: float = Field(10.0, gt=1, description="times the usual, beyond which it looks wrong")
+    floor_nats: float = Field(1e-3, ge=0, description="nats; differences below it are rounding")
 
 
 class Length(Check):
-    ratio: float = Field(2.5, gt=1)  # times, or one over, what was usual
-    cut_off: float = Field(0.5, gt=0, le=1)  # more of the rollouts cut off than usual
+    ratio: float = Field(2.5, gt=1, description="times the usual, or one over it, beyond which it looks wrong")
+    cut_off: float = Field(
+        0.5, gt=0, le=1, description="the part of the rollouts, from 0 to 1, that is cut off beyond the usual"
+    )
 
 
 class SlowDisk(Check):
-    share: float = Field(0.3, gt=0, lt=1)  # of the wall time
-    floor_s: float = Field(0.5, ge=0)  # a step; below it nobody minds
+    share: float = Field(
+        0.3, gt=0, lt=1, description="the part of the wall time, from 0 to 1, beyond which it looks wrong"
+    )
+    floor_s: float = Field(0.5, ge=0, description="seconds a step; less is never wrong")
 
 
 class Throughput(Check):
-    ratio: float = Field(4.0, gt=1)  # times slower than usual
-    floor_s: float = Field(1.0, ge=0)  # a step
+    ratio: float = Field(4.0, gt=1, description="times the usual time of a step, beyond which it looks wrong")
+    floor_s: float = Field(1.0, ge=0, description="seconds a step; less is never wrong")
 
 
 class Silence(AtOnce):
-    after_s: float = Field(120.0, gt=0)  # without the groups of a step, and
-    ratio: float = Field(10.0, ge=1)  # times what waiting for them usually takes
+    after_s: float = Field(120.0, gt=0, description="seconds without the groups of a step, and")
+    ratio: float = Field(10.0, ge=1, description="times what waiting for them usually takes")
 
 
 class HealthSection(BaseModel):
@@ -91,30 +107,51 @@ class HealthSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    action: Action = "warn"
-    rescore_every: int = Field(2, ge=0)  # steps between two looks at whether rewards say the same again; 0: never
-    rescore_groups: int = Field(1, ge=1)  # of the step, and as many that are kept from the first one
-    reward_determinism: Tolerance = Tolerance()
-    reward_drift: Tolerance = Tolerance()
-    reward_collapse: Check = Check()
-    reward_explosion: Growth = Growth()
-    failed_rewards: FailedRewards = FailedRewards()
-    failed_plays: FailedRollouts = FailedRollouts()
-    partial_groups: ShareAbove = ShareAbove()
-    stale_share: ShareAbove = ShareAbove()
-    advantages: Growth = Growth()
-    entropy: Entropy = Entropy()
-    length: Length = Length()
-    dead_gradients: Soon = Soon()
-    frozen_weights: Check = Check()
-    not_finite: AtOnce = AtOnce()
-    logprob_drift: Drift = Drift()
-    sampling: Surprise = Surprise()
-    unchecked: ShareAbove = ShareAbove()
-    claimed_logprobs: Unexplained = Unexplained()
-    slow_disk: SlowDisk = SlowDisk()
-    throughput: Throughput = Throughput()
-    silence: Silence = Silence()
+    action: Action = Field(
+        "warn",
+        description="what follows once a check is ill that has no action of its own: nothing and not even a look, a "
+        "warning, a pause to resume from, or the end",
+    )
+    rescore_every: int = Field(
+        2, ge=0, description="steps between two looks at whether rewards say the same again; 0: never"
+    )
+    rescore_groups: int = Field(
+        1, ge=1, description="groups of the step that are scored again, and as many that are kept from the first one"
+    )
+    reward_determinism: Tolerance = Field(Tolerance(), description="two scorings of the same replies differ")
+    reward_drift: Tolerance = Field(
+        Tolerance(),
+        description="replies kept from the first step score higher or lower than then: a biased or moving reward",
+    )
+    reward_collapse: Check = Field(Check(), description="all rewards of a step are equal")
+    reward_explosion: Growth = Field(Growth(), description="the largest reward is far above the usual")
+    failed_rewards: FailedRewards = Field(
+        FailedRewards(), description="rollouts could not be scored: NaN, an error, a deadline"
+    )
+    failed_plays: FailedRollouts = Field(FailedRollouts(), description="rollouts failed: a dead worker or helper")
+    partial_groups: ShareAbove = Field(ShareAbove(), description="groups in which some rollouts failed")
+    stale_share: ShareAbove = Field(ShareAbove(), description="groups that were too old to train")
+    advantages: Growth = Field(Growth(), description="the largest advantage is far above the usual")
+    entropy: Entropy = Field(Entropy(), description="the mean -log p of sampled tokens has fallen")
+    length: Length = Field(
+        Length(), description="rollouts are much longer or shorter than usual, or more of them are cut off"
+    )
+    dead_gradients: Soon = Field(Soon(), description="groups were trained and the gradient is exactly 0")
+    frozen_weights: Check = Field(Check(), description="updates are made and the logprobs of the probe do not move")
+    not_finite: AtOnce = Field(AtOnce(), description="a metric is NaN or infinite")
+    logprob_drift: Drift = Field(Drift(), description="engine and trainer differ more than usual")
+    sampling: Surprise = Field(Surprise(), description="tokens are sampled otherwise than their logprobs say")
+    unchecked: ShareAbove = Field(
+        ShareAbove(), description="sampled tokens that came without logprobs that could be compared"
+    )
+    claimed_logprobs: Unexplained = Field(
+        Unexplained(), description="a rollout's logprobs differ from the trainer's by more than the policy has moved"
+    )
+    slow_disk: SlowDisk = Field(SlowDisk(), description="sinks and checkpoints take much of a step's time")
+    throughput: Throughput = Field(
+        Throughput(), description="a step takes much longer than usual, at correspondingly fewer tokens a second"
+    )
+    silence: Silence = Field(Silence(), description="no groups come; reported by a timer, before any deadline")
 
     def action_of(self, name: str) -> Action:
         check: Check = getattr(self, name)

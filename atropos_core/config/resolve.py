@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.guards.exits import contained
 from atropos_core.interfaces import Transport
 from atropos_core.plugins.provider import Offer, RunContext
+from atropos_core.plugins.references import OBJECT
 from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_requires, cuda_devices
 from atropos_core.processes.child import Child
@@ -67,12 +69,21 @@ class ResolvedComponent:
         return built
 
     async def start(self, context: RunContext, role: str, threads: int | None = None, *, needed: bool = False) -> Child:
-        """In a process of its own, called `role`, with its log in the run directory. `needed`: as `Child.start`."""
+        """In a process of its own, called `role`, with its log in the run directory. `needed`: as `Child.start`. Raises
+        ConfigError for an object of this process."""
+        if self.component.use.startswith(OBJECT):
+            raise ConfigError(
+                f"{self.label}: {self.component.use.removeprefix(OBJECT)!r} was given as an object of this process, and it is to "
+                "have a process of its own, which cannot import it.",
+                remedy="Put it into a module or a file and name it, pkg.mod:Name or ./file.py:Name; or let it run in this "
+                'process, without runs_in = "process".',
+            )
         wanted = {
             "kind": self.offer.kind,
             "name": self.component.use,
             "options": self.options.model_dump(mode="json"),
             "context": context.record(),
+            "path": [os.path.abspath(entry) for entry in sys.path],  # pkg.mod:Name is found there as it is here
         }
         log = context.directory / "logs" / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,8 +31,11 @@ class Section(BaseModel):
 
 
 class EngineComponent(ComponentOnDevices):
-    # Further engines beside this one: [engine.replica.NAME] says what is different about each (devices, options)
-    replica: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    replica: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="further engines beside this one: each [engine.replica.NAME] says only what is different about it "
+        "(devices, options)",
+    )
 
     def instances(self) -> dict[str, ComponentOnDevices]:
         """Every engine of the run by its path in the run file."""
@@ -75,10 +79,19 @@ def greedy_is_not_cut(section: str, temperature: float, top_p: float, top_k: int
 
 
 class SamplingSection(Section):
-    max_tokens: int = Field(256, ge=1)
-    temperature: Temperature = 1.0
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
+    max_tokens: int = Field(256, ge=1, description="longest reply, in tokens")
+    temperature: Temperature = Field(
+        1.0,
+        description="0.01 to 100, where 1 leaves the policy's distribution as it is; 0, greedy, is for [evaluation] "
+        "alone",
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="sample from the likeliest tokens that make up this part of the probability; 1: from all",
+    )
+    top_k: int = Field(0, ge=0, description="sample from so many of the likeliest tokens; 0: from all")
 
     @model_validator(mode="after")
     def _greedy_is_not_cut(self) -> SamplingSection:
@@ -92,26 +105,42 @@ class SamplingSection(Section):
 class TrainingSection(Section):
     """The shape of a run."""
 
-    steps: int = Field(100, ge=0)
-    groups_per_step: int = Field(16, ge=1)  # tasks whose rollouts make one batch
-    group_size: int = Field(8, ge=1)  # rollouts of one task
-    min_group: int = Field(1, ge=1)  # a group with fewer rollouts that ended is dropped
-    max_staleness: int = Field(0, ge=0)  # policy versions that a trained token may be behind; 0 is strictly on-policy
-    refill_rounds: int = Field(0, ge=0)  # how often a step runs more tasks in place of groups that a transform dropped
-    rollout_deadline_s: float = Field(300.0, gt=0)
-    max_logprob_diff: float | None = Field(None, gt=0)  # engine against trainer, nats; beyond it the run stops;
-    # None: 1e-4 for float32 weights, 0.5 for 16-bit ones
+    steps: int = Field(100, ge=0, description="updates of the policy; 0: none")
+    groups_per_step: int = Field(16, ge=1, description="tasks whose rollouts make one batch")
+    group_size: int = Field(8, ge=1, description="rollouts of one task")
+    min_group: int = Field(1, ge=1, description="a group with fewer rollouts that ended is dropped")
+    max_staleness: int = Field(
+        0, ge=0, description="policy versions that a trained token may be behind; 0 is strictly on-policy"
+    )
+    refill_rounds: int = Field(
+        0, ge=0, description="how often a step runs more tasks in place of groups that a transform dropped"
+    )
+    rollout_deadline_s: float = Field(
+        300.0, gt=0, description="seconds for one rollout, after which it counts as failed"
+    )
+    max_logprob_diff: float | None = Field(
+        None,
+        gt=0,
+        description="engine against trainer, in nats; beyond it the run stops. Unset: 1e-4 for float32 weights, 0.5 for "
+        "16-bit ones",
+    )
 
 
 class EvaluationSection(Section):
-    problems: int = Field(512, ge=0)  # of the held-out split; 0: never evaluate
-    every: int = Field(0, ge=0)  # steps between evaluations; 0: before the first step and after the last
-    samples: int = Field(1, ge=1)  # rollouts of each problem
-    pass_at: tuple[int, ...] | None = None  # the k of pass@k; None: `samples`, where there are several
-    temperature: Temperature = 0.0
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    max_tokens: int | None = Field(None, ge=1)  # None: as [sampling]
+    problems: int = Field(512, ge=0, description="tasks of the held-out split; 0: never evaluate")
+    every: int = Field(
+        0, ge=0, description="steps between evaluations; 0: before the first step and after the last alone"
+    )
+    samples: int = Field(1, ge=1, description="rollouts of each problem")
+    pass_at: tuple[int, ...] | None = Field(
+        None, description="the k of pass@k, each at most `samples`; unset: `samples`, where there are several"
+    )
+    temperature: Temperature = Field(
+        0.0, description="as sampling.temperature; 0: the likeliest token, which goes with samples = 1"
+    )
+    top_p: float = Field(1.0, gt=0, le=1, description="as sampling.top_p")
+    top_k: int = Field(0, ge=0, description="as sampling.top_k")
+    max_tokens: int | None = Field(None, ge=1, description="longest reply, in tokens; unset: as sampling.max_tokens")
 
     def sampling(self, run: Sampling) -> Sampling:
         """Its own, with the run's max_tokens unless it has one. What is greedy is not cut as well."""
@@ -139,23 +168,29 @@ class EvaluationSection(Section):
 
 
 class CheckpointSection(Section):
-    every: int = Field(50, ge=0)  # steps; 0: only at the end
-    keep: int = Field(2, ge=1)
+    every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
+    keep: int = Field(2, ge=1, description="newest checkpoints that stay on disk")
 
 
 class WatchSection(Section):
     """Over processes and servers that the run needs, where one owes an answer and says nothing."""
 
-    say_s: float = Field(Patience.say_s, gt=0)  # before a line names it; half of it where the process is stopped
-    least_s: float = Field(Patience.least_s, gt=0)  # before it is given up, and the run ends
-    times: float = Field(Patience.times, ge=1)  # and so many times its usual call
+    say_s: float = Field(
+        Patience.say_s,
+        gt=0,
+        description="seconds of silence before a line names process and call; half of it where the process is stopped",
+    )
+    least_s: float = Field(
+        Patience.least_s, gt=0, description="seconds of silence before it is given up, and the run ends"
+    )
+    times: float = Field(Patience.times, ge=1, description="and so many times the longest such call before")
 
     def patience(self) -> Patience:
         return Patience(**self.model_dump())
 
 
 class HubSection(Section):
-    size_mb: float = Field(256.0, gt=0)
+    size_mb: float = Field(256.0, gt=0, description="megabytes that groups waiting to be trained may take")
 
 
 def _absolute(path: Path) -> Path:
@@ -165,10 +200,14 @@ def _absolute(path: Path) -> Path:
 class ApiSection(Section):
     """Where the groups come from, in place of rollouts in this process: workers at a trajectory API."""
 
-    url: str
-    token_file: Annotated[Path, AfterValidator(_absolute)] | None = None  # absolute: a resumed run may start elsewhere
-    engine_address: str = "127.0.0.1:0"  # HOST:PORT where workers reach the engines of this run; port 0: any free one
-    wait_s: float = Field(600.0, gt=0)  # for workers, at the start
+    url: str = Field(description="address of the trajectory API (`atropos serve`), as http://HOST:PORT")
+    token_file: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        None, description="file with the server's token"
+    )
+    engine_address: str = Field(
+        "127.0.0.1:0", description="HOST:PORT where workers reach the engines of this run; port 0: any free one"
+    )
+    wait_s: float = Field(600.0, gt=0, description="seconds to wait for a worker of each environment, at the start")
 
     def token(self) -> str | None:
         return None if self.token_file is None else read_token(self.token_file)
@@ -188,34 +227,55 @@ def read_token(file: Path) -> str:
 class RunConfig(Section):
     """Everything that a run is."""
 
-    model: str = "tiny"
-    seed: int = Field(0, ge=0)
-    deterministic: bool = False
-    oversubscribe: bool = False  # start although the memory plan says that it cannot fit
-    restarts: int = Field(0, ge=0)  # how often the run starts again from its last checkpoint when a process of it dies
-    training: TrainingSection = TrainingSection()
-    sampling: SamplingSection = SamplingSection()
-    environment: dict[str, Weighted] = Field(default_factory=dict)
+    model: str = Field(
+        "tiny", description="the policy: a directory, a Hugging Face id, or a name that a plugin knows, such as tiny"
+    )
+    seed: int = Field(0, ge=0, description="every random number of the run derives from it")
+    deterministic: bool = Field(
+        False, description="the same weights, bit by bit, also across a kill and a resume (CPU)"
+    )
+    oversubscribe: bool = Field(False, description="start although the memory plan says that it cannot fit")
+    restarts: int = Field(
+        0, ge=0, description="how often the run starts again from its last checkpoint when a process of it dies"
+    )
+    training: TrainingSection = Field(TrainingSection(), description="the shape of the run: steps, groups, staleness")
+    sampling: SamplingSection = Field(SamplingSection(), description="how rollouts are sampled")
+    environment: dict[str, Weighted] = Field(
+        default_factory=dict, description="one table an environment; the name is the default of `use`"
+    )
     reward: dict[str, RewardComponent] = Field(
-        default_factory=lambda: {"environment": RewardComponent(use="environment")}
+        default_factory=lambda: {"environment": RewardComponent(use="environment")},
+        description="one table a reward, summed by weight; the name is the default of `use`. The one named environment "
+        "is the environment's own score",
     )
-    engine: EngineComponent = EngineComponent(use="hf")
-    trainer: ComponentOnDevices = ComponentOnDevices(use="grpo")
-    bridge: Component = Component(use="ipc")
-    curriculum: Component = Component(use="shuffled")
+    engine: EngineComponent = Field(EngineComponent(use="hf"), description="what samples")
+    trainer: ComponentOnDevices = Field(ComponentOnDevices(use="grpo"), description="what updates the policy")
+    bridge: Component = Field(Component(use="ipc"), description="how weights get from the trainer to the engine")
+    curriculum: Component = Field(Component(use="shuffled"), description="which task is drawn next")
     transform: dict[str, Component] = Field(
-        default_factory=lambda: {name: Component(use=name) for name in ("group_advantage", "drop_flat")}
+        default_factory=lambda: {name: Component(use=name) for name in ("group_advantage", "drop_flat")},
+        description="what is done to scored groups, in this order; the name is the default of `use`",
     )
-    teacher: dict[str, Component] = Field(default_factory=dict)
+    teacher: dict[str, Component] = Field(
+        default_factory=dict,
+        description="one table a teacher, whose logprobs groups are given; the name is the default of `use`",
+    )
     sink: dict[str, Component] = Field(
-        default_factory=lambda: {name: Component(use=name) for name in ("console", "jsonl")}
+        default_factory=lambda: {name: Component(use=name) for name in ("console", "jsonl")},
+        description="where metrics and rollouts go; the name is the default of `use`",
     )
-    evaluation: EvaluationSection = EvaluationSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    hub: HubSection = HubSection()
-    health: HealthSection = HealthSection()
-    watch: WatchSection = WatchSection()
-    api: ApiSection | None = None
+    evaluation: EvaluationSection = Field(EvaluationSection(), description="held-out evaluation")
+    checkpoint: CheckpointSection = Field(CheckpointSection(), description="what a run is resumed from")
+    hub: HubSection = Field(HubSection(), description="the queue of groups that wait to be trained")
+    health: HealthSection = Field(
+        HealthSection(), description="checks of every step, their thresholds, and what an illness does"
+    )
+    watch: WatchSection = Field(
+        WatchSection(), description="over processes and servers that owe an answer and say nothing"
+    )
+    api: ApiSection | None = Field(
+        None, description="groups from workers at a trajectory API, in place of rollouts in this process"
+    )
 
     @model_validator(mode="after")
     def _agrees(self) -> RunConfig:
@@ -286,10 +346,15 @@ def load(layers: Iterable[Layer]) -> Loaded:
     merged: dict[str, Any] = {section: {"use": getattr(defaults, section).use} for section in SINGLE}
     merged |= {section: {name: {} for name in getattr(defaults, section)} for section in NAMED}
     origins: dict[str, str] = {}
+    listed = set()  # sections whose components somebody has named, in place of the default ones
     for layer in layers:
         for section in NAMED:
+            named = layer.values.get(section, {})
             if section in layer.values and layer.origin != FLAG:
                 merged[section] = {}  # a file that lists transforms means these and no others
+                listed.add(section)
+            elif section not in listed and isinstance(named, Mapping) and any(map(_uses, named.values())):
+                merged[section] = {}  # and so does a flag that names one; beside a file's, it is one more
         _merge(merged, layer.values, origins, layer.origin)
     for section in NAMED:
         merged[section] = _named(merged[section])
@@ -300,14 +365,35 @@ def load(layers: Iterable[Layer]) -> Loaded:
 
 
 def read_file(path: Path) -> Layer:
+    """With the places of code, `./file.py:Name`, from the folder of the file on."""
     try:
-        return Layer(str(path), tomllib.loads(path.read_text()))
+        return Layer(str(path), anchored(tomllib.loads(path.read_text()), path.parent))
     except FileNotFoundError:
         raise ConfigError(f"there is no run file {path}.") from None
     except OSError as error:
         raise ConfigError(f"the run file {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the run file {path} is not TOML: {error}") from error
+
+
+PLACES = ("use", "loss")  # keys whose value may say where code stands
+
+
+def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """With the places of code, `./file.py:Name`, made absolute: what is started elsewhere, a process or a resumed run, finds
+    the same file."""
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            made[key] = anchored(value, folder)
+        elif key in PLACES and isinstance(value, str) and (place := _PLACE.fullmatch(value)):
+            made[key] = f"{(folder / Path(place[1]).expanduser()).resolve()}{place[2]}"
+        else:
+            made[key] = value
+    return made
+
+
+_PLACE = re.compile(r"(.+\.py)((?::\w+)?)")
 
 
 def parse_flag(text: str) -> tuple[str, Any]:
@@ -359,7 +445,7 @@ def dump(config: BaseModel) -> dict[str, Any]:
 
 def to_toml(values: Mapping[str, Any], prefix: str = "") -> str:
     """Tables of TOML."""
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+    lines = [f"{_key(key)} = {toml_value(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
     for key, table in values.items():
         if isinstance(table, Mapping):
             path = f"{prefix}{_key(key)}"
@@ -368,15 +454,19 @@ def to_toml(values: Mapping[str, Any], prefix: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """One value; inside a list, tables are inline. Strings are JSON strings, which TOML's basic strings contain."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if isinstance(value, list):
-        return f"[{', '.join(_value(entry) for entry in value)}]"
+        return f"[{', '.join(toml_value(entry) for entry in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_key(key)} = {_value(entry)}' for key, entry in value.items())}}}"
+        return f"{{{', '.join(f'{_key(key)} = {toml_value(entry)}' for key, entry in value.items())}}}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _uses(table: Any) -> bool:
+    return isinstance(table, Mapping) and "use" in table
 
 
 def _named(value: Any) -> Any:

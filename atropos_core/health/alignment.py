@@ -34,6 +34,13 @@ EVIDENCE_NATS = 18 * math.log(10)  # odds of 1 to 10**18: once in all the sequen
 COMPUTING_NATS = 0.1  # a token: what kernels and precisions may differ by on average
 PLAUSIBLE_NATS, PLAUSIBLE_RATIO = 1.0, 10.0  # a token's mean |d|: so much, and so often the probe's largest
 EXPECTED_NATS, EXPECTED_RATIO = 0.2, 3.0  # the same, of what health still finds usual
+ROUNDING_NATS = {"float32": 1e-4, "float64": 1e-4}
+ROUNDING_NATS_16_BIT = 0.5
+
+
+def largest_rounding(dtype: str) -> float:
+    """By how many nats two ways of computing a logprob with the same weights of this type may differ."""
+    return ROUNDING_NATS.get(dtype, ROUNDING_NATS_16_BIT)
 
 
 def compare(batch: Batch, recomputed: Floats, compared: Bools, exact: Bools, entropy: Floats | None = None) -> Metrics:

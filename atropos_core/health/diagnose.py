@@ -6,14 +6,9 @@ checks were off. Why rollouts failed is in rollouts/, and what ended a run in he
 
 from __future__ import annotations
 
-import fcntl
-import json
-import math
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,26 +17,22 @@ from atropos_core.errors import CheckpointError, RunDirectoryError
 from atropos_core.guards.patience import look_at
 from atropos_core.health.check import Change
 from atropos_core.health.checks import Silence, checks
-from atropos_core.health.watch import read
 from atropos_core.interfaces import Finding
 from atropos_core.storage.checkpoint import Checkpoints
+from atropos_core.storage.run_records import RunRecords, json_rows
 
 LOG_CHARACTERS = 300  # of a log's last line
 
 
 def diagnose(directory: Path) -> list[Finding]:
     """`ok` is False for what is wrong, None for what is worth knowing. Raises RunDirectoryError where there is no run."""
-    if not (directory / "config.toml").is_file():
-        raise RunDirectoryError(
-            f"{directory} is not a run directory: it has no config.toml.", remedy="`ls -t runs` shows the newest."
-        )
+    records = RunRecords(directory)
     try:
-        config = tomllib.loads((directory / "config.toml").read_text())
-        section = HealthSection.model_validate(config.get("health", {}))
-    except (ValueError, ValidationError, OSError) as error:
+        section = HealthSection.model_validate(records.config.get("health", {}))
+    except ValidationError as error:
         raise RunDirectoryError(f"{directory}/config.toml cannot be read: {error}") from error
-    steps, broken = _metrics(directory / "metrics.jsonl")
-    found = _ended(directory, int(config.get("training", {}).get("steps", 0)), steps, section)
+    steps, broken = records.metric_rows()
+    found = _ended(records, int(records.config.get("training", {}).get("steps", 0)), steps, section)
     if broken:
         found.append(
             Finding(
@@ -51,18 +42,19 @@ def diagnose(directory: Path) -> list[Finding]:
                 "A crash or a full disk cuts lines off; the steps on them are not looked at.",
             )
         )
-    return found + _checked(directory, section, steps) + _checkpoints(directory)
+    return found + _checked(records, section, steps) + _checkpoints(directory)
 
 
-def _ended(directory: Path, wanted: int, steps: list[dict[str, float]], section: HealthSection) -> list[Finding]:
+def _ended(records: RunRecords, wanted: int, steps: list[dict[str, float]], section: HealthSection) -> list[Finding]:
     """How the run stands."""
+    directory = records.directory
     last = int(steps[-1]["step"]) if steps else _saved_step(directory)
-    if _is_living(directory):
+    if records.is_going_on:
         return [_living(directory, last, wanted, steps, section), *_stopped(directory)]
-    errors = [row for row in read(directory) if row["check"] == "run"]
+    errors = [change for change in records.health() if change.check == "run"]
     if errors:
-        return [Finding("run", False, f"ended at step {last} of {wanted}: {errors[-1]['says']}", errors[-1]["do"])]
-    if _finished_steps(directory) >= wanted:
+        return [Finding("run", False, f"ended at step {last} of {wanted}: {errors[-1].says}", errors[-1].remedy)]
+    if records.finished_steps >= wanted:
         return [Finding("run", True, f"finished: all {wanted} steps")]
     if (directory / "checkpoints" / f"step-{last:06d}").is_dir() and last:
         how = "was stopped and saved at" if steps else "has ended, and was saved last at"
@@ -103,7 +95,7 @@ def _living(directory: Path, last: int, wanted: int, steps: list[dict[str, float
     return Finding("run", True, f"is going on: step {last} of {wanted}, {quiet_s:.0f} s ago")
 
 
-def _checked(directory: Path, section: HealthSection, steps: list[dict[str, float]]) -> list[Finding]:
+def _checked(records: RunRecords, section: HealthSection, steps: list[dict[str, float]]) -> list[Finding]:
     """Every check at the last step, and what was wrong before."""
     everything = {name: {"action": "warn"} for name, value in section if isinstance(value, Check)}
     thresholds = section.model_dump()
@@ -116,12 +108,13 @@ def _checked(directory: Path, section: HealthSection, steps: list[dict[str, floa
         for check in judging:
             if check.name != Silence.name and (change := check.look(int(seen["step"]), seen)) is not None:
                 changes.setdefault(check.name, []).append(change)
-    noted = {(row["check"], row["state"], row["since"]): row for row in read(directory)}
+    recorded = records.health()
+    noted = {(change.check, change.state, change.since): change.says for change in recorded}
     found, well, blind = [], 0, 0
     for check in judging:
         ill = [change for change in changes.get(check.name, ()) if change.state == "ill"]
-        row = noted.get((check.name, check.state, check.since), {})
-        says = row.get("says") or check.says + _cause(directory, check.name, check.since)
+        noted_says = noted.get((check.name, check.state, check.since))
+        says = noted_says or check.says + _cause(records, check.name, check.since)
         if check.state == "ill":
             found.append(Finding(check.name, False, f"since step {check.since}: {says}", check.remedy))
         elif check.state == "suspect":
@@ -133,11 +126,9 @@ def _checked(directory: Path, section: HealthSection, steps: list[dict[str, floa
             well += 1
         else:
             blind += 1
-    silent = [row for row in read(directory) if row["check"] == Silence.name]
-    if silent and silent[-1]["state"] == "ill":
-        found.append(
-            Finding(Silence.name, False, f"at step {silent[-1]['step']}: {silent[-1]['says']}", Silence.remedy)
-        )
+    silent = [change for change in recorded if change.check == Silence.name]
+    if silent and silent[-1].state == "ill":
+        found.append(Finding(Silence.name, False, f"at step {silent[-1].step}: {silent[-1].says}", Silence.remedy))
         well -= 1
     if not steps:
         detail = "metrics.jsonl has no step: there is nothing to check"
@@ -146,11 +137,11 @@ def _checked(directory: Path, section: HealthSection, steps: list[dict[str, floa
     return [*found, Finding("checks", True, f"{well} of {len(judging)} found nothing{unseen}")]
 
 
-def _cause(directory: Path, check: str, step: int) -> str:
+def _cause(records: RunRecords, check: str, step: int) -> str:
     """The first error that rollouts/ has of what failed in this step."""
     if not check.startswith(("failed_", "partial_")):
         return ""
-    for row in _rows(directory / "rollouts" / f"step-{step:06d}.jsonl"):
+    for row in json_rows(records.rollouts_path(step)):
         if "failed" in row and (
             check == "partial_groups" or (row.get("where") == "reward") == (check == "failed_rewards")
         ):
@@ -174,51 +165,7 @@ def _checkpoints(directory: Path) -> list[Finding]:
 
 def _saved_step(directory: Path) -> int:
     """Of the newest checkpoint, whole or not."""
-    names = (path.name.removeprefix("step-") for path in (directory / "checkpoints").glob("step-*"))
-    return max((int(name) for name in names if name.isdigit()), default=0)
-
-
-def _metrics(path: Path) -> tuple[list[dict[str, float]], int]:
-    """Every step; what was no finite number is NaN. And how many lines are broken."""
-    steps, broken = [], 0
-    for row in _rows(path):
-        if isinstance(row.get("step"), int):
-            steps.append({name: math.nan if value is None else float(value) for name, value in row.items()})
-        else:
-            broken += 1
-    return steps, broken
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; an empty one for each line that is none."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        yield row if isinstance(row, dict) else {}
-
-
-def _is_living(directory: Path) -> bool:
-    try:
-        with (directory / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-
-
-def _finished_steps(directory: Path) -> int:
-    try:
-        return int(json.loads((directory / "summary.json").read_text())["steps"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -1
+    return max(Checkpoints(directory / "checkpoints").steps(), default=0)
 
 
 def _logs(directory: Path) -> Iterator[tuple[str, str]]:

@@ -17,9 +17,8 @@ from atropos_core.health.checks import Silence, checks
 from atropos_core.health.measure import causes, measure
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.storage.atomic import unwritable
+from atropos_core.storage.run_records import HEALTH, health_rows
 from atropos_core.types import Metrics, ScoredGroup
-
-FILE = "health.jsonl"
 
 
 class Health:
@@ -114,44 +113,29 @@ class Health:
 def write(directory: Path, row: Mapping[str, Any]) -> None:
     """One more line of health.jsonl. Raises RunDirectoryError."""
     try:
-        with (directory / FILE).open("a") as file:
+        with (directory / HEALTH).open("a") as file:
             file.write(json.dumps(row) + "\n")
     except OSError as error:
-        raise unwritable(directory / FILE, error) from error
+        raise unwritable(directory / HEALTH, error) from error
 
 
 def note_end(directory: Path, error: Exception) -> None:
     """What ended the run: the last line, under the name "run"."""
-    step = max((int(row["step"]) for row in read(directory)), default=0)
+    step = max((int(row["step"]) for row in health_rows(directory)), default=0)
     says, *rest = Exception.__str__(error).splitlines() or [""]
     remedy = getattr(error, "remedy", None) or " ".join(rest)
     says = f"{type(error).__name__}: {says}"
     write(directory, {"step": step, "check": "run", "state": "ill", "since": step, "says": says, "do": remedy})
 
 
-def read(directory: Path) -> list[dict[str, Any]]:
-    """The lines of health.jsonl; one that was cut off by a crash is passed over."""
-    rows = []
-    try:
-        lines = (directory / FILE).read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
-
-
 def forget_after(step: int, directory: Path) -> None:
     """Of a run that died: what it recorded of steps that are run again."""
-    if not (directory / FILE).exists():
+    if not (directory / HEALTH).exists():
         return
-    kept = [row for row in read(directory) if row["step"] <= step and row["check"] != "run"]
-    beside = (directory / FILE).with_suffix(".tmp")
+    kept = [row for row in health_rows(directory) if row["step"] <= step and row["check"] != "run"]
+    beside = (directory / HEALTH).with_suffix(".tmp")
     beside.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    beside.replace(directory / FILE)
+    beside.replace(directory / HEALTH)
 
 
 def _with(change: Change, cause: str | None) -> Change:

@@ -455,6 +455,15 @@ class Connection(HttpToolsProtocol):
         poll.register(self.transport.get_extra_info("socket").fileno(), 0)
         return bool(poll.poll(0))
 
+    def has_hung_up(self) -> bool:
+        """The client has closed its end, though the loop may not have seen it yet. Where the system does not tell (macOS), what
+        the loop has seen."""
+        if self.is_gone or not hasattr(select, "POLLRDHUP"):
+            return self.is_gone
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     def _await_reading(self) -> None:
         self._is_read()
         self._unread = self.loop.call_later(self.gate.head_s, self._look, self.transport.get_write_buffer_size())

@@ -6,8 +6,8 @@ import asyncio
 import dataclasses
 import hashlib
 import os
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -25,6 +25,7 @@ from atropos_core.interfaces import (
     Reward,
     ServeEngine,
     Sink,
+    Trainer,
     Transport,
 )
 from atropos_core.launch.instrumented import TimedEngine, TimedTrainer
@@ -222,6 +223,17 @@ async def build_for_evaluation(plan: Plan, directory: Path, engine: Engine | Non
     return await _or_end(builder, builder.build_for_evaluation(engine))
 
 
+@asynccontextmanager
+async def trainer_alone(plan: Plan, directory: Path) -> AsyncIterator[Trainer]:
+    """The trainer of a plan with nothing else of it, open inside; its weights are its own."""
+    builder = _Builder(plan, directory)
+    trainer: Trainer = await _or_end(builder, builder.build_trainer())
+    try:
+        yield trainer
+    finally:
+        await trainer.close()
+
+
 def contexts(plan: Plan, directory: Path) -> list[tuple[ResolvedComponent, RunContext]]:
     """Engines, trainer, bridge, curriculum and teachers, and what each would be built with."""
     builder = _Builder(plan, directory)
@@ -259,6 +271,8 @@ class _Builder:
             deterministic=plan.config.deterministic,
             transport=plan.transports[0] if plan.transports else None,
             transports=plan.transports,
+            is_trained=bool(plan.transports)
+            or not plan.engines,  # without an engine it is a worker, of a trainer elsewhere
             max_staleness=plan.config.training.max_staleness,
             patience=plan.config.watch.patience(),
             announced={
@@ -275,7 +289,7 @@ class _Builder:
         single, named = self.plan.single, self.plan.named
         async with asyncio.TaskGroup() as group:  # the two slow ones first, while the rest is built here
             starting = [group.create_task(self._hosted_or_here("engine", one)) for one in self.plan.engines]
-            trainer = group.create_task(self._hosted_or_here("trainer", single["trainer"]))
+            trainer = group.create_task(self.build_trainer())
             rewards = [group.create_task(self._reward(name, resolved)) for name, resolved in named["reward"].items()]
             await asyncio.sleep(0)
             bridge: Bridge = self._build_in_process(single["bridge"])
@@ -305,6 +319,9 @@ class _Builder:
             children=self.children,
             profile=profile,
         )
+
+    async def build_trainer(self) -> Any:
+        return await self._hosted_or_here("trainer", self.plan.single["trainer"])
 
     async def build_for_evaluation(self, engine: Engine | None) -> EvaluationParts:
         named = self.plan.named

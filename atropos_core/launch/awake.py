@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from types import FrameType
 
 
 class AwakeLoop(asyncio.SelectorEventLoop):
-    """Its clock loses what passed since it was last read when SIGCONT arrives: the stop, and the idle time before it."""
+    """Its clock loses what passed since it was last read when SIGCONT arrives: the stop, and the idle time before it. Off the
+    main thread, where no signal arrives, it is an ordinary clock."""
 
     def __init__(self) -> None:
         self._stopped_s = 0.0
         self._seen = time.monotonic()
         super().__init__()
-        self._before = signal.signal(signal.SIGCONT, self._continued)  # no loop's handler: those run after the timers
+        self._hears = threading.current_thread() is threading.main_thread()
+        if self._hears:  # no loop's handler: those run after the timers
+            self._before = signal.signal(signal.SIGCONT, self._continued)
 
     def time(self) -> float:
         self._seen = time.monotonic()
         return self._seen - self._stopped_s
 
     def close(self) -> None:
-        if not self.is_closed():
+        if self._hears and not self.is_closed():
             signal.signal(signal.SIGCONT, self._before)
         super().close()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -72,10 +74,52 @@ def signals(stop: asyncio.Event) -> Iterator[None]:
         yield
 
 
+class EndRequests:
+    """Requests to end what runs in another thread than the main one, where no signal arrives. One that comes before anybody
+    listens is kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._deliver: Callable[[], object] | None = None
+        self._kept = 0
+
+    def request(self) -> None:
+        """From any thread."""
+        with self._lock:
+            if self._deliver is None:
+                self._kept += 1
+            else:
+                self._deliver()
+
+    @contextmanager
+    def listening(self, arrived: Callable[[], object]) -> Iterator[None]:
+        """Call `arrived` on the running loop for each request."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._deliver = lambda: loop.call_soon_threadsafe(arrived)
+            kept, self._kept = self._kept, 0
+        for _ in range(kept):
+            arrived()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._deliver = None
+
+
+FROM_OUTSIDE: ContextVar[EndRequests | None] = ContextVar("requests_to_end", default=None)  # of a thread's work
+
+
+def in_main_thread() -> bool:
+    """Whether signals arrive here."""
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextmanager
 def requests_to_end(requested: Callable[[], object]) -> Iterator[None]:
     """Call `requested` for each Ctrl-C, SIGTERM and SIGHUP. Two that come within TWICE_S are one: a shell, `timeout` or a
-    service manager sends the same to a process and to its group. A SIGHUP that is ignored (`nohup`) stays so."""
+    service manager sends the same to a process and to its group. A SIGHUP that is ignored (`nohup`) stays so. Off the main
+    thread, where no signal arrives, for each request of FROM_OUTSIDE."""
     loop = asyncio.get_running_loop()
     last = -TWICE_S
 
@@ -85,6 +129,11 @@ def requests_to_end(requested: Callable[[], object]) -> Iterator[None]:
         if last - before >= TWICE_S:
             requested()
 
+    if not in_main_thread():
+        outside = FROM_OUTSIDE.get()
+        with outside.listening(arrived) if outside is not None else nullcontext():
+            yield
+        return
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -111,7 +160,11 @@ def _waits_for_events(frame: FrameType | None) -> bool:
 def blocked_loop_alarm() -> Iterator[None]:
     """Interrupt code that keeps the event loop from running, by an exception raised inside that code: an environment
     that never awaits fails its own rollout, and not the run. A process that was stopped meanwhile has kept nothing: its
-    alarm goes off as it goes on, so only a second one counts. A handler that a component puts in its place is replaced."""
+    alarm goes off as it goes on, so only a second one counts. A handler that a component puts in its place is replaced.
+    Off the main thread no signal arrives, and nothing is interrupted."""
+    if not in_main_thread():
+        yield
+        return
     first_s, second_s = 0.8 * BLOCKED_AFTER_S, 0.2 * BLOCKED_AFTER_S
     rung = False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 GROUP = "atropos"
 CORE = "atropos-core"
 DISABLE = "ATROPOS_DISABLE_PLUGINS"
+GIVEN: ContextVar[tuple[Offer, ...]] = ContextVar("given", default=())  # as objects of Python, to a call from Python
 
 
 @dataclass
@@ -118,6 +120,8 @@ def load_plugins(entries: Iterable[EntryPoint] | None = None) -> Plugins:
             plugins.reports.append(report)
         else:
             _add(plugins, report, entry.load)
+    for offer in GIVEN.get():
+        plugins.registry.add(offer)
     return plugins
 
 

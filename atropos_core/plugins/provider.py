@@ -93,6 +93,7 @@ class RunContext:
         None  # how weights travel in this run (for a bridge and a trainer: to the first engine)
     )
     transports: tuple[Transport, ...] = ()  # to each of the engines
+    is_trained: bool = False  # what is sampled, here or by a trainer elsewhere that a worker samples for
     max_staleness: int = 0  # policy versions that a trained token may be behind
     announced: Mapping[str, Any] = field(
         default_factory=dict

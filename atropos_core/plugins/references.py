@@ -1,4 +1,4 @@
-"""Code that a run file names by where it stands: `pkg.mod:Name` or `./file.py:Name`."""
+"""Code that a run file names by where it stands: `pkg.mod:Name` or `./file.py:Name`. It serves wherever a plugin's name does."""
 
 from __future__ import annotations
 
@@ -7,50 +7,95 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from atropos_core.errors import ConfigError, EndsProcess, PluginError
 from atropos_core.guards.exits import contained
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import KINDS, NoOptions, Provider, RunContext
 
-if TYPE_CHECKING:
-    from atropos_core.interfaces import Environment, Loss
-
-
-def provider_of_class(reference: str) -> Provider[Environment]:
-    from atropos_core.interfaces import Environment
-
-    made = load_reference(reference)
-    if not (inspect.isclass(made) and issubclass(made, Environment)):
-        raise ConfigError(f"{reference!r} is not a class derived from atropos_core.Environment, but {made!r}.")
-    options = getattr(made, "Options", NoOptions)
-
-    factory: Callable[..., Environment] = made
-
-    def build(values: Any, context: RunContext) -> Environment:
-        return factory() if isinstance(values, NoOptions) else factory(values)
-
-    summary = next(iter((made.__doc__ or "your own environment").splitlines()))
-    return Provider(name=reference, summary=summary, config=options, build=build)
+_FILE = "atropos_file_"  # begins the name of a module that was loaded from a file
+CALLED = ("reward", "transform")  # kinds that are one call: a coroutine function is one
+MOVES_WEIGHTS = ("engine", "trainer", "bridge")
+OBJECT = "object:"  # begins the name of what was given from Python and stands nowhere that another process could import
+WHERE = "In a run file, a relative path begins at the folder of that file; in a flag, where the command is typed."
 
 
-def provider_of_loss(reference: str) -> Provider[Loss]:
-    made = load_reference(reference)
-    if not hasattr(made, "findings"):
-        raise ConfigError(
-            f"{reference!r} is not a loss, but {made!r}.",
-            remedy="A function becomes one by the trainer's decorator: docs/hooks.md.",
-        )
-    return Provider(name=reference, summary="your own loss", config=NoOptions, build=lambda values, context: made)
+def is_reference(name: str) -> bool:
+    """Whether it says where code stands, and is no plugin's name."""
+    return ":" in name or name.endswith(".py")
 
 
-def load_reference(reference: str) -> Any:
-    """Import `pkg.mod:Name` or `./file.py:Name`. A file with a single environment needs no `:Name`."""
-    from atropos_core.interfaces import Environment
+def provider_at(kind: str, reference: str) -> Provider[Any]:
+    """Of a component that a run file names by its place. Raises ConfigError, PluginError."""
+    return provider_of(kind, load_reference(reference, kind), reference)
 
+
+def provider_of(kind: str, made: Any, name: str) -> Provider[Any]:
+    """Of a class of that kind, of an instance, of a coroutine function where the kind is one call, of any other function that
+    makes one, and of a Provider, which says it all. Raises ConfigError."""
+    if isinstance(made, Provider):
+        return Provider(**{**_fields(made), "name": name})
+    if kind in CALLED and inspect.isroutine(made):
+        if not inspect.iscoroutinefunction(made):
+            raise ConfigError(f"{name!r} is a function, and a {kind} is awaited.", remedy="Begin it with `async def`.")
+        return _provider(kind, made, name, NoOptions, lambda values, context: made)
+    if inspect.isclass(made) or (inspect.isroutine(made) and kind != "loss"):
+        if inspect.isclass(made):
+            _check_class(kind, made, name)
+        options = getattr(made, "Options", NoOptions)
+        if not (inspect.isclass(options) and issubclass(options, BaseModel)):
+            raise ConfigError(
+                f"{name!r}: Options is {options!r}.",
+                remedy="Derive it from atropos_core.Options: its fields are the options.",
+            )
+        return _provider(kind, made, name, options, lambda values, context: construct(made, values, context))
+    _check_class(kind, type(made), name, made)
+    return _provider(kind, made, name, NoOptions, lambda values, context: made)
+
+
+def construct(made: Any, values: Any, context: RunContext) -> Any:
+    """By the one rule: its options come first where it has any, the RunContext where it has a parameter of that name."""
+    options = () if isinstance(values, NoOptions) else (values,)
+    try:
+        takes_context = "context" in inspect.signature(made).parameters
+    except ValueError:  # of a class written in C
+        takes_context = False
+    return made(*options, **({"context": context} if takes_context else {}))
+
+
+def place_of(made: Any) -> str | None:
+    """Where a class or a function stands, as `pkg.mod:Name`, for another process to import; None where it could not: it is an
+    instance, or was defined in a function, a notebook or the program's own file."""
+    module, name = getattr(made, "__module__", None), getattr(made, "__qualname__", None)
+    if not (inspect.isclass(made) or inspect.isfunction(made)) or not module or not name or module == "__main__":
+        return None
+    if getattr(sys.modules.get(module), name, None) is not made:
+        return None
+    if module.startswith(_FILE):
+        return f"{sys.modules[module].__file__}:{name}"
+    top = module.partition(".")[0]
+    found = any(
+        finder.find_spec(top, None) for finder in sys.meta_path
+    )  # not in sys.modules, which is this process's own
+    return f"{module}:{name}" if found else None
+
+
+def kind_of(made: Any) -> str | None:
+    """The kind that a class or an instance derives from; None where it does not say."""
+    cls = made if inspect.isclass(made) else type(made)
+    found = [kind for kind in KINDS if _interface(kind) in cls.__mro__]
+    return found[0] if found else "loss" if hasattr(made, "findings") else None
+
+
+def load_reference(reference: str, kind: str = "environment") -> Any:
+    """Import `pkg.mod:Name` or `./file.py:Name`. A file with a single class of that kind needs no `:Name`."""
     where, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
+    if where.endswith(".py") and not Path(where).is_file():
+        raise ConfigError(f"there is no file {Path(where).resolve()}.", remedy=WHERE)
     try:
         with contained(f"importing {where}"):
             module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
@@ -66,12 +111,11 @@ def load_reference(reference: str) -> Any:
         raise PluginError(f"{reference!r} could not be imported: {type(error).__name__}: {error}") from error
     if not name:
         found = [
-            value
-            for value in vars(module).values()
-            if inspect.isclass(value) and issubclass(value, Environment) and value.__module__ == module.__name__
+            value for value in vars(module).values() if _is_of(kind, value) and value.__module__ == module.__name__
         ]
         if len(found) != 1:
-            raise ConfigError(f"{reference!r} has {len(found)} environments: say which, as {reference}:Class.")
+            several = f"{kind}s" if kind != "curriculum" else "curricula"
+            raise ConfigError(f"{reference!r} has {len(found)} {several}: say which, as {reference}:Class.")
         return found[0]
     try:
         return getattr(module, name)
@@ -81,11 +125,114 @@ def load_reference(reference: str) -> Any:
         raise ConfigError(f"{reference!r}: there is no {name!r} in it.{hint}") from None
 
 
+def _provider(kind: str, made: Any, name: str, options: type[BaseModel], build: Any) -> Provider[Any]:
+    said = _said(kind, made, name) if kind in MOVES_WEIGHTS or inspect.isclass(made) else {}
+    cls = made if inspect.isclass(made) or inspect.isroutine(made) else type(made)
+    summary = next(iter((cls.__doc__ or "your own").strip().splitlines()))
+    return Provider(name=name, summary=summary, config=options, build=build, **said)
+
+
+def _said(kind: str, made: Any, name: str) -> Mapping[str, Any]:
+    """What a class says of itself by attributes that are called as the fields of Provider are."""
+    from atropos_core.interfaces import Transport
+
+    said = {field: getattr(made, field) for field in ("runs_in", "several_devices") if hasattr(made, field)}
+    if hasattr(made, "requires"):
+        said["requires"] = frozenset(made.requires)
+    if said.get("runs_in", "here") not in ("here", "process"):
+        raise ConfigError(f"{name!r}: runs_in is 'here' or 'process', not {said['runs_in']!r}.")
+    if kind not in MOVES_WEIGHTS:
+        return said
+    given = getattr(made, "transports", None)
+    if isinstance(given, str) or not isinstance(given, set | frozenset | tuple | list):
+        raise ConfigError(
+            f"{name!r} does not say how weights travel to or from it.",
+            remedy=f'Give it the attribute transports = {{"in_process"}}, of {", ".join(get_args(Transport))}: '
+            "engine, trainer and bridge have to share one.",
+        )
+    if wrong := sorted(set(given) - set(get_args(Transport))):
+        raise ConfigError(f"{name!r}: there is no transport {wrong[0]!r}. There is: {', '.join(get_args(Transport))}.")
+    carried = frozenset(given)
+    return {**said, "transports": lambda options: carried}
+
+
+def _fields(provider: Provider[Any]) -> dict[str, Any]:
+    return {field: getattr(provider, field) for field in provider.__dataclass_fields__}
+
+
+def _interface(kind: str) -> type:
+    from atropos_core import interfaces
+
+    found: type = getattr(interfaces, kind.capitalize())
+    return found
+
+
+def _is_protocol(interface: type) -> bool:
+    return bool(getattr(interface, "_is_protocol", False))
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    return inspect.isclass(value) and _interface(kind) in value.__mro__[1:]
+
+
+def _missing(kind: str, cls: type) -> Iterator[str]:
+    """Methods that its interface wants of it."""
+    interface = _interface(kind)
+    if not _is_protocol(interface):
+        yield from sorted(getattr(cls, "__abstractmethods__", ()))
+        return
+    for name, method in vars(interface).items():
+        if inspect.isfunction(method) and name not in ("__init__", "__subclasshook__"):
+            has = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+            if has is None or has is method:
+                yield name
+
+
+def _check_class(kind: str, cls: type, name: str, made: Any = None) -> None:
+    """Raises ConfigError: which class it must be, or what is missing in it."""
+    interface = _interface(kind)
+    shown = cls if made is None else made
+    missing = list(_missing(kind, cls))
+    if kind == "loss" and missing:
+        raise ConfigError(
+            f"{name!r} is not a loss, but {shown!r}.",
+            remedy="A function becomes one by the trainer's decorator: docs/hooks.md.",
+        )
+    other = kind_of(cls)
+    if _is_protocol(interface):
+        if missing and (other not in (None, kind) or len(missing) == len(list(_missing(kind, object)))):
+            raise ConfigError(
+                f"{name!r} is not a {kind}, but {shown!r}.",
+                remedy=f"A {kind} is a class with {_and(missing)}: atropos_core.interfaces.{interface.__name__}.",
+            )
+    elif interface not in cls.__mro__:
+        raise ConfigError(
+            f"{name!r} is not a class derived from {_public(interface)}, but {shown!r}."
+            + (f" That is for a section of kind {other!r}." if other not in (None, kind) else "")
+        )
+    if missing:
+        raise ConfigError(
+            f"{name!r} lacks {_and(missing)}, which every {kind} has.",
+            remedy=f"atropos_core.interfaces.{interface.__name__} says what {'they do' if len(missing) > 1 else 'it does'}.",
+        )
+
+
+def _public(interface: type) -> str:
+    return (
+        "atropos_core.Environment"
+        if interface.__name__ == "Environment"
+        else f"{interface.__module__}.{interface.__name__}"
+    )
+
+
+def _and(names: list[str]) -> str:
+    shown = [f"{name}()" for name in names]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
 def _load_file(path: Path) -> Any:
     path = path.resolve()
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}.")
-    name = f"atropos_file_{path.stem}_{abs(hash(str(path))):x}"
+    name = f"{_FILE}{path.stem}_{abs(hash(str(path))):x}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

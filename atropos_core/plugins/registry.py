@@ -6,7 +6,7 @@ import difflib
 
 from atropos_core.errors import PluginError, UnknownComponent
 from atropos_core.plugins.provider import Offer
-from atropos_core.plugins.references import provider_of_class, provider_of_loss
+from atropos_core.plugins.references import OBJECT, is_reference, provider_at
 from atropos_core.plugins.requirements import check_core_api
 
 
@@ -33,8 +33,8 @@ class Registry:
         return [offers for offers in self._offers.values() if len(offers) > 1]
 
     def find(self, kind: str, name: str) -> Offer:
-        """The offer of that name, or an error that says what there is. An environment may also be
-        `pkg.mod:Class` or `./file.py:Class`, a loss `pkg.mod:function` or `./file.py:function`."""
+        """The offer of that name, or an error that says what there is. A name may also be a place, `pkg.mod:Name` or
+        `./file.py:Name`."""
         offers = self._offers.get((kind, name), [])
         if len(offers) > 1:
             both = " and ".join(sorted(offer.distribution for offer in offers))
@@ -45,10 +45,17 @@ class Registry:
         if offers:
             check_core_api(offers[0])
             return offers[0]
-        if kind == "environment" and (":" in name or name.endswith(".py")):
-            return Offer(kind, provider_of_class(name), name, "your own")
-        if kind == "loss" and ":" in name:
-            return Offer(kind, provider_of_loss(name), name, "your own")
+        if name.startswith(OBJECT):
+            own = name.removeprefix(OBJECT)
+            raise UnknownComponent(
+                f"the {kind} {own!r} was given from Python as an object, which cannot be found by its name.",
+                remedy=f"Go on from Python, and give it again: atropos_core.resume(RUN, {kind}={own}). Or put it into a file, where "
+                f"commands find it as ./file.py:{own}.",
+            )
+        if is_reference(name):
+            offer = Offer(kind, provider_at(kind, name), name, "your own")
+            check_core_api(offer)
+            return offer
         for plugin, error in self._broken.items():
             if name in (plugin, plugin.split("_", 1)[-1]):
                 raise PluginError(
@@ -57,10 +64,7 @@ class Registry:
         names = sorted(found for (of, found) in self._offers if of == kind)
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names) or 'none'}."
-        if kind == "environment":
-            hint += " Your own is named ./file.py:Class or pkg.mod:Class."
-        elif kind == "loss":
-            hint += " Your own is named ./file.py:function or pkg.mod:function."
+        hint += " Your own is named ./file.py:Name or pkg.mod:Name."
         raise UnknownComponent(
             f"there is no {kind} named {name!r}. {hint}", remedy="`atropos plugins` lists what is installed."
         )

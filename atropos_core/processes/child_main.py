@@ -44,7 +44,8 @@ class Host:
         return {"build": self.build, "close": self.close, "load_agent": self.load_agent, "call_agent": self.call_agent}
 
     async def build(self, wanted: dict[str, Any]) -> None:
-        """`wanted`: kind, name, options, and the fields of a RunContext as `context`; or kind "function" and a name."""
+        """`wanted`: kind, name, options, the fields of a RunContext as `context`, and the supervisor's module path; or kind
+        "function" and a name."""
         from atropos_core.plugins.manager import load_plugins
         from atropos_core.plugins.provider import RunContext
         from atropos_core.plugins.references import load_reference
@@ -58,6 +59,7 @@ class Host:
             self.peer.handlers["call"] = call
             return
 
+        sys.path.extend(entry for entry in wanted.get("path", ()) if entry not in sys.path)
         with without_collector():
             offer = load_plugins().registry.find(wanted["kind"], wanted["name"])
             options = offer.provider.config.model_validate(wanted["options"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,6 +68,9 @@ class ForwardingTrainer(Forwarding, Trainer):
 
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
         return await self.forward(Trainer.step, batch, writing)
+
+    async def token_values(self) -> Mapping[str, Floats]:
+        return await self.forward(Trainer.token_values)
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         return await self.forward(Trainer.logprobs, list(sequences), temperature)

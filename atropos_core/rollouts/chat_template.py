@@ -1,7 +1,8 @@
 """A model's chat template, compiled so that no text in it and no conversation keeps it from ending.
 
 A template is a program that came with a model. Jinja's sandbox keeps it from the machine; the bounds here keep it from
-looping, recursing or growing without end, in the event loop that every other rollout waits for."""
+looping, recursing or growing without end, in the event loop that every other rollout waits for. What it renders is text;
+`tokenizer.py` calls it, and makes the ids."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from atropos_core.interfaces import Environment
 from atropos_core.rollouts.estimates import pass_at_k, wilson
 from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.seeds import derive
-from atropos_core.storage.atomic import write_whole
+from atropos_core.storage.atomic import json_bytes, write_whole
 from atropos_core.types import Draw, Episode, Metrics, Sampling, ScoredGroup
 
 IN_FLIGHT = 1024  # rollouts at once: what waits for an engine spends its own deadline
@@ -95,10 +95,10 @@ async def evaluate(
 
 
 def written(path: Path, text: str) -> None:
-    """Raises RunDirectoryError where it cannot be."""
+    """`text` is JSON. Raises RunDirectoryError where it cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_whole(path, json_bytes(text))
     except OSError as error:
         raise RunDirectoryError(
             f"{path} cannot be written: {error.strerror}.", remedy="Free some space, or name another place."

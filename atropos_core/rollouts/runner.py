@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,8 @@ class RolloutRunner:
     ) -> None:
         """`vocabulary`: how many token ids the policy has; 0: not known."""
         self.environments = environments
+        self.waiting_for_room = 0  # rollouts whose environment runs no more at once
+        self.let_in = 0  # rollouts that began in an environment with such a bound
         self._vocabulary = vocabulary
         self._profile = profile
         self._rewards = rewards
@@ -123,7 +125,13 @@ class RolloutRunner:
     ) -> Episode | Failed:
         policy = self._policy(key, sampling)
         try:
-            async with self._room(environment):
+            async with AsyncExitStack() as room:
+                self.waiting_for_room += 1
+                try:
+                    await room.enter_async_context(self._room(environment))
+                finally:
+                    self.waiting_for_room -= 1
+                self.let_in += environment.at_once is not None
                 with contained("rollout()"):
                     results = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
                     return checked(results, self._vocabulary)

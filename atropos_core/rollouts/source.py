@@ -11,12 +11,14 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.config.run_file import RunConfig
-from atropos_core.errors import NoProgress
+from atropos_core.errors import DeadlineExceeded, NoProgress
 from atropos_core.hub.hub import GroupRecord, Hub, Limits, Want
 from atropos_core.interfaces import Curriculum, Outcome, TaskSource
 from atropos_core.rollouts.producer import PATIENCE, Producer
 from atropos_core.rollouts.runner import RolloutRunner, check_named_tasks, task_count
 from atropos_core.types import Draw, ScoredGroup
+
+MOST_DROPPED = 32  # groups of a step that are kept for its record though nobody trains them
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class LostGroups:
 
     failed: list[ScoredGroup] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)  # cause -> groups
+    dropped_groups: list[tuple[ScoredGroup, str]] = field(
+        default_factory=list
+    )  # the first few of them, with their cause
 
 
 class Source(ABC):
@@ -117,6 +122,8 @@ class Source(ABC):
 
     def _dropped(self, cause: str, draw: Draw | None, group: ScoredGroup | None = None) -> None:
         self._lost.dropped[cause] = self._lost.dropped.get(cause, 0) + 1
+        if group is not None and len(self._lost.dropped_groups) < MOST_DROPPED:
+            self._lost.dropped_groups.append((group, cause))
         if draw is not None:
             self._ended.append((draw, "stale" if cause == "stale" else "dropped", group))
 
@@ -178,7 +185,14 @@ class LocalSource(Source):
 
     async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
         self._stale_in_a_row, self._version = 0, version
-        batch = await self._session.lease(Want(groups=n), version, deadline_s)
+        batch = None
+        while batch is None:
+            let_in = self._runner.let_in
+            try:
+                batch = await self._session.lease(Want(groups=n), version, deadline_s)
+            except DeadlineExceeded:
+                if not self._runner.waiting_for_room and let_in == self._runner.let_in:
+                    raise  # else there are some that were let in late, or wait for others to end, which have deadlines
         return [Lease(record.id, record.payload, record.waited_s) for record in batch]
 
     async def _mark_trained(self, ids: Sequence[int]) -> None:

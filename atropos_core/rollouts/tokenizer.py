@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.rollouts.replies import SENTINEL, ReplyReader, end_of_turn
+from atropos_core.rollouts.replies import READ, SENTINEL, ReplyReader, end_of_turn
 from atropos_core.types import Message, Tokens
 
 if TYPE_CHECKING:
     from atropos_core.rollouts.chat_template import ChatTemplate
+    from atropos_core.rollouts.control_tokens import ControlTokens
 
 _THINK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
@@ -95,6 +96,20 @@ class ChatTokenizer:
         known = {number: self._tokenizer.id_to_token(number) for number in ends if isinstance(number, int)}
         return ReplyReader(special, {number: text for number, text in known.items() if text is not None}, self._decode)
 
+    @functools.cached_property
+    def _control_tokens(self) -> ControlTokens:
+        """Special tokens, and those that the template writes around messages; not those that a reply is read by."""
+        from atropos_core.rollouts.control_tokens import ControlTokens
+
+        said = [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
+        try:
+            framed = self._render(said, None, prompt=True)
+        except (ConfigError, DataError):
+            framed = ""
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        texts = {*self._replies.special.values(), *(text for text in added if text in framed)}
+        return ControlTokens(texts - READ, _read(self.directory / "tokenizer.json"))
+
     def _end_of_turn(self, added: Sequence[str]) -> str:
         said = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
         try:
@@ -103,15 +118,23 @@ class ChatTokenizer:
             return ""  # no template, or none for this: render() says so to those who need one
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens:
-        """Ids of the conversation so far, ready for the assistant's reply."""
-        return self.encode(self._render(messages, tools, prompt=True))
+        """Ids of the conversation so far, ready for the assistant's reply. What looks like a control token in a message is text."""
+        return self.encode_marked(self._render(self.marked(messages), tools, prompt=True))
+
+    def marked(self, messages: Sequence[Message]) -> list[Message]:
+        """For whoever renders them: `encode_marked` then knows a message's own text from a template's control tokens."""
+        return [self._control_tokens.marked(message) for message in messages]
+
+    def encode_marked(self, text: str) -> Tokens:
+        """Ids of what was rendered of `marked` messages."""
+        return self._control_tokens.encode(text, self.encode)
 
     def extend(
         self, messages: Sequence[Message], history: Tokens, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Tokens:
         """The ids that follow `history` (which ends in what was sampled) when `messages` come next."""
         before = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
-        text = self._render([*before, *messages], tools, prompt=True)
+        text = self._render([*before, *self.marked(messages)], tools, prompt=True)
         at = text.find(SENTINEL)
         if at < 0:
             raise DataError(
@@ -120,7 +143,7 @@ class ChatTokenizer:
         tail = text[at + len(SENTINEL) :]
         if (end := self._replies.end(history[-1:].tolist())) and tail.lstrip().startswith(end):
             tail = tail.lstrip().removeprefix(end)  # the policy has sampled it already
-        return self.encode(tail)
+        return self.encode_marked(tail)
 
     def parse(self, ids: Tokens) -> Message:
         """The assistant message that these sampled ids are."""

@@ -36,17 +36,22 @@ def appearing(directory: Path, *, durable: bool = True) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """A file under its name with all of `text`, or as it was before: whoever reads it meanwhile, or after a kill, finds one
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
+    """A file under its name with all of `content`, or as it was before: whoever reads it meanwhile, or after a kill, finds one
     of the two. (Not after a power cut: it does not wait for the disk.) `mode` is that of `os.open`. Raises OSError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def json_bytes(text: str) -> bytes:
+    """JSON in UTF-8. Half a surrogate pair, which a reply may have and UTF-8 has no bytes for, is escaped as JSON escapes it."""
+    return text.encode(errors="backslashreplace")
 
 
 def size_bytes(directory: Path) -> int:

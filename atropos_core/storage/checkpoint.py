@@ -113,6 +113,11 @@ class Checkpoints:
             raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}. There is: {there}.")
         return _verified(directory)
 
+    def steps(self) -> list[int]:
+        """Of which there are checkpoints, whole or not, rising."""
+        names = (path.name.removeprefix("step-") for path in self._found())
+        return [int(name) for name in names if name.isdigit()]
+
     def _found(self) -> list[Path]:
         return sorted(self.directory.glob("step-*"), key=lambda path: (len(path.name), path.name))
 

@@ -22,16 +22,23 @@ from atropos_core.testing.subject import Subject, Target, find
 __all__ = [
     "KINDS",
     "ContractBroken",
+    "adapter_contract",
     "bridge_contract",
     "check",
     "curriculum_contract",
+    "engine_contract",
     "environment_contract",
     "loss_contract",
     "reward_contract",
+    "sink_contract",
+    "teacher_contract",
+    "trainer_contract",
     "transform_contract",
 ]
 
-KINDS = ("environment", "reward", "transform", "curriculum", "bridge", "loss")
+KINDS = (
+    "environment", "reward", "transform", "curriculum", "bridge", "loss", "sink", "teacher", "engine", "trainer", "adapter",
+)  # fmt: skip
 
 
 def check(
@@ -108,6 +115,36 @@ def loss_contract(
     return _test("loss", target, options, skip)
 
 
+def sink_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    return _test("sink", target, options, skip)
+
+
+def teacher_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    return _test("teacher", target, options, skip)
+
+
+def engine_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    return _test("engine", target, options, skip)
+
+
+def trainer_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    return _test("trainer", target, options, skip)
+
+
+def adapter_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    return _test("adapter", target, options, skip)
+
+
 class _Contract(Protocol):
     def findings(self) -> list[Finding]: ...
 
@@ -122,24 +159,45 @@ class _LossContract:
 
 
 def _contract(kind: str) -> Callable[..., _Contract]:
-    if kind == "environment":
-        from atropos_core.testing.environments import EnvironmentContract
-
-        return EnvironmentContract
-    if kind == "reward":
-        from atropos_core.testing.rewards import RewardContract
-
-        return RewardContract
-    if kind == "transform":
-        from atropos_core.testing.transforms import TransformContract
-
-        return TransformContract
-    if kind == "curriculum":
-        from atropos_core.testing.curricula import CurriculumContract
-
-        return CurriculumContract
     if kind == "loss":
         return _LossContract
+    match kind:
+        case "environment":
+            from atropos_core.testing.environments import EnvironmentContract
+
+            return EnvironmentContract
+        case "reward":
+            from atropos_core.testing.rewards import RewardContract
+
+            return RewardContract
+        case "transform":
+            from atropos_core.testing.transforms import TransformContract
+
+            return TransformContract
+        case "curriculum":
+            from atropos_core.testing.curricula import CurriculumContract
+
+            return CurriculumContract
+        case "sink":
+            from atropos_core.testing.sinks import SinkContract
+
+            return SinkContract
+        case "teacher":
+            from atropos_core.testing.teachers import TeacherContract
+
+            return TeacherContract
+        case "engine":
+            from atropos_core.testing.engines import EngineContract
+
+            return EngineContract
+        case "adapter":
+            from atropos_core.testing.adapters import AdapterContract
+
+            return AdapterContract
+        case "trainer":
+            from atropos_core.testing.trainers import TrainerContract
+
+            return TrainerContract
     from atropos_core.testing.bridges import BridgeContract
 
     return BridgeContract

@@ -23,7 +23,7 @@ from atropos_core.types import Episode, Failed, Task
 
 CHECKS = (
     "opens", "tasks", "stable tasks", "unique ids", "splits", "no leaks", "rollouts", "episodes", "groups", "oracle",
-    "no hedging", "adversarial replies", "same again", "rollouts at once", "cancellation", "late engine", "event loop",
+    "no hedging", "adversarial replies", "same again", "rollouts at once", "cancellation", "late engine", eventloop.EVENT_LOOP,
     "closes", "made anew",
 )  # fmt: skip
 SEED = 20260131
@@ -60,7 +60,10 @@ class EnvironmentContract:
                     has_tasks = self._look()
                 if has_tasks:
                     earlier = await self._check_rollouts()
-                    self._check_event_loop(watch)
+                    watch.tell(
+                        self._report,
+                        "Await whatever takes long: asyncio.sleep, an async client, asyncio.to_thread for computations.",
+                    )
                     await self._check_its_own()
             finally:
                 await self._closes()
@@ -195,21 +198,6 @@ class EnvironmentContract:
             good="a rollout ends when the engine does not answer in time",
             remedy="Let DeadlineExceeded pass, or end the episode: the policy has waited long enough already.",
         )
-
-    def _check_event_loop(self, watch: Watch) -> None:
-        if not watch.active:
-            self._report.note("event loop", "not watched: the check does not run in the main thread")
-            return
-        self._report.check(
-            "event loop",
-            [f"{where} blocked it for {eventloop.BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(watch.blocked)],
-            good=f"blocked for {watch.longest_s:.2f} s at most",
-            remedy="Await whatever takes long: asyncio.sleep, an async client, asyncio.to_thread for computations.",
-        )
-        if not watch.blocked and watch.longest_s > eventloop.NOTED_AFTER_S:
-            self._report.note(
-                "event loop", "no other rollout proceeds meanwhile: asyncio.to_thread is for long computations"
-            )
 
     async def _check_its_own(self) -> None:
         """What this environment promises beyond the contract."""

@@ -20,9 +20,11 @@ from typing import Any, TypeVar
 
 from atropos_core.errors import ConfigError
 from atropos_core.launch.signals import own_process
+from atropos_core.testing.report import Report
 
 T = TypeVar("T")
 
+EVENT_LOOP = "event loop"  # the check's name
 BLOCKED_AFTER_S = 2.0  # a rollout that blocks the loop this long is interrupted, and fails
 NOTED_AFTER_S = 0.5
 _BEAT_S = 0.1
@@ -52,6 +54,20 @@ class Watch:
             yield
         finally:
             self._off, self.last = False, perf_counter()
+
+    def tell(self, report: Report, remedy: str) -> None:
+        """The finding of this check, in `report`."""
+        if not self.active:
+            report.note(EVENT_LOOP, "not watched: the check does not run in the main thread")
+            return
+        report.check(
+            EVENT_LOOP,
+            [f"{where} blocked it for {BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(self.blocked)],
+            good=f"blocked for {self.longest_s:.2f} s at most",
+            remedy=remedy,
+        )
+        if not self.blocked and self.longest_s > NOTED_AFTER_S:
+            report.note(EVENT_LOOP, "no other rollout proceeds meanwhile: asyncio.to_thread is for long computations")
 
     def blocked_s(self) -> float:
         """Since when the loop has not come round, as far as it counts."""

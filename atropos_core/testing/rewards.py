@@ -27,7 +27,7 @@ CHECKS = (
     "order",
     "calls at once",
     "episodes unchanged",
-    "event loop",
+    eventloop.EVENT_LOOP,
     "closes",
 )
 PATIENCE = 2  # calls that do not end, before no more are made
@@ -66,13 +66,9 @@ class RewardContract:
             return
         with watched() as watch:
             await self._check_calls()
-        if watch.active:
-            self._report.check(
-                "event loop",
-                [f"{where} blocked it for {eventloop.BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(watch.blocked)],
-                good=f"blocked for {watch.longest_s:.2f} s at most",
-                remedy='Say runs_in="process" in the Provider, so that heavy grading has a process of its own.',
-            )
+        watch.tell(
+            self._report, 'Say runs_in="process" in the Provider, so that heavy grading has a process of its own.'
+        )
         await self._closes()
 
     async def _open(self) -> list[str]:

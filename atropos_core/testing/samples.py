@@ -8,7 +8,7 @@ import numpy as np
 
 from atropos_core.interfaces import Environment
 from atropos_core.testing.scripted import END, to_ids
-from atropos_core.types import Draw, Episode, Failed, Rollout, ScoredGroup, Split, Task
+from atropos_core.types import Draw, Episode, Failed, Message, Rollout, ScoredGroup, Split, Task
 
 
 def make_task(answer: str | None = "42", number: int = 0, **data: object) -> Task:
@@ -74,3 +74,17 @@ class NoEnvironment(Environment):
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return ()
+
+
+class TwoSums(Environment):
+    """A small environment for what needs one."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        first = 0 if split == "train" else 50
+        return [
+            Task(f"{split}-{n}", ({"role": "user", "content": f"{n} + {n}?"},), str(2 * n))
+            for n in range(first, first + 8)
+        ]
+
+    async def score(self, task: Task, reply: Message) -> float:
+        return float(reply["content"].strip() == task.answer)

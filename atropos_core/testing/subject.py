@@ -1,9 +1,9 @@
-"""What is to be checked: an installed component by name, a Provider, a class, or a function that makes one."""
+"""What is to be checked: a component by its name or place, a Provider, a class, an instance, or a function that makes one."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config.error_text import explain
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.references import construct, provider_of
 from atropos_core.plugins.requirements import check_core_api, check_requires
 
 Target = Any  # str | Provider[Any] | type | Callable[[], Any]: distinguished below
@@ -54,13 +55,8 @@ def _provider(kind: str, target: Target) -> Provider[Any]:
         return offer.provider
     if isinstance(target, Provider):
         return target
-    if not callable(target):
-        raise ConfigError(f"a contract wants a name, a Provider, a class or a function that makes one, not {target!r}.")
-    make: Callable[..., Any] = target
-    config = getattr(target, "Options", NoOptions) if inspect.isclass(target) else NoOptions
-    return Provider(
-        name=getattr(target, "__name__", repr(target)),
-        summary="",
-        config=config,
-        build=lambda values, context: make() if isinstance(values, NoOptions) else make(values),
-    )
+    name = getattr(target, "__name__", type(target).__name__)
+    if inspect.isclass(target) or (inspect.isroutine(target) and not inspect.iscoroutinefunction(target)):
+        config = getattr(target, "Options", NoOptions) if inspect.isclass(target) else NoOptions
+        return Provider(name, "", config, lambda values, context: construct(target, values, context))
+    return provider_of(kind, target, name)

@@ -17,10 +17,10 @@ from atropos_core import console
 from atropos_core.advantages import is_flat
 from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion, RunPaused
-from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, moved_column, owner
+from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, largest_rounding, moved_column, owner
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.health.watch import Health
-from atropos_core.interfaces import ModelInfo, Outcome
+from atropos_core.interfaces import ModelInfo, Outcome, SettledGroup, StepRecord
 from atropos_core.rollouts.evaluation import Evaluation, evaluate
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.rollouts.producer import PATIENCE
@@ -32,13 +32,11 @@ from atropos_core.training.packing import pack
 from atropos_core.training.parts import Parts
 from atropos_core.training.probe import Probe
 from atropos_core.training.step_state import Boundary, forget_evaluations_after, take_up
-from atropos_core.types import Batch, Metrics, ScoredGroup
+from atropos_core.types import Batch, Episode, Metrics, ScoredGroup, offsets_of
 
 T = TypeVar("T")
 
 EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn from
-MAX_LOGPROB_DIFF = {"float32": 1e-4, "float64": 1e-4}  # nats, engine against trainer
-MAX_LOGPROB_DIFF_16_BIT = 0.5
 
 
 @dataclass
@@ -65,11 +63,36 @@ class _Gathered:
     refused: list[Lease] = field(default_factory=list)  # of versions that never were
     failed: Sequence[ScoredGroup] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)  # by cause, before anybody leased them
+    dropped_groups: Sequence[tuple[ScoredGroup, str]] = ()  # some of these, with their cause
+    dropped_by: dict[int, str] = field(default_factory=dict)  # draw id -> the transform that left it out
 
     @property
     def raw(self) -> list[ScoredGroup]:
         """As they were leased."""
         return [lease.group for lease in self.leases]
+
+    def settled(self) -> tuple[list[ScoredGroup], list[SettledGroup]]:
+        """The groups that were leased or failed; and what came of each, and of those that were dropped before."""
+        starts = offsets_of([sum(_tokens(one) for one in group.episodes) for group in self.groups])
+        trained = {group.draw.id: (group, int(at)) for group, at in zip(self.groups, starts[:-1], strict=True)}
+        found = []
+        for group in self.raw:
+            if group.draw.id in trained:
+                kept, at = trained[group.draw.id]
+                changed = len(kept.rewards) == len(group.rewards) and (kept.rewards != group.rewards).any()
+                scored = group.rewards if changed else None
+                found.append(SettledGroup(kept, "trained", batch_start=at, scored=scored))
+            else:
+                found.append(SettledGroup(group, _outcome(group, ()), self.dropped_by.get(group.draw.id, "")))
+        found += [SettledGroup(group, "failed", "training.min_group") for group in self.failed]
+        leased_or_failed = [one.group for one in found]
+        found += [SettledGroup(lease.group, "dropped", "no_such_version") for lease in self.refused]
+        for group, cause in self.dropped_groups:
+            stale = cause == "stale"
+            found.append(
+                SettledGroup(group, "stale" if stale else "dropped", "training.max_staleness" if stale else cause)
+            )
+        return leased_or_failed, found
 
     def worst_sequences(self, metrics: Metrics) -> dict[str, str]:
         """Takes out of `metrics` which sequences of the batch are farthest beyond a bound: by that, whose they are."""
@@ -105,8 +128,7 @@ class Loop:
         self._probe: Probe | None = None
         self._saved_step = -1
         self._engines_at = 0  # the version that the engines sample from
-        bound = config.training.max_logprob_diff
-        self._max_diff = bound or MAX_LOGPROB_DIFF.get(model.dtype, MAX_LOGPROB_DIFF_16_BIT)
+        self._max_diff = config.training.max_logprob_diff or largest_rounding(model.dtype)
         self._sampling = config.sampling.record()
         self._profile = parts.profile
         section = config.health
@@ -259,8 +281,7 @@ class Loop:
         step, failed = self.progress.step, gathered.failed
         with self._profile.span("health"):
             metrics |= await self._health.look(step, metrics, gathered.raw, gathered.groups, failed)
-        by_draw = {group.draw.id: group for group in gathered.groups}
-        await self._record(step, metrics, [*(by_draw.get(group.draw.id, group) for group in gathered.raw), *failed])
+        await self._record(StepRecord(step, metrics, *gathered.settled()))
 
     def _with_movement(self, batch: Batch, groups: Sequence[ScoredGroup]) -> Batch:
         """How far the policy has moved since each sequence was sampled, as far as the probe knows."""
@@ -287,9 +308,9 @@ class Loop:
                 new += await self._lease(missing - len(new), version, gathered.refused)
             new.sort(key=lambda lease: lease.group.draw.id)
             gathered.leases += new
-            gathered.groups += await self._transform([lease.group for lease in new])
+            gathered.groups += await self._transform([lease.group for lease in new], gathered.dropped_by)
         lost = self._source.take_lost()
-        gathered.failed, gathered.dropped = lost.failed, lost.dropped
+        gathered.failed, gathered.dropped, gathered.dropped_groups = lost.failed, lost.dropped, lost.dropped_groups
         return gathered
 
     async def _lease(self, n: int, version: int, refused: list[Lease]) -> list[Lease]:
@@ -311,13 +332,16 @@ class Loop:
                 console.warn(f"refused, and not trained: {error}")
         return found
 
-    async def _transform(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+    async def _transform(self, groups: Sequence[ScoredGroup], dropped_by: dict[int, str]) -> Sequence[ScoredGroup]:
+        """What the transforms leave of the groups; who left out the others goes into `dropped_by`."""
         for name, teacher in self._parts.teachers.items():
             with self._profile.span(f"teacher.{name}", len(groups)):
                 groups = await teacher.annotate(groups)
         for name, transform in self._parts.transforms.items():
             with self._profile.span(f"transform.{name}", len(groups)):
-                groups = await transform(groups)
+                given, groups = groups, await transform(groups)
+            left = {group.draw.id for group in groups}
+            dropped_by |= {one.draw.id: f"transform.{name}" for one in given if one.draw.id not in left}
         return groups
 
     async def _update(self, groups: Sequence[ScoredGroup], version: int) -> Metrics:
@@ -378,7 +402,7 @@ class Loop:
             "time/step_s": evaluation.seconds,
             "tokens/s": evaluation.tokens / evaluation.seconds,
         }
-        await self._record(0, metrics, [])
+        await self._record(StepRecord(0, metrics, []))
         self._check_alignment(metrics)
 
     async def _evaluate(self) -> Evaluation:
@@ -453,10 +477,17 @@ class Loop:
             times |= {"time/queue_mean_s": sum(waited) / len(waited), "time/queue_max_s": max(waited)}
         return times
 
-    async def _record(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
+    async def _record(self, record: StepRecord) -> None:
+        trained = any(one.batch_start is not None for one in record.settled)
         for name, sink in self._parts.sinks.items():
             with self._profile.span(f"sink.{name}"):
-                await sink.step(step, metrics, groups)
+                if trained and not record.token_values and sink.wants_token_values(record.step):
+                    record = replace(record, token_values=await self._parts.trainer.token_values())
+                await sink.record(record)
+
+
+def _tokens(episode: Episode) -> int:
+    return sum(len(rollout.tokens) for rollout in episode.rollouts)
 
 
 def _outcome(group: ScoredGroup, kept: Collection[int]) -> Outcome:

@@ -1,4 +1,4 @@
-"""Groups with advantages -> one packed Batch."""
+"""Groups with advantages -> one packed Batch. How a trainer lays its tokens out for the model is that trainer's."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ from atropos_core.testing.samples import make_episode, make_group, make_task
 from atropos_core.types import Sampling, Task, Tokens, TopK
 from tests.contract.watched_tasks import SCORED
 from tests.unit import virtual_time
+from tests.warm import is_template
 
 Seen = Mapping[str, object]
 ANOTHER = "another"  # of `model`: the toy's, with another chat template
@@ -43,7 +44,10 @@ TOY = {
     "sampling.max_tokens": 6, "evaluation.problems": 2, "checkpoint.every": 0, "sink.jsonl.use": "jsonl",
     "engine.use": "toy", "trainer.use": "toy", "bridge.use": "local",
 }  # fmt: skip
-CLOCKS = ("time/", "tokens/s", "trajectories/s", "bridge/publish_s", "seconds", "at", "rescore/")
+CLOCKS = (
+    "time/", "tokens/s", "trajectories/s", "bridge/publish_s", "seconds", "at", "rescore/",
+    "health/slow_disk", "health/throughput", "health/silence",
+)  # fmt: skip
 
 
 # -- whole runs
@@ -206,16 +210,21 @@ async def graded(name: str, options: Any, provider: Provider[Any]) -> Seen:
     }
 
 
+def _processes() -> int:
+    """How many this one has below it."""
+    return sum(not is_template(one.pid) for one in psutil.Process().children(recursive=True))
+
+
 async def rated(name: str, options: Any, provider: Provider[Any]) -> Seen:
     """What an ensemble says of a reply, and how many processes it has for that."""
-    before = len(psutil.Process().children(recursive=True))
+    before = _processes()
     with TemporaryDirectory() as folder:
         one = provider.build(options, RunContext(Path(folder), TOY_MODEL, label="reward.several"))
         if hasattr(one, "open"):
             await one.open()
         try:
             found = await one(make_task("7"), [make_episode(make_task("7"), reply) for reply in ("7", "#### 7")])
-            return {"rewards": found.tolist(), "processes": len(psutil.Process().children(recursive=True)) - before}
+            return {"rewards": found.tolist(), "processes": _processes() - before}
         finally:
             if hasattr(one, "close"):
                 await one.close()

@@ -185,7 +185,7 @@ def test_every_command_that_a_text_names_exists_and_takes_the_flags_beside_it() 
     wrong = []
     for text in texts():
         for command, flags in calls_in(text.content):
-            if command in ("...", "{}"):
+            if command in ("...", "{}", "--help", "--version"):
                 continue
             if command not in commands():
                 wrong.append(f"no command {command!r}: {text}")

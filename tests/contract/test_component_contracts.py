@@ -18,11 +18,15 @@ from atropos_core.testing import (
     bridge_contract,
     check,
     curriculum_contract,
+    engine_contract,
     reward_contract,
+    sink_contract,
+    trainer_contract,
     transform_contract,
 )
 
 FILE = Path(__file__).parent / "broken_components.py"
+PARTS_FILE = Path(__file__).parent / "broken_parts.py"
 BUGS: dict[str, dict[Callable[..., Any], set[str]]] = {
     "reward": load_reference(f"{FILE}:REWARDS"),
     "transform": load_reference(f"{FILE}:TRANSFORMS"),
@@ -43,6 +47,10 @@ test_drop_flat = transform_contract("drop_flat")
 test_shuffled = curriculum_contract("shuffled")
 test_sequential = curriculum_contract("sequential")
 test_local_bridge = bridge_contract("local")
+test_console_sink = sink_contract("console")
+test_jsonl_sink = sink_contract("jsonl")
+test_toy_engine = engine_contract("toy")
+test_toy_trainer = trainer_contract("toy")
 
 
 def broken(findings: list[Finding]) -> set[str]:
@@ -57,6 +65,29 @@ def broken(findings: list[Finding]) -> set[str]:
 def test_a_planted_bug_is_found_by_the_check_that_names_it(kind: str, component: Callable[..., Any]) -> None:
     found = check(kind, component)
     assert BUGS[kind][component] <= broken(found), found
+
+
+PARTS: dict[str, dict[Callable[..., Any], set[str]]] = {
+    "sink": load_reference(f"{PARTS_FILE}:SINKS"),
+    "teacher": load_reference(f"{PARTS_FILE}:TEACHERS"),
+    "engine": load_reference(f"{PARTS_FILE}:ENGINES"),
+    "trainer": load_reference(f"{PARTS_FILE}:TRAINERS"),
+    "adapter": load_reference(f"{PARTS_FILE}:ADAPTERS"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "component"),
+    [(kind, component) for kind, bugs in PARTS.items() for component in bugs],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_a_planted_bug_breaks_the_checks_that_name_it_and_no_others(kind: str, component: Callable[..., Any]) -> None:
+    """And the component that it was planted in breaks none."""
+    assert broken(check(kind, component)) == PARTS[kind][component]
+
+
+def test_a_sink_that_blocks_the_event_loop_is_named() -> None:
+    assert "event loop" in broken(check("sink", load_reference(f"{PARTS_FILE}:BLOCKING")))
 
 
 @pytest.mark.parametrize("bridge", BRIDGES, ids=lambda one: one.__name__)
@@ -100,8 +131,8 @@ def test_options_of_a_component_are_validated_by_name() -> None:
 
 
 def test_a_kind_without_contract_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no contract for 'sink'"):
-        check("sink", "console")
+    with pytest.raises(ConfigError, match="no contract for 'model'"):
+        check("model", "tiny")
 
 
 def test_an_unknown_component_suggests_the_near_miss() -> None:

@@ -52,7 +52,7 @@ def test_config_show_takes_what_a_run_takes_but_where_and_whether_it_is_run():
         name: {flag.split()[-1] for flag in flags() if flag.startswith(f"{name} -")} for name in ("run", "config show")
     }
     assert of["run"] - of["config show"] == {"--dir", "--dry-run"}
-    assert of["config show"] <= of["run"]
+    assert of["config show"] <= of["run"] | {"--explain", "--json"}
 
 
 # -- run here
@@ -113,14 +113,15 @@ TRIALS = {
         shared=POLICY,
     ),
     "config show": Trial(
-        ("config", "show", *TOY, "--env", WATCHED), {},
+        ("config", "show", *TOY, "--env", WATCHED), {"--explain": ("--explain",), "--json": ("--json",)},
         shared=(*POLICY, "--bridge", "--trainer", "--deterministic", "--steps"),
     ),
     "new": Trial(("new", "environment", "word_tally"), {}, shared=("--dir",)),
     "check": Trial(
         ("check", f"{TASKS}:Unsteady"),
-        {"--kind": ("--kind", "reward"), "--set": ("--set", "fails=true"), "--skip": ("--skip", "scores")},
+        {"--kind": ("--kind", "reward"), "--set": ("--set", "fails=true"), "--skip": ("--skip", "scores"), "--json": ("--json",)},
     ),
+    "plugins": Trial(("plugins", "toy", "--kind", "engine"), {"--kind": ("--kind", "trainer"), "--json": ("--json",)}),
     "adapter": Trial(
         ("adapter", "skyrl", "--env", "gsm8k", "--model", "tiny", "--out", "out"),
         {"--option": ("--option", "attempts=9"), "--out": ("--out", "elsewhere")},
@@ -131,6 +132,13 @@ TRIALS = {
         {"--api": ("--api", "URL/b"), "--token-file": ("--token-file", "token"),
          "--engine-address": ("--engine-address", "localhost:0")},
         shared=(*POLICY, "--bridge", "--trainer", "--steps", "--dir"),
+    ),
+    "serve-agent": Trial(  # nobody comes
+        ("serve-agent", "--model", "toy", *(word for use in ("engine.use=toy", "trainer.use=toy", "bridge.use=local",
+         "environment.agent.tasks_from=gsm8k", "environment.agent.sandbox.patience_s=0.2") for word in ("--set", use)),
+         *SMALL, "--port", "0", "--dir", "run"),
+        {"--host": ("--host", "127.0.0.2"), "--port": ("--port", "65536"), "--token-file": ("--token-file", "token")},
+        shared=("--env", "--model", "--seed", "--set", "--steps", "--dir"),
     ),
     "env": Trial(
         ("env", WATCHED, "--api", "URL/a", "--model", "toy"),
@@ -274,6 +282,8 @@ IDLE = [  # flags that would do nothing beside others, and the error
     (("adapter", "skyrl", "doctor", "--seed", "3"), "does not take --seed"),
     (("adapter", "list", "--seed", "3"), "does not take --seed"),
     (("env", "gsm8k", "--api", "http://127.0.0.1:9", "--model", "tiny", "--wait-s", "3"), "--wait-s has no effect with --model"),
+    (("view", ".", "--html", "a.html", "--port", "8000"), "--port has no effect with --html"),
+    (("view", ".", "--html-mb", "3"), "--html-mb has no effect without --html"),
     (("serve", "--no-journal", "--sync", "always"), "--sync has no effect with --no-journal"),
     (("serve", "--tls-key", "key.pem"), "TLS needs both --tls-cert and --tls-key"),
     (("eval", "--step", "3", "--model", "tiny", "--env", "gsm8k"), "--step is of a run's checkpoint"),
@@ -315,6 +325,11 @@ def test_a_dry_run_says_that_the_directory_cannot_be_the_runs(tmp_path, monkeypa
 # -- seen elsewhere
 
 SEEN_IN = {
+    "tests/unit/cli/test_json.py::test_a_doctor_prints_one_document_and_ends_as_it_would": "doctor --json",
+    "tests/unit/cli/test_json.py::test_an_evaluation_prints_its_figures_and_all_that_they_depend_on": "eval --json",
+    "tests/e2e/test_audit.py": "audit --out",
+    "tests/e2e/test_audit.py::test_a_changed_logprob_is_named_with_both_values": "audit --step --tolerance",
+    "tests/e2e/test_audit.py::test_a_setting_of_the_trainer_is_for_the_audit_and_another_is_refused": "audit --set",
     "plugins/trajectory_api/tests/test_serve.py::test_a_port_that_is_taken_is_named_and_its_owner_left_alone": "serve --port",
     "plugins/trajectory_api/tests/test_serve.py::test_the_token_is_in_no_line_that_it_prints": "serve --token-file",
     "plugins/trajectory_api/tests/test_serve.py::test_the_oldest_silent_connections_make_way_for_new_ones": "serve --connections",
@@ -333,6 +348,9 @@ SEEN_IN = {
     "tests/e2e/test_api_hostile.py": "serve --hold-s --in-flight-mb --request-s",
     "tests/e2e/api_faults.py": "serve --silent-s",
     "plugins/trajectory_api/tests/test_access.py": "serve --cors",
+    "plugins/viewer/tests/test_command.py::test_a_port_that_is_taken_is_named": "view --port",
+    "plugins/viewer/tests/test_command.py::test_a_file_is_written_and_where_it_cannot_be_the_error_says_so": "view --html",
+    "plugins/viewer/tests/test_single_file.py::test_it_stays_below_its_bound_and_says_what_is_left_out": "view --html-mb",
     "tests/e2e/test_roles_tiny.py::test_a_server_for_other_machines_wants_a_token": "engine --host",
     "tests/e2e/test_roles.py::test_an_engine_alone_refuses_what_it_was_not_started_for_and_says_what_to_type": "engine --port",
     "tests/e2e/test_roles.py::test_a_worker_that_is_killed_leaves_its_draws_to_another": "env --concurrency",

@@ -278,6 +278,8 @@ IN_A_RUN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is seen o
     "run.training.steps": ({}, {"training.steps": 3}),
     "run.transform.use": ({"transform.one.use": "group_advantage"}, {"transform.one.use": "zscore"}),
     "sink jsonl.rollouts_every": ({}, {"sink.jsonl.rollouts_every": 2}),
+    "sink jsonl.tokens": ({}, {"sink.jsonl.tokens": False}),
+    "sink jsonl.tokens_max_mb": ({}, {"sink.jsonl.tokens_max_mb": 0.001}),
     "trainer toy.learning_rate": ({}, {"trainer.learning_rate": 9.0}),
 }
 API = {"api.url": "http://h/a", "api.wait_s": 5, "evaluation.problems": 0}
@@ -476,6 +478,10 @@ plugins/agent_api/tests/test_environment.py::test_what_a_call_wants_of_sampling_
   environment agent: sampling
 plugins/agent_api/tests/test_environment.py::test_a_sandbox_that_cannot_hold_a_program_to_the_api_is_refused_where_it_was_named
   environment agent: sandbox.use network
+plugins/agent_api/tests/test_external.py::test_a_token_of_ones_own_and_an_address_of_ones_own
+  sandbox external: host port token_file
+plugins/agent_api/tests/test_external.py::test_where_nobody_comes_the_rollouts_fail_by_name
+  sandbox external: patience_s
 plugins/agent_api/tests/test_docker.py::test_a_container_has_the_limits_and_the_network_of_its_program
   sandbox docker: image python
 plugins/adapter_roll/tests/test_recipe.py::test_a_run_file_becomes_rolls_keys

@@ -1,5 +1,5 @@
 """`kill -9` of agents and of the run that they are trained by: nothing stays, no episode is half trained, and what was committed
-is taken up exactly."""
+is taken up exactly. The soak does the same for longer (benchmarks/soak_agents.py)."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def killed(run: RunningRun, role: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.long)])
-def test_a_run_of_agents_that_is_killed_resumes_to_the_same_bits(tmp_path, kills):
-    whole, folder, chosen, steps = tmp_path / "whole", tmp_path / "run", random.Random(kills), kills + 2
-    finish(whole, "run", str(EXAMPLE), "--dir", str(whole), *WATCHED, "--steps", str(steps), deadline_s=600)
+def killed_and_resumed(folder: Path, kills: int, seed: int) -> None:
+    """So many kills of a run, one a step, and its last weights are those of a run that nobody killed."""
+    whole, folder, chosen, steps = folder / "whole", folder / "run", random.Random(seed), kills + 2
+    finish(whole, "run", str(EXAMPLE), "--dir", str(whole), *WATCHED, "--steps", str(steps), deadline_s=60 + 60 * steps)
     run = RunningRun(folder, "run", str(EXAMPLE), "--dir", str(folder), *WATCHED, "--steps", str(steps))
     for step in range(1, kills + 1):
         run.wait_for_step(step)
@@ -88,21 +88,31 @@ def test_a_run_of_agents_that_is_killed_resumes_to_the_same_bits(tmp_path, kills
     assert weights(folder, steps) == weights(whole, steps)
 
 
-def test_agents_that_are_killed_end_their_own_episodes_alone(tmp_path):
-    folder, chosen = tmp_path / "run", random.Random(0)
-    run = RunningRun(folder, "run", str(EXAMPLE), "--dir", str(folder), *WATCHED, "--steps", "4")
+def agents_killed(folder: Path, kills: int, seed: int) -> int:
+    """So many kills of agents while a run trains on, each of which ends its own episode alone. Returns how many there were."""
+    folder, chosen, steps = folder / "run", random.Random(seed), max(4, kills)
+    run = RunningRun(folder, "run", str(EXAMPLE), "--dir", str(folder), *WATCHED, "--steps", str(steps))
     run.wait_for_step(0)
     killed_agents = 0
-    while run.process.poll() is None and killed_agents < 5:
+    while run.process.poll() is None and killed_agents < kills:
         if found := functions(run):
             with contextlib.suppress(psutil.NoSuchProcess):
                 chosen.choice(found).kill()
                 killed_agents += 1
         time.sleep(chosen.uniform(0.05, 0.4))
-    assert killed_agents
-    assert run.process.wait(300) == 0, run.text
+    assert run.process.wait(60 + 60 * steps) == 0, run.text
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 4
+    assert len(lines) == steps
     for line in lines:
         assert line["rollouts/count"] + line["rollouts/failed"] == 8.0
         assert line["agent/trained_tokens"] <= line["agent/sampled_tokens"]
+    assert not left_by(run)
+    return killed_agents
+
+
+def test_a_run_of_agents_that_is_killed_resumes_to_the_same_bits(tmp_path):
+    killed_and_resumed(tmp_path, 2, seed=2)
+
+
+def test_agents_that_are_killed_end_their_own_episodes_alone(tmp_path):
+    assert agents_killed(tmp_path, 5, seed=0)

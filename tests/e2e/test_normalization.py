@@ -12,7 +12,10 @@ import pytest
 from tests.conftest import metrics_of
 from tests.e2e.runs import RunningRun, finish
 
-TIMES = ("time/", "tokens/s", "trajectories/s", "bridge/publish_s")
+TIMES = (
+    "time/", "tokens/s", "trajectories/s", "bridge/publish_s",
+    "health/slow_disk", "health/throughput", "health/silence",  # which look at times
+)  # fmt: skip
 RUN = """
 model = "toy"
 deterministic = true

@@ -65,12 +65,13 @@ def test_what_a_dead_run_wrote_after_its_checkpoint_is_gone_when_another_goes_on
     corrupt(tmp_path / "run/checkpoints/step-000004/policy/table.npy")
     (tmp_path / "run/rollouts/eval-000007.jsonl").write_text("of a run that came further\n")
     (tmp_path / "run/rollouts/step-000007.jsonl").write_text("of a run that came further\n")
+    (tmp_path / "run/rollouts/step-000007.safetensors").write_text("of a run that came further\n")
     ended = atropos("resume", "run", "--steps", "3")
     assert ended.code == 0, ended.err
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [0, 1, 2, 3]
     assert sorted(path.name for path in (tmp_path / "run/rollouts").iterdir()) == [
         *(f"eval-00000{step}.jsonl" for step in range(4)),
-        *(f"step-00000{step}.jsonl" for step in range(1, 4)),
+        *(f"step-00000{step}.{kind}" for step in range(1, 4) for kind in ("jsonl", "safetensors")),
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import metrics_of, plant
 from tests.e2e.runs import RunningRun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cold]
 
 SHORT = ("run", "--bridge", "ipc", "--env", "gsm8k", "--set", "evaluation.problems=256")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 
-PAGES = [path for pattern in ("*.md", "docs/*.md", "plugins/*/README.md") for path in sorted(REPOSITORY.glob(pattern))]
+PATTERNS = ("*.md", "docs/*.md", "distribution/README.md", "plugins/*/README.md")
+PAGES = [path for pattern in PATTERNS for path in sorted(REPOSITORY.glob(pattern))]
 
 
 @dataclass(frozen=True)

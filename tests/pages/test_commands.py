@@ -33,7 +33,7 @@ def a_run(tmp_path_factory) -> Iterator[tuple[Typed, str]]:
     """What `make run` types, in two small steps, with two sinks more; and its output."""
     [command] = re.findall(r"types `(atropos run .*?)` for you", _page("README.md"))
     assert command in _page("Makefile"), "what make run types"
-    sinks = "--set sink.csv.use=csv --set sink.tensorboard.use=tensorboard"
+    sinks = " ".join(f"--set sink.{name}.use={name}" for name in ("console", "jsonl", "csv", "tensorboard"))
     with typing(tmp_path_factory.mktemp("run")) as there:
         yield there, there.type(f"{command} --dir runs/gsm8k-20260131-120000 --steps 2 {SMALL} {sinks}")
 

@@ -11,6 +11,8 @@ from tests.pages.blocks import BLOCKS, Block
 
 EXAMPLE = "plugins/agent_api/tests/test_example.py::"
 HERE = "tests/pages/test_commands.py::"
+TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_the_calls_of_the_page"
+PYTHON = "tests/e2e/test_python.py::test_the_examples_of_the_page_run_one_after_another"
 # Page, how the block's first line begins, and the tests that execute it or compare what it shows.
 EXECUTED = (
     ("CONTRIBUTING.md", "make test", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
@@ -20,6 +22,7 @@ EXECUTED = (
     ("README.md", "import random", "tests/pages/test_readme_example.py::test_the_readme_example_learns_visibly"),
     ("README.md", "atropos check ./sums.py", HERE + "test_the_commands_beside_the_readme_example_run"),
     ("README.md", "held-out accuracy", HERE + "test_the_commands_beside_the_readme_example_run"),
+    ("README.md", "import atropos_core as atropos", "tests/e2e/test_python.py::test_the_lines_of_the_readme"),
     ("README.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "workers sample from", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "worker gsm8k@", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
@@ -29,10 +32,23 @@ EXECUTED = (
     ("docs/agent-tokens.md", "", "plugins/agent_api/tests/test_page.py::test_the_picture_of_a_rule_is_what_a_session_makes_of_it"),
     ("docs/agents.md", "pip install atropos-plugin-agent-api", EXAMPLE + "test_the_example_on_the_page_learns"),
     ("docs/agents.md", "held-out accuracy", EXAMPLE + "test_the_example_on_the_page_learns"),
+    ("docs/agents.md", "atropos serve-agent", TAKING),
+    ("docs/agents.md", "episodes are offered", TAKING),
+    ("docs/agents.md", "import json, os, urllib.request", TAKING),
+    ("docs/agents.md", "curl -X POST -H", TAKING),
     ("docs/agents.md", "from atropos_agent_api.grading", EXAMPLE + "test_the_reward_on_the_page_scores"),
     ("docs/agents.md", "atropos check agent", "plugins/agent_api/tests/test_poisoned.py::test_the_whole_contract"),
     ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/cli/test_new.py::test_"),
+    ("docs/hooks.md", "import atropos_core as atropos", "tests/e2e/test_own_components.py::test_the_reward_on_the_page"),
     ("docs/how-a-run-works.md", "draw                 prompt ids", "a drawing"),
+    ("docs/records.md", "from pathlib import Path", "tests/pages/test_records.py::test_the_reader_on_the_page"),
+    ("docs/records.md", "atropos audit runs/mine", "tests/pages/test_records.py::test_the_audit_on_the_page"),
+    ("docs/python.md", "import atropos_core as atropos", PYTHON),
+    ("docs/python.md", "class Longer", PYTHON),
+    ("docs/python.md", "result = atropos.resume", PYTHON),
+    ("docs/python.md", "from atropos_core.errors", PYTHON),
+    ("docs/install.md", "make dist", "tests/dist/test_installed.py::test_"),
+    ("distribution/README.md", "pip install", "tests/dist/test_installed.py::test_"),
     ("docs/roles.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("docs/roles.md", "(umask 077", HERE + "test_roles_with_a_token_and_addresses_of_their_own_train"),
     ("docs/roles.md", "atropos engine --model tiny --host", HERE + "test_an_engine_elsewhere_is_sent_weights"),
@@ -64,6 +80,8 @@ EXECUTED = (
     ("plugins/sink_wandb/README.md", ".venv/bin/wandb sync", "plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run"),
     ("plugins/trainer_grpo/README.md", "from atropos_trainer_grpo.losses", HERE + "test_a_loss_of_ones_own_is_checked"),
     ("plugins/trajectory_api/README.md", "atropos serve", HERE + "test_a_server_for_others_answers_who_has_the_token"),
+    ("plugins/viewer/README.md", "atropos view", "plugins/viewer/tests/test_command.py::test_it_serves_until_ctrl_c_and_ends_with_0"),
+    ("docs/view.md", "atropos view", "plugins/viewer/tests/test_command.py::test_"),
     ("plugins/trajectory_api/README.md", "(umask 077", HERE + "test_a_server_for_others_answers_who_has_the_token"),
 )  # fmt: skip
 RUN_FILES = "tests/pages/test_run_files.py"  # executes every table in TOML that is not named above

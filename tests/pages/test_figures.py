@@ -339,7 +339,33 @@ def hostile() -> Figures:
     }
 
 
+def viewer() -> Figures:
+    found = results("viewer")
+    assert found["rollouts"] == 10_000 and found["steps"] == 1_000
+    worst = max(found[name]["p95_ms"] for name in ("list_frames", "curve_frames"))
+    return {
+        "docs/view.md": [
+            f"10,000 rollouts is read {found['list_s']['median']:.1f} s after its address is opened, 1,000 steps of every metric "
+            f"after {found['curves_s']['median']:.1f} s",
+            f"p95 {worst:.0f} ms",
+        ]
+    }
+
+
+def recording() -> Figures:
+    run, made_up = results("recording")["run"], results("recording")["made_up"]
+    return {
+        "docs/records.md": [
+            f"{run['tokens_a_step']:,.0f} tokens) takes {run['recording_ms']:.0f} ms, {100 * run['share']:.1f} % of it",
+            f"{run['bytes_a_token']:.1f} bytes a token, the texts {run['text_bytes_a_token']:.1f} more",
+            f"takes {made_up['recording_ms'] / 1e3:.2f} s to record",
+        ]
+    }
+
+
 COMPUTED = (
+    recording,
+    viewer,
     hostile,
     soak,
     sandboxes,

@@ -21,13 +21,24 @@ from atropos_core.plugins.manager import load_plugins
 from tests.pages.blocks import BLOCKS, Block
 
 TABLES = [block for block in BLOCKS if block.language == "toml" and "[project" not in block.text]
-ENVIRONMENT = "from atropos_core import Environment\n\n\nclass Mine(Environment):\n    def tasks(self, split):\n        return []\n"
+MINE = """
+from atropos_core import Environment
+
+
+class Mine(Environment):
+    def tasks(self, split):
+        return []
+
+
+async def reward(task, episodes):
+    return [0.0 for _ in episodes]
+"""
 
 
 @pytest.fixture(autouse=True)
 def beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the run files on the pages name."""
-    (tmp_path / "mine.py").write_text(ENVIRONMENT)
+    (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "token").write_text("secret")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JUDGE_KEY", "secret")

@@ -3,7 +3,7 @@ tests install this file for a child process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,10 @@ class RecordingTrainer(Recorder, Trainer):
         async with writing():
             self.note("step", batch, True)
         return {"loss": 0.25}
+
+    async def token_values(self) -> Mapping[str, Floats]:
+        self.note("token_values")
+        return {"entropy": np.full(2, 0.5, np.float32)}
 
     async def save(self, directory: Path) -> None:
         self.note("save", directory)

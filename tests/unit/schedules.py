@@ -26,7 +26,17 @@ from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.builtin.transforms import DropFlat, GroupAdvantage
 from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import Interrupted, NoProgress, ProcessDied
-from atropos_core.interfaces import Engine, Environment, ModelInfo, Outcome, Sink, Trainer, Transform, Writing
+from atropos_core.interfaces import (
+    Engine,
+    Environment,
+    ModelInfo,
+    Outcome,
+    Sink,
+    StepRecord,
+    Trainer,
+    Transform,
+    Writing,
+)
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
 from atropos_core.rollouts.source import LocalSource
@@ -283,6 +293,11 @@ class Record(Sink):
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self.trained: list[int] = []
+        self.records: list[StepRecord] = []
+
+    async def record(self, record: StepRecord) -> None:
+        self.records.append(record)
+        await super().record(record)
 
     async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
         assert step == len(self.steps), "steps come in order, and once"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from atropos_core import console
@@ -18,3 +20,100 @@ def test_a_line_shows_its_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
     console.warn("[a] :bug:")
     said = capsys.readouterr()
     assert said.out == "[a] :bug:\n" and said.err == "warning [a] :bug:\n"
+
+
+COLUMNS = ("kind", "name", "what it is", "from")
+ROWS = [
+    (
+        "sink",
+        "tensorboard",
+        "event files in tensorboard/ of the run directory, and what else there is to be said of it",
+        "core 0.1",
+    ),
+    ("", "csv", "a row a step", "atropos-plugin-sink-csv 0.1.0"),
+]
+
+
+def sent_to_a_terminal(code: str, columns: int) -> str:
+    """What a program says to a terminal of that width."""
+    import fcntl
+    import os
+    import pty
+    import struct
+    import subprocess
+    import sys
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    sent = b""
+    try:
+        while more := os.read(ours, 65536):
+            sent += more
+    except OSError:  # nobody has the other end any more
+        pass
+    finally:
+        os.close(ours)
+        assert child.wait(timeout=60) == 0
+    return sent.decode()
+
+
+def on_a_terminal(columns: int) -> list[str]:
+    sent = sent_to_a_terminal(f"from atropos_core import console; console.table({COLUMNS!r}, {ROWS!r})", columns)
+    return re.sub(r"\x1b\[[\d;]*m", "", sent).splitlines()
+
+
+def test_a_warning_beside_the_line_that_changes_begins_on_a_line_of_its_own() -> None:
+    code = """
+from atropos_core import console
+metrics = {"reward/mean": 0.5, "tokens/s": 10.0, "time/step_s": 1.0}
+progress = console.StepProgress(9)
+progress.show(1, metrics)
+console.warn("something is odd")
+progress.show(2, metrics)
+progress.show(3, metrics)
+progress.close()
+console.say("done")
+"""
+    sent = re.sub(r"\x1b\[[\d;]*m", "", sent_to_a_terminal(code, 80))
+    lines = [line.rpartition("\r\x1b[2K")[2] for line in sent.replace("\r\n", "\n").rstrip().split("\n")]
+    assert ["step 1/9" in lines[0], lines[1], "step 3/9" in lines[2], lines[3]] == [
+        True, "warning something is odd", True, "done",
+    ]  # fmt: skip
+    assert len(lines) == 4
+
+
+def test_a_table_on_a_terminal_is_broken_between_words() -> None:
+    lines = on_a_terminal(80)
+    assert max(map(len, lines)) <= 80 and len(lines) > 4
+    words = " ".join(lines).split()
+    assert {word for row in ROWS for cell in row for word in cell.split()} <= set(words), "no word is in two parts"
+
+
+def test_names_are_whole_where_a_word_of_the_text_is_longer_than_its_column() -> None:
+    rows = [("environment", "learning_progress", "x" * 40 + " and more", "atropos-plugin-sink-tensorboard 0.1.0")]
+    text = sent_to_a_terminal(f"from atropos_core import console; console.table({COLUMNS!r}, {rows!r})", 80)
+    assert {"environment", "learning_progress", "atropos-plugin-sink-tensorboard", "0.1.0"} <= set(text.split())
+    assert max(map(len, text.splitlines()[2:])) <= 80 and text.count("x") == 40
+
+
+def test_a_table_that_fits_no_terminal_still_loses_nothing() -> None:
+    lines = on_a_terminal(30)
+    assert max(map(len, lines)) <= 30
+    assert sum(line.count("b") for line in lines) == sum(cell.count("b") for row in ROWS for cell in row)
+
+
+@pytest.mark.parametrize("columns", ["20", "80", "400"])
+def test_a_table_that_goes_elsewhere_is_whole(columns: str, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    console.table(COLUMNS, ROWS)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + len(ROWS)
+    for row, line in zip(ROWS, lines[2:], strict=True):
+        assert all(cell in line for cell in row)
+    assert len({line.index(name) for line, name in zip(lines[2:], ("tensorboard", "csv"), strict=True)}) == 1

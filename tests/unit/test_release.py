@@ -19,14 +19,14 @@ from atropos_core.cli import run_app
 from atropos_core.plugins.provider import CORE_API
 from tests import wheels
 from tests.conftest import REPOSITORY
-from tools import release
+from tools import metadata, release
 
 WHO = ("-c", "user.name=a", "-c", "user.email=a@b")
 
 
 def test_every_package_says_the_version_of_core_and_wants_a_core_of_that_version():
     said = release.versions(REPOSITORY)
-    assert len(said) == 1 + len(list((REPOSITORY / "plugins").glob("*/pyproject.toml")))
+    assert len(said) == 2 + len(list((REPOSITORY / "plugins").glob("*/pyproject.toml")))
     assert set(said.values()) == {atropos_core.__version__}
     assert release.core_range(Version(atropos_core.__version__)) == CORE_API
     for path in said.keys() - {release.CORE}:
@@ -64,7 +64,9 @@ def checkout(tmp_path, monkeypatch) -> Path:
     """What a release changes and what a wheel is made of, as a repository of its own."""
     root = tmp_path / "checkout"
     kept = ("atropos_core", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
-    files = git(REPOSITORY, "ls-files", "--", *kept, "plugins/sink_csv", "plugins/*/pyproject.toml").splitlines()
+    files = git(
+        REPOSITORY, "ls-files", "--", *kept, "distribution", "plugins/sink_csv", "plugins/*/pyproject.toml"
+    ).splitlines()
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, root / name)
@@ -120,3 +122,19 @@ def test_what_cannot_be_released_is_refused_and_nothing_is_changed(checkout, ver
     with pytest.raises(SystemExit, match=said):
         release.main([version], checkout)
     assert (git(checkout, "rev-parse", "HEAD"), git(checkout, "status", "--porcelain")) == before
+
+
+def test_every_package_says_the_same_of_licence_python_and_kind():
+    metadata.main(["--check"])
+
+
+def test_a_package_that_says_something_else_is_named(checkout):
+    for project in metadata.projects(checkout):
+        shutil.copy(REPOSITORY / "LICENSE", project)
+    metadata.main(["--check"], checkout)
+    path = checkout / "plugins/sink_csv/pyproject.toml"
+    path.write_text(path.read_text().replace("Typing :: Typed", "Typing :: Stubs Only"))
+    with pytest.raises(SystemExit, match="sink_csv/pyproject.toml"):
+        metadata.main(["--check"], checkout)
+    metadata.main([], checkout)
+    assert "Typing :: Typed" in path.read_text()

@@ -18,13 +18,14 @@ KNOWN_ENDS = (
     "<|im_end|>", "<|endoftext|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end_of_text|>", "<end_of_turn>", "<eos>",
     "</s>", "<｜end▁of▁sentence｜>", "<|user|>", "<|observation|>", "<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>",
 )  # fmt: skip
+_REWARD = "the environment's own score and bonuses: what the trainer receives"
 HUNG_TIMEOUT_S = 3600.0  # ROLL's default, after which it calls an episode hung
 
 
 class FormatBonus(Options):
     """A bonus for marks in the last reply."""
 
-    weight: float = Field(0.1, ge=0, allow_inf_nan=False)
+    weight: float = Field(0.1, ge=0, allow_inf_nan=False, description="what each mark adds to the reward")
     markers: tuple[str, ...] = Field(
         ("\\boxed{}",),
         min_length=1,
@@ -47,7 +48,7 @@ class FormatBonus(Options):
 class LengthBonus(Options):
     """A bounty for brevity, in characters of all replies of the episode."""
 
-    weight: float = Field(0.1, ge=0, allow_inf_nan=False)
+    weight: float = Field(0.1, ge=0, allow_inf_nan=False, description="the whole bounty, in reward")
     at_least: int = Field(1, ge=0, description="what is shorter earns nothing")
     free: int = Field(400, ge=0, description="up to here the whole bounty")
     limit: int = Field(2000, ge=1, description="from here on none; between the two it falls in a line")
@@ -63,8 +64,8 @@ class RewardOptions(Options):
     """What the trainer receives: the environment's own score, and bonuses beside it."""
 
     environment: float = Field(1.0, allow_inf_nan=False, description="weight of the environment's own score")
-    format: FormatBonus | None = None
-    length: LengthBonus | None = None
+    format: FormatBonus | None = Field(None, description="a bonus for marks in the last reply; unset: none")
+    length: LengthBonus | None = Field(None, description="a bounty for brevity; unset: none")
     right_first: bool = Field(
         True, description="bonuses of a wrong reply count down from nothing, so that none lifts it over a right one"
     )
@@ -84,7 +85,7 @@ class EnvOptions(Options):
 
     environment: str = Field(description="as --env names one: gsm8k, pkg.mod:Class, ./file.py:Class")
     options: Mapping[str, Any] = Field(default_factory=dict, description="the environment's own")
-    split: Literal["train", "test"] = "train"
+    split: Literal["train", "test"] = Field("train", description="which tasks of the environment")
     observation: Literal["delta", "messages"] = Field(
         "delta",
         description="delta: text that is new (TrajEnvManager); messages: all of them (AgentNativeStepEnvManager)",
@@ -100,14 +101,14 @@ class EnvOptions(Options):
         "there is no tokenizer: those that end a turn of widely used models",
     )
     seed: int | None = Field(None, ge=0, description="for reset() without a seed; gem.make_vec gives one to each")
-    open_deadline_s: float = Field(600.0, gt=0, lt=HUNG_TIMEOUT_S)
+    open_deadline_s: float = Field(600.0, gt=0, lt=HUNG_TIMEOUT_S, description="seconds for the environment to open")
     step_deadline_s: float = Field(
         300.0, gt=0, lt=HUNG_TIMEOUT_S, description="for the environment, between two replies"
     )
     action_deadline_s: float = Field(1800.0, gt=0, lt=HUNG_TIMEOUT_S, description="for the trainer, to answer")
-    episode_deadline_s: float = Field(3000.0, gt=0, lt=HUNG_TIMEOUT_S)
+    episode_deadline_s: float = Field(3000.0, gt=0, lt=HUNG_TIMEOUT_S, description="seconds for one episode")
     cleanup_deadline_s: float = Field(30.0, gt=0, lt=HUNG_TIMEOUT_S, description="for what an ended episode still does")
-    reward: RewardOptions = Field(default_factory=RewardOptions)
+    reward: RewardOptions = Field(default_factory=RewardOptions, description=_REWARD)
 
     @model_validator(mode="after")
     def _agrees(self) -> EnvOptions:
@@ -129,8 +130,8 @@ class AdapterOptions(Options):
     max_turns: int = Field(1, ge=1, description="replies in an episode, at most")
     sequence_length: int | None = Field(None, ge=16, description="tokens of an episode; unset: 1,024 and its replies")
     gpus: int = Field(1, ge=1, description="of one machine, shared by training and sampling")
-    split: Literal["train", "test"] = "train"
-    reward: RewardOptions = Field(default_factory=RewardOptions)
+    split: Literal["train", "test"] = Field("train", description="which tasks of the environment")
+    reward: RewardOptions = Field(default_factory=RewardOptions, description=_REWARD)
     trial_environment: str | None = Field(None, description="what `doctor` runs; unset: a small one of its own")
 
 

@@ -35,7 +35,7 @@ from atropos_adapter_skyrl.threaded_source import Aside
 from atropos_adapter_skyrl.trainer import AroundSource, AtroposTrainer
 from atropos_adapter_skyrl.weights import Publisher
 from atropos_core.config.error_text import explain
-from atropos_core.config.run_file import Layer, load, nest, parse_flag, read_file, read_token
+from atropos_core.config.run_file import load, nest, parse_flag, read_file, read_token
 from atropos_core.errors import ConfigError
 from atropos_core.guards.patience import Patience
 from atropos_core.interfaces import Engine, Environment
@@ -104,7 +104,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         path = Path(cfg.trainer.policy.model.path)
         here = (path / "tokenizer.json").is_file()
         model = ResolvedModel(path, str(path)) if here else plugins.resolve_model(str(path))
-        config = load([_anchored(read_file(options.run), options.run.parent)]).config
+        config = load([read_file(options.run)]).config
         self.options = options
         self.plan = make_plan(config, model, plugins, training=False, sampling=False)
         self.own_tokenizer = ChatTokenizer(model.directory)
@@ -223,15 +223,6 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
                 runner.run(close_all(self.environments))
         finally:
             self._directory.cleanup()
-
-
-def _anchored(layer: Layer, folder: Path) -> Layer:
-    """With `./file.py:Class` meant from the run file's folder on: a task of Ray's may start anywhere."""
-    environments = {
-        name: table | {"use": str(folder / table["use"])} if str(table.get("use")).startswith("./") else table
-        for name, table in layer.values.get("environment", {}).items()
-    }
-    return Layer(layer.origin, {**layer.values, "environment": environments})
 
 
 @ray.remote(num_cpus=1)  # type: ignore[untyped-decorator] # as SkyRL does: not on the head node

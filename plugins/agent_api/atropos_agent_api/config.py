@@ -9,12 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from atropos_agent_api.environment.templates import GRADER_NAMES, check
+from atropos_agent_api.sandboxes.config import AbsolutePath
 from atropos_core.config.component import Component
 from atropos_core.plugins.provider import Options
-
-
-def _absolute(path: Path) -> Path:
-    return path.expanduser().resolve()
 
 
 def _named(value: Any) -> Any:
@@ -32,16 +29,15 @@ def _below(target: str) -> str:
     return target
 
 
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]  # a resumed run may start elsewhere
 NamedComponent = Annotated[Component, BeforeValidator(_named)]
 
 
 class FileOptions(Options):
     """One file that the program finds: one of the three."""
 
-    text: str | None = None  # its text, with placeholders
-    template: AbsolutePath | None = None  # a text file, with placeholders
-    copy_of: AbsolutePath | None = None  # a file or folder, as it is
+    text: str | None = Field(None, description="its text, with placeholders")
+    template: AbsolutePath | None = Field(None, description="a text file, with placeholders")
+    copy_of: AbsolutePath | None = Field(None, description="a file or folder, as it is")
 
     @model_validator(mode="after")
     def _one_of_three(self) -> FileOptions:
@@ -56,25 +52,27 @@ class LimitOptions(Options):
     """Of one episode. Whatever goes beyond ends the program; `on_failure` says what then becomes of the episode."""
 
     wall_s: float = Field(
-        240.0, gt=0
-    )  # from its start; below training.rollout_deadline_s, which grading is within as well
-    calls: int = Field(200, ge=1)  # of the model
-    tokens: int = Field(100_000, ge=1)  # that the policy samples
-    output_mb: float = Field(8.0, gt=0)  # of both standard streams together
-    disk_mb: float = Field(1024.0, gt=0)  # of its work directory, HOME and temporary files
-    processes: int = Field(256, ge=1)  # at once
-    memory_mb: float = Field(4096.0, gt=0)  # of all its processes
+        240.0,
+        gt=0,
+        description="seconds from its start; below training.rollout_deadline_s, which grading is within as well",
+    )
+    calls: int = Field(200, ge=1, description="calls of the model")
+    tokens: int = Field(100_000, ge=1, description="tokens that the policy samples")
+    output_mb: float = Field(8.0, gt=0, description="megabytes of both standard streams together")
+    disk_mb: float = Field(1024.0, gt=0, description="megabytes of its work directory, HOME and temporary files")
+    processes: int = Field(256, ge=1, description="processes at once")
+    memory_mb: float = Field(4096.0, gt=0, description="megabytes of memory of all its processes")
 
 
 class RewardOptions(Options):
     """What scores an episode, outside the program's reach: one of the three."""
 
-    function: str | None = None  # "pkg.mod:name" or "./file.py:name", called with a Case
-    command: tuple[str, ...] | None = (
-        None  # reads the case as JSON at its standard input, prints a score as its last line
+    function: str | None = Field(None, description="pkg.mod:name or ./file.py:name, called with a Case")
+    command: tuple[str, ...] | None = Field(
+        None, description="reads the case as JSON at its standard input, prints a score as its last line"
     )
-    plugin: NamedComponent | None = None  # any reward that is installed
-    deadline_s: float = Field(60.0, gt=0)
+    plugin: NamedComponent | None = Field(None, description="any reward that is installed")
+    deadline_s: float = Field(60.0, gt=0, description="seconds for scoring one episode")
 
     @model_validator(mode="after")
     def _one_of_three(self) -> RewardOptions:
@@ -92,47 +90,90 @@ class RewardOptions(Options):
 class BaselineOptions(Options):
     """A model elsewhere that answers the program in place of the policy. Nothing of it is trained: for `atropos eval`."""
 
-    url: str  # OpenAI-compatible, ends in /v1
-    model: str  # its name there
-    key_variable: str | None = None  # the environment variable of ours that holds the key; the program never sees it
+    url: str = Field(description="OpenAI-compatible, ends in /v1")
+    model: str = Field(description="its name there")
+    key_variable: str | None = Field(
+        None, description="the environment variable of ours that holds the key; the program never sees it"
+    )
 
 
 class AgentOptions(Options):
-    command: tuple[str, ...] | None = None  # the program and its arguments, with placeholders
-    function: str | None = None  # or "pkg.mod:name", "./file.py:name": a function of Python, called with the task
-    env: dict[str, str] = Field(default_factory=dict)  # environment variables of the program, with placeholders
-    files: dict[Annotated[str, AfterValidator(_below)], FileOptions] = Field(
-        default_factory=dict
-    )  # by where they lie: in the work directory, or "{home}/..."
-    stdin: str = ""  # what it reads, with placeholders
-    here: AbsolutePath = Field(default_factory=lambda: Path(".").resolve())  # {here} in placeholders
-    tasks: AbsolutePath | None = None  # JSONL: id, prompt or messages, answer, and whatever else
-    test_tasks: AbsolutePath | None = None  # the same, of what is held out
-    held_out: float = Field(0.1, ge=0, lt=1)  # the share of `tasks` that is held out, by their ids
-    tasks_from: NamedComponent | None = None  # or the tasks of another environment, which scores replies as well
-    reward: RewardOptions | None = None  # None: the environment of tasks_from scores the answer
-    answer: Literal["reply", "stdout"] = (
-        "reply"  # what rewards read: the policy's last message, or what the program printed
+    command: tuple[str, ...] | None = Field(None, description="the program and its arguments, with placeholders")
+    function: str | None = Field(
+        None, description="or pkg.mod:name, ./file.py:name: a function of Python, called with the task"
     )
-    on_failure: Literal["grade", "fail"] = "grade"  # of a program that exits with an error or goes beyond a limit
-    limits: LimitOptions = Field(default_factory=LimitOptions)
-    concurrency: int = Field(16, ge=1)  # programs at once
-    trained: Literal["all", "with_tools"] = "all"  # which of its calls are
-    trained_agents: tuple[str, ...] = ()  # and of those only what agents with these names call; none: every one
-    format: str = "auto"  # of tools and reasoning: "template", or the name of a renderer; auto: what suits the model
-    history: Literal["as_sampled", "as_sent"] = "as_sampled"
-    sampling: Literal["overrule", "refuse"] = "overrule"  # what a call wants otherwise than the run samples
-    sandbox: NamedComponent = Field(default_factory=lambda: Component(use="local"))
-    network: bool = False  # to anywhere but the API
+    env: dict[str, str] = Field(
+        default_factory=dict, description="environment variables of the program, with placeholders"
+    )
+    files: dict[Annotated[str, AfterValidator(_below)], FileOptions] = Field(
+        default_factory=dict,
+        description="files that the program finds, by where they lie: in the work directory, or {home}/...",
+    )
+    stdin: str = Field("", description="what it reads, with placeholders")
+    here: AbsolutePath = Field(
+        default_factory=lambda: Path(".").resolve(), description="the folder that {here} in placeholders stands for"
+    )
+    tasks: AbsolutePath | None = Field(None, description="JSONL: id, prompt or messages, answer, and whatever else")
+    test_tasks: AbsolutePath | None = Field(None, description="the same, of what is held out")
+    held_out: float = Field(
+        0.1, ge=0, lt=1, description="the part of `tasks`, from 0 to 1, that is held out, by their ids"
+    )
+    tasks_from: NamedComponent | None = Field(
+        None, description="or the tasks of another environment, which scores replies as well"
+    )
+    reward: RewardOptions | None = Field(
+        None, description="what scores an episode; unset: the environment of tasks_from scores the answer"
+    )
+    answer: Literal["reply", "stdout"] = Field(
+        "reply", description="what rewards read: the policy's last message, or what the program printed"
+    )
+    on_failure: Literal["grade", "fail"] = Field(
+        "grade",
+        description="what becomes of a program that exits with an error or goes beyond a limit: its episode is scored "
+        "all the same, or fails",
+    )
+    limits: LimitOptions = Field(
+        default_factory=LimitOptions, description="of one episode: whatever goes beyond ends the program"
+    )
+    concurrency: int = Field(16, ge=1, description="programs at once")
+    trained: Literal["all", "with_tools"] = Field(
+        "all", description="which of its calls are trained: all, or those that offer tools"
+    )
+    trained_agents: tuple[str, ...] = Field(
+        (), description="and of those only what agents with these names call; empty: every one"
+    )
+    format: str = Field(
+        "auto", description="of tools and reasoning: template, or the name of a renderer; auto: what suits the model"
+    )
+    history: Literal["as_sampled", "as_sent"] = Field(
+        "as_sampled",
+        description="extend what was sampled, reasoning too; or render what the client sends, where a call that differs "
+        "begins a rollout of its own",
+    )
+    sampling: Literal["overrule", "refuse"] = Field(
+        "overrule",
+        description="what a call wants otherwise than the run samples is overruled and recorded, or the call is refused",
+    )
+    sandbox: NamedComponent = Field(
+        default_factory=lambda: Component(use="local"), description="where programs run, and its options"
+    )
+    network: bool = Field(False, description="to anywhere but the API")
     keep_streams: int = Field(
-        1000, ge=0
-    )  # episodes whose standard streams and accounts of tokens stay in the run's directory
+        1000, ge=0, description="episodes whose standard streams and accounts of tokens stay in the run's directory"
+    )
 
-    baseline: BaselineOptions | None = None
+    baseline: BaselineOptions | None = Field(
+        None,
+        description="a model elsewhere that answers in place of the policy, for `atropos eval`; unset: the policy itself",
+    )
 
     @model_validator(mode="after")
     def _can_be(self) -> AgentOptions:
-        if (self.command is None) == (self.function is None):
+        if self.is_external:
+            elsewhere = "with sandbox external: somebody else starts the program"
+            self.refuse_idle(False, elsewhere, "command", "function", "files", "stdin", "network")
+            self.limits.refuse_idle(False, elsewhere, "processes", "memory_mb")
+        elif (self.command is None) == (self.function is None):
             raise ValueError('an agent is one of command = ["program", ...] and function = "pkg.mod:name"')
         if self.function is not None and not all(self.function.rpartition(":")[::2]):
             raise ValueError(f'function is "pkg.mod:name" or "./file.py:name", not {self.function!r}')
@@ -158,6 +199,11 @@ class AgentOptions(Options):
         for where, text in self.filled().items():
             check(text, where)
         return self
+
+    @property
+    def is_external(self) -> bool:
+        """Nothing is started here: a program elsewhere takes each episode."""
+        return self.sandbox.use == "external"
 
     def filled(self) -> Mapping[str, str]:
         """Every text of the options that has placeholders, by where it stands."""

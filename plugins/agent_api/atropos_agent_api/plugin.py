@@ -1,12 +1,13 @@
-"""What this package offers: the environment `agent`, and the sandboxes `local`, `process`, `bubblewrap` and `docker`."""
+"""What this package offers: the environment `agent`, and the sandboxes `local`,
+`process`, `bubblewrap`, `docker` and `external`, and the command `serve-agent`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atropos_agent_api.config import AgentOptions
-from atropos_agent_api.sandboxes.config import BubblewrapOptions, DockerOptions
+from atropos_agent_api.sandboxes.config import BubblewrapOptions, DockerOptions, ExternalOptions
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 
@@ -44,6 +45,19 @@ def build_docker(options: DockerOptions, context: RunContext) -> Sandbox:
     return DockerSandbox(options.image, options.python)
 
 
+def build_external(options: ExternalOptions, context: RunContext) -> Sandbox:
+    from atropos_agent_api.sandboxes.external import ExternalSandbox
+
+    return ExternalSandbox(options, context.directory / "agents" / f"{context.label or 'external'}.token")
+
+
+@hookimpl
+def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothing of the sort is imported
+    from atropos_agent_api import serve_agent
+
+    serve_agent.add(app)
+
+
 @hookimpl
 def atropos_environments() -> Iterable[Provider[Environment]]:
     return [Provider("agent", "any program that speaks to a model, unmodified", AgentOptions, build_agent)]
@@ -74,4 +88,10 @@ def atropos_sandboxes() -> Iterable[Provider[Sandbox]]:
         summary="a container of an image of yours for each program, by a docker daemon of this machine",
         config=DockerOptions,
         build=build_docker,
+    )
+    yield Provider(
+        name="external",
+        summary="starts nothing: a program that you start asks for episodes over HTTP, and reports their ends",
+        config=ExternalOptions,
+        build=build_external,
     )

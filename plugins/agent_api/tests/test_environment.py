@@ -427,4 +427,4 @@ async def test_a_baseline_that_refuses_is_named_and_one_is_never_trained(made: M
             pass
     options = AgentOptions.model_validate({"command": ["a"], "tasks_from": "gsm8k", "baseline": baseline})
     with pytest.raises(ConfigError, match="nothing of a baseline can be trained"):
-        build(options, RunContext(tmp_path, TOY_MODEL, transports=("in_process",)))
+        build(options, RunContext(tmp_path, TOY_MODEL, is_trained=True))

@@ -132,3 +132,21 @@ async def test_a_function_that_cannot_be_imported_is_refused(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="could not be imported: AttributeError"):
         async with sandbox("absent", tmp_path):
             pass
+
+
+async def test_threads_that_an_import_starts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = tmp_path / "threads.py"
+    module.write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=[600], name='keeps-alive', daemon=True).start()\n"
+        "def main(task):\n    print(threading.active_count())\n"
+    )
+    made = PreloadedSandbox(str(module), "main", tmp_path, tmp_path / "function.log")
+    try:
+        await made.open()
+        assert "started threads (keeps-alive), of which a fork has none" in " ".join(capsys.readouterr().err.split())
+        assert (await ended(made, program(made, tmp_path))).code == 0
+    finally:
+        await made.close()
+    async with sandbox("tells", tmp_path):
+        assert "threads" not in capsys.readouterr().err

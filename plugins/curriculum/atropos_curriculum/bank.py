@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atropos_curriculum.base64_columns import packed, unpacked
 from atropos_curriculum.config import GROUPS
-from atropos_curriculum.packing import packed, unpacked
 from atropos_curriculum.strategies import Strategy, View
 from atropos_curriculum.tree import CellTree
 

@@ -15,12 +15,18 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Prior(Options):
     """What is known of the tasks before the first draw: one number for each."""
 
-    field: str | None = None  # of `Task.data`
-    file: str | None = None  # .npy, or text with a number a line; {environment} in it is the environment's name
-    meaning: Literal["difficulty", "success"] = "difficulty"  # higher is harder; or a success rate from 0 to 1
-    bins: int = Field(8, ge=1, le=GROUPS)  # by quantile: tasks never tried are known by their bin
-    read: int | Literal["all"] = 10_000  # tasks whose field is looked at before the first draw
-    read_ahead: int = Field(4, ge=0)  # and further ones with each draw that is settled
+    field: str | None = Field(None, description="of `Task.data`: one number for each task")
+    file: str | None = Field(
+        None, description=".npy, or text with a number a line; {environment} in it is the environment's name"
+    )
+    meaning: Literal["difficulty", "success"] = Field(
+        "difficulty", description="difficulty: higher is harder; success: a rate from 0 to 1"
+    )
+    bins: int = Field(
+        8, ge=1, le=GROUPS, description="quantiles of the tasks: those never tried are known by their bin"
+    )
+    read: int | Literal["all"] = Field(10_000, description="tasks whose field is looked at before the first draw")
+    read_ahead: int = Field(4, ge=0, description="and further ones with each draw that is settled")
 
     @model_validator(mode="after")
     def _one_source(self) -> Prior:
@@ -36,12 +42,18 @@ class Prior(Options):
 class CurriculumOptions(Options):
     """What all five have."""
 
-    prior: Prior | None = None
-    success: Literal["auto", "correct", "reward"] = "auto"  # auto: `correct` where every episode says it, else reward
-    reward_range: tuple[float, float] = (0.0, 1.0)  # a reward that counts as failure, and one that counts as success
-    memory: float = Field(0.3, ge=0, lt=1)  # of a task's evidence, the share that its next visit leaves
-    prior_weight: float = Field(0.25, gt=0)  # rollouts that what is known of a task's bin counts for
-    explore: Share = 0.1  # of the draws are uniform over all tasks
+    prior: Prior | None = Field(None, description="what is known of the tasks before the first draw; unset: nothing")
+    success: Literal["auto", "correct", "reward"] = Field(
+        "auto", description="what of an episode counts; auto: `correct` where every episode says it, else reward"
+    )
+    reward_range: tuple[float, float] = Field(
+        (0.0, 1.0), description="a reward that counts as failure, and one that counts as success"
+    )
+    memory: float = Field(
+        0.3, ge=0, lt=1, description="of a task's evidence, the part from 0 to 1 that its next visit leaves"
+    )
+    prior_weight: float = Field(0.25, gt=0, description="rollouts that what is known of a task's bin counts for")
+    explore: Share = Field(0.1, description="the part of the draws, from 0 to 1, that are uniform over all tasks")
 
     @model_validator(mode="after")
     def _range_rises(self) -> CurriculumOptions:
@@ -54,23 +66,28 @@ class CurriculumOptions(Options):
 
 
 class EasyFirstOptions(CurriculumOptions):
-    solved: float = Field(0.9, gt=0, le=1)  # tasks with more success than this give way to harder ones
-    sharpness: float = Field(4.0, ge=0)  # weight of the hardest against the easiest task: exp(-sharpness)
+    solved: float = Field(0.9, gt=0, le=1, description="tasks with more success than this give way to harder ones")
+    sharpness: float = Field(4.0, ge=0, description="weight of the hardest against the easiest task: exp(-sharpness)")
 
 
 class CompetenceOptions(CurriculumOptions):
-    draws: int = Field(2000, ge=1)  # settled draws until every task may come: T of the schedule
-    start: float = Field(0.1, gt=0, le=1)  # share of the tasks, the easiest, that may come at first: c0
-    solved: float = Field(0.9, gt=0, le=1)  # tasks with more success than this are left to `explore`
+    draws: int = Field(2000, ge=1, description="settled draws until every task may come: T of the schedule")
+    start: float = Field(
+        0.1, gt=0, le=1, description="the part of the tasks, from 0 to 1, the easiest, that may come at first: c0"
+    )
+    solved: float = Field(0.9, gt=0, le=1, description="tasks with more success than this are left to `explore`")
 
 
 class LearningProgressOptions(CurriculumOptions):
     slow: float = Field(
-        0.5, gt=0, le=1
-    )  # without a prior: rate of the slow average of a task's success; the fast one is its estimate
-    power: float = Field(2.0, gt=0)  # of the progress
-    floor: float = Field(0.04, gt=0)  # progress that every task is taken to have
-    explore: Share = 0.2
+        0.5,
+        gt=0,
+        le=1,
+        description="without a prior: rate of the slow average of a task's success; the fast one is its estimate",
+    )
+    power: float = Field(2.0, gt=0, description="of the progress, to which a task's weight is proportional")
+    floor: float = Field(0.04, gt=0, description="progress that every task is taken to have")
+    explore: Share = Field(0.2, description="the part of the draws, from 0 to 1, that are uniform over all tasks")
 
     @model_validator(mode="after")
     def _a_prior_makes_it_one_of_bins(self) -> LearningProgressOptions:
@@ -82,14 +99,18 @@ class LearningProgressOptions(CurriculumOptions):
 
 
 class PrioritizedOptions(CurriculumOptions):
-    power: float = Field(1.0, ge=0)  # alpha of Schaul et al.: 0 is uniform
-    floor: float = Field(0.02, gt=0)  # priority of a task that never or always succeeds; the highest is 1
+    power: float = Field(1.0, ge=0, description="alpha of Schaul et al.: 0 is uniform")
+    floor: float = Field(0.02, gt=0, description="priority of a task that never or always succeeds; the highest is 1")
 
 
 class WindowOptions(CurriculumOptions):
-    low: Share = 0.2  # a task stays in the pool while its success is above this
-    high: Share = 0.8  # and below this
-    explore: Share = 0.1  # of the draws are of tasks outside the pool, to see whether they belong there now
+    low: Share = Field(0.2, description="a task stays in the pool while its success is above this")
+    high: Share = Field(0.8, description="and below this")
+    explore: Share = Field(
+        0.1,
+        description="the part of the draws, from 0 to 1, that are of tasks outside the pool, to see whether they belong "
+        "there now",
+    )
 
     @model_validator(mode="after")
     def _window_is_open(self) -> WindowOptions:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from atropos_curriculum import config
 from atropos_curriculum.bank import Bank
+from atropos_curriculum.base64_columns import packed, unpacked
 from atropos_curriculum.chance import uniforms
-from atropos_curriculum.packing import packed, unpacked
 from atropos_curriculum.priors import bins_of, inner_edges, spread, success_of_bins
 from atropos_curriculum.strategies import View, strategy_of
 from atropos_curriculum.tree import CellTree

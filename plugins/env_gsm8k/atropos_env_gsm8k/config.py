@@ -14,16 +14,22 @@ INSTRUCTION = (
 
 
 class Gsm8kOptions(Options):
-    source: Literal["generated", "path", "hub"] = "generated"
-    path: str | None = None  # source = "path": a folder with train.jsonl and test.jsonl in GSM8K's schema
-    dataset: str = "openai/gsm8k"  # source = "hub"
-    revision: str | None = None  # source = "hub": a commit of that data set
-    problems: int = Field(1_000_000, ge=1)  # source = "generated": size of the training split
-    held_out: int = Field(10_000, ge=1)  # source = "generated": size of the test split
-    seed: int = Field(0, ge=0)  # source = "generated"
-    instruction: str = INSTRUCTION  # the system message; empty for none
-    grading: Literal["strict", "lenient"] = "strict"  # which of the two is the score; both are reported
-    grading_deadline_s: float = Field(5.0, gt=0)  # for comparing one pair of expressions
+    source: Literal["generated", "path", "hub"] = Field(
+        "generated", description="where problems come from: made here from `seed`, a folder, or the Hugging Face hub"
+    )
+    path: str | None = Field(
+        None, description='source = "path": a folder with train.jsonl and test.jsonl in GSM8K\'s schema'
+    )
+    dataset: str = Field("openai/gsm8k", description='source = "hub": id of the data set')
+    revision: str | None = Field(None, description='source = "hub": a commit of that data set')
+    problems: int = Field(1_000_000, ge=1, description='source = "generated": size of the training split')
+    held_out: int = Field(10_000, ge=1, description='source = "generated": size of the test split')
+    seed: int = Field(0, ge=0, description='source = "generated": of the problems')
+    instruction: str = Field(INSTRUCTION, description="the system message; empty for none")
+    grading: Literal["strict", "lenient"] = Field(
+        "strict", description="which of the two is the score; both are reported"
+    )
+    grading_deadline_s: float = Field(5.0, gt=0, description="seconds for comparing one pair of expressions")
 
     @model_validator(mode="after")
     def _path_belongs_to_path(self) -> Gsm8kOptions:

@@ -12,13 +12,15 @@ from atropos_core.plugins.provider import Options
 class ZScoreOptions(Options):
     """`[transform.zscore]`"""
 
-    scope: Literal["environment", "global"] = "environment"  # statistics of each environment, or one for all
-    center: bool = True  # subtract the mean
-    scale: bool = True  # divide by the standard deviation
+    scope: Literal["environment", "global"] = Field(
+        "environment", description="statistics of each environment, or one for all"
+    )
+    center: bool = Field(True, description="subtract the mean")
+    scale: bool = Field(True, description="divide by the standard deviation")
     half_life: float | None = Field(
         None, ge=1, allow_inf_nan=False, description="samples after which one counts half; unset: all count alike"
     )
-    warm_up: int = Field(100, ge=2)  # samples of the scope, before which rewards stay as they are
+    warm_up: int = Field(100, ge=2, description="samples of the scope, before which rewards stay as they are")
     clip: float | None = Field(
         5.0, gt=0, allow_inf_nan=False, description="deviations from the mean end here, in sigmas"
     )
@@ -36,10 +38,14 @@ class ZScoreOptions(Options):
 class LengthPenaltyOptions(Options):
     """`[transform.length_penalty]`"""
 
-    form: Literal["group", "token"] = "group"  # against the group's shortest and longest, or a price a token
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)  # form = "group": times what the length adds or takes
-    cost: float | None = Field(None, gt=0, allow_inf_nan=False)  # form = "token": of each sampled token
-    free_tokens: int = Field(0, ge=0)  # form = "token": so many cost nothing
+    form: Literal["group", "token"] = Field(
+        "group", description="against the group's shortest and longest, or a price a token"
+    )
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description='form = "group": times what the length adds or takes'
+    )
+    cost: float | None = Field(None, gt=0, allow_inf_nan=False, description='form = "token": of each sampled token')
+    free_tokens: int = Field(0, ge=0, description='form = "token": so many cost nothing')
     correct_above: float | None = Field(
         None,
         allow_inf_nan=False,
@@ -59,9 +65,9 @@ class LengthPenaltyOptions(Options):
 class EqualGroupOptions(Options):
     """`[transform.equal_group]`"""
 
-    free_tokens: int = Field(128, ge=0)  # replies up to here lose nothing
-    limit_tokens: int = Field(256, ge=1)  # replies from here on lose `weight`, linear between
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    free_tokens: int = Field(128, ge=0, description="replies up to here lose nothing")
+    limit_tokens: int = Field(256, ge=1, description="replies from here on lose `weight`, linear between")
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="the most that a reply loses")
     correct_above: float | None = Field(
         None, allow_inf_nan=False, description="a reward above this is correct; unset: what the environment says"
     )

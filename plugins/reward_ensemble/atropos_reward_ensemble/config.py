@@ -38,25 +38,44 @@ Write a short reason. End with a line of its own: Score: N, where N is a number 
 class Member(RewardComponent):
     """One reward of an ensemble: `use`, its own options, and these."""
 
-    deadline_s: float = Field(30.0, gt=0)  # of one call; in a process of its own: from when its turn comes
-    veto: bool = False  # with combine = "veto"
+    deadline_s: float = Field(
+        30.0, gt=0, description="seconds of one call; in a process of its own: from when its turn comes"
+    )
+    veto: bool = Field(False, description='with combine = "veto": 0 from it is 0 from all')
 
 
 class EnsembleOptions(Options):
-    members: dict[str, Member]
-    combine: Combine = "median"
-    threshold: float = Field(0.5, allow_inf_nan=False)  # majority, all_of, veto: a rating above it is a yes
-    trim: float = Field(0.2, gt=0, lt=0.5)  # trimmed: the share of ratings that is left out at either end
-    least: int | None = Field(None, ge=1)  # ratings that an episode needs; None: see `needed`
-    metric: Metric = "interval"  # of Krippendorff's alpha
-    categories: int = Field(64, ge=2)  # nominal, ordinal, ratio: how many different ratings the overall alpha may meet
-    window: int = Field(256, ge=2)  # episodes that the rolling alpha and the members' agreement look back
-    gate_alpha: float | None = Field(None, ge=-1, le=1)  # a group whose own alpha is below it is not scored
-    on_departure: Literal["warn", "downweight", "exclude"] = "warn"
-    downweight: float = Field(0.1, ge=0, lt=1)  # the factor on the weight of a member that departs
-    tolerance: float = Field(1.5, gt=1)  # times its fair share of disputes that a member may be the odd one in
-    false_alarm: float = Field(0.01, gt=0, lt=1)  # chance that any member is wrongly flagged within `horizon` groups
-    horizon: int = Field(10_000, ge=1)
+    members: dict[str, Member] = Field(description="its rewards by name, which is the default of `use`")
+    combine: Combine = Field("median", description="how ratings become one: README.md, How members are combined")
+    threshold: float = Field(0.5, allow_inf_nan=False, description="majority, all_of, veto: a rating above it is a yes")
+    trim: float = Field(
+        0.2, gt=0, lt=0.5, description="trimmed: the part of the ratings, from 0 to 0.5, that is left out at either end"
+    )
+    least: int | None = Field(
+        None,
+        ge=1,
+        description="ratings that an episode needs; unset: more than half of the members, all of them for all_of, one "
+        "for first_of",
+    )
+    metric: Metric = Field("interval", description="of Krippendorff's alpha: how far two ratings differ")
+    categories: int = Field(
+        64, ge=2, description="nominal, ordinal, ratio: how many different ratings the overall alpha may meet"
+    )
+    window: int = Field(256, ge=2, description="episodes that the rolling alpha and the members' agreement look back")
+    gate_alpha: float | None = Field(
+        None, ge=-1, le=1, description="a group whose own alpha is below it is not scored; unset: every group is"
+    )
+    on_departure: Literal["warn", "downweight", "exclude"] = Field(
+        "warn", description="what follows where a member departs from the others: a line, less weight, or its end"
+    )
+    downweight: float = Field(0.1, ge=0, lt=1, description="the factor on the weight of a member that departs")
+    tolerance: float = Field(
+        1.5, gt=1, description="times its fair share of disputes that a member may be the odd one in"
+    )
+    false_alarm: float = Field(
+        0.01, gt=0, lt=1, description="chance that any member is wrongly flagged within `horizon` groups"
+    )
+    horizon: int = Field(10_000, ge=1, description="groups that false_alarm is of")
 
     @field_validator("members", mode="before")
     @classmethod
@@ -149,26 +168,36 @@ class EnsembleOptions(Options):
 
 
 class JudgeOptions(Options):
-    url: str  # up to and with /v1, like http://10.0.0.5:8000/v1
-    model: str
-    prompt: str = PROMPT  # {question}, {reply}, {answer} (the task's), {low}, {high}
-    system: str = ""
-    score: str = r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?)"  # its one group is the number; the last match counts
-    low: float = Field(0.0, allow_inf_nan=False)  # the reward is 0 here
-    high: float = Field(10.0, allow_inf_nan=False)  # and 1 here; a number outside is no score
-    temperature: float = Field(0.0, ge=0)
-    max_tokens: int = Field(256, ge=1)
-    key_env: str = ""  # the environment variable that holds the key; empty: none is sent
-    timeout_s: float = Field(20.0, gt=0)  # of one request
+    url: str = Field(description="of the server, up to and with /v1, like http://10.0.0.5:8000/v1")
+    model: str = Field(description="the judge, by its name there")
+    prompt: str = Field(
+        PROMPT, description="what it is asked, with {question}, {reply}, {answer} (the task's), {low} and {high} in it"
+    )
+    system: str = Field("", description="system message; empty for none")
+    score: str = Field(
+        r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?)",
+        description="regular expression that finds the number in its answer: its one group is the number, and the last "
+        "match counts",
+    )
+    low: float = Field(0.0, allow_inf_nan=False, description="the reward is 0 where it says this")
+    high: float = Field(10.0, allow_inf_nan=False, description="and 1 where it says this; a number outside is no score")
+    temperature: float = Field(0.0, ge=0, description="of the judge; 0: the likeliest token")
+    max_tokens: int = Field(256, ge=1, description="longest answer, in tokens")
+    key_env: str = Field("", description="the environment variable that holds the key; empty: none is sent")
+    timeout_s: float = Field(20.0, gt=0, description="seconds for one request")
     give_up_s: float = Field(
-        25.0, gt=0
-    )  # of all tries for one episode, waiting for a turn included; keep it below deadline_s
-    retries: int = Field(3, ge=0)
-    backoff_s: float = Field(0.5, ge=0)  # before the first retry; doubled before each further one
-    concurrency: int = Field(8, ge=1)  # requests at once
-    cache: int = Field(10_000, ge=0)  # scores kept, the least recently used goes first
-    max_requests: int | None = Field(None, ge=1)  # over the whole run
-    max_total_tokens: int | None = Field(None, ge=1)  # over the whole run, as the server counts them
+        25.0,
+        gt=0,
+        description="seconds for all tries for one episode, waiting for a turn included; keep it below deadline_s",
+    )
+    retries: int = Field(3, ge=0, description="further tries for one episode")
+    backoff_s: float = Field(0.5, ge=0, description="seconds before the first retry; doubled before each further one")
+    concurrency: int = Field(8, ge=1, description="requests at once")
+    cache: int = Field(10_000, ge=0, description="scores kept, the least recently used goes first")
+    max_requests: int | None = Field(None, ge=1, description="over the whole run; unset: no bound")
+    max_total_tokens: int | None = Field(
+        None, ge=1, description="over the whole run, as the server counts them; unset: no bound"
+    )
 
     @model_validator(mode="after")
     def _can_be(self) -> JudgeOptions:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from atropos_core.plugins.provider import Options
 
 
 class CsvOptions(Options):
-    file: str = "metrics.csv"  # in the run directory
+    file: str = Field("metrics.csv", description="its name in the run directory")
 
     @field_validator("file")
     @classmethod

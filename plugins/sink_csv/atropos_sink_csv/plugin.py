@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build(options: CsvOptions, context: RunContext) -> Sink:
-    from atropos_sink_csv.table import CsvSink
+    from atropos_sink_csv.sink import CsvSink
 
     return CsvSink(options, context.directory)
 

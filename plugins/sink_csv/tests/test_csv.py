@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from atropos_core.errors import RunDirectoryError
 from atropos_sink_csv.config import CsvOptions
-from atropos_sink_csv.table import CsvSink
+from atropos_sink_csv.sink import CsvSink
 from tests import sinks
 from tests.unit.disk import watch_disk
 

@@ -10,7 +10,10 @@ from atropos_core.plugins.provider import Options
 
 
 class TensorboardOptions(Options):
-    directory: Path = Path("tensorboard")  # in the run directory, or anywhere by an absolute path
+    directory: Path = Field(Path("tensorboard"), description="in the run directory, or anywhere by an absolute path")
     flush_s: float = Field(
-        5.0, ge=0
-    )  # what is recorded reaches the file at most so much later, and at every checkpoint
+        5.0,
+        ge=0,
+        description="seconds after which what is recorded has reached the file, at the latest; it does so at every "
+        "checkpoint, too",
+    )

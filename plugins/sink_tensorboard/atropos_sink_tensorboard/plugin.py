@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build(options: TensorboardOptions, context: RunContext) -> Sink:
-    from atropos_sink_tensorboard.events import TensorboardSink
+    from atropos_sink_tensorboard.sink import TensorboardSink
 
     return TensorboardSink(options, context.directory)
 

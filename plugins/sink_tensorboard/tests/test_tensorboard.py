@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from atropos_core.errors import RunDirectoryError
 from atropos_sink_tensorboard.config import TensorboardOptions
-from atropos_sink_tensorboard.events import TensorboardSink
+from atropos_sink_tensorboard.sink import TensorboardSink
 from tests import sinks
 
 
@@ -134,7 +134,7 @@ def test_neither_torch_nor_tensorflow_is_imported(tmp_path):
     script = (
         "import asyncio, sys; from pathlib import Path\n"
         "from atropos_sink_tensorboard.config import TensorboardOptions\n"
-        "from atropos_sink_tensorboard.events import TensorboardSink\n"
+        "from atropos_sink_tensorboard.sink import TensorboardSink\n"
         "async def main(folder):\n"
         "    sink = TensorboardSink(TensorboardOptions(), folder)\n"
         "    await sink.open(); await sink.step(0, {'a': 1.0}, []); await sink.close()\n"

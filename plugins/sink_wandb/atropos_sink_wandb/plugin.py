@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build(options: WandbOptions, context: RunContext) -> Sink:
-    from atropos_sink_wandb.record import WandbSink
+    from atropos_sink_wandb.sink import WandbSink
 
     return WandbSink(options, context.directory)
 

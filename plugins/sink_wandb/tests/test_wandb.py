@@ -14,7 +14,7 @@ import pytest
 
 from atropos_core.errors import ConfigError, ProcessDied
 from atropos_sink_wandb.config import WandbOptions
-from atropos_sink_wandb.record import WandbSink, without_secrets
+from atropos_sink_wandb.sink import WandbSink, without_secrets
 from tests import sinks
 from tests.wandb_records import history, runs
 
@@ -96,7 +96,7 @@ def test_a_server_that_does_not_answer_is_an_error_within_the_deadline_and_the_k
         "import asyncio, sys; from pathlib import Path\n"
         "from atropos_core.errors import DeadlineExceeded\n"
         "from atropos_sink_wandb.config import WandbOptions\n"
-        "from atropos_sink_wandb.record import WandbSink\n"
+        "from atropos_sink_wandb.sink import WandbSink\n"
         "try: asyncio.run(WandbSink(WandbOptions(start_deadline_s=3), Path(sys.argv[1])).open())\n"
         "except DeadlineExceeded as error: sys.exit(f'told: {error}')\n"
     )
@@ -122,7 +122,7 @@ def test_offline_reaches_no_network(tmp_path):
     script = (
         "import asyncio, sys; from pathlib import Path\n"
         "from atropos_sink_wandb.config import WandbOptions\n"
-        "from atropos_sink_wandb.record import WandbSink\n"
+        "from atropos_sink_wandb.sink import WandbSink\n"
         "async def main(folder):\n"
         "    sink = WandbSink(WandbOptions(mode='offline'), folder)\n"
         "    await sink.open(); await sink.step(0, {'a': 1.0}, []); await sink.close()\n"

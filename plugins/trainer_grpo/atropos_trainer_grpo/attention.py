@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from atropos_core.errors import FitError
-from atropos_trainer_grpo.packing import Packing
+from atropos_trainer_grpo.packed_rows import Packing
 
 NAME = "atropos_packed"
 

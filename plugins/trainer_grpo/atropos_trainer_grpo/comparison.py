@@ -24,6 +24,9 @@ class Comparison:
         self._compared = np.zeros(count, np.bool_)  # [N] some rank has the trainer's logprob
         self._exact = np.zeros(count, np.bool_)  # [N] and is that of the weights before the first step
         self._recomputed = np.zeros(count, np.float32)  # [N] of those that all ranks have
+        self.before_update: dict[
+            str, Floats
+        ] = {}  # [N] after `metrics`: NaN where not of the weights before the first step
         self._scored: list[
             tuple[Indices, Tensor]
         ] = []  # positions [R], logprobs and entropies [2, R], on this rank's device
@@ -74,4 +77,10 @@ class Comparison:
             own[2, positions] = 1
         logprobs, entropy, there = self._passes.group.sum_array(own)
         entropy = np.where(there > 0, entropy, np.float32(np.nan))
-        return compare(self._passes.batch, logprobs + self._recomputed, self._compared, self._exact, entropy)
+        logprobs = logprobs + self._recomputed
+        exact = self._compared & self._exact
+        self.before_update = {
+            "trainer_logprobs": np.where(exact, logprobs, np.float32(np.nan)),
+            "entropy": np.where(exact, entropy, np.float32(np.nan)),
+        }
+        return compare(self._passes.batch, logprobs, self._compared, self._exact, entropy)

@@ -42,7 +42,7 @@ LORA_RATE = (
 class LoraOptions(Options):
     """`[trainer.lora]`: what is trained beside a base model that stays as it is."""
 
-    rank: int = Field(16, ge=1)
+    rank: int = Field(16, ge=1, description="of the adapter's matrices")
     alpha: float = Field(32.0, gt=0, allow_inf_nan=False, description="the adapter's output is scaled by alpha / rank")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="of the adapter's input, in the training forward pass alone: README.md, LoRA"
@@ -68,7 +68,9 @@ class KlOptions(Options):
     """`[trainer.kl]`: keeps the policy near a reference, which is the model that the run began with: a frozen copy, or
     under LoRA the base itself."""
 
-    coefficient: float = Field(0.04, gt=0, allow_inf_nan=False)
+    coefficient: float = Field(
+        0.04, gt=0, allow_inf_nan=False, description="times the divergence, in the loss or in the advantages"
+    )
     estimator: Estimator = Field("k3", description="k2 alone has the gradient of KL(policy || reference): README.md")
     place: Literal["loss", "reward"] = Field(
         "loss", description="beside the loss; or, with k1, taken from the advantages of each token and those before it"
@@ -216,9 +218,9 @@ class GrpoOptions(Options):
     optimizer: Moments = Field(
         "adamw", description="AdamW, with moments in fp32, or in fewer bits by torchao: README.md, Optimisers"
     )
-    learning_rate: float = Field(1e-6, ge=0, allow_inf_nan=False)
-    betas: tuple[Decay, Decay] = (0.9, 0.99)
-    eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(1e-6, ge=0, allow_inf_nan=False, description="of the optimiser, after warm-up")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="decay of AdamW's first and second moment")
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False, description="of AdamW's denominator")
     weight_decay: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="of parameters with two or more axes: not of norms and biases"
     )

@@ -14,8 +14,13 @@ Indices = NDArray[np.int64]
 
 def side_by_side(batch: Batch) -> Batch:
     """The batch with the sequences of an episode, and the episodes of a group, beside each other."""
-    order = np.lexsort((batch.episode, batch.group))
+    order = beside_order(batch)
     return batch if (np.diff(order) == 1).all() else batch.select(order)
+
+
+def beside_order(batch: Batch) -> Indices:
+    """[S] the sequences in the order of `side_by_side`."""
+    return np.lexsort((batch.episode, batch.group))
 
 
 @dataclass(frozen=True)

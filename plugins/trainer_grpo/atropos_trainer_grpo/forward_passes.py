@@ -16,7 +16,7 @@ from atropos_trainer_grpo.distillation import Taught
 from atropos_trainer_grpo.episodes import Episodes, side_by_side
 from atropos_trainer_grpo.logprobs import Scored
 from atropos_trainer_grpo.model import score, score_nothing
-from atropos_trainer_grpo.packing import microbatches, pack
+from atropos_trainer_grpo.packed_rows import microbatches, pack
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What the trainer will hold, from its options and the model's files: nothing is loaded, and torch is not imported.
 
 Activations are counted tensor by tensor, as autograd keeps them in the decoders that transformers writes like Llama's
-(two RMSNorms, attention, a gated MLP), for packed rows (packing.py); benchmarks/plan.py compares with what is measured.
+(two RMSNorms, attention, a gated MLP), for packed rows (packed_rows.py); benchmarks/plan.py compares with what is measured.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
 from atropos_trainer_grpo import attention
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
-from atropos_trainer_grpo.packing import Packing, pack
+from atropos_trainer_grpo.packed_rows import Packing, pack
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # Gemma 2, Cohere, Granite

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +24,7 @@ from atropos_core.processes.child import Child
 from atropos_core.processes.forwarding import ForwardingTrainer, Method
 from atropos_core.processes.proxies import HostedTrainer
 from atropos_core.processes.rpc import as_received
-from atropos_core.types import Batch, Metrics
+from atropos_core.types import Batch, Floats, Metrics
 from atropos_trainer_grpo import sharding
 from atropos_trainer_grpo.process_group import ProcessGroup
 from atropos_trainer_grpo.trainer import GrpoTrainer
@@ -113,6 +113,9 @@ class RankedTrainer(ForwardingTrainer):
         return await self._together(
             lambda: self._first.step(batch, leading), lambda other: other.step(batch, alongside)
         )
+
+    async def token_values(self) -> Mapping[str, Floats]:
+        return await self._first.token_values()  # rank 0 has those of all
 
     async def forward(self, method: Method[T], *arguments: Any) -> T:
         name = method.__name__

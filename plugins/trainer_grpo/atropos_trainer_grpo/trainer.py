@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
@@ -30,7 +30,7 @@ from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
 from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_nothing
 from atropos_trainer_grpo.optimizer import Optimizer
-from atropos_trainer_grpo.packing import microbatches, pack
+from atropos_trainer_grpo.packed_rows import microbatches, pack
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
 from atropos_trainer_grpo.rates import groups_of, updates_in_all
 from atropos_trainer_grpo.update import Update
@@ -64,6 +64,7 @@ class GrpoTrainer(Trainer):
         self._loss: Loss | None = None
         self._optimizer: Optimizer | None = None
         self._frozen: nn.Module | None = None  # the reference of a KL term, where no adapter is trained
+        self._token_values: Mapping[str, Floats] = {}
         self._dropouts: list[nn.Module] = []  # of an adapter, off but in a training forward pass
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
@@ -104,7 +105,12 @@ class GrpoTrainer(Trainer):
                 await self._run(update.write)
             if self._sharded is not None:
                 await self._run(self._sharded.gather)
-        return await self._run(update.metrics)
+        metrics = await self._run(update.metrics)
+        self._token_values = update.token_values()
+        return metrics
+
+    async def token_values(self) -> Mapping[str, Floats]:
+        return self._token_values
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         self._ready()

@@ -20,6 +20,7 @@ from atropos_trainer_grpo.columns import token_positions
 from atropos_trainer_grpo.comparison import Comparison
 from atropos_trainer_grpo.corrections import BY_SEQUENCE, importance_weights
 from atropos_trainer_grpo.distillation import Taught, forward_kl
+from atropos_trainer_grpo.episodes import beside_order
 from atropos_trainer_grpo.forward_passes import ForwardPasses, Indices
 from atropos_trainer_grpo.kl_estimators import divergence
 from atropos_trainer_grpo.logprobs import Scored
@@ -52,6 +53,7 @@ class Update:
         group: ProcessGroup = ALONE,
     ) -> None:
         # What is given.
+        self._given = batch
         self._optimizer = optimizer
         self._options = options
         self._loss = loss
@@ -120,6 +122,15 @@ class Update:
             "tokens": float(self._passes.columns.trained.sum()),
             **{f"time/{name}_s": seconds for name, seconds in self.tally.seconds.items()},
         }
+
+    def token_values(self) -> dict[str, Floats]:
+        """As Trainer.token_values, [N] in the order of the batch that was given. After `metrics`."""
+        values = {"advantages": self._targets.advantages, **self._comparison.before_update}
+        if self._passes.batch is self._given:
+            return values
+        at = token_positions(self._given.offsets, beside_order(self._given))
+        back = np.argsort(at)
+        return {name: column[back] for name, column in values.items()}
 
     def _prepare(self, minibatch: Indices) -> None:
         """Before the first step, whose minibatch this is."""

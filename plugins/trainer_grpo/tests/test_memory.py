@@ -10,7 +10,7 @@ from atropos_trainer_grpo import lora as adapters
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.memory import adapter_parameters, layer_bytes, rows_of
 from atropos_trainer_grpo.model import open_model, score
-from atropos_trainer_grpo.packing import pack
+from atropos_trainer_grpo.packed_rows import pack
 from atropos_trainer_grpo.plugin import holds
 
 

@@ -20,6 +20,7 @@ from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.process_group import ProcessGroup, shares
 from atropos_trainer_grpo.ranks import RankedTrainer
 from plugins.trainer_grpo.tests.conftest import refuse_memory_beyond
+from tests.warm import is_template
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -58,7 +59,7 @@ async def opened(model, directory, ranks=2, **options):
 
 def children_of(pid):
     with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
+        return [int(child) for child in file.read().split() if not is_template(child)]
 
 
 def runs(pid):

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from atropos_core.errors import ConfigError
-from atropos_trajectory_api.server.access import credential, is_loopback, read_token
+from atropos_core.http_server.tokens import read_server_token
+from atropos_trajectory_api.server.access import credential, is_loopback
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.serving import serve
 from plugins.trajectory_api.tests.running import group, running
@@ -103,17 +104,17 @@ def test_a_token_file_that_others_can_read_or_that_is_short_is_refused_without_b
     path.write_text(f"{TOKEN}\n")
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600") as refused:
-        read_token(path)
+        read_server_token(path)
     assert TOKEN not in str(refused.value)
     path.chmod(0o600)
-    assert read_token(path) == TOKEN.encode()
+    assert read_server_token(path) == TOKEN.encode()
     for bad in ("short", "two words are no token here", "ünïcödé-ünïcödé-ünïcödé"):
         path.write_text(bad)
         with pytest.raises(ConfigError, match="one word") as refused:
-            read_token(path)
+            read_server_token(path)
         assert bad not in str(refused.value)
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_token(tmp_path / "nothing")
+        read_server_token(tmp_path / "nothing")
 
 
 def test_names_of_this_machine() -> None:

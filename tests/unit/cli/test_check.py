@@ -49,7 +49,7 @@ def test_options_go_to_the_component(atropos: Callable[..., Any]) -> None:
 
 def test_a_name_of_two_kinds_asks_which(atropos: Callable[..., Any]) -> None:
     assert atropos("check", "numeric").code == 0
-    assert "there is a contract for: environment, reward" in atropos("check", "console").err
+    assert "there is a contract for: environment, reward" in atropos("check", "bubblewrap").err
     assert "Did you mean 'numeric'" in atropos("check", "numerik").err
 
 
@@ -140,3 +140,15 @@ async def test_scripted_ids_carry_any_text_unchanged() -> None:
 def test_a_flag_without_value_is_refused() -> None:
     with pytest.raises(ConfigError):
         parse_flag("limit_tokens")
+
+
+def test_the_kind_of_what_stands_in_a_file_is_that_of_its_class(atropos: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(
+        "from atropos_core.builtin.rewards import LengthReward\nfrom atropos_core.interfaces import Transform\n"
+        "class Keep(Transform):\n    async def __call__(self, groups):\n        return groups\n"
+        "async def other(task, episodes):\n    return [0.0 for _ in episodes]\n"
+    )
+    assert "transform './parts.py:Keep' keeps its contract" in atropos("check", "./parts.py:Keep").out
+    ended = atropos("check", "./parts.py:other")
+    assert ended.code == 2 and "does not say of which kind" in ended.err and "--kind reward" in ended.err
+    assert "reward './parts.py:other' keeps" in atropos("check", "./parts.py:other", "--kind", "reward").out

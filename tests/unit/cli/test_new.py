@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,12 +20,12 @@ from tests import wheels
 
 REGISTRY = load_plugins([]).registry
 PYTHON = (sys.executable, "-m")
+PATH = os.environ.get("PYTHONPATH", "")
 
 
 def ok(*command: str, cwd: Path, **environment: str) -> str:
-    ended = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
-    )
+    whole = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | environment
+    ended = subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -63,15 +64,35 @@ def test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name(kind: str, tmp_pa
     assert f"{kind} 'hello' keeps its contract." in out
 
 
-def test_the_run_that_new_suggests_for_an_environment_goes_to_its_end(tmp_path: Path) -> None:
-    folder = write("environment", "hello", tmp_path)
+OF_TINY = ("teacher",)  # what the toy's trainer has no use for
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_new_suggests_trains_or_exports(kind: str, tmp_path: Path, sevens: str) -> None:
+    """But for the policy, which is the toy where it can be, the environment and the steps."""
+    folder = write(kind, "hello", tmp_path)
+    distribution = f"atropos-plugin-{folder.name.replace('_', '-')}"
     info = folder / "hello-0.1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: atropos-plugin-env-hello\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[atropos]\nenv_hello = atropos_env_hello.plugin\n")
-    command = KINDS["environment"].run.format(name="hello").split()
-    out = ok(*PYTHON, "atropos_core", *command[1:], cwd=tmp_path, PYTHONPATH=str(folder), HF_HUB_OFFLINE="1")
-    assert "step 20/20" in out
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(f"[atropos]\n{folder.name} = atropos_{folder.name}.plugin\n")
+    command = KINDS[kind].run.format(name="hello").replace("./file.py:Class", sevens)
+    if "--model" not in command:
+        command = command.replace(
+            "--env gsm8k", f"--env {'gsm8k' if kind in OF_TINY else sevens + ' --model toy'} --steps 2"
+        )
+    small = ("--set", "training.groups_per_step=2", "--set", "training.group_size=4", "--set", "evaluation.problems=2")
+    if kind == "adapter":
+        command = KINDS[kind].run.format(name="hello").replace("gsm8k", sevens)
+        ok(*PYTHON, "atropos_core", *command.split()[1:], cwd=tmp_path, PYTHONPATH=f"{folder}:{PATH}")
+        assert len((tmp_path / "tasks/sevens.jsonl").read_text().splitlines()) == 16
+        return
+    parts = [*command.split()[1:], *small, "--set", "sampling.max_tokens=8", "--dir", "run"]
+    out = ok(*PYTHON, "atropos_core", *parts, cwd=tmp_path, PYTHONPATH=f"{folder}:{PATH}", OMP_NUM_THREADS="1")
+    steps = 20 if "--steps 20" in command else 2
+    assert f"step {steps}/{steps}" in out or kind == "sink"
+    saved = json.loads((tmp_path / "run/summary.json").read_text())
+    assert saved["steps"] == steps
 
 
 def test_every_name_follows_from_one() -> None:

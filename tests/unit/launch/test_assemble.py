@@ -369,6 +369,7 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
         seed=9,
         transport="in_process",
         transports=("in_process",),
+        is_trained=True,
         announced={"advantages": {"baseline": "group", "divided": True}},  # by the default group_advantage
         threads=2,
     )

@@ -44,6 +44,7 @@ ENGINE: Mapping[str, tuple[Any, ...]] = {  # arguments other than the defaults, 
 TRAINER: Mapping[str, tuple[Any, ...]] = {
     "open": (),
     "step": (BATCH, None),  # the test gives its own `writing`
+    "token_values": (),
     "logprobs": (SEQUENCES, 0.7),
     "save": (Path("/saved"),),
     "restore": (Path("/saved"),),

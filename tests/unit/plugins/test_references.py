@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from atropos_core.errors import PluginError
+from atropos_core.config.component import Component
+from atropos_core.config.resolve import resolve_component
+from atropos_core.config.run_file import read_file
+from atropos_core.errors import ConfigError, PluginError
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import KINDS, NoOptions, RunContext
 from atropos_core.plugins.references import load_reference
 
 
@@ -19,3 +25,150 @@ def test_a_file_that_could_not_be_imported_is_read_anew_and_never_half_made(tmp_
     file.write_text("half = 2  # and this time all of it\nwhole = half\n")
     assert load_reference(f"{file}:whole") == 2
     assert load_reference(f"{file}:half") == 2
+
+
+COMPLETE = '''
+import numpy as np
+from atropos_core import Options, Provider
+from atropos_core.builtin.local import LocalBridge
+from atropos_core.builtin.sinks import ConsoleSink
+from atropos_core.builtin.toy import ToyEngine
+from atropos_core.interfaces import Sink
+from atropos_core.plugins.provider import NoOptions
+
+class Quiet(Sink):
+    """Records nothing."""
+    async def step(self, step, metrics, groups):
+        pass
+
+class Unfinished(Sink):
+    pass
+
+class Sized(Quiet):
+    class Options(Options):
+        size: int = 3
+    def __init__(self, options, context):
+        self.size, self.seed = options.size, context.seed
+
+class NoModel(Quiet):
+    Options = 7
+
+async def one(task, episodes):
+    return np.ones(len(episodes))
+
+def late(task, episodes):
+    return np.ones(len(episodes))
+
+def make():
+    return Quiet()
+
+class Half:
+    async def open(self, sources): ...
+    def draw(self, n): ...
+
+class Dumb(LocalBridge):
+    pass
+
+class Far(LocalBridge):
+    transports = {"pigeon"}
+
+class Near(LocalBridge):
+    transports = {"in_process"}
+    runs_in = "process"
+
+class Nowhere(Quiet):
+    runs_in = "elsewhere"
+
+made = Sized.__new__(Sized)
+offered = Provider("x", "said by itself", NoOptions, lambda o, c: Quiet(), requires=frozenset({"numpy"}))
+'''
+KINDS_OF = {
+    "environment", "reward", "engine", "trainer", "loss", "bridge", "curriculum", "transform", "teacher", "sink", "adapter",
+    "sandbox",
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (made := tmp_path / "parts.py").write_text(COMPLETE)
+    return made
+
+
+def built(kind: str, reference: str, **options: Any) -> Any:
+    provider = load_plugins([]).registry.find(kind, reference).provider
+    context = RunContext(directory=Path(), model=Path(), seed=11)
+    return provider.build(provider.config.model_validate(options), context)
+
+
+def test_every_kind_of_component_can_be_given_by_reference():
+    assert set(KINDS) == KINDS_OF
+    for kind in KINDS:
+        with pytest.raises(ConfigError, match="there is no file"):
+            load_plugins([]).registry.find(kind, "./nothing.py:X")
+
+
+def test_a_class_an_instance_a_function_and_a_provider_serve(file: Path):
+    assert type(built("sink", f"{file}:Quiet")).__name__ == "Quiet"
+    assert type(built("sink", f"{file}:make")).__name__ == "Quiet"
+    assert built("sink", f"{file}:made") is load_reference(f"{file}:made")
+    assert built("reward", f"{file}:one") is load_reference(f"{file}:one")
+    provider = load_plugins([]).registry.find("sink", f"{file}:offered").provider
+    assert (provider.name, provider.summary, provider.requires) == (
+        f"{file}:offered", "said by itself", frozenset({"numpy"}),
+    )  # fmt: skip
+
+
+def test_options_come_first_and_the_context_by_its_name(file: Path):
+    sized = built("sink", f"{file}:Sized", size=5)
+    assert (sized.size, sized.seed) == (5, 11)
+    with pytest.raises(ConfigError, match=r"unknown key 'sink.mine.siz'.*Did you mean 'size'"):
+        resolve_component(load_plugins([]).registry, "sink", "sink.mine", Component(use=f"{file}:Sized", siz=5))
+
+
+def test_a_class_says_of_itself_what_a_plugin_says_in_its_provider(file: Path):
+    provider = load_plugins([]).registry.find("bridge", f"{file}:Near").provider
+    assert provider.transports(NoOptions()) == {"in_process"} and provider.runs_in == "process"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        ("sink", "Quie", "there is no 'Quie' in it. Did you mean 'Quiet'"),
+        ("sink", "Unfinished", r"lacks step\(\), which every sink has"),
+        (
+            "engine",
+            "Quiet",
+            "not a class derived from atropos_core.interfaces.Engine.*That is for a section of kind 'sink'",
+        ),
+        ("engine", "made", "not a class derived from atropos_core.interfaces.Engine"),
+        ("reward", "Quiet", r"is not a reward, but.*\n.*with __call__\(\)"),
+        ("reward", "late", "is a function, and a reward is awaited.\n.*async def"),
+        ("transform", "late", "a transform is awaited"),
+        ("curriculum", "Half", r"lacks settle\(\), state\(\) and load\(\)"),
+        ("bridge", "Dumb", 'does not say how weights travel.*\n.*transports = {"in_process"}'),
+        ("bridge", "Far", "there is no transport 'pigeon'. There is: in_process"),
+        ("sink", "NoModel", "Options is 7"),
+        ("sink", "Nowhere", "runs_in is 'here' or 'process', not 'elsewhere'"),
+        ("loss", "one", "is not a loss, but.*\n.*trainer's decorator"),
+        ("sink", "", "has 5 sinks: say which"),
+    ],
+)
+def test_what_is_wrong_with_a_component_of_ones_own_is_named(file: Path, kind: str, name: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        load_plugins([]).registry.find(kind, f"{file}:{name}" if name else str(file))
+
+
+def test_a_relative_place_in_a_run_file_begins_at_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/run.toml").write_text(
+        '[sink.mine]\nuse = "./parts.py:Quiet"\n[reward.mix]\nuse = "ensemble"\n[reward.mix.members.a]\nuse = "../more.py:one"\n'
+        '[trainer]\nloss = "l.py:mine"\n[environment.agent]\nfunction = "./here.py:main"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    values = read_file(Path("runs/run.toml")).values
+    assert values["sink"]["mine"]["use"] == f"{tmp_path}/runs/parts.py:Quiet"
+    assert values["reward"]["mix"]["members"]["a"]["use"] == f"{tmp_path}/more.py:one"
+    assert values["trainer"]["loss"] == f"{tmp_path}/runs/l.py:mine"
+    assert values["environment"]["agent"]["function"] == "./here.py:main", (
+        "which that environment looks for by its own rule"
+    )

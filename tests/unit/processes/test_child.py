@@ -745,7 +745,7 @@ async def test_deadlines_that_pass_one_after_another_add_up_to_silence(start):
             try:
                 await child.peer.call("sample", tokens([USER]), 1, Sampling(), [0], 0.3, deadline_s=0.3)
             except DeadlineExceeded as error:
-                assert "is stopped" in str(error)
+                assert "is stopped" in str(error) or child.peer.lost.is_set(), "given up and killed in the same moment"
 
 
 async def test_a_stopped_process_beneath_the_one_that_was_called_is_named(start, tmp_path, capfd):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,18 @@ def test_groups_too_old_are_dropped_counted_and_replaced_in_the_same_step(tmp_pa
     )
     assert max(step.get("staleness/max", 0) for step in one.record.steps) == 1
     assert sum(outcome == "stale" for _, _, outcome in one.curriculum.settled) == sum(stale)
+    for record in one.record.records[1:]:
+        found = Counter(settled.outcome for settled in record.settled)
+        assert found == {
+            name: n for name in ("trained", "flat", "stale") if (n := record.metrics.get(f"groups/{name}"))
+        }
+        for settled in record.settled:
+            expected = {"trained": "", "stale": "training.max_staleness", "flat": "transform.flat"}
+            assert settled.dropped_by == expected[settled.outcome]
+        batch = [settled for settled in record.settled if settled.outcome == "trained"]
+        lengths = [sum(len(r.tokens) for e in settled.group.episodes for r in e.rollouts) for settled in batch]
+        assert sorted(settled.batch_start for settled in batch) == np.cumsum([0, *lengths])[:-1].tolist()
+        assert [settled.group for settled in record.settled if settled.outcome != "stale"] == list(record.groups)
 
 
 def test_engines_that_never_move_on_end_the_run_by_name_and_soon(tmp_path):
@@ -217,6 +230,10 @@ def test_a_group_of_versions_that_never_were_is_refused_and_another_is_run_in_it
     assert refused >= 1
     assert all(step["groups/trained"] + step["groups/flat"] + step["groups/dropped"] == 2 for step in steps)
     assert [outcome for _, index, outcome in one.curriculum.settled if index == 3] == ["dropped"] * int(refused)
+    recorded = [settled for record in one.record.records for settled in record.settled if settled.group.draw.index == 3]
+    assert [(settled.outcome, settled.dropped_by) for settled in recorded] == [("dropped", "no_such_version")] * int(
+        refused
+    )
     assert "claim to be sampled from policy version 2147483647" in " ".join(capsys.readouterr().err.split())
 
 

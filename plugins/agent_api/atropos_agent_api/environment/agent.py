@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import copy
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions
@@ -22,8 +22,10 @@ from atropos_agent_api.environment.tasks import read_tasks, split_by_id
 from atropos_agent_api.grading.case import Case
 from atropos_agent_api.grading.graders import Grader
 from atropos_agent_api.grading.left_files import copy_left
+from atropos_agent_api.sandboxes.external import ExternalSandbox
 from atropos_agent_api.sandboxes.preloaded import PreloadedSandbox
 from atropos_agent_api.sandboxes.process import ProcessSandbox
+from atropos_agent_api.server.episodes import Episodes
 from atropos_agent_api.server.running import open_agent_server
 from atropos_agent_api.sessions.options import SessionOptions, trained_calls
 from atropos_agent_api.sessions.record import SessionRecord
@@ -97,10 +99,34 @@ class Agent(Environment):
         await self._grader.open()
         await self._sandbox.open()
         self._network = self._allowed_network()
-        self._server = await open_agent_server(self._sessions, MODEL)
+        external = self._external
+        if external is None:
+            self._server = await open_agent_server(self._sessions, MODEL)
+            return
+        self._server = await open_agent_server(
+            self._sessions,
+            MODEL,
+            host=external.host,
+            port=external.port,
+            episodes=Episodes(external.offers, external.token),
+        )
+        external.announce(self._server.url)
+
+    @cached_property
+    def room(self) -> AbstractAsyncContextManager[object]:
+        """Where programs elsewhere take episodes, a rollout begins once one is there to take it."""
+        if self._external is None:
+            return super().room
+        return self._external.offers.room(self._options.concurrency)
+
+    @property
+    def _external(self) -> ExternalSandbox | None:
+        return self._sandbox if isinstance(self._sandbox, ExternalSandbox) else None
 
     def _allowed_network(self) -> Network:
         """Raises ConfigError where the sandbox that was named cannot hold a program to the API."""
+        if self._external is not None:
+            return "host"  # whoever starts the program says what it reaches
         wanted: Network = "host" if self._options.network else "api"
         if wanted in self._sandbox.networks:
             return wanted
@@ -227,6 +253,8 @@ class Agent(Environment):
     async def own_findings(self, task: Task, policy: Policy) -> Sequence[Finding]:
         """Poisoned programs in place of the user's own: none gets a reward that it did not earn, none outlives its episode."""
         sandbox = self._sandbox
+        if self._external is not None:
+            return []  # nothing is started here that could be poisoned
         if isinstance(sandbox, PreloadedSandbox):  # of the user's function alone
             sandbox = ProcessSandbox()
             await sandbox.open()

@@ -13,6 +13,7 @@ from atropos_agent_api.environment.program import function_of
 from atropos_agent_api.environment.streams import KeptStreams
 from atropos_agent_api.grading.command import CommandGrader
 from atropos_agent_api.grading.graders import EnvironmentGrader, FunctionGrader, Grader, PluginGrader
+from atropos_agent_api.sandboxes.local import LocalSandbox
 from atropos_agent_api.sandboxes.preloaded import PreloadedSandbox
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core.config.component import Component, RewardComponent
@@ -30,7 +31,13 @@ def build(options: AgentOptions, context: RunContext) -> Agent:
             f"{idle[0]} has no effect with deterministic = true, where the programs of all rollouts run at once.",
             remedy="Remove it; training.groups_per_step and group_size bound them.",
         )
-    if options.baseline is not None and context.transports:
+    if context.deterministic and options.is_external:
+        raise ConfigError(
+            "deterministic = true cannot be kept with sandbox external: programs elsewhere say when a call comes, and how many "
+            "rollouts run at once.",
+            remedy="Leave deterministic out, or have the run start the programs: command, or function.",
+        )
+    if options.baseline is not None and context.is_trained:
         raise ConfigError(
             "nothing of a baseline can be trained: its answers come as text, without ids and logprobs.",
             remedy="Take baseline out of the run file, or compare by `atropos eval`.",
@@ -86,7 +93,8 @@ def _grader(
     if reward.plugin is not None:
         return PluginGrader(_reward(reward, reward.plugin, context, label), reward.plugin.use, reward.deadline_s)
     assert reward.command is not None, "a reward is one of three"
-    return CommandGrader(reward.command, sandbox, options.here, reward.deadline_s)
+    own = LocalSandbox() if options.is_external else None  # which starts nothing, graders neither
+    return CommandGrader(reward.command, sandbox if own is None else own, options.here, reward.deadline_s, own)
 
 
 def _reward(options: RewardOptions, component: Component, context: RunContext, label: str) -> Reward:

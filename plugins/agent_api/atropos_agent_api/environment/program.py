@@ -51,7 +51,9 @@ class Files:
 
 
 def argv(options: AgentOptions) -> tuple[str, ...]:
-    """With placeholders."""
+    """With placeholders; empty where nothing is started here."""
+    if options.is_external:
+        return ()
     if options.command is not None:
         return options.command
     return ("{python}", *(plain(text) for text in (str(FUNCTION), *function_of(options))))
@@ -113,16 +115,17 @@ def program_of(
 
 def _environment(options: AgentOptions, values: Mapping[str, str]) -> dict[str, str]:
     """The SDKs of OpenAI want /v1 in their URL, those of Anthropic add it."""
-    given = {name: os.environ[name] for name in PASSED if name in os.environ}
+    given = {} if options.is_external else {name: os.environ[name] for name in PASSED if name in os.environ}
     if options.function is not None:
         given |= {"PYTHONPATH": str(options.here), "PYTHONUNBUFFERED": "1"}
+    if not options.is_external:
+        given["ATROPOS_TASK_FILE"] = values["task_file"]
     given |= {
         "OPENAI_BASE_URL": values["base_url"],
         "OPENAI_API_BASE": values["base_url"],  # before the SDK's first version, and litellm's
         "OPENAI_API_KEY": values["api_key"],
         "ANTHROPIC_BASE_URL": values["root_url"],
         "ANTHROPIC_API_KEY": values["api_key"],
-        "ATROPOS_TASK_FILE": values["task_file"],
     }
     return given | {name: fill(text, values) for name, text in options.env.items()}
 

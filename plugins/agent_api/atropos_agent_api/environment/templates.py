@@ -10,10 +10,12 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atropos_core.errors import DataError
-from atropos_core.types import Task
+
+if TYPE_CHECKING:
+    from atropos_core.types import Task
 
 NAMES = {
     "base_url": "of OpenAI's APIs, ends in /v1",

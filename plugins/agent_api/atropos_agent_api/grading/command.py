@@ -23,22 +23,32 @@ OUTPUT_BYTES = 1 << 20
 
 
 class CommandGrader(Grader):
-    """In a sandbox of the kind that the program had, and in none of its directories."""
+    """In a sandbox of the kind that the program had, and in none of its directories. `own`: the sandbox, where it is this
+    grader's to open and close."""
 
     reads_files = True
 
-    def __init__(self, command: Sequence[str], sandbox: Sandbox, here: Path, deadline_s: float) -> None:
+    def __init__(
+        self, command: Sequence[str], sandbox: Sandbox, here: Path, deadline_s: float, own: Sandbox | None = None
+    ) -> None:
         self._command = command
         self._sandbox = sandbox
         self._here = here
         self._deadline_s = deadline_s
+        self._own = own
         self._digests: dict[Path, str] = {}
 
     async def open(self) -> None:
+        if self._own is not None:
+            await self._own.open()
         values = {"here": str(self._here), "python": sys.executable, "work": "", "home": ""}
         for text in self._command:
             if (path := Path(fill(text, values))).is_absolute() and path.is_file():
                 self._digests[path] = _digest(path)
+
+    async def close(self) -> None:
+        if self._own is not None:
+            await self._own.close()
 
     async def score(self, case: Case, episode: Episode) -> Score:
         for path, digest in self._digests.items():

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from atropos_core.plugins.provider import Options
+
+
+def absolute(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+AbsolutePath = Annotated[Path, AfterValidator(absolute)]  # a resumed run may start elsewhere
 
 
 class BubblewrapOptions(Options):
@@ -18,3 +28,17 @@ class BubblewrapOptions(Options):
 class DockerOptions(Options):
     image: str = Field(description="the image that programs run in; it must be there already")
     python: str = Field("python3", description="a Python of 3.9 or later in that image, which starts the program")
+
+
+class ExternalOptions(Options):
+    host: str = Field(
+        "127.0.0.1", description="where episodes are offered, and the agent API is; 0.0.0.0: to other machines as well"
+    )
+    port: int = Field(8010, ge=0, le=65535, description="0: any free one")
+    token_file: AbsolutePath | None = Field(
+        None,
+        description="a file with the token of those who take episodes, yours alone; made in the run's directory where it is left out",
+    )
+    patience_s: float = Field(
+        3600.0, gt=0, description="how long episodes wait while no program takes any, before their rollouts fail"
+    )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from atropos_agent_api.sandboxes.kept import KeeperProcess
 from atropos_agent_api.sandboxes.process import ProcessSandbox
+from atropos_core import console
 from atropos_core.errors import ConfigError, SandboxError
 from atropos_core.processes.child import tail_of_log
 
@@ -70,6 +71,11 @@ class PreloadedSandbox(ProcessSandbox):
         said = await asyncio.to_thread(self._hear)
         if "error" in said:
             raise ConfigError(f"the function {':'.join(self._function)!r} could not be imported: {said['error']}")
+        if "threads" in said:
+            console.warn(
+                f"importing {':'.join(self._function)!r} started threads ({said['threads']}), of which a fork has none: what they "
+                "do is not done in an episode, and what waits for them waits for ever. Start them in the function, or use command."
+            )
         ours.settimeout(ANSWER_DEADLINE_S)
 
     def _hear(self) -> dict[str, str]:

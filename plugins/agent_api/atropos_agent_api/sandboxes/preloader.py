@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -61,7 +62,8 @@ def main() -> None:
         traceback.print_exc()
         control.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:4000]}).encode())
         return
-    control.send(b"{}")
+    started = sorted(one.name for one in threading.enumerate() if one is not threading.main_thread())
+    control.send(json.dumps({"threads": ", ".join(started)[:1000]} if started else {}).encode())
     reading, writing = os.pipe()
     for descriptor in (reading, writing):
         os.set_blocking(descriptor, False)

@@ -19,12 +19,13 @@ from atropos_agent_api.dialects.dialect import Dialect
 from atropos_agent_api.dialects.messages import Messages
 from atropos_agent_api.dialects.responses import Responses
 from atropos_agent_api.server.answering import JSON, answer_in_events, answer_whole, refuse
+from atropos_agent_api.server.episodes import EPISODES, Episodes
 from atropos_agent_api.server.hints import hints_of
+from atropos_agent_api.server.requests import key_of, only, value_of
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_core.errors import AtroposError
 from atropos_core.http_server.answers import Headers, header, send_whole
-from atropos_core.http_server.body_limits import SHARE_KEY, Share
 
 KEEP_ALIVE_S = 10.0  # between two comments while an answer is sampled
 CHAT, MESSAGES = Chat(), Messages()
@@ -36,16 +37,23 @@ CALLS: Mapping[str, Dialect] = {
 }
 COUNT = "/v1/messages/count_tokens"
 MODELS = "/v1/models"
-BEARER = b"bearer "
 
 
 class AgentApi:
-    """`model` is the name that /v1/models gives; an agent may use any."""
+    """`model` is the name that /v1/models gives; an agent may use any. `episodes`: for programs that take them."""
 
-    def __init__(self, sessions: Sessions, model: str, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        model: str,
+        *,
+        keep_alive_s: float = KEEP_ALIVE_S,
+        episodes: Episodes | None = None,
+    ) -> None:
         self._sessions = sessions
         self._model = model
         self._keep_alive_s = keep_alive_s
+        self._episodes = episodes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,14 +63,16 @@ class AgentApi:
         try:
             if scope["path"] == "/health" and scope["method"] in ("GET", "HEAD"):
                 await send_whole(send, 200, b'{"status":"ok"}', [JSON])
+            elif self._episodes is not None and scope["path"].startswith(EPISODES):
+                await self._episodes(scope, receive, send)
             elif path == MODELS or path.startswith(f"{MODELS}/"):
-                _only(scope, "GET")
+                only(scope, "GET")
                 self._session(scope, id)
                 await send_whole(send, 200, orjson.dumps(self._models(path)), [JSON])
             elif path == COUNT:
-                _only(scope, "POST")
+                only(scope, "POST")
                 session = self._session(scope, id)
-                call = MESSAGES.call_of(await _value(scope, receive), hints_of(scope["headers"]))
+                call = MESSAGES.call_of(await value_of(scope, receive), hints_of(scope["headers"]))
                 counted = orjson.dumps({"input_tokens": await session.count(call)})
                 await send_whole(send, 200, counted, [JSON])
             elif dialect is None:
@@ -72,14 +82,14 @@ class AgentApi:
                     code="unknown_url",
                 )
             else:
-                _only(scope, "POST")
+                only(scope, "POST")
                 session = self._session(scope, id)
                 await self._call(scope, receive, send, dialect, session)
         except CallRefused as refused:
             await refuse(scope, send, dialect or _dialect_of(scope), refused)
 
     async def _call(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect, session: Session) -> None:
-        value = await _value(scope, receive)
+        value = await value_of(scope, receive)
         request = dialect.read(value, hints_of(scope["headers"]))
         if request.streams:
             await answer_in_events(scope, send, dialect, request, session, self._keep_alive_s)
@@ -87,7 +97,7 @@ class AgentApi:
             await answer_whole(scope, send, dialect, request, session)
 
     def _session(self, scope: Scope, id: str | None) -> Session:
-        return self._sessions.find(id, _key(scope))
+        return self._sessions.find(id, key_of(scope))
 
     def _models(self, path: str) -> dict[str, Any]:
         """In OpenAI's form and Anthropic's at once."""
@@ -108,46 +118,12 @@ async def refuse_early(scope: Scope, send: Send, status: int, error: AtroposErro
     await send_whole(send, status, body, [JSON, *headers])
 
 
-async def _value(scope: Scope, receive: Receive) -> dict[str, Any]:
-    """The body, which `Limits` passes on whole."""
-    body = (await receive()).get("body", b"")
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise CallRefused(f"the body is not JSON: {error}.", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise CallRefused("the body must be a JSON object.", code="invalid_json")
-    share: Share | None = scope.get(SHARE_KEY)
-    if share is not None:
-        share.read()
-    return value
-
-
 def _split(path: str) -> tuple[str | None, str]:
     """The session in an address, and what is called there."""
     if not path.startswith("/s/"):
         return None, path
     id, slash, rest = path[3:].partition("/")
     return id, slash + rest
-
-
-def _key(scope: Scope) -> str:
-    given = header(scope, b"x-api-key") or b""
-    authorization = header(scope, b"authorization") or b""
-    if authorization[: len(BEARER)].lower() == BEARER:
-        given = authorization[len(BEARER) :].strip()
-    if not given:
-        raise CallRefused(
-            "there is no key. Send `Authorization: Bearer KEY` or `x-api-key: KEY`: the agent's environment has it.",
-            status=401,
-            code="missing_api_key",
-        )
-    return given.decode("latin-1")
-
-
-def _only(scope: Scope, method: str) -> None:
-    if scope["method"] != method:
-        raise CallRefused(f"this is called with {method}.", status=405, code="method_not_allowed")
 
 
 def _dialect_of(scope: Scope) -> Dialect:

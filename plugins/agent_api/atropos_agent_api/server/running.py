@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atropos_agent_api.server.app import KEEP_ALIVE_S, AgentApi, refuse_early
+from atropos_agent_api.server.episodes import Episodes
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_core.http_server.answers import Refusals
 from atropos_core.http_server.body_limits import Limits
@@ -27,12 +28,13 @@ async def open_agent_server(
     connections: int = CONNECTIONS,
     body_bytes: int = BODY_BYTES,
     keep_alive_s: float = KEEP_ALIVE_S,
+    episodes: Episodes | None = None,
 ) -> RunningServer:
     """Let agents call `sessions` over HTTP: a session is at `url + "/s/" + session.id`. `keep_alive_s`: between two comments of a
-    stream that waits. Raises ConfigError where nothing can listen at that address."""
+    stream that waits; `episodes`: for programs that take them. Raises ConfigError where nothing can listen at that address."""
     refusals = Refusals(refuse_early)
     app = Limits(
-        AgentApi(sessions, model, keep_alive_s=keep_alive_s),
+        AgentApi(sessions, model, keep_alive_s=keep_alive_s, episodes=episodes),
         body_bytes=body_bytes,
         in_flight_bytes=max(IN_FLIGHT_BYTES, 8 * body_bytes),
         request_s=request_s,

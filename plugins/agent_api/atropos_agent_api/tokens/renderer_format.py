@@ -36,7 +36,9 @@ class RendererFormat(ChatFormat):
     def rendered(self, messages: Sequence[Message], tools: Tools) -> Tokens:
         """As `render`."""
         try:
-            ids = self._renderer.render_ids(_dicts(messages), tools=_dicts(tools) or None, add_generation_prompt=True)
+            ids = self._renderer.render_ids(
+                self._tokenizer.marked(messages), tools=_dicts(tools) or None, add_generation_prompt=True
+            )
         except FAULTS as error:
             raise DataError(f"the format {self.name!r} cannot render these messages: {error}") from error
         return np.asarray(ids, np.int32)
@@ -44,7 +46,9 @@ class RendererFormat(ChatFormat):
     async def extend(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
         before, after = self._since_last_turn(prompt), sampled.tolist()
         try:
-            bridged = self._renderer.bridge_to_next_turn(before, after, _dicts(messages), tools=_dicts(tools) or None)
+            bridged = self._renderer.bridge_to_next_turn(
+                before, after, self._tokenizer.marked(messages), tools=_dicts(tools) or None
+            )
         except FAULTS:
             return None  # then all is rendered, and what is wrong with these messages is said there
         if bridged is None or bridged.token_ids[: len(before) + len(after)] != before + after:
@@ -114,7 +118,7 @@ class _Tokenizer:
         self.eos_token_id = self.convert_tokens_to_ids(tokenizer.eos) if tokenizer.eos else None
 
     def encode(self, text: str, *given: Any, **options: Any) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text).tolist()
+        ids: list[int] = self._tokenizer.encode_marked(text).tolist()
         return ids
 
     def decode(self, ids: Any, *given: Any, skip_special_tokens: bool = False, **options: Any) -> str:

@@ -11,9 +11,10 @@ from atropos_core.http_server.answers import Refusals
 from atropos_core.http_server.body_limits import Limits
 from atropos_core.http_server.gate import Gate
 from atropos_core.http_server.server import RunningServer, serve_in_loop
+from atropos_core.http_server.tokens import read_server_token
 from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app
-from atropos_trajectory_api.server.access import Access, is_loopback, read_token
+from atropos_trajectory_api.server.access import Access, is_loopback
 from atropos_trajectory_api.server.answers import body_cost, refuse
 
 KEEP_ALIVE_S = 3600
@@ -50,7 +51,7 @@ async def open_engine_server(
     """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT, and send it what it `takes`. Raises
     ConfigError where that cannot be, or must not be."""
     host, port = address(where)
-    token = None if token_file is None else read_token(token_file)
+    token = None if token_file is None else read_server_token(token_file)
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"the engine is to be reached at {where}, from other machines, and there is no token.",

@@ -10,46 +10,19 @@ import base64
 import binascii
 import hmac
 import ipaddress
-import stat
 from collections.abc import Collection
 from functools import lru_cache
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from atropos_core.errors import ConfigError
 from atropos_core.http_server.answers import header
 from atropos_core.http_server.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.server.answers import answer, plain_error
 
-LEAST_CHARACTERS = 16
 OPEN = "/health"
 OWN_SITES = (None, b"same-origin", b"none")  # what a browser says of a page of this server, or of an address typed in
-
-
-def read_token(path: Path) -> bytes:
-    """The token in a file that is its owner's alone. Raises ConfigError; no message has the token in it."""
-    try:
-        mode = path.stat().st_mode
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"the token file {path} cannot be read: {error.strerror}.",
-            remedy=f"Make one: (umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path})",
-        ) from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(
-            f"others on this machine can read the token file {path} (mode {stat.S_IMODE(mode):o}).",
-            remedy=f"chmod 600 {path}",
-        )
-    if len(token) < LEAST_CHARACTERS or not token.isascii() or not token.decode("ascii").isprintable() or b" " in token:
-        raise ConfigError(
-            f"the token file {path} must hold one word of {LEAST_CHARACTERS} or more ASCII characters.",
-            remedy=f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path}",
-        )
-    return token
 
 
 @lru_cache(256)

@@ -21,8 +21,9 @@ from atropos_core.errors import ConfigError, RunDirectoryError
 from atropos_core.http_server.gate import Gate
 from atropos_core.http_server.server import HttpServer
 from atropos_core.http_server.tls import tls_context
+from atropos_core.http_server.tokens import read_server_token
 from atropos_core.storage.private import make_private, private_files
-from atropos_trajectory_api.server.access import is_loopback, read_token
+from atropos_trajectory_api.server.access import is_loopback
 from atropos_trajectory_api.server.answers import REFUSALS
 from atropos_trajectory_api.server.app import App
 from atropos_trajectory_api.server.options import ServeOptions
@@ -61,7 +62,7 @@ class Server(HttpServer):
 
 def serve(options: ServeOptions) -> None:
     """Serve until SIGTERM or Ctrl-C."""
-    token = read_token(options.token_file) if options.token_file else None
+    token = read_server_token(options.token_file) if options.token_file else None
     if token is None and not is_loopback(options.host):
         raise ConfigError(
             f"host {options.host} can be reached from elsewhere, and then the server wants a token.",

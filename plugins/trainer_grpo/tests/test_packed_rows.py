@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from atropos_trainer_grpo.model import open_model, score
-from atropos_trainer_grpo.packing import microbatches, pack
+from atropos_trainer_grpo.packed_rows import microbatches, pack
 
 
 def reference(directory, sequences):

@@ -1,4 +1,5 @@
-"""Sequences -> one packed row of tokens for the model, and the padded view of it that attention needs.
+"""Sequences -> one packed row of tokens for the model, and the padded view of it that attention needs. Which sequences are in
+a batch is decided before, in core's `training/packing.py`.
 
 Linear layers see N tokens in a row, without padding. Sequences of a group that begin alike (the prompt) share the
 tokens of that beginning: they are computed once, and their gradients add up. For 128 completions of 25 tokens to 16

@@ -1,0 +1,125 @@
+"""`atropos audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atropos_core.cli.options import SetOption, Uses, configure
+
+if TYPE_CHECKING:
+    from atropos_core.health.record_checks import Fault
+    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.audit import Audit
+    from atropos_core.storage.run_records import RunRecords
+
+USES = Uses("atropos audit", ("trainer", "watch"))
+SHOWN = 20  # faults on the terminal
+
+
+def add(app: typer.Typer) -> None:
+    app.command("audit")(audit)
+
+
+def audit(
+    run: Annotated[
+        Path, typer.Argument(help="A run directory, of a run that goes on or has ended.", show_default=False)
+    ],
+    step: Annotated[
+        list[int] | None,
+        typer.Option(help="Only the rollouts of this step; may be repeated. \\[default: all recorded]"),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Nats by which a logprob may differ. \\[default: what the run allows between engine and trainer]",
+            min=0,
+        ),
+    ] = None,
+    changes: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Everything that was found goes to this file, one JSON object a line.")
+    ] = None,
+) -> None:
+    """Check what a run recorded of its rollouts: masks, versions, texts and rewards against each other, and logprobs against
+    those that the trainer computes with the saved weights. Ends with 1 where something cannot be.
+
+    [bold]Examples[/]
+
+      atropos audit runs/gsm8k-20260131-120000
+
+      atropos audit runs/gsm8k-20260131-120000 --step 40 --set "trainer.devices=['cpu']"
+    """
+    import asyncio
+    import json
+    from dataclasses import asdict
+
+    from atropos_core import console
+    from atropos_core.launch.audit import plan_of
+    from atropos_core.rollouts.evaluation import written
+    from atropos_core.storage.run_records import RunRecords
+
+    records = RunRecords(run)
+    loaded, resolved, plugins = configure(run / "config.toml", changes=changes, uses=USES)
+    found = asyncio.run(_audit(records, plan_of(loaded.config, resolved, plugins), step or [], tolerance))
+    _show(found)
+    if out is not None:
+        written(out, "".join(json.dumps(asdict(fault)) + "\n" for fault in found.faults))
+    if found.faults:
+        console.say(f"{len(found.faults) + found.unlisted:,} things in these records cannot be.")
+        raise typer.Exit(1)
+    console.say("what could be checked is as it should be.")
+
+
+async def _audit(records: RunRecords, plan: Plan, steps: list[int], tolerance: float | None) -> Audit:
+    import asyncio
+
+    from atropos_core import console
+    from atropos_core.errors import Interrupted
+    from atropos_core.launch.audit import audit
+    from atropos_core.launch.signals import own_process, requests_to_end
+    from atropos_core.storage.tempdirs import owned_directory
+
+    task: Any = asyncio.current_task()
+    with requests_to_end(lambda: task.cancel()), owned_directory("audit") as scratch, own_process():
+        try:
+            return await audit(records, plan, steps, scratch, tolerance, console.say)
+        except asyncio.CancelledError:
+            raise Interrupted("stopped: an audit that is not whole says nothing") from None
+
+
+def _show(found: Audit) -> None:
+    from atropos_core import console
+
+    if found.faults:
+        console.table(("step", "task", "sequence", "position", "found"), map(_row, found.faults[:SHOWN]))
+    if (more := len(found.faults) + found.unlisted - SHOWN) > 0:
+        console.say(f"and {more:,} more; --out FILE has {'them all' if not found.unlisted else 'the first of them'}")
+    for note in found.notes:
+        console.say(note)
+    console.facts(
+        [
+            ("steps", f"{len(found.steps)} looked at, from {found.steps[0]} to {found.steps[-1]}"),
+            ("logprobs", f"{found.compared:,} compared with those of versions {_listed(found.versions)}")
+            if found.versions
+            else ("logprobs", "none could be compared"),
+        ]
+    )
+    if found.versions:
+        console.facts(
+            [
+                ("largest", f"difference {found.largest:.3g} nats"),
+                ("tolerance", f"{found.tolerance:g} nats: {found.why_tolerance}"),
+            ]
+        )
+
+
+def _row(fault: Fault) -> tuple[Any, ...]:
+    empty = ("" if value is None else value for value in (fault.sequence, fault.position))
+    return (fault.step, fault.task, *empty, fault.says)
+
+
+def _listed(versions: list[int]) -> str:
+    return ", ".join(map(str, versions))

@@ -1,0 +1,59 @@
+"""A command that is called as a function: it blocks until its end, also where an event loop runs already, as in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+from threading import Thread
+from typing import TypeVar
+
+from atropos_core.cli.exhausted import named
+from atropos_core.launch.signals import FROM_OUTSIDE, EndRequests
+
+T = TypeVar("T")
+
+
+def blocking(work: Callable[[], T]) -> T:
+    """What `work` returns. It may run an event loop of its own: where one runs here, it has a thread, and Ctrl-C, which
+    arrives here, is passed on to it as a request to end."""
+    if not _in_a_loop():
+        return _with_named_errors(work)
+    requests, result = EndRequests(), Future[T]()
+    context = copy_context()
+    context.run(FROM_OUTSIDE.set, requests)
+
+    def run() -> None:
+        try:
+            result.set_result(context.run(_with_named_errors, work))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+            result.set_exception(error)
+
+    thread = Thread(target=run, name="atropos")
+    thread.start()
+    while True:
+        try:
+            thread.join()
+            return result.result()
+        except KeyboardInterrupt:
+            if result.done():
+                raise
+            requests.request()
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _with_named_errors(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except (OSError, MemoryError) as raised:
+        if (found := named(raised)) is None:
+            raise
+        raise found from raised

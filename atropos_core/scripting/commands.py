@@ -1,0 +1,274 @@
+"""`atropos run` and the others as functions: each takes what the command takes, does what it does, and returns what it
+found. Keywords are the command's flags; `set` is its --set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from atropos_core.cli.options import configure
+from atropos_core.errors import ConfigError, Interrupted
+from atropos_core.launch.assemble import Plan
+from atropos_core.scripting.arguments import Arguments
+from atropos_core.scripting.blocking import blocking
+from atropos_core.scripting.results import (
+    CheckResult,
+    EvaluationResult,
+    InstalledComponent,
+    InstalledPlugins,
+    RunResult,
+)
+
+Component = Any  # its name, its place, a class, an instance, a function; or {"use": one of these, and its options}
+Components = Any  # one, a list of them, or a mapping from the names that the run is to have for them
+Settings = Mapping[
+    str, Any
+]  # of a run file, by dotted path or nested: {"training.steps": 50}, {"training": {"steps": 50}}
+
+
+def run(
+    run_file: str | Path | None = None,
+    *,
+    environment: Components = None,
+    model: str | Path | None = None,
+    bridge: Component = None,
+    engine: Component = None,
+    trainer: Component = None,
+    reward: Components = None,
+    curriculum: Component = None,
+    transform: Components = None,
+    teacher: Components = None,
+    sink: Components = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    deterministic: bool = False,
+    set: Settings | None = None,
+    directory: str | Path | None = None,
+) -> RunResult:
+    """Train a policy, and return when it has ended: `atropos run`. Ctrl-C pauses it, and the result says so; a second one
+    ends it at once. Raises AtroposError."""
+    from atropos_core.cli.run import warn_of_broken
+    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.supervisor import make_directory, new_directory
+
+    arguments = Arguments(set)
+    flags: dict[str, Any] = {
+        "env": arguments.several("environment", environment),
+        "reward": arguments.several("reward", reward),
+        "bridge": arguments.one("bridge", bridge),
+        "engine": arguments.one("engine", engine),
+        "trainer": arguments.one("trainer", trainer),
+        "model": _text(model),
+    }
+    _add_further(arguments, curriculum, transform, teacher, sink)
+
+    def work() -> RunResult:
+        loaded, resolved, plugins = configure(
+            _path(run_file), **flags, steps=steps, seed=seed, deterministic=deterministic, changes=arguments.changes
+        )
+        plan = make_plan(loaded.config, resolved, plugins)
+        warn_of_broken(plugins)
+        own = _path(directory)
+        return _executed(plan, make_directory(own) if own else new_directory("-".join(loaded.config.environment)))
+
+    with arguments.given():
+        return blocking(work)
+
+
+def resume(
+    run: str | Path | RunResult,
+    *,
+    environment: Components = None,
+    reward: Components = None,
+    bridge: Component = None,
+    engine: Component = None,
+    trainer: Component = None,
+    curriculum: Component = None,
+    transform: Components = None,
+    teacher: Components = None,
+    sink: Components = None,
+    steps: int | None = None,
+    set: Settings | None = None,
+) -> RunResult:
+    """Go on with a run from its last whole checkpoint: `atropos resume`. What the run was given as objects is given again,
+    by the same keywords; everything else is in the run directory. Raises AtroposError."""
+    from atropos_core.cli.resume import take_up
+
+    directory = _directory(run)
+    arguments = Arguments(set)
+    for kind, components in (("environment", environment), ("reward", reward)):
+        arguments.add(kind, components)
+    for kind, component in (("bridge", bridge), ("engine", engine), ("trainer", trainer)):
+        _add_one(arguments, kind, component)
+    _add_further(arguments, curriculum, transform, teacher, sink)
+
+    def work() -> RunResult:
+        going_on = take_up(directory, steps=steps, changes=arguments.changes)
+        return _executed(going_on.plan, directory, resume=True) if going_on.left else RunResult(directory, "finished")
+
+    with arguments.given():
+        return blocking(work)
+
+
+def evaluate(
+    run: str | Path | RunResult | None = None,
+    *,
+    step: int | None = None,
+    environment: Components = None,
+    model: str | Path | None = None,
+    engine: Component = None,
+    problems: int | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    set: Settings | None = None,
+    out: str | Path | None = None,
+) -> EvaluationResult:
+    """Evaluate a model, or a checkpoint of a run, on held-out problems: `atropos eval`. Raises AtroposError."""
+    from atropos_core.cli.evaluate import evaluated
+
+    arguments = Arguments(set)
+    env, of = arguments.several("environment", environment), arguments.one("engine", engine)
+
+    def work() -> EvaluationResult:
+        made = evaluated(
+            None if run is None else _directory(run), step=step, env=env, model=_text(model), engine=of, problems=problems,
+            samples=samples, temperature=temperature, seed=seed, changes=arguments.changes, out=_path(out),
+        )  # fmt: skip
+        found = made.evaluation
+        return EvaluationResult(found.metrics, found.shares, found.seconds, found.tokens, made.figures, made.replies)
+
+    with arguments.given():
+        return blocking(work)
+
+
+def process(
+    out: str | Path,
+    run_file: str | Path | None = None,
+    *,
+    environment: Components = None,
+    model: str | Path | None = None,
+    engine: Component = None,
+    reward: Components = None,
+    groups: int = 16,
+    group_size: int | None = None,
+    test: bool = False,
+    old_schema: bool = False,
+    seed: int | None = None,
+    set: Settings | None = None,
+) -> Path:
+    """Run tasks without training, and keep the scored groups, one a line of the new file `out`, which is returned: `atropos
+    process`. Raises AtroposError; ConfigError where no installed plugin has that command."""
+    from atropos_core.cli import make_app
+
+    arguments = Arguments(set)
+    env, rewards = arguments.several("environment", environment), arguments.several("reward", reward)
+    of = arguments.one("engine", engine)
+    callback = next((one.callback for one in make_app().registered_commands if one.name == "process"), None)
+    if callback is None:
+        raise ConfigError(
+            "no plugin that loads here has the command `atropos process`.",
+            remedy="`atropos --help` lists the commands that there are; plugins bring them.",
+        )
+    call, path = callback, Path(out)
+
+    def work() -> Path:
+        call(
+            path, file=_path(run_file), env=env, model=_text(model), engine=of, reward=rewards, groups=groups,
+            group_size=group_size, test=test, old_schema=old_schema, seed=seed, changes=arguments.changes,
+        )  # fmt: skip
+        return path
+
+    with arguments.given():
+        return blocking(work)
+
+
+def check(
+    component: Component,
+    *,
+    kind: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    skip: Sequence[str] = (),
+) -> CheckResult:
+    """Put a component through the contract of its kind: `atropos check`. Raises AtroposError for what is no component."""
+    from atropos_core import testing
+    from atropos_core.cli.check import kind_named
+    from atropos_core.plugins.manager import load_plugins
+    from atropos_core.plugins.references import kind_of
+
+    if kind is None:
+        named = isinstance(component, str)
+        kind = (
+            kind_named(component, load_plugins().registry, testing.KINDS, " to check") if named else kind_of(component)
+        )
+    if kind is None:
+        raise ConfigError(
+            f"{component!r} does not say of which kind it is.", remedy='Say it: kind="reward", for example.'
+        )
+    found = kind
+    return CheckResult(found, blocking(lambda: testing.check(found, component, options, skip=skip)))
+
+
+def doctor(run: str | Path | RunResult | None = None) -> CheckResult:
+    """Look at this machine, or at a run, going on or ended: `atropos doctor`."""
+    if run is None:
+        from atropos_core.launch.machine_checks import examine
+
+        return CheckResult("machine", blocking(examine))
+    from atropos_core.health.diagnose import diagnose
+
+    directory = _directory(run)
+    return CheckResult("run", blocking(lambda: diagnose(directory)))
+
+
+def installed() -> InstalledPlugins:
+    """What is installed: `atropos plugins`. (`atropos_core.plugins` is a package.)"""
+    from atropos_core.plugins.manager import load_plugins
+
+    loaded = load_plugins()
+    versions = {report.distribution: report.version for report in loaded.reports}
+    components = [
+        InstalledComponent(
+            offer.kind, offer.provider.name, offer.provider.summary, offer.distribution, versions[offer.distribution]
+        )
+        for offer in loaded.registry.offers()
+    ]
+    return InstalledPlugins(components, {report.name: report.error for report in loaded.broken() if report.error})
+
+
+def _executed(plan: Plan, directory: Path, *, resume: bool = False) -> RunResult:
+    from atropos_core.launch.supervisor import execute
+
+    directory = directory.absolute()  # which the result names, wherever a notebook goes from here
+    try:
+        return RunResult(directory, "finished", execute(plan, directory, resume=resume))
+    except Interrupted as error:
+        console.say(f"{error}. Go on with: atropos_core.resume({str(directory)!r})")
+        return RunResult(directory, "paused")
+
+
+def _add_further(
+    arguments: Arguments, curriculum: Component, transform: Components, teacher: Components, sink: Components
+) -> None:
+    _add_one(arguments, "curriculum", curriculum)
+    for kind, components in (("transform", transform), ("teacher", teacher), ("sink", sink)):
+        arguments.add(kind, components)
+
+
+def _add_one(arguments: Arguments, kind: str, component: Component) -> None:
+    if (name := arguments.one(kind, component)) is not None:
+        arguments.changes.append(f'{kind}.use="{name}"')
+
+
+def _directory(run: str | Path | RunResult) -> Path:
+    return run.directory if isinstance(run, RunResult) else Path(run)
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _text(path: str | Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,132 @@
+"""What calls from Python return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.errors import FitError
+from atropos_core.interfaces import Finding
+from atropos_core.launch.supervisor import Summary
+from atropos_core.rollouts.evaluation import Share
+from atropos_core.storage.run_records import RunRecords
+from atropos_core.types import Metrics
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run that has ended, or was paused."""
+
+    directory: Path
+    exit_reason: Literal["finished", "paused"]  # "paused": by Ctrl-C, with everything saved; resume() goes on
+    summary: Summary | None = field(default=None, repr=False)  # of a run that has finished
+
+    @cached_property
+    def metrics(self) -> Mapping[str, NDArray[np.float64]]:
+        """[n] each, by the names of metrics.jsonl, and "step": one value for each step that was recorded, from the evaluation
+        before training (step 0) on; NaN where a step has none. Empty where the run has no sink `jsonl`."""
+        table = RunRecords(self.directory).metrics()
+        return {"step": table.steps.astype(np.float64), **table.columns} if len(table.steps) else {}
+
+    @property
+    def steps(self) -> int:
+        """That were trained."""
+        if self.summary is not None:
+            return self.summary.steps
+        return int(self.metrics["step"][-1]) if self.metrics else 0
+
+    @property
+    def before(self) -> Metrics:
+        """The evaluation before the first step, by names as "eval/accuracy"; empty where there was none."""
+        return dict(self.summary.before) if self.summary is not None else self._evaluated(0)
+
+    @property
+    def after(self) -> Metrics:
+        """The last evaluation."""
+        return dict(self.summary.after) if self.summary is not None else self._evaluated(-1)
+
+    @property
+    def policy(self) -> Path:
+        """The model directory of the last checkpoint: what `model=` takes."""
+        return self.directory / "checkpoints" / f"step-{self.steps:06d}" / "policy"
+
+    def frame(self) -> pandas.DataFrame:
+        """The metrics, one row a step. Raises FitError where pandas is not installed."""
+        frame = _pandas().DataFrame(dict(self.metrics))
+        return frame.astype({"step": int}).set_index("step") if len(frame) else frame
+
+    def _evaluated(self, at: int) -> Metrics:
+        evaluations = {name: values for name, values in self.metrics.items() if name.startswith("eval/")}
+        if not evaluations:
+            return {}
+        evaluated = np.flatnonzero(np.isfinite(np.stack(list(evaluations.values()))).any(axis=0))
+        if not len(evaluated):
+            return {}
+        row = evaluated[at]
+        return {name: float(values[row]) for name, values in evaluations.items() if np.isfinite(values[row])}
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """An evaluation on held-out problems."""
+
+    metrics: Metrics  # "eval/accuracy", "eval/pass@4", ...
+    intervals: Mapping[str, Share]  # those that are accuracies, with their 95 % interval
+    seconds: float
+    tokens: int
+    figures: Path | None  # the files that hold it, where there are some
+    replies: Path | None
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a contract found of a component."""
+
+    kind: str
+    findings: Sequence[Finding]
+
+    @property
+    def broken(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.ok is False]
+
+    @property
+    def ok(self) -> bool:
+        return not self.broken
+
+
+@dataclass(frozen=True)
+class InstalledComponent:
+    kind: str
+    name: str
+    summary: str
+    distribution: str
+    version: str
+
+
+@dataclass(frozen=True)
+class InstalledPlugins:
+    components: Sequence[InstalledComponent]
+    broken: Mapping[str, Exception]  # plugins that do not load
+
+    def names(self, kind: str) -> list[str]:
+        return [component.name for component in self.components if component.kind == kind]
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise FitError(
+            "frame() gives a frame of pandas, which is not installed.",
+            remedy="pip install pandas; result.metrics has the same as arrays of numpy.",
+        ) from error
+    return pandas

@@ -1,0 +1,410 @@
+"""What a run directory holds, for whoever reads it: a viewer, the doctor, an audit. Also of a run that goes on, and of runs
+whose records have less in them (docs/records.md).
+
+Everything is read when it is requested, and again at the next call: whoever follows a run looks again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.errors import DataError, RunDirectoryError
+from atropos_core.storage.token_file import SequenceTokens, TokenFile
+from atropos_core.types import Message
+
+T = TypeVar("T")
+
+METRICS, HEALTH, ROLLOUTS = "metrics.jsonl", "health.jsonl", "rollouts"
+
+
+@dataclass(frozen=True)
+class MetricTable:
+    """Metrics by step, as columns."""
+
+    steps: NDArray[np.int64]  # [n] rising
+    columns: Mapping[str, NDArray[np.float64]]  # [n] each: NaN where the step has none, or one that is not finite
+    broken: int  # lines that are not whole
+
+
+@dataclass(frozen=True)
+class HealthChange:
+    """A health check changed its state; or, under the name "run", an error ended the run."""
+
+    step: int
+    check: str
+    state: str  # "ok", "suspect", "ill"
+    since: int
+    says: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One line of a step's texts. What older runs did not record is None, or empty."""
+
+    line: int  # from 0
+    step: int
+    draw: int
+    task: str
+    environment: str
+    split: str | None
+    task_index: int | None  # of the task in its split
+    member: int | None  # of its group
+    outcome: str | None  # of its group: "trained", "flat", "stale", "dropped", "failed"; None: not recorded
+    dropped_by: str  # the transform or rule that kept it from being trained; empty where it was
+    reward: float | None  # None of a rollout that failed
+    scored_reward: float | None  # before a transform changed it
+    advantage: float | None
+    score: float | None  # the environment's own
+    parts: Mapping[str, float]
+    metrics: Mapping[str, float]
+    correct: bool | None
+    finish: str | None
+    sampled_tokens: int
+    versions: tuple[int, ...]  # policy versions that sampled it
+    sequences: tuple[int, ...]  # in the file of tokens; several where an agent branched, or history was rewritten
+    messages: tuple[Message, ...]  # with tool_calls, where there are some
+    failed: str  # why it failed; empty where it did not
+    failed_in: str  # "rollout", "reward"
+
+
+@dataclass(frozen=True)
+class EvaluatedSample:
+    correct: bool | None
+    reward: float | None
+    metrics: Mapping[str, float]
+    finish: str | None
+    sampled_tokens: int
+    messages: tuple[Message, ...]
+    failed: str
+    failed_in: str
+
+
+@dataclass(frozen=True)
+class EvaluatedProblem:
+    """One held-out problem of an evaluation."""
+
+    task: str
+    environment: str
+    correct: int  # of its samples
+    total: int
+    samples: tuple[EvaluatedSample, ...]
+
+
+@dataclass(frozen=True)
+class ReplySpan:
+    """Where a message of the policy stands among the tokens."""
+
+    message: int  # in EpisodeRecord.messages
+    sequence: int
+    start: int
+    end: int
+
+
+class RecordedStep:
+    """One recorded step. Raises DataError, when it is read, for what is damaged."""
+
+    def __init__(self, records: RunRecords, step: int) -> None:
+        self.step = step
+        self.path = records.rollouts_path(step)
+        self.tokens_path = self.path.with_suffix(".safetensors")
+        self._records = records
+
+    @cached_property
+    def episodes(self) -> list[EpisodeRecord]:
+        """One a line, those that failed as well."""
+        return [_episode(self.path, self.step, line, row) for line, row in enumerate(_whole_rows(self.path))]
+
+    @cached_property
+    def tokens(self) -> TokenFile | None:
+        """None where the step has no file of tokens: `why_no_tokens` says why."""
+        try:
+            return TokenFile(self.tokens_path)
+        except DataError:
+            if self.tokens_path.exists():
+                raise
+            return None
+
+    @property
+    def why_no_tokens(self) -> str:
+        """Empty where there are tokens."""
+        if self.tokens_path.exists():
+            return ""
+        jsonl = self._records.config.get("sink", {}).get("jsonl", {})
+        if isinstance(jsonl, Mapping) and jsonl.get("tokens") is False:
+            return "the run does not record tokens: sink.jsonl.tokens is false"
+        if any(step < self.step for step in self._records.steps_with_tokens()):
+            return "its file of tokens was removed"
+        if self._records.steps_with_tokens():
+            return "its file of tokens was removed to make room: sink.jsonl.tokens_max_mb bounds them"
+        return "the run recorded no tokens: it is of an earlier version, or they were removed"
+
+    def sequences(self, episode: EpisodeRecord) -> list[SequenceTokens]:
+        """The token histories of an episode; none where there are no tokens."""
+        if self.tokens is None:
+            return []
+        try:
+            return [self.tokens.sequence(number) for number in episode.sequences]
+        except IndexError as error:
+            raise DataError(
+                f"{self.path}, line {episode.line + 1}: {error}.",
+                remedy="The two files are not of one run: copy both again.",
+            ) from error
+
+    def reply_spans(self, episode: EpisodeRecord) -> list[ReplySpan]:
+        """Which tokens each message of the policy is; none where that is not known: an agent whose calls are a tree, or no
+        tokens."""
+        spoken = [number for number, message in enumerate(episode.messages) if message.get("role") == "assistant"]
+        sequences = zip(episode.sequences, self.sequences(episode), strict=False)
+        replies = [(number, start, end) for number, one in sequences for start, end in one.replies]
+        if len(replies) != len(spoken):
+            return []
+        return [ReplySpan(message, *reply) for message, reply in zip(spoken, replies, strict=True)]
+
+
+class RunRecords:
+    """The records in a run directory. Raises RunDirectoryError where there is no run."""
+
+    def __init__(self, directory: Path) -> None:
+        if not (directory / "config.toml").is_file():
+            raise RunDirectoryError(
+                f"{directory} is not a run directory: it has no config.toml.", remedy="`ls -t runs` shows the newest."
+            )
+        self.directory = directory
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """config.toml. Raises RunDirectoryError where it cannot be read."""
+        path = self.directory / "config.toml"
+        try:
+            return tomllib.loads(path.read_text())
+        except (ValueError, OSError) as error:
+            raise RunDirectoryError(f"{path} cannot be read: {error}") from error
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether a process holds the run's lock."""
+        try:
+            with (self.directory / "lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """summary.json, which a run writes at its end; empty where there is none that can be read."""
+        try:
+            found = json.loads((self.directory / "summary.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def finished_steps(self) -> int:
+        """How many a run that has ended well has done; -1 where it has not."""
+        steps = self.summary.get("steps", -1)
+        return steps if isinstance(steps, int) else -1
+
+    def metric_rows(self) -> tuple[list[dict[str, float]], int]:
+        """Every step as metrics.jsonl has it; what was no finite number is NaN. And how many lines are broken."""
+        steps, broken = [], 0
+        for row in json_rows(self.directory / METRICS):
+            if isinstance(row.get("step"), int) and all(map(_is_number, row.values())):
+                steps.append({name: _number(value) for name, value in row.items()})
+            else:
+                broken += 1
+        return steps, broken
+
+    def metrics(self) -> MetricTable:
+        """The same as columns."""
+        rows, broken = self.metric_rows()
+        names = sorted({name for row in rows for name in row} - {"step"})
+        steps = np.array([row["step"] for row in rows], np.int64)
+        return MetricTable(
+            steps, {name: np.array([row.get(name, math.nan) for row in rows], np.float64) for name in names}, broken
+        )
+
+    def health(self) -> list[HealthChange]:
+        """The lines of health.jsonl; one that was cut off by a crash is passed over."""
+        return [
+            HealthChange(
+                row["step"], row["check"], row["state"], row["since"], row.get("says") or "", row.get("do") or ""
+            )
+            for row in health_rows(self.directory)
+        ]
+
+    def steps(self) -> list[int]:
+        """Those whose rollouts are recorded, rising."""
+        return _numbered(self.directory / ROLLOUTS, "step-", ".jsonl")
+
+    def steps_with_tokens(self) -> list[int]:
+        return _numbered(self.directory / ROLLOUTS, "step-", ".safetensors")
+
+    def step(self, step: int) -> RecordedStep:
+        """Raises DataError where it is not recorded."""
+        if not self.rollouts_path(step).is_file():
+            there = self.steps()
+            which = f"{len(there)} are, from {there[0]} to {there[-1]}" if there else "no step is"
+            raise DataError(f"{self.directory} has no rollouts of step {step}: {which}.")
+        return RecordedStep(self, step)
+
+    def evaluation_steps(self) -> list[int]:
+        """Those after which held-out problems were evaluated; 0 is before the first step."""
+        return _numbered(self.directory / ROLLOUTS, "eval-", ".jsonl")
+
+    def evaluation(self, step: int) -> list[EvaluatedProblem]:
+        """Raises DataError for a file that is damaged or not there."""
+        path = self.directory / ROLLOUTS / f"eval-{step:06d}.jsonl"
+        return [_problem(path, line, row) for line, row in enumerate(_whole_rows(path))]
+
+    def rollouts_path(self, step: int) -> Path:
+        return self.directory / ROLLOUTS / f"step-{step:06d}.jsonl"
+
+
+def json_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; an empty one for each line that is none. Nothing where there is no file."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        yield row if isinstance(row, dict) else {}
+
+
+def health_rows(directory: Path) -> list[dict[str, Any]]:
+    """The whole lines of health.jsonl."""
+    return [row for row in json_rows(directory / HEALTH) if {"step", "check", "state", "since"} <= row.keys()]
+
+
+def _whole_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Raises DataError for a file that cannot be read, or a line that is no JSON object."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    for number, line in enumerate(lines[:-1] if not lines[-1] else lines):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"a {type(row).__name__}, not an object")
+        except (ValueError, RecursionError) as error:
+            raise _damaged(path, number, str(error)) from error
+        yield row
+
+
+def _episode(path: Path, step: int, line: int, row: Mapping[str, Any]) -> EpisodeRecord:
+    try:
+        return EpisodeRecord(
+            line=line,
+            step=step,
+            draw=int(row["draw"]),
+            task=str(row["task"]),
+            environment=str(row["environment"]),
+            split=_of_type(str, row, "split"),
+            task_index=_of_type(int, row, "task_index"),
+            member=_of_type(int, row, "member"),
+            outcome=_of_type(str, row, "outcome"),
+            dropped_by=str(row.get("dropped_by") or ""),
+            reward=_optional(row.get("reward")),
+            scored_reward=_optional(row.get("scored_reward", row.get("reward"))),
+            advantage=_optional(row.get("advantage")),
+            score=_optional(row.get("score")),
+            parts=_numbers(row.get("parts")),
+            metrics=_numbers(row.get("metrics")),
+            correct=_of_type(bool, row, "correct"),
+            finish=_of_type(str, row, "finish"),
+            sampled_tokens=int(row.get("tokens", 0)),
+            versions=tuple(map(int, row.get("versions", ()))),
+            sequences=tuple(map(int, row.get("sequences", ()))),
+            messages=_messages(row),
+            failed=str(row.get("failed", "")),
+            failed_in=str(row.get("where", "")),
+        )
+    except (KeyError, ValueError, TypeError, ArithmeticError) as error:
+        raise _damaged(path, line, f"{type(error).__name__}: {error}") from error
+
+
+def _problem(path: Path, line: int, row: Mapping[str, Any]) -> EvaluatedProblem:
+    try:
+        samples = tuple(
+            EvaluatedSample(
+                correct=_of_type(bool, sample, "correct"),
+                reward=_optional(sample.get("reward")),
+                metrics=_numbers(sample.get("metrics")),
+                finish=_of_type(str, sample, "finish"),
+                sampled_tokens=int(sample.get("tokens", 0)),
+                messages=_messages(sample),
+                failed=str(sample.get("failed", "")),
+                failed_in=str(sample.get("where", "")),
+            )
+            for sample in row["samples"]
+        )
+        return EvaluatedProblem(
+            str(row["task"]), str(row["environment"]), int(row["correct"]), int(row["total"]), samples
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise _damaged(path, line, f"{type(error).__name__}: {error}") from error
+
+
+def _messages(row: Mapping[str, Any]) -> tuple[Message, ...]:
+    messages = row.get("messages", [])
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("its messages are no list of objects")
+    return tuple(messages)
+
+
+def _numbers(values: object) -> Mapping[str, float]:
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ValueError(f"a {type(values).__name__} where names and numbers should be")
+    return {str(name): _number(value) for name, value in values.items()}
+
+
+def _of_type(kind: type[T], row: Mapping[str, Any], name: str) -> T | None:
+    value = row.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) < 1e300) or value != value
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _numbered(folder: Path, prefix: str, suffix: str) -> list[int]:
+    names = (path.name.removeprefix(prefix).removesuffix(suffix) for path in folder.glob(f"{prefix}*{suffix}"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _damaged(path: Path, line: int, what: str) -> DataError:
+    return DataError(
+        f"{path} is damaged: line {line + 1}: {what:.300}.",
+        remedy="It is not what the run wrote: copy it again from where it is whole, or remove the line.",
+    )

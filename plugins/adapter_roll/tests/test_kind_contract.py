@@ -1,0 +1,7 @@
+"""The adapter keeps the contract of its kind."""
+
+from __future__ import annotations
+
+from atropos_core.testing import adapter_contract
+
+test_contract = adapter_contract("roll")

@@ -1,0 +1,243 @@
+"""Episodes that programs elsewhere take: whoever asks for one gets the oldest that is offered, and reports its end.
+
+A rollout begins once somebody is there to take it, so that waiting for a taker spends nothing of its deadline. Each taker that
+asks lets in one rollout; what that one offers goes to whoever has been asking for longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Any
+
+from atropos_agent_api.calls import CallRefused
+from atropos_core import console
+from atropos_core.errors import DeadlineExceeded, SandboxError
+from atropos_core.interfaces import Exit, Limit, Limits
+
+MOST_ENDED = 10_000  # episodes whose late reports are answered with why they ended
+SAY_AFTER_S = 60.0  # without anybody who takes an episode
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a taker says of an episode's end."""
+
+    exit_code: int = 0
+    output: bytes = b""
+    errors: bytes = b""
+    files: Mapping[PurePosixPath, bytes] = field(default_factory=dict)  # in its work directory
+
+    def limit(self, limits: Limits) -> Limit | None:
+        """What it goes beyond; as much of it is kept as there may be."""
+        if len(self.output) + len(self.errors) > limits.output_bytes:
+            return "output"
+        return "disk" if sum(map(len, self.files.values())) > limits.disk_bytes else None
+
+
+@dataclass(eq=False)
+class Offer:
+    """One episode. `episode` is what its taker gets, as JSON; addresses in it begin with `url`."""
+
+    id: str
+    episode: Mapping[str, Any]
+    url: str
+    limits: Limits
+    taken_at: float | None = None
+    ended: asyncio.Future[Exit] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    report: Report | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def end(self, *, code: int | None = None, limit: Limit | None = None, stopped: bool = False) -> None:
+        """May be called twice."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.ended.done():
+            now = asyncio.get_running_loop().time()
+            seconds = 0.0 if self.taken_at is None else now - self.taken_at
+            self.ended.set_result(Exit(code, None, limit, stopped, None, seconds))
+
+
+@dataclass(eq=False)
+class _Taker:
+    """One request for an episode that is open."""
+
+    got: asyncio.Future[Offer | None]  # None: there will be none
+    has_let_in: bool = False
+
+
+class Offers:
+    """Used on one event loop. `patience_s`: for somebody to ask, while episodes wait."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.is_closed = False
+        self._patience_s = patience_s
+        self._offered: deque[Offer] = deque()
+        self._taken: dict[str, Offer] = {}
+        self._ended: dict[str, str] = {}  # id: why
+        self._takers: deque[_Taker] = deque()
+        self._rollouts: deque[asyncio.Future[None]] = deque()  # that wait to be let in
+        self._seen_at = 0.0  # when a taker was last there
+        self._said_at = 0.0
+
+    # -- takers
+
+    async def next(self, wait_s: float, gone: asyncio.Future[Any]) -> Offer | None:
+        """The next episode; None where there is none within `wait_s`, or the taker has `gone` meanwhile."""
+        taker = _Taker(asyncio.get_running_loop().create_future())
+        self._seen()
+        self._takers.append(taker)
+        self._match()
+        try:
+            await asyncio.wait({taker.got, gone}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._seen()
+            if not taker.got.done():
+                self._takers.remove(taker)
+                taker.got.cancel()
+        return None if taker.got.cancelled() else taker.got.result()
+
+    def give_back(self, offer: Offer) -> None:
+        """Its taker has gone, and nothing of it was sent: it is the next one's."""
+        if self._taken.pop(offer.id, None) is not None:
+            assert offer.timer is not None, "it was taken"
+            offer.timer.cancel()
+            offer.taken_at = offer.timer = None
+            self._offered.appendleft(offer)
+            self._match()
+
+    def taken(self, id: str) -> Offer:
+        """An episode that was taken and has not ended. Raises CallRefused."""
+        if (offer := self._taken.get(id)) is not None:
+            return offer
+        if id in self._ended:
+            raise CallRefused(f"this episode has ended: {self._ended[id]}.", status=409, code="episode_ended")
+        raise CallRefused("there is no such episode.", status=404, code="no_such_episode")
+
+    def reported(self, offer: Offer, report: Report) -> Limit | None:
+        """Its taker says that it has ended. Returns the limit that the report goes beyond."""
+        self._seen()
+        offer.report, limit = report, report.limit(offer.limits)
+        self._forget(offer, "its end was reported")
+        offer.end(code=report.exit_code, limit=limit)
+        return limit
+
+    # -- rollouts
+
+    def room(self, at_once: int) -> AbstractAsyncContextManager[object]:
+        """What a rollout holds while it runs: there are `at_once` of it, and each begins once a taker is there for it."""
+        return _Room(self, asyncio.Semaphore(at_once))
+
+    async def taker(self) -> None:
+        """Wait until somebody is there to take one more episode. Raises DeadlineExceeded."""
+        let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._seen_at = self._seen_at or asyncio.get_running_loop().time()
+        self._rollouts.append(let_in)
+        self._match()
+        try:
+            await self._patiently(let_in)
+        finally:
+            if not let_in.done():
+                self._rollouts.remove(let_in)
+
+    async def end_of(self, offer: Offer) -> Exit:
+        """Offer it, and wait for its end. Raises DeadlineExceeded where nobody takes it, SandboxError where there is to be no
+        further episode."""
+        if offer.taken_at is None and offer not in self._offered and not offer.ended.done():
+            self._offered.append(offer)
+            self._match()
+        await self._patiently(offer.ended)
+        if self.is_closed and offer.report is None:
+            raise SandboxError("the run has ended, and its episodes with it.")
+        return offer.ended.result()
+
+    def withdraw(self, offer: Offer) -> None:
+        """It is over, whatever its taker says. May be called twice."""
+        if offer in self._offered:
+            self._offered.remove(offer)
+        self._forget(offer, "its run has ended it")
+        offer.end(stopped=True)
+
+    def close(self) -> None:
+        """There is no further episode: takers that wait learn it now, others when they ask. May be called twice."""
+        self.is_closed = True
+        for taker in self._takers:
+            if not taker.got.done():
+                taker.got.set_result(None)
+        self._takers.clear()
+        for offer in [*self._offered, *self._taken.values()]:
+            self.withdraw(offer)
+
+    # -- inside
+
+    def _match(self) -> None:
+        while self._offered and self._takers:
+            self._take(self._offered.popleft(), self._takers.popleft())
+        for taker in self._takers:
+            if not taker.has_let_in and self._rollouts:
+                taker.has_let_in = True
+                self._rollouts.popleft().set_result(None)
+
+    def _take(self, offer: Offer, taker: _Taker) -> None:
+        loop = asyncio.get_running_loop()
+        offer.taken_at = loop.time()
+        offer.timer = loop.call_later(offer.limits.wall_time_s, self._late, offer)
+        self._taken[offer.id] = offer
+        taker.got.set_result(offer)
+
+    def _late(self, offer: Offer) -> None:
+        self._forget(offer, f"nobody reported its end within its wall time of {offer.limits.wall_time_s:g} s")
+        offer.end(limit="wall_time")
+
+    def _forget(self, offer: Offer, why: str) -> None:
+        if self._taken.pop(offer.id, None) is not None:
+            self._ended[offer.id] = why
+            while len(self._ended) > MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
+
+    def _seen(self) -> None:
+        self._seen_at = asyncio.get_running_loop().time()
+
+    async def _patiently(self, what: asyncio.Future[Any]) -> None:
+        """Until it is there, or nobody has asked for so long. Says aloud that nobody does."""
+        loop = asyncio.get_running_loop()
+        while not what.done():
+            if self._taken or self._takers:
+                self._seen()
+            quiet_s = loop.time() - self._seen_at
+            if quiet_s >= self._patience_s:
+                raise DeadlineExceeded(
+                    f"no program has asked for an episode for {self._patience_s:g} s.",
+                    remedy="Start one that does (docs/agents.md), or wait for longer: sandbox.patience_s.",
+                )
+            if quiet_s >= SAY_AFTER_S and loop.time() - self._said_at >= SAY_AFTER_S:
+                self._said_at = loop.time()
+                console.warn(f"episodes wait, and no program has asked for one for {quiet_s:.0f} s.")
+            await asyncio.wait({what}, timeout=min(SAY_AFTER_S, self._patience_s - quiet_s))
+
+
+class _Room(AbstractAsyncContextManager[object]):
+    """Used by any number of rollouts at once, as a semaphore is."""
+
+    def __init__(self, offers: Offers, slots: asyncio.Semaphore) -> None:
+        self._offers = offers
+        self._slots = slots
+
+    async def __aenter__(self) -> object:
+        await self._slots.acquire()
+        try:
+            await self._offers.taker()
+        except BaseException:
+            self._slots.release()
+            raise
+        return None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._slots.release()

@@ -1,0 +1,164 @@
+"""Episodes for programs that somebody starts themselves: `POST /episodes/next` takes one, `POST /episodes/<id>/end` reports its end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from hmac import compare_digest
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from atropos_agent_api.calls import CallRefused
+from atropos_agent_api.dialects.fields import Fields, shown
+from atropos_agent_api.dialects.values import a_text, an_integer, an_object, wrong
+from atropos_agent_api.sandboxes.offers import Offer, Offers, Report
+from atropos_agent_api.server.answering import JSON
+from atropos_agent_api.server.requests import key_of, only, value_of
+from atropos_core.http_server.answers import header, send_whole
+from atropos_core.http_server.connection import SCOPE_KEY, Connection
+
+EPISODES = "/episodes/"
+WAIT_S, MOST_WAIT_S = 20, 60
+MOST_FILES = 10_000
+DEEPEST = 64  # directories inside one another
+HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+NEXT = Fields(read={"wait_s": f"seconds to wait for an episode, at most {MOST_WAIT_S}; {WAIT_S} where it is left out"})
+END = Fields(
+    read={
+        "exit_code": "0 to 255: anything but 0 is a program that failed; 0 where it is left out",
+        "output": 'text, or any JSON value: with answer = "stdout" what the reward reads',
+        "errors": "text: what a program writes to its standard error",
+        "files": 'by path in the work directory that rewards see: text, or {"base64": "..."}',
+    }
+)
+
+
+class Episodes:
+    """Plain ASGI. `token`: of whoever may take episodes."""
+
+    def __init__(self, offers: Offers, token: bytes) -> None:
+        self._offers = offers
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises CallRefused before anything was sent."""
+        given = key_of(scope, "the file that the run names when it begins has it")
+        if not compare_digest(given.encode(), self._token):
+            raise CallRefused("the token is not this run's.", status=401, code="invalid_token")
+        what = scope["path"].removeprefix(EPISODES)
+        id, slash, action = what.partition("/")
+        if what == "next":
+            only(scope, "POST")
+            await self._next(scope, receive, send)
+        elif slash and action == "end":
+            only(scope, "POST")
+            await self._end(id, scope, receive, send)
+        else:
+            raise CallRefused(
+                f"there is no {scope['path'][:100]!r} here. There are {EPISODES}next and {EPISODES}<id>/end.",
+                status=404,
+                code="unknown_url",
+            )
+
+    async def _next(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = await value_of(scope, receive, may_be_empty=True)
+        NEXT.check(given)
+        wait_s = an_integer(given, "wait_s", 0, MOST_WAIT_S)
+        connection: Connection | None = scope.get(SCOPE_KEY)
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            offer = None
+            if not self._offers.is_closed:
+                offer = await self._offers.next(WAIT_S if wait_s is None else wait_s, gone)
+        finally:
+            gone.cancel()
+        if offer is not None and connection is not None and connection.has_hung_up():
+            self._offers.give_back(offer)
+        elif offer is not None:
+            await send_whole(send, 200, orjson.dumps(_at(offer, header(scope, b"host") or b"")), [JSON])
+        elif self._offers.is_closed:
+            raise CallRefused("the run has ended: there is no further episode.", status=410, code="run_ended")
+        else:
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _end(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        offer = self._offers.taken(id)
+        report = report_of(await value_of(scope, receive, may_be_empty=True))
+        self._offers.taken(id)  # it may have ended meanwhile
+        limit = self._offers.reported(offer, report)
+        await send_whole(send, 200, orjson.dumps({"id": id, "limit": limit}), [JSON])
+
+
+def report_of(given: Mapping[str, Any]) -> Report:
+    """Raises CallRefused for what is no report."""
+    END.check(given)
+    output, errors, files = given.get("output"), given.get("errors"), given.get("files")
+    return Report(
+        exit_code=an_integer(given, "exit_code", 0, 255) or 0,
+        output=b"" if output is None else _output(output),
+        errors=b"" if errors is None else a_text(errors, "errors").encode(),
+        files={} if files is None else _files(an_object(files, "files")),
+    )
+
+
+def _output(value: Any) -> bytes:
+    try:
+        return value.encode() if isinstance(value, str) else orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise wrong("output", f"a value that can be written down: {error}") from None
+
+
+def _files(given: Mapping[str, Any]) -> dict[PurePosixPath, bytes]:
+    if len(given) > MOST_FILES:
+        raise wrong("files", f"of at most {MOST_FILES:,} files")
+    found = {_path(name): _content(value, f"files.{name}") for name, value in given.items()}
+    if len(found) < len(given) or any(folder in found for path in found for folder in path.parents):
+        raise wrong("files", "of different paths, none of them a folder of another")
+    return found
+
+
+def _path(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    fits = len(path.parts) <= DEEPEST and all(len(part.encode()) <= 255 for part in path.parts)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or not fits or len(name) > 2048:
+        raise CallRefused(
+            f"the file {shown(name)} does not lie in the work directory: give a relative path.",
+            field="files",
+            code="invalid_path",
+        )
+    return path
+
+
+def _content(value: Any, where: str) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, dict) or value.keys() != {"base64"} or not isinstance(value["base64"], str):
+        raise wrong(shown(where), 'text, or {"base64": "..."}')
+    try:
+        return base64.b64decode(value["base64"], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise wrong(shown(where), f"base64: {error}") from None
+
+
+def _at(offer: Offer, host: bytes) -> dict[str, Any]:
+    """What its taker gets: addresses as the taker reached us, whatever stands between."""
+    episode = {"id": offer.id, **offer.episode}
+    if HOST.fullmatch(host):
+        there = urlsplit(offer.url)._replace(netloc=host.decode()).geturl()
+        named = offer.episode["environment"].items()
+        episode["environment"] = {name: text.replace(offer.url, there) for name, text in named}
+    return episode
+
+
+async def _gone(receive: Receive) -> None:
+    """Until the client goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

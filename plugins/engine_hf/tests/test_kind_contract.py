@@ -1,0 +1,7 @@
+"""The engine keeps the contract of its kind."""
+
+from __future__ import annotations
+
+from atropos_core.testing import engine_contract
+
+test_contract = engine_contract("hf")

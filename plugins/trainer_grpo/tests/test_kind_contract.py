@@ -1,0 +1,7 @@
+"""The trainer keeps the contract of its kind."""
+
+from __future__ import annotations
+
+from atropos_core.testing import trainer_contract
+
+test_contract = trainer_contract("grpo")

@@ -1,0 +1,1 @@
+"""`atropos view`: runs as a page."""

@@ -1,0 +1,67 @@
+"""`atropos view`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HTML_MB = 20.0
+
+
+def add(app: typer.Typer) -> None:
+    app.command("view")(view)
+
+
+def view(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Run directories, going on or ended; several are shown side by side. Without any: the newest in runs/.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of the page, on this machine alone. 0: any free one.")
+    ] = 0,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one file that opens anywhere without a server, and end.")
+    ] = None,
+    html_mb: Annotated[
+        float, typer.Option(min=0.5, help="That the file may take; older steps' rollouts are left out first.")
+    ] = HTML_MB,
+) -> None:
+    """Look at runs in a browser: curves with the health findings on them, rollouts token by token, evaluations before and
+    after, where the time went. Follows a run that goes on.
+
+    [bold]Examples[/]
+
+      atropos view runs/gsm8k-20260131-120000
+
+      atropos view runs/a runs/b --html comparison.html
+    """
+    from atropos_core import console
+    from atropos_core.errors import ConfigError
+    from atropos_viewer.library import Library, newest_run
+
+    if html is not None and port:
+        raise ConfigError("--port has no effect with --html: a file needs no server.", remedy="Leave one of them out.")
+    if html is None and html_mb != HTML_MB:
+        raise ConfigError("--html-mb has no effect without --html.", remedy="Add --html FILE, or leave it out.")
+    if not runs:
+        runs = [newest_run(Path("runs"))]
+        console.say(f"the newest run: {runs[0]}")
+    library = Library(runs)
+    if html is not None:
+        from atropos_viewer.single_file import write
+
+        left_out = write(library, html, int(html_mb * 1e6))
+        console.say(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
+        for text in left_out:
+            console.say(f"left out: {text}")
+        return
+    from atropos_viewer.server import serve
+
+    serve(library, port)

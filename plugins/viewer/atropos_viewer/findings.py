@@ -1,0 +1,37 @@
+"""What the run's health checks found, as spans of steps that a curve can be marked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from atropos_core.config.health_options import HealthSection
+from atropos_core.health.checks import checks
+from atropos_core.storage.run_records import HealthChange
+
+
+def findings(changes: Iterable[HealthChange]) -> list[dict[str, Any]]:
+    """One for each time that a check fell ill (`ill`), or looks wrong now (`suspect`), oldest first. `until` is None while
+    it lasts. A run that could not go on has one of the check `run`."""
+    found: list[dict[str, Any]] = []
+    going: dict[str, dict[str, Any]] = {}
+    for change in changes:
+        if change.state == "ok":
+            before = going.pop(change.check, None)
+            if before is not None:
+                before["until"] = max(change.since - 1, before["since"])
+                if before["state"] == "suspect":  # it came to nothing
+                    found.remove(before)
+            continue
+        if change.check not in going:
+            metrics = list(_metrics_of().get(change.check, ()))
+            going[change.check] = {"check": change.check, "since": change.since, "until": None, "metrics": metrics}
+            found.append(going[change.check])
+        going[change.check] |= {"state": change.state, "says": change.says, "do": change.remedy}
+    return found
+
+
+@cache
+def _metrics_of() -> dict[str, tuple[str, ...]]:
+    return {check.name: check.needs for check in checks(HealthSection())}

@@ -1,0 +1,88 @@
+"""metrics.jsonl as columns, read on as it grows."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from atropos_viewer.shown import number
+
+MARK = 256  # bytes before the place read up to, by which a file is known that was cut back
+
+
+class MetricsTable:
+    """`edition` is another one once the file was cut back, as a resume does: whoever has an older one has steps that are gone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        self.edition = time.time_ns()
+        self.steps: list[int] = []
+        self.columns: dict[str, list[float | None]] = {}
+        self.broken = 0  # lines
+        self._offset = 0
+        self._mark = b""
+
+    def refresh(self) -> None:
+        """Read what is new; the last line only once it is whole."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset - len(self._mark))
+                if file.read(len(self._mark)) != self._mark:
+                    self._begin()
+                    file.seek(0)
+                fresh = file.read()
+        except FileNotFoundError:
+            if self._offset:
+                self._begin()
+            return
+        fresh = fresh[: fresh.rfind(b"\n") + 1]
+        self._offset += len(fresh)
+        self._mark = (self._mark + fresh)[-MARK:]
+        for line in fresh.splitlines():
+            self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+        except ValueError:  # no JSON, or no UTF-8
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            self.broken += 1
+            return
+        for name, value in row.items():
+            if name == "step":
+                continue
+            column = self.columns.setdefault(name, [])
+            column += [None] * (len(self.steps) - len(column))
+            column.append(number(value))
+        self.steps.append(row["step"])
+
+    def since(self, step: int, edition: int) -> dict[str, Any]:
+        """Steps after `step` where the caller has this edition, else all: `columns[name][i]` is of `steps[i]`."""
+        known = 0
+        if edition == self.edition:
+            known = next((at for at, one in enumerate(self.steps) if one > step), len(self.steps))
+        count = len(self.steps)
+        columns = {name: [*values, *[None] * (count - len(values))][known:] for name, values in self.columns.items()}
+        return {"edition": str(self.edition), "from": known, "steps": self.steps[known:], "columns": columns}
+
+    def version_before(self, step: int) -> int | None:
+        """The policy version that the rollouts of a step should be of. None where it was not recorded."""
+        versions = self.columns.get("policy/version", [])
+        known = [int(one) for at, one in zip(self.steps, versions, strict=False) if one is not None and at < step]
+        return known[-1] if known else 0 if step == 1 else None
+
+    def notices(self) -> list[str]:
+        """What a reader must know of the file."""
+        if self.steps:
+            return (
+                [f"metrics.jsonl has {self.broken} lines that are not whole: they are left out."] if self.broken else []
+            )
+        if self.broken:
+            return [f"metrics.jsonl is damaged: none of its {self.broken} lines is a step."]
+        return ["metrics.jsonl has no step yet."]

@@ -1,0 +1,50 @@
+// One rollout: its figures, and its conversation with tool calls.
+
+import { el, show } from "./dom.js";
+
+export function rewardClass(correct, failed) {
+  return failed ? "bad" : correct === true ? "good" : correct === false ? "poor" : "";
+}
+
+export function factsOf(one, openGroup) {
+  const outcome = one.failed ? "failed" : one.correct === true ? "right" : one.correct === false ? "wrong" : null;
+  const rows = [
+    ["reward", show(one.reward)],
+    ...Object.entries(one.parts).filter(([, value]) => Object.keys(one.parts).length > 1 || value !== one.reward).map(([name, value]) => [`reward ${name}`, show(value)]),
+    ...Object.entries(one.metrics ?? {}).map(([name, value]) => [name, show(value)]),
+    ["advantage", show(one.advantage)],
+    ["outcome", outcome],
+    ["finish", one.finish],
+    ["tokens", show(one.count)],
+    ["versions", one.versions?.length ? one.versions.join(", ") : null],
+  ].filter(([, value]) => value !== null && value !== undefined && value !== "–");
+  return el("div", {},
+    el("dl", { class: "facts" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    one.left_out ? el("p", { class: "out" }, `Its group was left out of training: ${one.left_out}.`) : null,
+    one.draw !== null && one.draw !== undefined ? el("p", {}, el("button", { class: "link", onclick: () => openGroup(one.draw) }, "The whole group side by side")) : null);
+}
+
+export function conversation(messages) {
+  return el("ol", { class: "conversation", "aria-label": "conversation" }, messages.map((message) => el("li", { class: `turn ${roleClass(message.role)}` },
+    el("div", { class: "role" }, String(message.role ?? "?"), message.name ? ` ${message.name}` : "", message.tool_call_id ? el("span", { class: "soft" }, ` answers ${message.tool_call_id}`) : null),
+    message.reasoning_content ? el("div", { class: "said soft" }, String(message.reasoning_content)) : null,
+    contentOf(message.content),
+    (Array.isArray(message.tool_calls) ? message.tool_calls : []).map(toolCall))));
+}
+
+function contentOf(content) {
+  if (content === null || content === undefined || content === "") return null;
+  if (typeof content === "string") return el("div", { class: "said" }, content);
+  if (Array.isArray(content)) return content.map((part) => el("div", { class: "said" }, typeof part?.text === "string" ? part.text : JSON.stringify(part)));
+  return el("div", { class: "said" }, JSON.stringify(content));
+}
+
+function toolCall(call) {
+  const named = call?.function ?? call ?? {};
+  const given = typeof named.arguments === "string" ? named.arguments : JSON.stringify(named.arguments ?? {}, null, 1);
+  return el("div", { class: "call" }, el("span", { class: "role" }, "calls "), el("strong", {}, String(named.name ?? "?")), call?.id ? el("span", { class: "soft" }, ` ${call.id}`) : null, el("pre", {}, given));
+}
+
+function roleClass(role) {
+  return ["system", "user", "assistant", "tool"].includes(role) ? role : "other";
+}

@@ -1,0 +1,292 @@
+// The rollouts of one step: what stands out, a list to search and filter, by rollout or by group, and one of them in full.
+
+import { debounced, el, fill, show } from "./dom.js";
+import { insights, nameOf } from "./insights.js";
+import { List } from "./list.js";
+import { conversation, factsOf, rewardClass } from "./rollout.js";
+import { TokenView } from "./tokens.js";
+
+const OUTCOMES = { "": "any outcome", right: "right", wrong: "wrong", failed: "failed", cut: "cut off", out: "left out of training", masked: "masked tokens" };
+const ORDERS = { recorded: "as recorded", reward: "highest reward", low: "lowest reward", tokens: "longest", short: "shortest", advantage: "largest advantage" };
+
+export class Rollouts {
+  constructor(app) {
+    this.app = app;
+    this.run = 0;
+    this.groups = false;
+    this.pinned = null;
+    const again = debounced(() => this.filter());
+    const pick = (label, options) => el("select", { "aria-label": label, onchange: () => this.filter() }, Object.entries(options).map(([value, text]) => el("option", { value }, text)));
+    const bound = (label, placeholder) => el("input", { class: "bound", type: "text", inputmode: "decimal", "aria-label": label, placeholder, oninput: again });
+    this.runPick = el("select", { "aria-label": "run", onchange: () => this.app.go("rollouts", { run: this.runPick.value }) });
+    this.stepBox = el("input", { class: "step", type: "text", inputmode: "numeric", "aria-label": "step", onchange: () => this.goStep(Number(this.stepBox.value)) });
+    this.slider = el("input", { type: "range", min: 0, "aria-label": "recorded step", oninput: debounced(() => this.goStep(this.steps()[Number(this.slider.value)]), 80) });
+    this.of = el("span", { class: "count" });
+    this.previous = el("button", { "aria-label": "previous recorded step", onclick: () => this.move(-1) }, "‹");
+    this.next = el("button", { "aria-label": "next recorded step", onclick: () => this.move(1) }, "›");
+    this.text = el("input", { type: "search", placeholder: "Search texts and tasks", "aria-label": "Search texts and tasks", oninput: again });
+    this.environment = pick("environment", { "": "any environment" });
+    this.outcome = pick("outcome", OUTCOMES);
+    this.order = pick("order", ORDERS);
+    this.task = el("input", { type: "text", class: "task-filter", placeholder: "Task", "aria-label": "task", oninput: again });
+    [this.rewardFrom, this.rewardTo] = [bound("lowest reward", "reward ≥"), bound("highest reward", "reward ≤")];
+    [this.tokensFrom, this.tokensTo] = [bound("least tokens", "tokens ≥"), bound("most tokens", "tokens ≤")];
+    this.byGroup = el("button", { "aria-pressed": "false", onclick: () => { this.groups = !this.groups; this.byGroup.setAttribute("aria-pressed", String(this.groups)); this.filter(); } }, "By group");
+    this.count = el("span", { class: "count", role: "status" });
+    this.facts = el("ul", { class: "insights", "aria-label": "what stands out in this step" });
+    this.list = new List({
+      label: "rollouts", rowHeight: 52,
+      draw: (row, at) => (this.groups ? this.drawGroup(row, this.kept[at]) : this.drawRow(row, this.kept[at])),
+      open: (at) => this.app.go("rollouts", this.placeOf(at)),
+      moved: debounced((at) => this.glance(at), 90),
+    });
+    this.detail = el("div", { class: "detail", tabindex: -1, role: "region", "aria-label": "one rollout" });
+    this.panes = el("div", { class: "panes" }, this.list.element, this.detail);
+    this.element = el("section", { class: "rollouts", "aria-label": "rollouts" },
+      el("div", { class: "bar steps" }, this.runPick, el("span", { class: "label", "aria-hidden": "true" }, "step"), this.previous, this.stepBox, this.next, this.slider, this.of),
+      this.facts,
+      el("div", { class: "bar filters" }, this.text, this.task, this.environment, this.outcome, el("span", { class: "pair" }, this.rewardFrom, this.rewardTo), el("span", { class: "pair" }, this.tokensFrom, this.tokensTo), this.order, this.byGroup, this.count),
+      this.panes);
+    this.detail.addEventListener("keydown", (event) => { if (event.key === "Escape") this.back(); });
+  }
+
+  steps() {
+    return this.app.runs[this.run].rollouts;
+  }
+
+  async enter(values) {
+    const run = Number(values.run ?? this.run);
+    this.run = run in this.app.runs ? run : 0;
+    this.drawSteps();
+    const steps = this.steps();
+    if (!steps.length) {
+      this.empty("This run has recorded no rollouts yet.", "`rollouts_every` of [sink.jsonl] says of which steps they are recorded.");
+      return;
+    }
+    const wanted = values.step === undefined ? (this.shownRun === this.run && this.step) || steps.at(-1) : Number(values.step);
+    this.following = values.step === undefined || wanted === steps.at(-1);
+    try {
+      await this.read(this.run, wanted);
+      await this.openOne(values);
+    } catch (error) {
+      this.empty(error.message, error.remedy ?? "");
+    }
+  }
+
+  empty(message, remedy) {
+    this.table = undefined;
+    fill(this.facts);
+    this.kept = [];
+    this.list.set(0);
+    this.count.textContent = "";
+    fill(this.detail, el("p", { class: "empty", role: "alert" }, message, remedy ? [" ", remedy] : null));
+    this.panes.classList.add("opened");
+  }
+
+  async read(run, step) {
+    if (this.table && this.shownRun === run && this.step === step) return;
+    this.table = undefined;
+    this.shownRun = run;
+    this.step = step;
+    this.drawSteps();
+    this.panes.classList.remove("opened");
+    fill(this.detail, el("p", { class: "empty" }, "Choose a rollout: Enter or a click opens it."));
+    const table = await this.app.source.get(`runs/${run}/rollouts/${step}`);
+    if (this.shownRun !== run || this.step !== step) return;
+    this.table = table;
+    const chosen = this.environment.value;
+    fill(this.environment, el("option", { value: "" }, "any environment"), table.environment.names.map((name) => el("option", { value: name }, name)));
+    this.environment.value = table.environment.names.includes(chosen) ? chosen : "";
+    fill(this.facts, table.notices.map((text) => el("li", { class: "notice" }, text)), insights(table, this.app.runs[run].max_staleness).map((one) => el("li", { class: one.flag ? "flag" : "" },
+      el("span", { class: "name" }, one.name), " ", el("span", {}, one.text))));
+    await this.filter();
+  }
+
+  drawSteps() {
+    const steps = this.steps();
+    fill(this.runPick, this.app.runs.map((run, at) => el("option", { value: at }, run.name)));
+    this.runPick.value = String(this.run);
+    this.runPick.hidden = this.app.runs.length < 2;
+    const at = Math.max(0, steps.indexOf(this.step));
+    this.slider.max = String(Math.max(0, steps.length - 1));
+    this.slider.value = String(at);
+    this.slider.setAttribute("aria-valuetext", `step ${this.step ?? ""}`);
+    if (document.activeElement !== this.stepBox) this.stepBox.value = this.step === undefined ? "" : String(this.step);
+    this.of.textContent = steps.length ? `${at + 1} of ${steps.length} recorded` : "none recorded";
+    this.previous.disabled = at === 0;
+    this.next.disabled = at >= steps.length - 1;
+  }
+
+  // More steps are there; the one that is looked at stays, unless it was the newest and nothing in it is open.
+  update() {
+    if (!this.app.runs[this.run]) return;
+    const steps = this.steps();
+    this.drawSteps();
+    if (!this.table && this.step === undefined && steps.length) this.enter({});
+  }
+
+  goStep(step) {
+    if (Number.isFinite(step)) this.app.go("rollouts", { run: this.run, step });
+  }
+
+  move(by) {
+    const steps = this.steps();
+    const to = steps[steps.indexOf(this.step) + by];
+    if (to !== undefined) this.goStep(to);
+  }
+
+  back() {
+    if (!this.panes.classList.contains("opened")) return;
+    this.panes.classList.remove("opened");
+    this.app.go("rollouts", { run: this.run, step: this.step }, true);
+    this.list.box.focus();
+  }
+
+  async filter() {
+    const table = this.table;
+    if (!table) return;
+    const text = this.text.value.trim();
+    const asked = (this.asked = (this.asked ?? 0) + 1);
+    const found = text ? new Set(await this.app.source.search(this.run, this.step, text)) : null;
+    if (asked !== this.asked || table !== this.table) return;
+    const task = this.task.value.trim().toLowerCase();
+    const within = (value, from, to) => (from.value.trim() === "" || (value !== null && value >= Number(from.value))) && (to.value.trim() === "" || (value !== null && value <= Number(to.value)));
+    const rows = [];
+    for (let at = 0; at < table.count; at++) {
+      if (found && !found.has(at)) continue;
+      if (task && !nameOf(table.task, at).toLowerCase().includes(task)) continue;
+      if (this.environment.value && nameOf(table.environment, at) !== this.environment.value) continue;
+      if (!this.hasOutcome(at)) continue;
+      if (!within(table.reward[at], this.rewardFrom, this.rewardTo) || !within(table.tokens[at], this.tokensFrom, this.tokensTo)) continue;
+      rows.push(at);
+    }
+    const low = (value) => value ?? Infinity;
+    const high = (value) => value ?? -Infinity;
+    const by = {
+      reward: (a, b) => high(table.reward[b]) - high(table.reward[a]), low: (a, b) => low(table.reward[a]) - low(table.reward[b]),
+      tokens: (a, b) => high(table.tokens[b]) - high(table.tokens[a]), short: (a, b) => low(table.tokens[a]) - low(table.tokens[b]),
+      advantage: (a, b) => high(table.advantage[b]) - high(table.advantage[a]),
+    }[this.order.value];
+    if (by) rows.sort((a, b) => by(a, b) || a - b);
+    this.kept = this.groups ? this.gathered(rows) : rows;
+    this.count.textContent = this.groups ? `${show(this.kept.length)} groups` : `${show(rows.length)} of ${show(table.count)} rollouts`;
+    this.list.set(this.kept.length);
+  }
+
+  hasOutcome(at) {
+    const table = this.table;
+    switch (this.outcome.value) {
+      case "right": return table.correct[at] === true;
+      case "wrong": return table.correct[at] === false;
+      case "failed": return nameOf(table.failed, at) !== "";
+      case "cut": return nameOf(table.finish, at) === "length";
+      case "out": return nameOf(table.left_out, at) !== "";
+      case "masked": return Boolean(table.trained) && nameOf(table.left_out, at) === "" && table.trained[at] !== null && table.trained[at] < table.tokens[at];
+      default: return true;
+    }
+  }
+
+  gathered(rows) {
+    const groups = new Map();
+    for (const at of rows) {
+      const draw = this.table.draw[at];
+      if (!groups.has(draw)) groups.set(draw, []);
+      groups.get(draw).push(at);
+    }
+    return [...groups].map(([draw, members]) => ({ draw, members }));
+  }
+
+  drawRow(row, at) {
+    const table = this.table;
+    const failed = nameOf(table.failed, at);
+    const out = nameOf(table.left_out, at);
+    row.append(
+      el("span", { class: `reward ${rewardClass(table.correct[at], failed)}` }, failed ? "failed" : show(table.reward[at], 3)),
+      el("span", { class: "main" },
+        el("span", { class: "preview" }, failed || table.preview[at] || "(no text)"),
+        el("span", { class: "under" }, nameOf(table.task, at), table.environment.names.length > 1 ? ` · ${nameOf(table.environment, at)}` : "",
+          ` · ${show(table.tokens[at])} tokens`, table.turns[at] > 1 ? ` · ${table.turns[at]} turns` : "",
+          table.correct[at] === null ? "" : table.correct[at] ? " · right" : " · wrong",
+          nameOf(table.finish, at) === "length" ? " · cut off" : "",
+          table.advantage[at] === null ? "" : ` · advantage ${show(table.advantage[at], 3)}`,
+          !out && table.trained && table.trained[at] !== null && table.trained[at] < table.tokens[at] ? el("span", { class: "out" }, ` · ${show(table.tokens[at] - table.trained[at])} masked`) : "",
+          out ? el("span", { class: "out" }, " · left out") : "")));
+  }
+
+  drawGroup(row, { members }) {
+    const table = this.table;
+    const out = nameOf(table.left_out, members[0]);
+    const rewards = members.map((at) => table.reward[at]).filter((one) => one !== null);
+    const average = rewards.length ? rewards.reduce((sum, one) => sum + one, 0) / rewards.length : null;
+    row.append(
+      el("span", { class: "reward" }, show(average, 3)),
+      el("span", { class: "main" },
+        el("span", { class: "chips", role: "img", "aria-label": `rewards ${members.map((at) => show(table.reward[at], 3)).join(", ")}` },
+          members.slice(0, 48).map((at) => el("span", { class: `chip ${rewardClass(table.correct[at], nameOf(table.failed, at))}` }, nameOf(table.failed, at) ? "×" : show(table.reward[at], 2)))),
+        el("span", { class: "under" }, nameOf(table.task, members[0]), ` · ${members.length} rollouts`, out ? el("span", { class: "out" }, ` · left out: ${out}`) : " · trained")));
+  }
+
+  placeOf(at) {
+    return { run: this.run, step: this.step, [this.groups ? "group" : "row"]: this.groups ? this.kept[at].draw : this.kept[at] };
+  }
+
+  // Arrows in the list take an open rollout along, and stay in the list.
+  async glance(at) {
+    if (!this.panes.classList.contains("opened") || this.kept[at] === undefined || document.activeElement !== this.list.box) return;
+    this.app.go("rollouts", this.placeOf(at), true);
+    await this.openOne(this.placeOf(at), false);
+  }
+
+  async openOne(values, focus = true) {
+    const wanted = (this.wanted = {}); // what comes late, of a place that was left, is not shown
+    if (!this.table) return;
+    if (values.row !== undefined) {
+      const at = Number(values.row);
+      const one = await this.app.source.get(`runs/${this.run}/rollouts/${this.step}/${at}`);
+      if (wanted !== this.wanted) return;
+      const place = this.groups ? this.kept.findIndex((group) => group.members.includes(at)) : this.kept.indexOf(at);
+      if (place >= 0) this.list.choose(place, false);
+      this.drawDetail(one, focus);
+    } else if (values.group !== undefined) {
+      const draw = this.table.draw[0] === null ? null : Number(values.group);
+      const members = [...Array(this.table.count).keys()].filter((at) => this.table.draw[at] === draw);
+      const all = await Promise.all(members.map((at) => this.app.source.get(`runs/${this.run}/rollouts/${this.step}/${at}`)));
+      if (wanted !== this.wanted) return;
+      const place = this.groups ? this.kept.findIndex((group) => group.draw === draw) : -1;
+      if (place >= 0) this.list.choose(place, false);
+      this.drawMembers({ run: this.run, step: this.step, draw, all }, focus);
+    }
+  }
+
+  open(focus, ...content) {
+    this.panes.classList.add("opened");
+    fill(this.detail, el("button", { class: "back", onclick: () => this.back() }, "‹ List"), content);
+    this.detail.scrollTop = 0;
+    if (focus) this.detail.focus({ preventScroll: true });
+  }
+
+  drawDetail(one, focus) {
+    this.detail.setAttribute("aria-label", `rollout ${one.at} of step ${this.step}`);
+    this.open(focus,
+      el("h2", {}, one.task, el("span", { class: "soft" }, ` ${one.environment}, step ${this.step}, rollout ${one.at}`)),
+      factsOf(one, (draw) => this.app.go("rollouts", { run: this.run, step: this.step, group: draw })),
+      one.notices.map((text) => el("p", { class: "notice" }, text)),
+      one.failed ? el("p", { class: "problem" }, one.where ? `${one.where}: ` : "", one.failed) : null,
+      one.sequences.length ? new TokenView(one).element : null,
+      conversation(one.messages));
+  }
+
+  // The members of a group side by side; a group that was pinned stays above.
+  drawMembers(group, focus = true) {
+    const columns = (one) => el("section", { class: "group", "aria-label": `group of task ${one.all[0].task}` },
+      el("h2", {}, one.all[0].task, el("span", { class: "soft" }, ` step ${one.step}, ${one.all.length} rollouts, ${one.all[0].left_out ? `left out: ${one.all[0].left_out}` : "trained"}`),
+        el("button", { class: "pin", "aria-pressed": String(this.pinned === one), onclick: () => { this.pinned = this.pinned === one ? null : one; this.drawMembers(group); } }, this.pinned === one ? "Unpin" : "Pin to compare")),
+      el("div", { class: "members", tabindex: 0, role: "region", "aria-label": "rollouts side by side" }, one.all.map((member) => el("article", {},
+        el("h3", {}, el("span", { class: `reward ${rewardClass(member.correct, member.failed)}` }, member.failed ? "failed" : show(member.reward, 3)),
+          el("button", { class: "link", onclick: () => this.app.go("rollouts", { run: one.run, step: one.step, row: member.at }) }, `rollout ${member.at}`)),
+        member.failed ? el("p", { class: "problem" }, member.failed) : conversation(member.messages.filter((message) => message.role !== "system").slice(1))))));
+    const opening = group.all[0].messages.filter((message) => message.role === "user").slice(0, 1);
+    this.detail.setAttribute("aria-label", `group of task ${group.all[0].task}`);
+    this.open(focus, this.pinned && this.pinned !== group ? columns(this.pinned) : null, columns(group), conversation(opening));
+  }
+}

@@ -1,0 +1,151 @@
+"""Serves the page on this machine's loopback, to whoever has the token of this start, and to no page of another site.
+
+The token stands in the address after `#`, which a browser sends to nobody: the page's script reads it there and gives it with
+each call. So nothing is readable for another site, whatever name it gives this address (DNS rebinding), and for no other
+user of the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import signal
+from importlib.resources import files
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atropos_core import console
+from atropos_core.errors import AccessRefused, AtroposError
+from atropos_core.http_server.answers import header, refuse_as_json
+from atropos_core.http_server.gate import Gate
+from atropos_core.http_server.server import serve_in_loop
+from atropos_viewer.library import Library
+
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")  # under which a browser may call: any port, since a tunnel has one of its own
+HEAD_S, CONNECTIONS, GRACE_S, KEEP_ALIVE_S = 20.0, 64, 2, 75
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+]
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+PAGE = files("atropos_viewer") / "page"
+
+
+def serve(library: Library, port: int) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises ConfigError where nothing can listen at the port."""
+    library.get("runs", {})  # reads the metrics: the page need not wait for it
+    asyncio.run(_serve(library, port))
+
+
+async def _serve(library: Library, port: int) -> None:
+    token = secrets.token_urlsafe(24)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    gate = Gate(HEAD_S, CONNECTIONS)
+    running = await serve_in_loop(
+        application(library, token), gate, HOST, port, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S
+    )
+    try:
+        names = ", ".join(str(run.directory) for run in library.runs)
+        console.say(f"{names}: open this address in a browser of this machine; Ctrl-C ends it.")
+        console.say(f"{running.url}/#token={token}")
+        await stop.wait()
+    finally:
+        await running.close()
+
+
+def application(library: Library, token: str) -> ASGIApp:
+    """ASGI: the page's files for everybody who calls this machine by its name, records for whoever has the token."""
+
+    def records(request: Request) -> Response:  # in a thread: it reads files
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            refused = AccessRefused(
+                "this page wants the token of its address.",
+                remedy="Open the whole address that `atropos view` printed; each start has another token.",
+            )
+            return _json(401, _said(refused))
+        try:
+            return _json(200, library.get(request.path_params["address"], request.query_params))
+        except AtroposError as error:
+            return _json(404, _said(error))
+
+    def page(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in assets:
+            return _json(404, {"message": "there is no such file.", "remedy": ""})
+        return Response(assets[name], media_type=KINDS[name[name.rindex(".") :]])
+
+    assets = page_files()
+    routes = [Route("/", page), Route("/page/{name:path}", page), Route("/records/{address:path}", records)]
+    return _Guard(Starlette(routes=routes))
+
+
+def page_files() -> dict[str, bytes]:
+    """Every file of the page, by its path."""
+    found = {one.name: one.read_bytes() for one in PAGE.iterdir() if one.is_file() and _served(one.name)}
+    vendored = {f"vendored/{one.name}": one.read_bytes() for one in (PAGE / "vendored").iterdir() if _served(one.name)}
+    return found | vendored
+
+
+def _served(name: str) -> bool:
+    return name.endswith(tuple(KINDS))
+
+
+class _Guard:
+    """ASGI middleware: calls by a name of this machine alone, and headers that bind the browser on every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # there are no websockets here
+
+        async def bound(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS]
+            await send(message)
+
+        host = (header(scope, b"host") or b"").decode("latin-1")
+        if _name(host) not in NAMES:
+            error = AccessRefused(
+                f"this page is for this machine, and was called {host[:100]!r}.", remedy=f"Use http://{HOST}:PORT."
+            )
+            await refuse_as_json(scope, bound, 403, error)
+            return
+        await self._app(scope, receive, bound)
+
+
+def _name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _json(status: int, value: object) -> Response:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
+
+
+def _said(error: AtroposError) -> dict[str, str]:
+    return {"message": Exception.__str__(error), "remedy": error.remedy or ""}

@@ -1,0 +1,55 @@
+"""Values as a page shows them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DIGITS = 7  # of a float32, and of what a page shows of a float64
+
+
+def number(value: object) -> float | None:
+    """None where it is no finite number, else with the digits that a page shows."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.{DIGITS}g}")
+
+
+def numbers(column: NDArray[Any] | None) -> list[float | None] | None:
+    """None where there is no column, or no finite number in it."""
+    if column is None or not np.isfinite(column).any():
+        return None
+    return [number(value) for value in column.tolist()]
+
+
+def coded(values: Iterable[str]) -> dict[str, Any]:
+    """Each text once, and which of them each row has."""
+    names: dict[str, int] = {}
+    return {"at": [names.setdefault(value, len(names)) for value in values], "names": list(names)}
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """What a message says, whatever form its content has."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else json.dumps(content, ensure_ascii=False, default=str)
+
+
+def tool_calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Id and name of each call in a message, in OpenAI's form or flat."""
+    calls = message.get("tool_calls")
+    found = []
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict):
+            function = call.get("function")
+            named = function if isinstance(function, dict) else call
+            found.append((str(call.get("id", "")), str(named.get("name", "tool"))))
+    return found

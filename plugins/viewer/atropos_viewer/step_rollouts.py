@@ -1,0 +1,112 @@
+"""The rollouts of one step: listed, searched, and one by one with their tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from atropos_core.errors import DataError
+from atropos_core.storage.run_records import EpisodeRecord, RecordedStep
+from atropos_core.storage.token_file import SequenceTokens
+from atropos_core.types import UNKNOWN_VERSION
+from atropos_viewer.rollout_table import table, why_left_out
+from atropos_viewer.shown import number, numbers, text_of
+from atropos_viewer.token_texts import TokenTexts
+
+
+class StepRollouts:
+    """`texts` gives the run's tokenizer, once it is needed. A damaged file of tokens leaves the texts readable."""
+
+    def __init__(self, recorded: RecordedStep, texts: Callable[[], TokenTexts], policy_version: int | None) -> None:
+        self._recorded, self._token_texts, self._policy_version = recorded, texts, policy_version
+        self._episodes = recorded.episodes
+        try:
+            self._tokens, self._why_no_tokens = recorded.tokens, recorded.why_no_tokens
+        except DataError as error:
+            self._tokens, self._why_no_tokens = None, str(error)
+
+    def table(self) -> dict[str, Any]:
+        return table(self._episodes, self._tokens) | {
+            "policy_version": self._policy_version,  # that the step began with
+            "notices": self._notices(),
+        }
+
+    def search(self, text: str) -> list[int]:
+        """The rows whose messages, task or failure have this text, in whatever case."""
+        wanted = text.casefold()
+        return [at for at, said in enumerate(self._searched) if wanted in said]
+
+    def one(self, at: int) -> dict[str, Any]:
+        """Raises DataError where there is no such row."""
+        if not 0 <= at < len(self._episodes):
+            raise DataError(f"step {self._recorded.step} has no rollout {at}: it has {len(self._episodes)}.")
+        one = self._episodes[at]
+        sequences = self._recorded.sequences(one) if self._tokens is not None else []
+        texts = self._token_texts() if sequences else None
+        return {
+            "at": at,
+            "task": one.task,
+            "environment": one.environment,
+            "draw": one.draw,
+            "reward": number(one.reward),
+            "advantage": number(one.advantage),
+            "correct": one.correct,
+            "finish": one.finish,
+            "count": one.sampled_tokens,
+            "parts": {name: number(value) for name, value in one.parts.items()},
+            "metrics": {name: number(value) for name, value in one.metrics.items()},
+            "versions": list(one.versions),
+            "failed": one.failed,
+            "where": one.failed_in,
+            "left_out": self._why[at],
+            "messages": list(one.messages),
+            "sequences": [_sequence(sequence, texts) for sequence in sequences] if texts is not None else [],
+            "policy_version": self._policy_version,
+            "notices": self._notices() + ([texts.why_none] if texts is not None and texts.why_none else []),
+        }
+
+    def _notices(self) -> list[str]:
+        if not self._why_no_tokens:
+            return []
+        return [f"No values of tokens are shown: {self._why_no_tokens.rstrip('.')}."]
+
+    @cached_property
+    def _why(self) -> list[str]:
+        return why_left_out(self._episodes)
+
+    @cached_property
+    def _searched(self) -> list[str]:
+        return [_all_text(one).casefold() for one in self._episodes]
+
+
+def _sequence(one: SequenceTokens, texts: TokenTexts) -> dict[str, Any]:
+    """A branch: columns over its tokens."""
+    difference = None if one.trainer_logprobs is None else one.trainer_logprobs - one.logprobs
+    versions = [None if version == UNKNOWN_VERSION else version for version in one.versions.tolist()]
+    ids = one.ids.tolist()
+    return {
+        "pieces": texts.of(ids),
+        "ids": ids,
+        "sampled": one.sampled.astype(np.int8).tolist(),
+        "trained": one.trained.astype(np.int8).tolist(),
+        "advantage": numbers(one.advantages),
+        "logprob": numbers(one.logprobs),
+        "difference": numbers(difference),
+        "entropy": numbers(one.entropy),
+        "version": versions if any(version is not None for version in versions) else None,
+        "teacher": numbers(one.teacher_logprobs),
+        "temperature": number(one.temperature),
+    }
+
+
+def _all_text(one: EpisodeRecord) -> str:
+    said = [one.task, one.failed]
+    for message in one.messages:
+        said.append(text_of(message))
+        if message.get("tool_calls"):
+            said.append(json.dumps(message["tool_calls"], ensure_ascii=False, default=str))
+    return "\n".join(said)

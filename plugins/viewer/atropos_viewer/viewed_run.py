@@ -1,0 +1,81 @@
+"""One run as the page sees it, read while it may go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from atropos_core.errors import RunDirectoryError
+from atropos_core.storage.run_records import METRICS, RunRecords
+from atropos_viewer.evaluation_table import evaluation_table
+from atropos_viewer.findings import findings
+from atropos_viewer.metrics_table import MetricsTable
+from atropos_viewer.step_rollouts import StepRollouts
+from atropos_viewer.token_texts import TokenTexts
+
+KEPT_STEPS = 3  # whose rollouts stay in memory
+
+
+class ViewedRun:
+    def __init__(self, directory: Path) -> None:
+        """Raises RunDirectoryError where there is no run."""
+        if not directory.is_dir():
+            raise RunDirectoryError(f"there is no run {directory}.", remedy="`ls -t runs` shows the newest.")
+        self._records = RunRecords(directory)
+        self.directory = directory
+        self._config = self._records.config
+        self._metrics = MetricsTable(directory / METRICS)
+        self._rollouts: dict[tuple[int, int], StepRollouts] = {}
+
+    def overview(self) -> dict[str, Any]:
+        self._metrics.refresh()
+        times = self._records.summary.get("times")
+        return {
+            "name": self.directory.resolve().name,
+            "directory": str(self.directory),
+            "living": self._records.is_going_on,
+            "step": self._metrics.steps[-1] if self._metrics.steps else None,
+            "steps": self._training.get("steps"),
+            "max_staleness": self._training.get("max_staleness", 0),
+            "model": str(self._config.get("model", "")),
+            "rollouts": self._records.steps(),
+            "evaluations": self._records.evaluation_steps(),
+            "times": [row for row in times if isinstance(row, dict)] if isinstance(times, list) else [],
+            "config": self._config_text,
+            "notices": self._metrics.notices(),
+        }
+
+    def metrics_since(self, step: int, edition: int) -> dict[str, Any]:
+        self._metrics.refresh()
+        return self._metrics.since(step, edition) | {"findings": findings(self._records.health())}
+
+    def rollouts(self, step: int) -> StepRollouts:
+        """Raises DataError."""
+        recorded = self._records.step(step)
+        key = (step, recorded.path.stat().st_mtime_ns)  # a resumed run writes it again
+        if key not in self._rollouts:
+            self._metrics.refresh()
+            version = self._metrics.version_before(step)
+            self._rollouts[key] = StepRollouts(recorded, lambda: self._token_texts, version)
+            while len(self._rollouts) > KEPT_STEPS:
+                del self._rollouts[next(iter(self._rollouts))]
+        return self._rollouts[key]
+
+    def evaluation(self, step: int) -> dict[str, Any]:
+        """Raises DataError."""
+        return evaluation_table(self._records.evaluation(step))
+
+    @cached_property
+    def _config_text(self) -> str:
+        return (self.directory / "config.toml").read_text()
+
+    @cached_property
+    def _token_texts(self) -> TokenTexts:
+        return TokenTexts(self.directory, self._config)
+
+    @property
+    def _training(self) -> Mapping[str, Any]:
+        section = self._config.get("training", {})
+        return section if isinstance(section, dict) else {}

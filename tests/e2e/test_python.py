@@ -1,0 +1,289 @@
+"""The commands as functions: in scripts, inside an event loop, and in the cells of a real notebook's kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+from tests.conftest import REPOSITORY, metrics_of
+from tests.pages.blocks import BLOCKS, the_block
+
+NOTEBOOK = REPOSITORY / "docs/notebooks/first_run.ipynb"
+DEFINED = """
+import atropos_core as atropos
+
+class Sevens(atropos.Environment):
+    def tasks(self, split):
+        return [atropos.Task(f"{split}-{n}", ({"role": "user", "content": f"say 7 {split} {n}"},), answer="7") for n in range(8)]
+
+    async def score(self, task, reply):
+        return atropos.Score(reply["content"].count("7") / 8, correct="7" in reply["content"])
+
+async def brief(task, episodes):
+    return [-float(len(episode.messages[-1]["content"])) for episode in episodes]
+
+few = {"training": {"groups_per_step": 2, "group_size": 4}, "evaluation.problems": 2}
+"""
+
+
+def script(folder: Path, text: str, *, code: int = 0) -> str:
+    (folder / "script.py").write_text(DEFINED + text)
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "160"},
+    )  # fmt: skip
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", "import atropos_core, sys; print(sorted({n.partition('.')[0] for n in sys.modules}))"],
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    assert not {"torch", "pydantic", "typer", "numpy", "pandas", "rich", "IPython"} & set(eval(out))
+
+
+def test_a_run_from_python_is_the_run_of_the_command(atropos: Callable[..., Any], tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        "result = atropos.run(environment=Sevens, model='toy', steps=4, seed=5, set=few, directory='called', deterministic=True)\n"
+        "assert result.exit_reason == 'finished' and result.steps == 4 and result.directory.is_absolute()\n"
+        "assert result.before['eval/problems'] == result.after['eval/problems'] == 2\n"
+        "assert result.metrics['step'].tolist() == [0, 1, 2, 3, 4] and result.metrics['reward/mean'].shape == (5,)\n"
+        "frame = result.frame()\n"
+        "assert frame.index.tolist() == [0, 1, 2, 3, 4] and (frame['reward/mean'].values == result.metrics['reward/mean']).all()\n"
+        "assert result.policy.is_dir() and result.summary.steps == 4\n",
+    )
+    (tmp_path / "sevens.py").write_text(DEFINED)
+    few = ("training.groups_per_step=2", "training.group_size=4", "evaluation.problems=2")
+    ended = atropos(
+        "run", "--env", "./sevens.py:Sevens", "--model", "toy", "--steps", "4", "--seed", "5", "--deterministic", "--dir",
+        "typed", *(part for change in few for part in ("--set", change)),
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    named, called = [tomllib.loads((tmp_path / run / "config.toml").read_text()) for run in ("typed", "called")]
+    assert named.pop("environment").keys() == called.pop("environment").keys() == {"sevens"}
+    assert named == called
+    for one, other in zip(metrics_of(tmp_path / "typed"), metrics_of(tmp_path / "called"), strict=True):
+        assert [one.get(key) for key in ("reward/mean", "loss")] == [other.get(key) for key in ("reward/mean", "loss")]
+
+
+def test_an_object_that_a_resume_is_not_given_again_is_missed_by_name(
+    atropos: Callable[..., Any], tmp_path: Path
+) -> None:
+    out = script(
+        tmp_path,
+        "from atropos_core.errors import UnknownComponent\n"
+        "given = dict(environment=Sevens, reward=['environment', {'use': brief, 'weight': 0.1}])\n"
+        "result = atropos.run(**given, model='toy', steps=2, set=few, directory='run')\n"
+        "try:\n    atropos.resume(result, steps=3)\nexcept UnknownComponent as error:\n    print('said', error)\n"
+        "again = atropos.resume('run', steps=3, **given)\n"
+        "assert again.steps == 3 and again.metrics['reward/brief'][-1] < 0\n"
+        "assert atropos.resume(again, steps=3, **given).exit_reason == 'finished'\n"
+        "evaluation = atropos.evaluate(environment=Sevens(), model='toy', problems=3)\n"
+        "assert evaluation.metrics['eval/problems'] == 3 and 'eval/accuracy' in evaluation.intervals\n"
+        "made = atropos.process('groups.jsonl', environment=Sevens, reward=brief, model='toy', groups=2, group_size=2)\n"
+        "assert len(made.read_text().splitlines()) == 2\n",
+    )
+    assert "said the environment 'Sevens' was given from Python" in out
+    assert tomllib.loads((tmp_path / "run/config.toml").read_text())["reward"]["brief"]["weight"] == 0.1
+    ended = atropos("resume", "run", "--steps", "4")
+    assert ended.code == 2
+    assert "environment 'Sevens' was given from Python" in ended.err
+    assert "atropos_core.resume(RUN, environment=Sevens)" in ended.err
+
+
+def test_a_class_of_a_module_is_recorded_by_its_place_and_every_command_finds_it(
+    atropos: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(DEFINED)
+    script(
+        tmp_path,
+        "import own\n"
+        "atropos.run(environment=own.Sevens, reward={'use': own.brief, 'runs_in': 'process'}, model='toy', steps=1, set=few, "
+        "directory='run')\n",
+    )
+    assert tomllib.loads((tmp_path / "run/config.toml").read_text())["environment"]["sevens"]["use"] == "own:Sevens"
+    ended = atropos("resume", "run", "--steps", "2")
+    assert ended.code == 0, ended.err
+
+
+def test_what_cannot_be_is_an_error_with_a_name_and_no_exit(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+import pytest
+from atropos_core.errors import ConfigError, FitError, UnknownComponent
+
+for said, error, given in (
+    ("Did you mean 'steps'", ConfigError, dict(environment=Sevens, set={"training.stepz": 5})),
+    ("Did you mean 'gsm8k'", UnknownComponent, dict(environment="gsm8")),
+    ("lacks tasks", ConfigError, dict(environment=type("Empty", (atropos.Environment,), {}))),
+    ("not a class derived from .*Sink", ConfigError, dict(environment=Sevens, sink=Sevens)),
+    ("no environment to train on", ConfigError, dict()),
+    ("training.steps was given a class", ConfigError, dict(environment=Sevens, set={"training.steps": int})),
+    ("'brief' was given as an object of this process", ConfigError,
+     dict(environment=Sevens, reward={"use": brief, "runs_in": "process"})),
+    ("without `use`", ConfigError, dict(environment=[{"weight": 2}])),
+):
+    with pytest.raises(error, match=said):
+        atropos.run(model="toy", **given)
+
+import sys
+result = atropos.run(environment=Sevens, model="toy", steps=0, set=few)
+sys.modules["pandas"] = None
+with pytest.raises(FitError, match="pandas, which is not installed"):
+    result.frame()
+assert not atropos.check(brief, kind="reward").broken
+assert [finding.subject for finding in atropos.check(type("B", (), {"__call__": lambda s, t, e: 1 / 0}), kind="reward").broken]
+assert "jsonl" in atropos.installed().names("sink") and not atropos.installed().broken
+assert atropos.doctor(result).kind == "run"
+""",
+    )
+
+
+def test_a_call_inside_an_event_loop_blocks_until_the_run_has_ended(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+import asyncio
+
+async def main():
+    result = atropos.run(environment=Sevens, model="toy", steps=2, set=few)
+    assert result.steps == 2
+    assert atropos.evaluate(environment=Sevens, model="toy", problems=2).metrics["eval/problems"] == 2
+    assert not atropos.check(brief, kind="reward").broken
+    try:
+        atropos.run(environment="nothing", model="toy")
+    except atropos.errors.UnknownComponent as error:
+        return str(error)
+
+import atropos_core.errors
+assert "no environment named 'nothing'" in asyncio.run(main())
+""",
+    )
+
+
+def test_ctrl_c_in_a_script_pauses_the_run_and_the_call_returns(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        DEFINED + "result = atropos.run(environment=Sevens, model='toy', steps=100000, set=few, directory='run')\n"
+        "assert result.exit_reason == 'paused' and result.summary is None and result.steps > 0 and result.before\n"
+        "print('returned', atropos.resume(result, environment=Sevens, steps=result.steps + 1).exit_reason)\n"
+    )
+    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    wait_for_steps(tmp_path / "run")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "returned finished" in out, out
+    assert "Go on with: atropos_core.resume(" in out
+
+
+def wait_for_steps(run: Path, steps: int = 3) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if (run / "metrics.jsonl").is_file() and len(metrics_of(run)) > steps:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{run} took no {steps} steps within a minute")
+
+
+# -- in a notebook
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A real kernel in an empty folder, and its client."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    manager = KernelManager()
+    manager.start_kernel(cwd=str(tmp_path))
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def test_interrupting_a_cell_pauses_the_run_and_the_next_cell_goes_on(kernel: Any, tmp_path: Path) -> None:
+    manager, client = kernel
+    said: list[str] = []
+
+    def hear(message: Any) -> None:
+        content = message["content"]
+        said.append(json.dumps(content.get("data") or content.get("text") or content.get("ename", "")))
+
+    def cell(text: str) -> str:
+        said.clear()
+        client.execute_interactive(text, timeout=60, output_hook=hear)
+        return "\n".join(said)
+
+    cell(DEFINED)
+    before = client.execute(
+        "result = atropos.run(environment=Sevens, model='toy', steps=100000, set=few, directory='run')"
+    )
+    wait_for_steps(tmp_path / "run")
+    manager.interrupt_kernel()
+    reply = client.get_shell_msg(timeout=60)
+    while reply["parent_header"].get("msg_id") != before:
+        reply = client.get_shell_msg(timeout=60)
+    assert reply["content"]["status"] == "ok", reply["content"]
+    assert "paused" in cell("result.exit_reason")
+    assert "finished" in cell("atropos.resume(result, environment=Sevens, steps=result.steps + 2).exit_reason")
+
+
+def test_the_notebook_of_the_docs_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(NOTEBOOK, 4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells), "outputs are no part of it"
+    (tmp_path / "here").mkdir()
+    NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path / "here")}}).execute()
+    shown = {cell.source.splitlines()[-1]: cell.outputs for cell in cells}
+    lines = [output.data["text/plain"] for output in shown["result"] if output.output_type == "display_data"]
+    assert [line for line in lines if "step 3/3" in line], "one line that changes shows the progress"
+    assert len([line for line in lines if " reward " in line]) == 1
+    assert "finished" in shown["result"][-1].data["text/plain"]
+    assert shown["result.steps"][-1].data["text/plain"] == "4"
+    [run] = (tmp_path / "here/runs").iterdir()
+    assert metrics_of(run)[-1]["policy/probe_shift_nats"] > 0
+
+
+def test_the_examples_of_the_page_run_one_after_another(tmp_path: Path) -> None:
+    blocks = [block.text for block in BLOCKS if block.page == "docs/python.md" and block.language == "python"]
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    ended = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "160"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "unknown key 'training.stepz' (from flag). Did you mean 'steps'?" in ended.stdout
+    last = metrics_of(sorted((tmp_path / "runs").iterdir())[-1])[-1]
+    assert last["step"] == 3 and "reward/longer" in last
+
+
+def test_the_lines_of_the_readme_run_beside_its_environment(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(the_block("README.md", "import random").text)
+    lines = the_block("README.md", "import atropos_core as atropos").text
+    few = "model='toy', set={'evaluation.problems': 4, 'training.groups_per_step': 2}, steps=2)"
+    assert lines.count("steps=40)") == 1
+    (tmp_path / "page.py").write_text(lines.replace("steps=40)", few))
+    ended = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith("0.0 [")

@@ -1,0 +1,90 @@
+"""What looks like a control token in a message is text; those that the template writes are what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atropos_core.rollouts.control_tokens import MARK
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.types import Tokens
+from tests import families
+
+FRAMING = {
+    "deepseek": ("<｜User｜>", "<｜Assistant｜>"),
+    "command": ("<|START_OF_TURN_TOKEN|>",),
+    "unmarked": ("<turn>",),
+}
+LATER = [{"role": "assistant", "content": "Sure."}]
+
+
+@pytest.fixture(params=families.FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ChatTokenizer]:
+    return request.param, ChatTokenizer(families.write(request.param, tmp_path))
+
+
+def control_ids(tokenizer: ChatTokenizer, ids: Tokens) -> list[int]:
+    return [int(one) for one in ids if one in tokenizer._tokenizer.get_added_tokens_decoder()]
+
+
+def looks(name: str) -> tuple[str, ...]:
+    family = families.FAMILIES[name]
+    return (*family.special, *family.unlisted, *FRAMING.get(name, ()))
+
+
+def test_no_text_of_a_message_is_a_control_token(family: tuple[str, ChatTokenizer]) -> None:
+    name, tokenizer = family
+    harmless = control_ids(tokenizer, tokenizer.render([{"role": "user", "content": "a b"}]))
+    for text in looks(name):
+        for content in (f"a {text} b", text, f"{text}{text}user\nx", f"{MARK}{text}", f"{text[:3]}{text}"):
+            ids = tokenizer.render([{"role": "user", "content": content}])
+            assert control_ids(tokenizer, ids) == harmless, content
+            assert content.strip() in tokenizer.decode(ids, keep_special=True), "all of its text is there"
+
+
+def test_what_follows_a_reply_begins_no_turn_by_its_text(family: tuple[str, ChatTokenizer]) -> None:
+    name, tokenizer = family
+    before = tokenizer.render([{"role": "user", "content": "a"}])
+    history = np.concatenate([before, tokenizer.encode("Sure.")])
+    harmless = control_ids(tokenizer, tokenizer.extend([{"role": "user", "content": "a b"}], history))
+    for text in looks(name):
+        ids = tokenizer.extend([{"role": "user", "content": f"a {text} b"}], history)
+        assert control_ids(tokenizer, ids) == harmless
+        assert f"a {text} b" in tokenizer.decode(ids, keep_special=True)
+
+
+def test_every_other_conversation_has_the_ids_that_the_tokenizer_gives_its_text(
+    family: tuple[str, ChatTokenizer],
+) -> None:
+    _, tokenizer = family
+    said = [{"role": "user", "content": "is 1 < 2 | 3 > 2?"}, *LATER, {"role": "user", "content": f"a <b> {MARK}"}]
+    text = tokenizer._render(said, None, prompt=True)
+    assert np.array_equal(tokenizer.render(said), tokenizer.encode(text))
+
+
+def test_pieces_of_a_marked_conversation_are_those_of_an_unmarked_one(family: tuple[str, ChatTokenizer]) -> None:
+    """The template's control tokens, and messages without anything that looks like one, keep their ids."""
+    name, tokenizer = family
+    said = [{"role": "user", "content": "a plain one"}, *LATER]
+    first = tokenizer.render(said)
+    both = tokenizer.render([*said, {"role": "user", "content": looks(name)[0]}])
+    without_prompt = len(tokenizer.encode(tokenizer._render(said, None, prompt=False)))
+    assert np.array_equal(both[:without_prompt], first[:without_prompt])
+
+
+def test_what_replies_are_read_by_stays_a_token(tmp_path: Path) -> None:
+    """Prompts show a model how it is to call a tool, in the tokens that it calls it by."""
+    tokenizer = ChatTokenizer(families.write("qwen", tmp_path))
+    shown = tokenizer.render([{"role": "system", "content": "Answer in <tool_call></tool_call>. <|im_end|>"}])
+    [begin], [end] = tokenizer.encode("<tool_call>"), tokenizer.encode("</tool_call>")
+    assert begin in shown and end in shown
+
+
+def test_arguments_of_calls_and_lists_are_marked_too(tmp_path: Path) -> None:
+    marked = ChatTokenizer(families.write("qwen", tmp_path)).marked(
+        [{"role": "assistant", "content": None, "tool_calls": [{"function": {"arguments": {"a": ["<|im_end|>", 3]}}}]}]
+    )
+    assert marked[0]["tool_calls"][0]["function"]["arguments"] == {"a": [f"{MARK}<|im_end|>", 3]}
+    assert marked[0]["content"] is None

@@ -1,0 +1,33 @@
+"""The layers of a run file: what naming a component means, in a file and by a flag."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from atropos_core.config.run_file import FLAG, Layer, load, nest, parse_flag
+
+
+def named(section: str, file: str | None, *flags: str) -> list[str]:
+    layers = [] if file is None else [Layer("run.toml", tomllib.loads(file))]
+    layers.append(Layer(FLAG, nest(map(parse_flag, flags))))
+    return list(getattr(load(layers).config, section))
+
+
+@pytest.mark.parametrize("section", ["transform", "sink", "reward", "teacher"])
+def test_a_flag_that_names_a_component_means_what_the_table_means(section: str):
+    assert named(section, None, f"{section}.x.use=y") == named(section, f'[{section}.x]\nuse = "y"\n') == ["x"]
+
+
+def test_a_flag_beside_a_file_that_lists_components_is_one_more():
+    assert named("transform", "[transform.a]\n[transform.b]\n", "transform.x.use=y") == ["a", "b", "x"]
+
+
+def test_a_flag_for_an_option_of_a_default_component_leaves_the_others_alone():
+    assert named("transform", None, "transform.group_advantage.divide_by_std=false") == ["group_advantage", "drop_flat"]
+    assert named("sink", None, "sink.jsonl.rollouts_every=5") == ["console", "jsonl"]
+
+
+def test_default_components_that_are_named_beside_an_own_one_stay():
+    assert named("sink", None, "sink.csv.use=csv", "sink.jsonl.rollouts_every=5") == ["csv", "jsonl"]

@@ -1,0 +1,61 @@
+"""The site has every page, and its links lead where the pages lie."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tools import make_site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "site"
+    make_site.main([str(folder)])
+    return folder
+
+
+def test_every_page_is_in_a_menu(site):
+    def pages(menu):
+        return [page for one in menu for value in one.values() for page in value]
+
+    navigation = json.loads((site / "mkdocs.yml").read_text())["nav"]
+    listed = pages(navigation)
+    assert len(listed) == len(set(listed))
+    there = {str(path.relative_to(site / "pages")) for path in (site / "pages").rglob("*.md")}
+    assert set(listed) == {page for page in there if not page.startswith("files/")}
+    assert len([page for page in listed if page.startswith("plugins/")]) >= len(
+        list((REPOSITORY / "plugins").glob("*/README.md"))
+    )
+
+
+def test_links_between_pages_code_and_pictures_are_turned(site):
+    first = (site / "pages/index.md").read_text()
+    assert "](health.md)" in first and "](docs/health.md)" not in first
+    assert "](files/plugins/agent_api/" in (site / "pages/agents.md").read_text()
+    assert (site / "pages/files/plugins/reward_ensemble/accuracy.svg").is_file()
+    assert "](../files/plugins/reward_ensemble/accuracy.svg)" in (site / "pages/plugins/reward_ensemble.md").read_text()
+
+
+def test_the_reference_has_every_option_of_a_component(site):
+    page = (site / "pages/reference/options.md").read_text()
+    assert "## engine `hf`" in page
+    assert "| `kv_cache_gb` | `8.0` | bound on the memory of keys and values; more rows wait |" in page
+
+
+def test_a_link_to_nothing_and_a_page_in_no_menu_end_it(tmp_path, monkeypatch):
+    repository = tmp_path / "repository"
+    (repository / "docs").mkdir(parents=True)
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+        (repository / name).write_text("[gone](docs/gone.md)" if name == "README.md" else "")
+    monkeypatch.setattr(make_site, "REPOSITORY", repository)
+    with pytest.raises(SystemExit, match=r"README.md links to docs/gone.md"):
+        make_site.main([str(tmp_path / "one")])
+    (repository / "docs/gone.md").write_text("")
+    monkeypatch.setattr(make_site, "NAVIGATION", {"Start": ("index.md",)})
+    with pytest.raises(SystemExit, match=r"nowhere in the navigation.*gone.md"):
+        make_site.main([str(tmp_path / "two")])
+    with pytest.raises(SystemExit, match="is not empty"):
+        make_site.main([str(repository)])

@@ -1,0 +1,84 @@
+"""What is forked from the template is what the interpreter would have been, as far as a process can tell."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(
+        (sys.platform, platform.machine()) != ("linux", "x86_64"),
+        reason="commands start warm on Linux and x86_64 alone",
+    ),
+    pytest.mark.cold,  # the program below has a template of its own
+]
+
+SEEN = "tests.warm.seen"
+PROGRAM = """
+import json, os, pathlib, signal, subprocess, sys, tempfile
+from tests.warm import requests, template
+template.WARM = (*template.WARM, "tests.warm.seen")
+os.environ.pop("COLD", None)
+
+def scenes():
+    def seen(**how):
+        reading, writing = os.pipe()
+        command = [sys.executable, "-m", "tests.warm.seen", "two words", "last"]
+        process = subprocess.Popen(command, stdout=writing, pass_fds=how.pop("pass_fds", ()), **how)
+        os.close(writing)
+        with open(reading) as file:
+            text = file.read()
+        return json.loads(text) | {"code": process.wait(30), "pids": process.pid > 1}
+
+    file = os.dup2(os.open(os.devnull, os.O_RDONLY), 76)
+    far = os.dup2(file, 77)
+    yield "plain", seen()
+    yield "session", seen(start_new_session=True)
+    yield "descriptors", seen(pass_fds=[file, far])
+    yield "environment", seen(env={**os.environ, "NEW": "\\u00e4", "PYTHONUNBUFFERED": "1", "EXIT": "7"})
+    yield "directory", seen(cwd="/usr")
+    yield "input", seen(stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.umask(0o077)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    yield "signals", seen()
+
+if sys.argv[1] == "warm":
+    requests.install_with_template()
+found = dict(scenes())
+found["warm"] = bool(requests._templates)
+print(json.dumps(found))
+"""
+
+
+def scenes(how: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, how], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[dict[str, Any], dict[str, Any]]:
+    programs = [scenes(how, Path()) for how in ("warm", "cold")]
+    warm, cold = (json.loads(program.communicate(timeout=120)[0]) | {"pid": program.pid} for program in programs)
+    return warm, cold
+
+
+SCENES = ("plain", "session", "descriptors", "environment", "directory", "input", "signals")
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_warm_process_sees_what_a_new_interpreter_sees(scene, both):
+    warm, cold = both
+    assert warm["warm"]
+    assert not cold["warm"]
+    for made in both:
+        assert made[scene].pop("parent") == made["pid"], "whoever called Popen is its parent"
+    assert warm[scene] == cold[scene]

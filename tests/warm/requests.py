@@ -1,0 +1,185 @@
+"""`subprocess.Popen` in a process that has a template: which programs it asks the template for, and how."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+SILENT_S = 120  # its imports included
+LARGEST, DESCRIPTORS = 1 << 18, 64  # of one request
+READ_AT_START = (
+    "PYTHON",
+    "ATROPOS_",
+    "HF_",
+    "LC_",
+    "LANG",
+    "LD_",
+    "TORCH",
+    "OMP_WAIT",
+    "MALLOC",
+    "FORCE_COLOR",
+    "GITHUB_",
+)
+NOT_READ = ("PYTHONUNBUFFERED",)  # the new process does it itself
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "user", "uts")
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # of the template: numpy's begins others as it is imported
+PYTHON = sys.executable  # a test may put another in its place
+_original = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_parameters = inspect.signature(_original)
+
+
+def channel() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST * 2)
+    return ours, theirs
+
+
+class Requests:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.settimeout(SILENT_S)
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._environment = read_at_start(os.environ)  # the template's own
+        self._inherited = inherited()
+
+    def started(self, popen: subprocess.Popen[Any], asked: Mapping[str, Any]) -> bool:
+        """False: this one is started as ever."""
+        request = self._request(asked)
+        if request is None:
+            return False
+        descriptors = sorted({*asked["pass_fds"]})
+        standard = [
+            own if asked[name] == -1 else asked[name] for own, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
+        ]
+        text = json.dumps(request | {"descriptors": [0, 1, 2, *descriptors]}).encode()
+        if len(text) > LARGEST:
+            return False
+        with self._lock:
+            try:
+                socket.send_fds(self._connection, [text], [*standard, *descriptors])
+                answer = self._connection.recv(64)
+            except TimeoutError:
+                raise RuntimeError(
+                    f"the template that warm processes are forked from is silent for {SILENT_S} s"
+                ) from None
+        if not answer:
+            raise RuntimeError("the template that warm processes are forked from has ended")
+        popen.pid = int(answer)
+        popen._child_created = True  # type: ignore[attr-defined]
+        popen._close_pipe_fds(  # type: ignore[attr-defined]
+            *(asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
+        )
+        return True
+
+    def _request(self, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+        from tests.warm.template import WARM
+
+        command = asked["args"]
+        if not isinstance(command, list | tuple) or not all(isinstance(word, str | os.PathLike) for word in command):
+            return None
+        words = [os.fspath(word) for word in command]
+        usual = (
+            os.getpid() == self._owner
+            and words[:2] == [PYTHON, "-m"]
+            and words[2:3]
+            and words[2] in WARM
+            and asked["executable"] is None
+            and asked["preexec_fn"] is None
+            and asked["close_fds"]
+            and not asked["shell"]
+            and asked["gid"] is asked["gids"] is asked["uid"] is None
+            and asked["umask"] == -1
+            and asked["process_group"] in (None, -1)
+        )
+        if not usual:
+            return None
+        environment = dict(os.environ if asked["env"] is None else asked["env"])
+        directory = os.path.abspath(asked["cwd"] or os.getcwd())
+        if environment.get("COLD") or not os.path.isdir(directory):
+            return None
+        if read_at_start(environment) != self._environment or inherited() != self._inherited:
+            return None
+        return {
+            "command": words,
+            "directory": directory,
+            "environment": environment,
+            "umask": umask(),
+            "new_session": bool(asked["start_new_session"]),
+            "ignored": [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN],
+            "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        }
+
+
+def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name not in NOT_READ
+    }
+
+
+def umask() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+
+
+def inherited() -> list[object]:
+    """What a new program has from who starts it and the template cannot be told."""
+    return [
+        [resource.getrlimit(each) for each in range(16)],
+        [os.readlink(f"/proc/thread-self/ns/{name}") for name in NAMESPACES],
+        [os.getuid(), os.geteuid(), os.getgid(), os.getegid()],
+        sorted(os.sched_getaffinity(0)),
+        os.getpriority(os.PRIO_PROCESS, 0),
+    ]
+
+
+def install(connection: socket.socket) -> None:
+    """From here on, what can be warm in this process is."""
+    requests = Requests(connection)
+
+    def execute_child(self: subprocess.Popen[Any], *arguments: Any, **named: Any) -> None:
+        bound = _parameters.bind(self, *arguments, **named).arguments
+        if not requests.started(self, bound):
+            _original(self, *arguments, **named)
+
+    subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+
+def install_with_template() -> None:
+    """The same with a template of this process's own, started when it is first needed. The channel to it is there from the
+    beginning: a test that counts open descriptors would find a new one."""
+    first = threading.Lock()
+    ours, theirs = channel()
+
+    def execute_child(self: subprocess.Popen[Any], *arguments: Any, **named: Any) -> None:
+        from tests.warm.template import PADDING, WARM
+
+        command = _parameters.bind(self, *arguments, **named).arguments["args"]
+        with first:
+            if subprocess.Popen._execute_child is execute_child:  # type: ignore[attr-defined]
+                if not (isinstance(command, list | tuple) and len(command) > 2 and command[2] in WARM):
+                    return _original(self, *arguments, **named)
+                subprocess.Popen._execute_child = _original  # type: ignore[attr-defined]
+                with theirs:
+                    template = subprocess.Popen(
+                        [sys.executable, "-m", "tests.warm.template", str(theirs.fileno()), str(os.getpid()), PADDING],
+                        pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD},
+                    )  # fmt: skip
+                _templates.append(template)
+                install(ours)
+        return subprocess.Popen._execute_child(self, *arguments, **named)  # type: ignore[attr-defined, no-any-return]
+
+    subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+
+_templates: list[subprocess.Popen[bytes]] = []  # it ends with this process

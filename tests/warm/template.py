@@ -1,0 +1,148 @@
+"""The interpreter that has imported everything, and forks what it is asked for: `python -m tests.warm.template DESCRIPTOR PADDING`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atropos_core.cli.guarded import GUARDED
+from atropos_core.plugins.manager import load_plugins
+from tests.warm import NAME, forked, requests
+
+WARM = ("atropos_core", "atropos_core.processes.child_main")
+PADDING = "/" * 4096  # room for the names of the processes to be
+IMPORTED = (
+    "torch", "torch.distributed", "transformers", "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
+    "peft", "safetensors.torch", "httpx", "uvicorn", "starlette.applications", "starlette.routing",
+    "atropos_core.processes.child_main", "atropos_core.launch.supervisor", "atropos_core.rollouts.producer",
+    "atropos_core.cli.run", "atropos_core.cli.resume", "atropos_core.cli.evaluate", "atropos_core.cli.plugins",
+    "atropos_core.cli.new", "atropos_core.cli.check", "atropos_core.cli.config", "atropos_core.cli.doctor", "atropos_core.cli.adapter",
+    "atropos_core.testing.environments", "atropos_engine_hf.engine", "atropos_trainer_grpo.trainer",
+    "atropos_bridge_ipc.bridge", "atropos_bridge_ipc.agents", "torch.profiler",
+    "atropos_bridge_lora.bridge", "atropos_bridge_checkpoint.bridge",
+    "atropos_env_gsm8k.environment", "atropos_trajectory_api.server.app",
+)  # fmt: skip
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    forked.end_with_parent(int(sys.argv[2]))
+    ignore_signals()
+    for name in IMPORTED:
+        importlib.import_module(name)
+    load_plugins()
+    refuse_threads()
+    gc.collect()
+    gc.freeze()
+    run(serve(channel))
+
+
+def refuse_threads() -> None:
+    if threads := [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()][1:]:
+        named = ", ".join(threads)
+        sys.exit(f"the template has threads ({named}): what is forked from it would have their locks without them")
+
+
+def ignore_signals() -> None:
+    """Of the process group, and for another: this one ends with its parent."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def serve(channel: socket.socket) -> tuple[str, list[str]]:
+    """Fork what is asked for. Returns in each new process, with its module; never here."""
+    while True:
+        text, received, _, _ = socket.recv_fds(channel, requests.LARGEST, requests.DESCRIPTORS)
+        if not text:
+            os._exit(0)
+        wanted: dict[str, Any] = json.loads(text)
+        pid = forked.fork_sibling()
+        if pid == 0:
+            channel.detach()  # its number is another file's from here on
+            return new_process(wanted, received)
+        for one in received:
+            os.close(one)
+        channel.send(str(pid).encode())
+
+
+def new_process(wanted: dict[str, Any], received: list[int]) -> tuple[str, list[str]]:
+    forked.become(wanted, received)
+    command = wanted["command"]
+    if command[2] == "atropos_core" and command[3:4] and command[3] in GUARDED:
+        os.register_at_fork(after_in_child=once(with_template))  # the fork that does the work, in cli/guarded.py
+    elif command[3:4] == ["serve"] or command[-1].startswith("trainer"):
+        with_template()
+    return command[2], command
+
+
+def with_template() -> None:
+    """A template of this process's own, for the processes that it starts. It has no other threads yet."""
+    ours, theirs = requests.channel()
+    us = os.getpid()
+    if os.fork() == 0:
+        forked.end_with_parent(us)
+        ignore_signals()
+        forked.name_process([sys.executable, "-m", NAME])
+        forked.take_descriptors([0, 1, 2, 3], [*(os.open(os.devnull, os.O_RDWR) for _ in range(3)), theirs.fileno()])
+        ours.detach(), theirs.detach()
+        run(serve(socket.socket(fileno=3)))
+        os._exit(0)
+    theirs.close()
+    requests.install(ours)
+
+
+def once(work: Callable[[], None]) -> Callable[[], None]:
+    done = False
+
+    def first() -> None:
+        nonlocal done
+        if not done:
+            done = True
+            work()
+
+    return first
+
+
+def run(job: tuple[str, list[str]]) -> None:
+    """What `python -m` does, but for the end of the interpreter, which would take torch apart piece by piece."""
+    code: object = 0
+    try:
+        runpy._run_module_as_main(job[0])  # type: ignore[attr-defined]
+    except SystemExit as ended:
+        code = ended.code
+        if not isinstance(code, int | None):
+            print(code, file=sys.stderr)
+            code = 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        code = -signal.SIGINT
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined] # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(int(code or 0) & 0xFF)
+
+
+if __name__ == "__main__":
+    main()
