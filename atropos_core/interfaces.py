@@ -92,6 +92,7 @@ class Environment(ABC):
     at_once: int | None = (
         None  # rollouts that may run at the same time: a run has others wait, outside of their deadlines
     )
+    waits_for: str = ""  # whom a rollout needs that nobody here starts: `atropos check` runs none then
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Raises PluginError for a method under the name that it had before: nobody would call it."""

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.conftest import REPOSITORY, metrics_of
+from tests.e2e.roles import scene
 from tests.e2e.runs import RunningRun
 
 pytestmark = pytest.mark.slow
@@ -131,6 +132,28 @@ def test_a_run_that_is_killed_is_resumed_and_its_takers_go_on(tmp_path: Path) ->
             assert "the run has ended" in taker.communicate(timeout=90)[1]
         steps = [line["step"] for line in metrics_of(folder)]
         assert steps == [0, 1, 2, 3, 4], "each once"
+
+
+def test_a_worker_of_a_trainer_elsewhere_offers_its_episodes_too(tmp_path: Path) -> None:
+    (tmp_path / "worker.toml").write_text(
+        '[environment.agent]\ntasks_from = "gsm8k"\n[environment.agent.sandbox]\nuse = "external"\nport = 0\n'
+    )
+    small = ("training.groups_per_step=2", "training.group_size=4", "evaluation.problems=0")
+    with scene(tmp_path) as place:
+        trainer = place.train("--model", "tiny", "--steps", "2", *(word for one in small for word in ("--set", one)))
+        worker = place.worker(1, "agent", "--file", "worker.toml")
+        url, token = worker.says(r"episodes are offered at (\S+)", 120), worker.says(r"token +(/\S+)")
+        takers = Takers(tmp_path, url, Path(token))
+        try:
+            taking = [takers.start(), takers.start()]
+            assert trainer.ends(240) == 0, place.all_text
+            assert max(line["agent/calls"] for line in place.metrics) == 1.0
+            assert worker.terminate() == 0
+            for taker in taking:
+                assert "the run has ended" in taker.communicate(timeout=90)[1]
+        finally:
+            takers.close()
+    assert not Path(token).exists(), "what a worker makes for itself goes with it"
 
 
 def test_an_evaluation_offers_its_episodes_too(tmp_path: Path) -> None:

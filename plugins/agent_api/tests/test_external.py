@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -439,3 +441,25 @@ async def test_a_deterministic_run_is_refused(made: Made) -> None:
     with pytest.raises(ConfigError, match="deterministic = true cannot be kept with sandbox external"):
         async with made(deterministic=True):
             pass
+
+
+def test_its_check_looks_at_the_tasks_and_waits_for_nobody() -> None:
+    """`patience_s` is an hour."""
+    options = ("tasks_from=gsm8k", 'sandbox={use="external", port=0}')
+    command = [
+        sys.executable,
+        "-m",
+        "atropos_core",
+        "check",
+        "agent",
+        *(word for one in options for word in ("--set", one)),
+    ]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, "COLUMNS": "400"})
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    found = re.findall(r"^(unique ids|rollouts|poisoned programs) +(\S+) +(.*)$", checked.stdout, re.MULTILINE)
+    assert [(name, how) for name, how, _ in found] == [
+        ("unique ids", "ok"),
+        ("rollouts", "note"),
+        ("poisoned programs", "note"),
+    ]
+    assert "waits for a program that somebody starts elsewhere" in found[1][2]

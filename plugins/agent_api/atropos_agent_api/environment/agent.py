@@ -68,6 +68,8 @@ class Agent(Environment):
         self._tasks_from = tasks_from
         self._grader = grader
         self._sandbox = sandbox
+        if isinstance(sandbox, ExternalSandbox):
+            self.waits_for = "a program that somebody starts elsewhere (sandbox external)"
         self._formats = formats
         self._baseline = baseline
         self._streams = streams
@@ -254,7 +256,8 @@ class Agent(Environment):
         """Poisoned programs in place of the user's own: none gets a reward that it did not earn, none outlives its episode."""
         sandbox = self._sandbox
         if self._external is not None:
-            return []  # nothing is started here that could be poisoned
+            remedy = 'Check what it does with a sandbox that starts it: command = [...], sandbox = "local".'
+            return [Finding("poisoned programs", None, "sandbox external starts nothing that could be one", remedy)]
         if isinstance(sandbox, PreloadedSandbox):  # of the user's function alone
             sandbox = ProcessSandbox()
             await sandbox.open()
