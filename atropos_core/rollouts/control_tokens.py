@@ -2,14 +2,17 @@
 result, begins no turn.
 
 A tokenizer finds such tokens wherever their text stands, and a chat template writes its own among those of messages. So what
-looks like one in a message is marked before the template sees it, and encoded as plain text where the mark comes out.
+looks like one in a message is marked before the template sees it. Where a mark comes out, a second tokenizer encodes the text: the
+same one, in which control tokens have other names, that only this module writes.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,9 +30,10 @@ class ControlTokens:
         found = "|".join(re.escape(text) for text in (MARK, *sorted(texts, key=len, reverse=True)) if text)
         self._any = re.compile(found)
         self._marked_or_not = re.compile(f"({MARK})?(?:{found})")
-        self._texts = frozenset(texts)
+        self._texts = sorted(texts)
         self._definition = tokenizer
-        self._plain: Tokenizer | None = None
+        secret = secrets.token_hex(16)  # no message can have it
+        self._names = {text: f"{MARK}{secret}-{number}{MARK}" for number, text in enumerate(self._texts)}
 
     def marked(self, value: Any) -> Any:
         """A message, or anything of JSON in one, with a mark before whatever looks like a control token."""
@@ -40,33 +44,40 @@ class ControlTokens:
         return [self.marked(one) for one in value] if isinstance(value, list | tuple) else value
 
     def encode(self, text: str, encode: Callable[[str], Tokens]) -> Tokens:
-        """Ids of what was rendered of marked messages. `encode`: as the tokenizer does. What has no mark in it is encoded whole;
-        else between the template's control tokens, as every tokenizer divides it."""
+        """Ids of what was rendered of marked messages. `encode`: as the tokenizer does, for what has no mark in it."""
         if MARK not in text:
             return encode(text)
-        return np.concatenate([np.zeros(0, np.int32), *self._pieces(text, encode)])
+        renamed = self._marked_or_not.sub(
+            lambda found: found[0].removeprefix(MARK) if found[1] else self._names.get(found[0], found[0]), text
+        )
+        ids = np.asarray(self._renamed.encode(renamed, add_special_tokens=False).ids, np.int32)
+        return self._true_ids[ids]
 
-    def _pieces(self, text: str, encode: Callable[[str], Tokens]) -> Iterator[Tokens]:
-        begin, plain = 0, ""  # `plain`: from the last control token on, marks left out
-        has_mark = False
-        for found in self._marked_or_not.finditer(text):
-            if found[1]:
-                plain += text[begin : found.start()] + found[0].removeprefix(MARK)
-                has_mark = True
-            else:
-                plain += text[begin : found.start()]
-                yield self._encode_plain(plain) if has_mark else encode(plain)
-                yield encode(found[0])
-                plain, has_mark = "", False
-            begin = found.end()
-        yield self._encode_plain(plain + text[begin:]) if has_mark else encode(plain + text[begin:])
+    @cached_property
+    def _renamed(self) -> Tokenizer:
+        """The vocabulary has the other names too: models of pieces (Unigram) find the text of a control token there otherwise."""
+        model = dict(self._definition["model"])
+        if isinstance(model.get("vocab"), Mapping):
+            model["vocab"] = {self._names.get(text, text): number for text, number in model["vocab"].items()}
+        else:
+            model["vocab"] = [[self._names.get(text, text), score] for text, score in model["vocab"]]
+        if isinstance(model.get("unk_token"), str):
+            model["unk_token"] = self._names.get(model["unk_token"], model["unk_token"])
+        added = [
+            {**one, "content": self._names.get(one["content"], one["content"])}
+            for one in self._definition.get("added_tokens", [])
+        ]
+        definition = {**self._definition, "model": model, "added_tokens": added, "post_processor": None}
+        renamed = Tokenizer.from_str(json.dumps(definition))
+        renamed.no_padding()
+        renamed.no_truncation()
+        return renamed
 
-    def _encode_plain(self, text: str) -> Tokens:
-        if self._plain is None:
-            added = self._definition.get("added_tokens", [])
-            all_special = [{**one, "special": one["special"] or one["content"] in self._texts} for one in added]
-            self._plain = Tokenizer.from_str(json.dumps({**self._definition, "added_tokens": all_special}))
-            self._plain.no_padding()
-            self._plain.no_truncation()
-            self._plain.encode_special_tokens = True  # as text
-        return np.asarray(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
+    @cached_property
+    def _true_ids(self) -> Tokens:
+        """By the id of a token there."""
+        ids = np.arange(self._renamed.get_vocab_size(with_added_tokens=True), dtype=np.int32)
+        for one in self._definition.get("added_tokens", []):
+            name = self._names.get(one["content"], one["content"])
+            ids[self._renamed.token_to_id(name)] = one["id"]
+        return ids
