@@ -41,6 +41,12 @@ def once() -> None:
     print(answer)
 
 
+def repeats() -> None:
+    """Prints what it was given, in each of the ways."""
+    say(user(task()["prompt"]))
+    print(json.dumps([sys.argv[2], os.environ["WORD"], sys.stdin.read(), task()["prompt"]]))
+
+
 def twice() -> None:
     """Goes on in the same conversation."""
     first = say(user(task()["prompt"]))

@@ -428,3 +428,30 @@ async def test_a_baseline_that_refuses_is_named_and_one_is_never_trained(made: M
     options = AgentOptions.model_validate({"command": ["a"], "tasks_from": "gsm8k", "baseline": baseline})
     with pytest.raises(ConfigError, match="nothing of a baseline can be trained"):
         build(options, RunContext(tmp_path, TOY_MODEL, is_trained=True))
+
+
+async def test_a_task_with_half_a_surrogate_pair_reaches_its_program_with_a_mark_there(
+    made: Made, tmp_path: Path
+) -> None:
+    tasks = tasks_file(tmp_path, "odd.jsonl", word="half \ud800")
+    tasks.write_text(tasks.read_text().replace("two and two", "half \\ud800"))
+    options = {
+        "command": ["{python}", "-S", str(PROGRAMS), "repeats", "{task.word}"],
+        "env": {"WORD": "{task.word}"},
+        "stdin": "{task.word}",
+    }
+    async with made(tasks=str(tasks), **options) as agent:
+        await one(agent)
+    assert json.loads((streams(tmp_path)[0] / "stdout.txt").read_text()) == ["half \ufffd"] * 4
+
+
+async def test_a_task_with_a_zero_character_is_given_to_programs_that_read_it_from_a_file(
+    made: Made, tmp_path: Path
+) -> None:
+    tasks = tasks_file(tmp_path, "odd.jsonl", word="a \0")
+    tasks.write_text(tasks.read_text().replace("two and two", "a \\u0000"))
+    async with made(tasks=str(tasks), stdin="{task.word}") as agent:
+        assert (await one(agent)).rollouts
+    async with made(tasks=str(tasks), env={"WORD": "{task.word}"}) as agent:
+        with pytest.raises(DataError, match="task '1' has a zero character, which no argument"):
+            await one(agent)

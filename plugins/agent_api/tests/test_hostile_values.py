@@ -174,3 +174,33 @@ def test_every_table_says_what_each_field_is_for():
         tools.FUNCTION,
     ]
     assert all("type" in one.read or "role" in one.read for one in every)
+
+
+SAID = [
+    *(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>' for name, arguments in [
+        ('"f"', '{"x": "\\ud800"}'), ('"f"', '{"\\udfff": 1}'), ('"\\ud800"', "{}"), ('"f"', f'{{"x": {10**400}}}'),
+        ('"f"', '{"x": NaN, "y": -Infinity}'), ('"f"', '{"x": 1, "x": 2}'), ('"f"', "[1]"), ('"f"', "null"), ('"f"', '"{"'),
+        ('"f"', '{"x": 1e999}'), ('""', "{}"), ("null", "{}"), ("7", "{}"), ('"f"', '{"x": ' * 300 + "1" + "}" * 300),
+        ('"f"', '{"x": "\\u0000"}'),
+    ]),
+    "<tool_call>", "</tool_call>", "<tool_call></tool_call>", "<tool_call>{</tool_call>", "<tool_call>[]</tool_call>",
+    "<think>", "</think></think>x", "<think><tool_call>", "<tool_call>{}</tool_call>" * 50, "\0", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_nothing_that_the_model_says_is_a_fault_of_ours(qwen: ChatTokenizer, streams: bool):
+    said = ""
+    async with api_of(qwen, lambda prompt, seed: said) as api:
+        for said in SAID:
+            for path, body in BODIES.items():
+                if path.endswith("count_tokens"):
+                    continue
+                whole = {**body, "stream": streams} | (
+                    {"max_output_tokens": 900} if "input" in body else {"max_tokens": 900}
+                )
+                whole = {name: one for name, one in whole.items() if streams or name != "stream_options"}
+                answer = await api.post(path, whole)
+                assert answer.status_code == 200, (path, said[:200], answer.text[:300])
+                assert not streams or b'"error":{' not in answer.content, (path, said[:200], answer.text[-300:])
+            assert api.session.failure is None, said[:200]

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions, FileOptions, LimitOptions
+from atropos_agent_api.dialects.values import writable
 from atropos_agent_api.environment.templates import check, fill, of_task, plain, prompt_of
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Inside, Limits, Network, Program
 from atropos_core.types import Task
 
@@ -93,17 +94,23 @@ def program_of(
     network: Network,
     api_url: str,
 ) -> Program:
-    """Raises DataError for a placeholder that the task cannot fill."""
+    """Raises DataError for a placeholder that the task cannot fill, or fills with what no program can be given."""
     found = files.filled(values)
     home = {
         target.removeprefix("{home}/"): content for target, content in found.items() if target.startswith("{home}/")
     }
+    arguments, environment = [fill(text, values) for text in argv(options)], _environment(options, values)
+    if any("\0" in text for text in (*arguments, *environment.values())):
+        raise DataError(
+            f"task {task.id!r} has a zero character, which no argument or environment variable can hold.",
+            remedy="Give its text by stdin or in a file: ATROPOS_TASK_FILE has the prompt.",
+        )
     return Program(
         name=name,
-        argv=[fill(text, values) for text in argv(options)],
+        argv=arguments,
         stdout=streams / "stdout.txt",
         stderr=streams / "stderr.txt",
-        environment=_environment(options, values),
+        environment=environment,
         stdin=fill(options.stdin, values).encode(),
         files={target: content for target, content in found.items() if not target.startswith("{home}/")},
         home_files=home | {TASK_FILE: _task_file(task)},
@@ -133,7 +140,7 @@ def _environment(options: AgentOptions, values: Mapping[str, str]) -> dict[str, 
 def _task_file(task: Task) -> bytes:
     """Never the answer, nor the task's data, which may hold it."""
     told = {"id": task.id, "prompt": prompt_of(task), "messages": list(task.messages)}
-    return json.dumps(told, ensure_ascii=False).encode()
+    return writable(json.dumps(told, ensure_ascii=False)).encode()
 
 
 def limits_of(options: LimitOptions) -> Limits:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from atropos_agent_api.dialects.values import writable
 from atropos_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ def of_task(task: Task) -> dict[str, str]:
     """What placeholders can say of a task: its id, prompt and messages, and each field of its data. Never its answer."""
     fields = {f"task.{name}": _text(value) for name, value in task.data.items() if name != "answer"}
     return fields | {
-        "task.id": task.id,
+        "task.id": writable(task.id),
         "task.prompt": prompt_of(task),
-        "task.messages": json.dumps(list(task.messages), ensure_ascii=False),
+        "task.messages": _text(list(task.messages)),
     }
 
 
@@ -90,4 +91,4 @@ def prompt_of(task: Task) -> str:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return writable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -167,4 +167,6 @@ def _written(value: Any) -> bytes:
     try:
         return orjson.dumps(value, default=dict, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # a large integer, or half of a surrogate pair; the same JSON at ten times the cost
-        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=dict).encode()
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=dict).encode(
+            "utf-8", "surrogatepass"
+        )
