@@ -70,46 +70,49 @@ def main() -> None:
 
     if options.teacher:
         tokenizer = Tokenizer.from_file(str(PLUGIN / "tiny" / "tokenizer.json"))
-        model = new_model(tokenizer)
+        model = new_model(tokenizer, END, PAD)
         measured = train_teacher(model, tokenizer)
         text = card(TEACHER_CARD, model, measured, TEACHER_STEPS, time.monotonic() - began, options.seed)
         save(options.out or PLUGIN / "tiny_teacher", model, tokenizer, text)
         return
-    tokenizer = train_tokenizer()
-    model = new_model(tokenizer)
+    records = [problem("train", index) for index in range(8000)]
+    texts = [text for r in records for text in (r["question"], careful(r), r["answer"])]
+    tokenizer = train_tokenizer(texts, [PAD, END, USER, ASSISTANT])
+    model = new_model(tokenizer, END, PAD)
     measured, steps = warm_start(model, tokenizer, random.Random(options.seed))
     text = card(CARD, model, measured, steps, time.monotonic() - began, options.seed)
     save(options.out or PLUGIN / "tiny", model, tokenizer, text)
 
 
-def train_tokenizer() -> Tokenizer:
+def train_tokenizer(texts: Sequence[str], special: Sequence[str], words: str = WORDS) -> Tokenizer:
     """Byte-level BPE: the 256 bytes are in the vocabulary, so that any text comes back as it went in."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.Split(Regex(words), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=[PAD, END, USER, ASSISTANT],
+        special_tokens=list(special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    records = [problem("train", index) for index in range(8000)]
-    tokenizer.train_from_iterator((text for r in records for text in (r["question"], careful(r), r["answer"])), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def new_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
-    end, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
+def new_model(
+    tokenizer: Tokenizer, end_token: str, pad_token: str, hidden: int = 128, layers: int = 4
+) -> Qwen3ForCausalLM:
+    end, pad = tokenizer.token_to_id(end_token), tokenizer.token_to_id(pad_token)
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=128,
-        intermediate_size=320,
-        num_hidden_layers=4,
+        hidden_size=hidden,
+        intermediate_size=5 * hidden // 2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,

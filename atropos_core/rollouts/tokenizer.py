@@ -168,25 +168,36 @@ class ChatTokenizer:
 
 def message_of(text: str) -> Message:
     """The assistant message that a sampled text is. `<think>` and `<tool_call>` blocks become `reasoning_content` and
-    `tool_calls`; a call that is not JSON stays in the content."""
+    `tool_calls`. Each call has a name, a str, and arguments, a dict; one that cannot be read so stays in the content."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if found := _THINK.match(text):
         message["reasoning_content"] = found[1].strip()
         text = text[found.end() :]
-    calls = []
-    for found in _TOOL_CALL.finditer(text):
-        try:
-            call = json.loads(found[1])
-            calls.append(
-                {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
-            )
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
+    calls: list[dict[str, Any]] = []
+
+    def taken(found: re.Match[str]) -> str:
+        function = _function_of(found[1])
+        if function is None:
+            return found[0]
+        calls.append({"type": "function", "function": function})
+        return ""
+
+    text = _TOOL_CALL.sub(taken, text)
     if calls:
         message["tool_calls"] = calls
-        text = _TOOL_CALL.sub("", text)
     message["content"] = text.strip() if calls or "reasoning_content" in message else text
     return message
+
+
+def _function_of(call: str) -> dict[str, Any] | None:
+    """Name and arguments; None where the JSON has none. Some models write the arguments as JSON in a string."""
+    try:
+        said = json.loads(call)
+        name, arguments = said["name"], said.get("arguments", {})
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, KeyError, RecursionError):
+        return None
+    return {"name": name, "arguments": arguments} if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
 def _template(directory: Path, config: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""What this package offers: the environment `gsm8k` and the model `tiny`."""
+"""What this package offers: the environments `gsm8k` and `calculator`, and models small enough to learn them on a laptop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, ResolvedModel, RunContext
+from atropos_core.plugins.provider import NoOptions, Provider, ResolvedModel, RunContext
 from atropos_env_gsm8k.config import Gsm8kOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment
 
 HERE = Path(__file__).parent
+MODELS = {  # by name: its folder, what is said of it, and its preset
+    "tiny": ("tiny", "the policy that comes with env_gsm8k", "tiny_preset.toml"),
+    "tiny-teacher": ("tiny_teacher", "which answers what tiny is to learn", "tiny_preset.toml"),
+}
 
 
 def build(options: Gsm8kOptions, context: RunContext) -> Environment:
@@ -22,18 +26,25 @@ def build(options: Gsm8kOptions, context: RunContext) -> Environment:
     return Gsm8k(options)
 
 
+def build_calculator(options: NoOptions, context: RunContext) -> Environment:
+    from atropos_env_gsm8k.calculator import Calculator
+
+    return Calculator()
+
+
 @hookimpl
 def atropos_environments() -> Iterable[Provider[Environment]]:
-    return [Provider("gsm8k", "grade-school word problems, right or wrong", Gsm8kOptions, build)]
+    return [
+        Provider("gsm8k", "grade-school word problems, right or wrong", Gsm8kOptions, build),
+        Provider("calculator", "word problems in up to four turns, with a calculator", NoOptions, build_calculator),
+    ]
 
 
 @hookimpl
 def atropos_resolve_model(reference: str) -> ResolvedModel | None:
-    if reference not in ("tiny", "tiny-teacher"):
+    if reference not in MODELS:
         return None
     import tomllib
 
-    preset = tomllib.loads((HERE / "tiny_preset.toml").read_text())
-    if reference == "tiny-teacher":
-        return ResolvedModel(HERE / "tiny_teacher", "tiny-teacher, which answers what tiny is to learn", preset)
-    return ResolvedModel(HERE / "tiny", "tiny, the policy that comes with env_gsm8k", preset)
+    folder, what, preset = MODELS[reference]
+    return ResolvedModel(HERE / folder, f"{reference}, {what}", tomllib.loads((HERE / preset).read_text()))

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.rollouts.tokenizer import ChatTokenizer, message_of
 from tests.families import FAMILIES, write
 
 ENDS = [(name, end) for name, family in FAMILIES.items() for end in family.ends]
@@ -96,3 +96,35 @@ def test_the_end_that_the_policy_sampled_is_not_rendered_again(tokenizers, name)
     whole = tokenizer.decode(np.concatenate([history, more]), keep_special=True)
     after = whole[whole.rindex("14") :]
     assert after.count(turn) == (1 if name == "deepseek" else 2), "one ends the reply, the other the next question"
+
+
+def tagged(*calls):
+    return "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+
+
+ADD = '{"name": "add", "arguments": {"a": 7}}'
+READ_AS = {"type": "function", "function": {"name": "add", "arguments": {"a": 7}}}
+
+
+@pytest.mark.parametrize("call", [ADD, '{"name": "add", "arguments": "{\\"a\\": 7}"}'])
+def test_the_arguments_of_a_call_are_a_dict_also_where_a_model_writes_them_as_text(call):
+    assert message_of(tagged(call)) == {"role": "assistant", "content": "", "tool_calls": [READ_AS]}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "add", "arguments": {"a": 7}', '{"name": 1, "arguments": {}}', '{"arguments": {}}', "{}",
+        '{"name": "add", "arguments": [7]}', '{"name": "add", "arguments": "seven"}', '{"name": "add", "arguments": "7"}',
+        '{"name": "add", "arguments": null}', '{"name": ["add"]}', '{"name": "add", "arguments": ' + "[" * 9999 + "}",
+    ],
+)  # fmt: skip
+def test_a_call_without_a_name_or_with_arguments_that_are_no_object_stays_in_the_content(call):
+    assert message_of(tagged(call)) == {"role": "assistant", "content": tagged(call)}
+    beside = message_of(f"So: {tagged(ADD, call)}")
+    assert (beside["content"], beside["tool_calls"]) == (f"So: {tagged(call)}", [READ_AS])
+
+
+def test_calls_come_in_the_order_in_which_they_were_made_and_without_arguments_have_none():
+    read = message_of(tagged(ADD, '{"name": "clock"}'))
+    assert read["tool_calls"] == [READ_AS, {"type": "function", "function": {"name": "clock", "arguments": {}}}]
