@@ -267,17 +267,32 @@ def _time(seconds: float) -> str:
 def _put(console: Console, *what: Any, **how: Any) -> None:
     _LINE.close()
     try:
-        console.print(*what, **how)
+        try:
+            console.print(*what, **how)
+        except UnicodeEncodeError:
+            _escape_what_has_no_bytes(console.file)
+            console.print(*what, **how)
     except (OSError, SystemExit):  # the latter is rich's answer to a pipe that nobody reads
         _read_by_nobody(console.file)
 
 
 def _write(text: str) -> None:
     try:
-        sys.stdout.write(text)
+        try:
+            sys.stdout.write(text)
+        except UnicodeEncodeError:
+            _escape_what_has_no_bytes(sys.stdout)
+            sys.stdout.write(text)
         sys.stdout.flush()
     except OSError:
         _read_by_nobody(sys.stdout)
+
+
+def _escape_what_has_no_bytes(file: IO[str]) -> None:
+    """A terminal may know fewer characters than a message has, and half of a surrogate pair has bytes nowhere: from here on
+    these are escaped, as Python does on standard error. The write that failed wrote nothing."""
+    if reconfigure := getattr(file, "reconfigure", None):
+        reconfigure(errors="backslashreplace")
 
 
 def _read_by_nobody(file: IO[str]) -> None:

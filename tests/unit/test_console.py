@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -117,3 +120,16 @@ def test_a_table_that_goes_elsewhere_is_whole(columns: str, capsys, monkeypatch)
     for row, line in zip(ROWS, lines[2:], strict=True):
         assert all(cell in line for cell in row)
     assert len({line.index(name) for line, name in zip(lines[2:], ("tensorboard", "csv"), strict=True)}) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+@pytest.mark.parametrize(
+    "how", ["say(odd)", "warn(odd)", "facts([('a', odd)])", "table(('a',), [(odd,)])", "document({'a': odd})"]
+)
+def test_characters_that_cannot_be_written_are_escaped_and_end_nothing(encoding: str, how: str) -> None:
+    code = f"from atropos_core import console; odd = 'half \\ud800 \u2192'; console.{how}; console.say('later')"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert ran.returncode == 0, ran.stderr.decode()
+    said = (ran.stdout + ran.stderr).decode(encoding)
+    assert "half \\ud800" in said and "later" in said
