@@ -197,23 +197,21 @@ class StepProgress:
         self._started = perf_counter()
         self._first_step: int | None = None
         self._shown = 0.0
-        self._accuracy: float | None = None
         self._cell = _NotebookLine() if out().is_jupyter else None
         self._live = sys.stdout.isatty() or self._cell is not None
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        if "eval/accuracy" in metrics:
-            self._accuracy = metrics["eval/accuracy"]
+        evaluated = held_out(metrics)
         if step == 0:
-            if self._accuracy is not None:
-                say(
-                    f"before training: held-out accuracy {self._accuracy:.1%} on {metrics['eval/problems']:.0f} problems"
-                )
+            if evaluated:
+                say(f"before training: {evaluated}")
             self._started, self._first_step = perf_counter(), 0
             return
         now = perf_counter()
         if self._first_step is None:
             self._first_step, self._started = step - 1, now - metrics["time/step_s"]
+        if evaluated and step < self._steps:  # the last one is in what a run says at its end
+            say(f"after step {step}: {evaluated}")
         due = self._live or now - self._shown >= LINE_EVERY_S or step == self._steps
         if not due:
             return
@@ -256,6 +254,44 @@ class _NotebookLine:
             self._shown = display(text, raw=True, display_id=True)
         else:
             self._shown.update(text, raw=True)
+
+
+def held_out(metrics: Mapping[str, float]) -> str:
+    """What an evaluation came to; empty where there was none."""
+    if "eval/accuracy" in metrics:
+        figure = f"accuracy {metrics['eval/accuracy']:.1%}"
+    elif "eval/reward" in metrics:
+        figure = f"reward {metrics['eval/reward']:.3f}"
+    else:
+        return ""
+    return f"held-out {figure} on {metrics['eval/problems']:.0f} problems"
+
+
+def held_out_change(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    """From one evaluation to another: over all problems, by further graders, and by environment where there are several. Accuracy,
+    or the reward where scores have no `correct`. Empty where one of the two was not made."""
+    name = next((one for one in ("eval/accuracy", "eval/reward") if one in before and one in after), None)
+    if name is None:
+        return []
+    problems = f"{after['eval/problems']:.0f} problems"
+    if name == "eval/accuracy":
+        points = 100 * (after[name] - before[name])
+        lines = [f"held-out accuracy {before[name]:.1%} -> {after[name]:.1%} ({points:+.1f} points, {problems})"]
+    else:
+        gain = after[name] - before[name]
+        lines = [f"held-out reward {before[name]:.3f} -> {after[name]:.3f} ({gain:+.3f}, {problems})"]
+    kinds = ("eval/accuracy_", "eval/pass@")
+    for one in (one for one in after if one.startswith(kinds) and one in before):
+        shown = one.removeprefix("eval/").removeprefix("accuracy_")
+        lines.append(f"  {shown}: {before[one]:.1%} -> {after[one]:.1%}")
+    environments = [one.split("/")[1] for one in after if one.startswith("eval/") and one.endswith("/reward")]
+    for environment in (one for one in environments if f"eval/{one}/reward" in before):
+        accuracy, reward = f"eval/{environment}/accuracy", f"eval/{environment}/reward"
+        if accuracy in before and accuracy in after:
+            lines.append(f"  {environment}: accuracy {before[accuracy]:.1%} -> {after[accuracy]:.1%}")
+        else:
+            lines.append(f"  {environment}: reward {before[reward]:.3f} -> {after[reward]:.3f}")
+    return lines
 
 
 def _time(seconds: float) -> str:

@@ -134,20 +134,12 @@ def _say_memory(plan: Plan, directory: Path) -> None:
 
 
 def _report(summary: Summary) -> None:
-    """What a finished run says: accuracy before and after, where the time went, where things lie."""
+    """What a finished run says: accuracy or reward before and after, where the time went, where things lie."""
     from atropos_core import console
 
     console.say()
-    before, after = summary.before.get("eval/accuracy"), summary.after.get("eval/accuracy")
-    if before is not None and after is not None:
-        problems = summary.after["eval/problems"]
-        console.say(
-            f"held-out accuracy {before:.1%} -> {after:.1%} ({100 * (after - before):+.1f} points, {problems:.0f} problems)"
-        )
-        kinds = ("eval/accuracy_", "eval/pass@")
-        for name in (name for name in summary.after if name.startswith(kinds) and name in summary.before):
-            shown = name.removeprefix("eval/").removeprefix("accuracy_")
-            console.say(f"  {shown}: {summary.before[name]:.1%} -> {summary.after[name]:.1%}")
+    for line in console.held_out_change(summary.before, summary.after):
+        console.say(line)
     console.say(f"where the time went, {sum(summary.seconds.values()):.0f} s in all:")
     _times_table(summary.times)
     spent, steps = summary.seconds, max(summary.steps, 1)

@@ -168,8 +168,17 @@ class EvaluationSection(Section):
 
 
 class CheckpointSection(Section):
-    every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
+    every: int | None = Field(
+        None,
+        ge=0,
+        description="steps between checkpoints; 0: only at the end; unset: after the first step, then every ten seconds, or as "
+        "much more seldom as keeps saving at a twentieth of the time",
+    )
     keep: int = Field(2, ge=1, description="newest checkpoints that stay on disk")
+
+    def interval(self, steps: int) -> int:
+        """In steps, for another framework's trainer, which knows no time."""
+        return 50 if self.every is None else self.every or steps
 
 
 class WatchSection(Section):

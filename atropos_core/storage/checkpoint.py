@@ -22,6 +22,13 @@ from atropos_core.storage.atomic import WRITABLE, sync
 FORMAT = 1
 POLICY = "policy"
 FULL_BYTES = 1 << 20  # free on the disk: less than this is called full
+LEAST_S = 10.0  # between checkpoints whose interval nobody has set
+MOST_SHARE = 0.05  # of a run's time that saving may take then
+
+
+def seconds_between(saving_s: float) -> float:
+    """From the end of one checkpoint to the beginning of the next, where the last took so long and no interval is set."""
+    return max(LEAST_S, saving_s * (1 / MOST_SHARE - 1))
 
 
 @dataclass(frozen=True)

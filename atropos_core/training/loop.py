@@ -26,7 +26,7 @@ from atropos_core.rollouts.policy_versions import refuse_versions_that_never_wer
 from atropos_core.rollouts.producer import PATIENCE
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import Lease, Source
-from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
+from atropos_core.storage.checkpoint import Checkpoint, Checkpoints, seconds_between
 from atropos_core.training.metrics import group_metrics, rescoring_difference, rescoring_gap, staleness, versions
 from atropos_core.training.packing import pack
 from atropos_core.training.parts import Parts
@@ -127,6 +127,8 @@ class Loop:
         self._boundary = Boundary(parts, source)
         self._probe: Probe | None = None
         self._saved_step = -1
+        self._saved_at: float | None = None  # of the event loop's clock; None: not in this process yet
+        self._saving_s = 0.0  # and how long it took
         self._engines_at = 0  # the version that the engines sample from
         self._max_diff = config.training.max_logprob_diff or largest_rounding(model.dtype)
         self._sampling = config.sampling.record()
@@ -157,9 +159,7 @@ class Loop:
                 self._boundary.mark(vars(self.progress))
                 self._health.act()
                 self._check_progress()
-                every = self._config.checkpoint.every
-                due = every and self.progress.step % every == 0
-                if (due or self._source.commit_due) and self.progress.step < steps:
+                if (self._is_save_due() or self._source.commit_due) and self.progress.step < steps:
                     await self.save()
             await self._source.stop()
             await self.save()
@@ -171,10 +171,18 @@ class Loop:
             await self._source.stop()
             await self._source.close()
 
+    def _is_save_due(self) -> bool:
+        every = self._config.checkpoint.every
+        if every is not None:
+            return every > 0 and self.progress.step % every == 0
+        now = asyncio.get_running_loop().time()
+        return self._saved_at is None or now - self._saved_at >= seconds_between(self._saving_s)
+
     async def save(self) -> None:
         """One durable checkpoint of everything; what it holds is then settled for good."""
         if self._saved_step == self.progress.step:
             return
+        began = asyncio.get_running_loop().time()
         probe = self._probe.state() if self._probe else None
         with self._profile.span("checkpoint"):
             state = self._boundary.state() | {
@@ -186,6 +194,8 @@ class Loop:
             await self.checkpoints.save(self.progress.step, state, self._parts.trainer.save)
             self._saved_step = self.progress.step
             await self._source.commit()
+        self._saved_at = asyncio.get_running_loop().time()
+        self._saving_s = self._saved_at - began
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Take up where `checkpoint` left off. Called before `run`, once everything is connected and open."""

@@ -59,6 +59,20 @@ def test_a_kill_on_either_side_of_an_epoch_s_end_trains_every_task_of_it_once(ki
         assert sum(line[f"groups/{outcome}"] for line in reported) == sum(entry[2] == outcome for entry in entries)
 
 
+def test_a_run_whose_interval_nobody_set_goes_on_after_a_kill_at_its_second_step(sevens, tmp_path):
+    arguments = (*TOY, "--env", f"{tmp_path}/sevens.py:Sevens", "--steps", "40", "--set", "engine.latency_s=0.02")
+    run = RunningRun(tmp_path / "run", *arguments, "--dir", str(tmp_path / "run"))
+    run.wait_for_step(2)
+    run.kill("supervisor")
+    assert run.process.wait(10) == -signal.SIGKILL
+    again = RunningRun(tmp_path / "run", "resume", str(tmp_path / "run"), "--steps", "3")
+    try:
+        assert again.process.wait(120) == 0, again.text
+    finally:
+        again.process.kill()
+    assert "resumes    after step " in again.text
+
+
 def test_what_a_dead_run_wrote_after_its_checkpoint_is_gone_when_another_goes_on(atropos, sevens, tmp_path):
     evaluating = ("--set", "evaluation.every=1", "--set", "checkpoint.every=2")
     assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "4", *evaluating).code == 0

@@ -65,6 +65,29 @@ def test_two_environments_share_a_run_by_weight(atropos, sevens, tmp_path):
     assert "eval/often/accuracy" in metrics_of(tmp_path / "run")[-1]
 
 
+def test_where_scores_do_not_say_what_is_right_the_held_out_reward_is_shown(atropos, sevens, tmp_path):
+    source = (tmp_path / "sevens.py").read_text()
+    (tmp_path / "ungraded.py").write_text(re.sub(r"correct=[^,)]*", "correct=None", source))
+    ended = atropos(
+        *TOY,
+        "--env",
+        "./ungraded.py:Sevens",
+        "--steps",
+        "2",
+        "--set",
+        "evaluation.every=1",
+        "--set",
+        "sink.console.use=console",
+    )
+    assert ended.code == 0, ended.err
+    evaluated = [line["eval/reward"] for line in metrics_of(tmp_path / "run")]
+    assert f"before training: held-out reward {evaluated[0]:.3f} on 4 problems\n" in ended.out
+    assert f"after step 1: held-out reward {evaluated[1]:.3f} on 4 problems\n" in ended.out
+    gain = evaluated[2] - evaluated[0]
+    assert f"held-out reward {evaluated[0]:.3f} -> {evaluated[2]:.3f} ({gain:+.3f}, 4 problems)\n" in ended.out
+    assert "accuracy" not in ended.out
+
+
 def test_a_deterministic_run_is_the_same_twice_and_across_a_resume(atropos, sevens, tmp_path):
     arguments = ("run", "--model", "toy", "--env", sevens, "--deterministic", "--set", "evaluation.problems=4")
     assert atropos(*arguments, "--dir", "a", "--steps", "12").code == 0

@@ -25,6 +25,22 @@ def test_a_line_shows_its_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
     assert said.out == "[a] :bug:\n" and said.err == "warning [a] :bug:\n"
 
 
+def test_what_an_evaluation_came_to_is_accuracy_or_else_reward_and_by_environment_where_there_are_several() -> None:
+    before = {"eval/problems": 8.0, "eval/reward": 0.25, "eval/accuracy": 0.5, "eval/sums/accuracy": 0.5, "eval/sums/reward": 0.5,
+              "eval/poems/reward": -0.125, "eval/accuracy_strict": 0.25}  # fmt: skip
+    after = before | {"eval/reward": 0.5, "eval/accuracy": 0.75, "eval/poems/reward": 0.25, "eval/sums/accuracy": 0.75}
+    assert console.held_out_change(before, after) == [
+        "held-out accuracy 50.0% -> 75.0% (+25.0 points, 8 problems)",
+        "  strict: 25.0% -> 25.0%",
+        "  sums: accuracy 50.0% -> 75.0%",
+        "  poems: reward -0.125 -> 0.250",
+    ]
+    assert console.held_out_change({}, after) == [], "there was no evaluation before training"
+    assert console.held_out_change(
+        {"eval/problems": 2.0, "eval/reward": 0.25}, {"eval/problems": 2.0, "eval/reward": 0.125}
+    ) == ["held-out reward 0.250 -> 0.125 (-0.125, 2 problems)"]
+
+
 COLUMNS = ("kind", "name", "what it is", "from")
 ROWS = [
     (

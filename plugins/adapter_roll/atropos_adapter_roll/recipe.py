@@ -45,7 +45,7 @@ def recipe(run: RunConfig, options: AdapterOptions, model: str) -> dict[str, Any
         "num_gpus_per_node": options.gpus,
         "max_steps": training.steps,
         "eval_steps": (run.evaluation.every or training.steps) if problems else 0,
-        "save_steps": run.checkpoint.every or training.steps,
+        "save_steps": run.checkpoint.interval(training.steps),
         "async_generation_ratio": training.max_staleness,
         "rollout_batch_size": batch,
         "val_batch_size": problems // groups * groups or groups,

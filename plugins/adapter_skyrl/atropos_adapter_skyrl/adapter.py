@@ -98,7 +98,7 @@ def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, An
         "trainer.eval_interval": (evaluation.every or steps) if evaluated else -1,
         "trainer.eval_before_train": evaluated,
         "trainer.eval_batch_size": min(max(evaluation.problems, 1), 256),
-        "trainer.ckpt_interval": run.checkpoint.every or steps,
+        "trainer.ckpt_interval": run.checkpoint.interval(steps),
         "trainer.max_ckpts_to_keep": run.checkpoint.keep,
         "trainer.ckpt_path": "checkpoints",
         "trainer.export_path": "exports",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atropos_core.errors import CheckpointError, ProcessDied, RemoteError
-from atropos_core.storage.checkpoint import Checkpoints
+from atropos_core.storage.checkpoint import Checkpoints, seconds_between
 from tests.unit.disk import watch_disk
 
 Write = Callable[[Path], Awaitable[None]]
@@ -250,3 +250,9 @@ async def test_all_of_a_checkpoint_is_on_the_disk_before_its_name_and_its_name_b
             assert before[path.relative_to(made.directory)] == path.stat().st_size, "synced once all was written"
     assert {Path(), Path("policy")} <= before.keys(), "and the lists of names"
     assert [path for what, path, _ in calls[named + 1 :] if what == "sync"] == [tmp_path]
+
+
+def test_checkpoints_whose_interval_is_not_set_take_a_twentieth_of_the_time_at_most():
+    assert [seconds_between(took) for took in (0.0, 0.1, 0.5)] == [10.0] * 3
+    for took in (1.0, 112.0):
+        assert took / (took + seconds_between(took)) == pytest.approx(0.05)

@@ -13,6 +13,7 @@ import pytest
 
 from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion
 from atropos_core.interfaces import Transform
+from atropos_core.storage.checkpoint import seconds_between
 from atropos_core.training.metrics import staleness
 from atropos_core.types import UNKNOWN_VERSION, Completion, ScoredGroup
 from tests.unit import virtual_time
@@ -259,3 +260,33 @@ def test_staleness_counts_trained_tokens_of_known_versions():
     assert staleness(groups[2:], 3) == {}
     assert staleness([], 3) == {}
     assert np.isfinite(staleness(groups, 3)["staleness/mean"])
+
+
+def test_without_an_interval_a_checkpoint_follows_the_first_step_and_then_when_it_is_due(tmp_path):
+    ended: dict[int, float] = {}
+    saved: list[tuple[int, float, float]] = []
+
+    async def main() -> None:
+        one = life(weather(checkpoint_every=None, steps=60, rollout_s=0.5, train_s=0.5), tmp_path)
+        save, record, now = one.loop.checkpoints.save, one.record.step, asyncio.get_running_loop().time
+
+        async def noted(step: int, *rest: Any) -> Any:
+            began = now()
+            made = await save(step, *rest)
+            saved.append((step, began, now()))
+            return made
+
+        async def timed(step: int, *rest: Any) -> None:
+            ended[step] = now()
+            await record(step, *rest)
+
+        one.loop.checkpoints.save = noted  # type: ignore[method-assign]
+        one.record.step = timed  # type: ignore[method-assign]
+        await one.run(None)
+
+    virtual_time.run(main())
+    assert saved[0][0] == 1 and saved[-1][0] == 60 and len(saved) > 4
+    for (step, began, done), (following, begins, _) in zip(saved[:-1], saved[1:], strict=False):
+        wait_s = seconds_between(done - began)
+        assert begins - done >= wait_s or following == 60
+        assert all(ended[one] - done < wait_s for one in range(step + 1, following)), "one was due, and was not made"

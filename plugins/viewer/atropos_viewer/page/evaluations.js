@@ -60,6 +60,7 @@ export class Evaluations {
       this.list.set(0);
       return;
     }
+    this.isGraded = this.graded();
     this.join();
     this.drawSummary();
     this.filter();
@@ -71,16 +72,18 @@ export class Evaluations {
     this.rows = this.second.task.map((_, at) => ({ after: at, before: before.get(key(this.second, at)) }));
   }
 
+  // Accuracy, or where scores do not say what is right, the reward.
   share(table, at) {
     if (at === undefined) return null;
-    if (table.total[at] && table.correct[at] !== null && this.graded(table)) return table.correct[at] / table.total[at];
-    return table.reward[at];
+    return this.isGraded ? (table.total[at] ? (table.correct[at] ?? 0) / table.total[at] : null) : table.reward[at];
   }
 
-  // Where nothing is ever right, rewards are compared.
-  graded(table) {
-    table.isGraded ??= table.correct.some((one) => one > 0);
-    return table.isGraded;
+  graded() {
+    return [this.first, this.second].every((table) => table.correct.every((one, at) => one !== null || table.failed[at]) && table.correct.some((one) => one !== null));
+  }
+
+  figure(share) {
+    return this.isGraded ? percent(share) : share === null ? "–" : show(share, 3);
   }
 
   changeOf({ before, after }) {
@@ -101,7 +104,8 @@ export class Evaluations {
       return values.length ? values.reduce((sum, one) => sum + one, 0) / values.length : null;
     };
     fill(this.summary,
-      el("p", {}, el("strong", { class: "figure" }, percent(mean(this.first, "before"))), " → ", el("strong", { class: "figure" }, percent(mean(this.second, "after"))),
+      el("p", {}, el("span", { class: "soft" }, this.isGraded ? "accuracy " : "reward "),
+        el("strong", { class: "figure" }, this.figure(mean(this.first, "before"))), " → ", el("strong", { class: "figure" }, this.figure(mean(this.second, "after"))),
         el("span", { class: "soft" }, ` of the ${show(both.length)} problems in both; `), el("span", { class: "good" }, `${show(counts.won)} won`), ", ", el("span", { class: "poor" }, `${show(counts.lost)} lost`),
         el("span", { class: "soft" }, `, ${show(counts.right)} right in both, ${show(counts.wrong)} wrong in both`)));
   }
@@ -120,7 +124,7 @@ export class Evaluations {
   drawRow(row, one) {
     const change = this.changeOf(one);
     row.append(
-      el("span", { class: `reward ${change === "won" || change === "right" ? "good" : change ? "poor" : ""}` }, `${percent(this.share(this.first, one.before))} → ${percent(this.share(this.second, one.after))}`),
+      el("span", { class: `reward ${change === "won" || change === "right" ? "good" : change ? "poor" : ""}` }, `${this.figure(this.share(this.first, one.before))} → ${this.figure(this.share(this.second, one.after))}`),
       el("span", { class: "main" }, el("span", { class: "preview" }, this.second.question[one.after].replaceAll(/\s+/g, " ").slice(0, 160)),
         el("span", { class: "under" }, `${this.second.task[one.after]}${change ? ` · ${CHANGES[change]}` : ""}`)));
   }
@@ -128,7 +132,7 @@ export class Evaluations {
   drawDetail(one) {
     const side = (title, table, at) => el("article", {}, el("h3", {}, title),
       at === undefined ? el("p", { class: "empty" }, "not in this evaluation") : [
-        el("p", { class: "soft" }, table.total[at] ? `${table.correct[at]} of ${table.total[at]} right, reward ${show(table.reward[at])}` : `reward ${show(table.reward[at])}`),
+        el("p", { class: "soft" }, table.correct[at] !== null ? `${table.correct[at]} of ${table.total[at]} right, reward ${show(table.reward[at])}` : `reward ${show(table.reward[at])}`),
         table.failed[at] ? el("p", { class: "problem" }, table.failed[at]) : el("div", { class: "said" }, table.reply[at] || "(no text)")]);
     this.panes.classList.add("opened");
     fill(this.detail, el("button", { class: "back", onclick: () => this.back() }, "‹ List"),
@@ -145,5 +149,5 @@ export class Evaluations {
 }
 
 function percent(share) {
-  return share === null ? "–" : share >= 0 && share <= 1 ? `${(100 * share).toFixed(share > 0 && share < 1 ? 1 : 0)} %` : show(share, 3);
+  return share === null ? "–" : `${(100 * share).toFixed(share > 0 && share < 1 ? 1 : 0)} %`;
 }

@@ -1,0 +1,21 @@
+"""What the page is given of an evaluation."""
+
+from __future__ import annotations
+
+from atropos_core.storage.run_records import EvaluatedProblem, EvaluatedSample
+from atropos_viewer.evaluation_table import evaluation_table
+
+
+def sample(correct: bool | None) -> EvaluatedSample:
+    return EvaluatedSample(
+        correct=correct, reward=0.25, metrics={}, finish="stop", sampled_tokens=3, messages=(), failed="", failed_in=""
+    )
+
+
+def test_a_problem_whose_scores_do_not_say_what_is_right_has_no_number_of_right_answers():
+    problems = [
+        EvaluatedProblem("a", "poems", 0, 2, (sample(None), sample(None))),
+        EvaluatedProblem("b", "sums", 0, 2, (sample(False), sample(None))),
+        EvaluatedProblem("c", "sums", 1, 1, (sample(True),)),
+    ]
+    assert evaluation_table(problems)["correct"] == [None, 0, 1]
