@@ -21,7 +21,8 @@ RECORDED = Path(__file__).with_name("golden.json")
 RUN = (
     "run", "--bridge", "ipc", "--env", "gsm8k", "--deterministic", "--steps", "3", "--set", "training.groups_per_step=4",
     "--set", "training.group_size=4", "--set", "evaluation.problems=8", "--set", "trainer.threads=1", "--set", "engine.threads=1",
-    "--set", "checkpoint.every=0", "--set", "trainer.learning_rate=1e-3", "--set", "trainer.warmup_steps=0",  # so that weights move by more than rounding does
+    "--set", "checkpoint.every=0", "--set", "trainer.warmup_steps=0",
+    "--set", "trainer.learning_rate=1e-3",  # so that weights move by more than rounding does
 )  # fmt: skip
 
 

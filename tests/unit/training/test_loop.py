@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,7 @@ def test_without_an_interval_a_checkpoint_follows_the_first_step_and_then_when_i
 
     virtual_time.run(main())
     assert saved[0][0] == 1 and saved[-1][0] == 60 and len(saved) > 4
-    for (step, began, done), (following, begins, _) in zip(saved[:-1], saved[1:], strict=False):
+    for (step, began, done), (following, begins, _) in pairwise(saved):
         wait_s = seconds_between(done - began)
         assert begins - done >= wait_s or following == 60
         assert all(ended[one] - done < wait_s for one in range(step + 1, following)), "one was due, and was not made"
