@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from time import perf_counter
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from shutil import get_terminal_size
+from threading import RLock, Thread
+from time import perf_counter, sleep
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from atropos_core.errors import AtroposError
 
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 
     from atropos_core.interfaces import Finding
 
+T = TypeVar("T")
+
+WAIT_S = 1.0  # what takes less is not worth a line
+WAIT_TICK_S = 0.25
 LINE_EVERY_S = 5.0  # between progress lines where there is no terminal
 _BAR = 24
 _GAP = 2  # between the columns of a table
@@ -171,22 +178,179 @@ def _broken(cell: str, width: int) -> list[str]:
 
 
 class _LiveLine:
-    """The line of a terminal that changes. Whatever else is printed begins on a line of its own."""
+    """The line of a terminal that changes. Whatever else Python prints here begins on a line of its own."""
 
     def __init__(self) -> None:
-        self._open = False
+        self.lock = RLock()  # of everything that is printed: a thread says what is waited for
+        self._on: IO[str] | None = None  # where a line is open
+        self._stays = False
+        self._unended = False  # what others printed last has no end of line yet
+        self._writes: dict[int, Callable[[str], int]] = {}  # of the streams themselves, by id
 
-    def show(self, line: str) -> None:
-        _write(f"\r\x1b[2K{line}")
-        self._open = True
+    def show(self, line: str, file: IO[str], *, stays: bool) -> None:
+        """`stays`: what is printed next leaves it there, in place of taking it away."""
+        with self.lock:
+            self._watch_streams()
+            if self._on is not None and (self._on is not file or self._stays != stays):
+                self.close()
+            begin = "\n" if self._unended else "\r\x1b[2K"
+            self._unended = False
+            self._write(file, f"{begin}{line}")
+            self._on, self._stays = file, stays
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            _write("\n")
+        with self.lock:
+            if self._on is not None:
+                file, self._on = self._on, None
+                self._write(file, "\n" if self._stays else "\r\x1b[2K")
+
+    def forget(self) -> None:
+        self._on = None
+
+    def close_what_goes(self) -> None:
+        """Unless it is one that stays."""
+        with self.lock:
+            if not self._stays:
+                self.close()
+
+    def _write(self, file: IO[str], text: str) -> None:
+        try:
+            self._writes.get(id(file), file.write)(text)
+            file.flush()
+        except OSError:
+            _read_by_nobody(file)
+
+    def _watch_streams(self) -> None:
+        """From the first line that changes on: warnings, logging, print() and tracebacks of anybody's code close it. The streams
+        themselves are changed, since a logging handler keeps the one that it was made with."""
+        for file in (sys.stdout, sys.stderr):
+            if id(file) in self._writes or not file.isatty():
+                continue
+            self._writes[id(file)] = write = file.write
+
+            def written(text: str, write: Callable[[str], int] = write) -> int:
+                with self.lock:
+                    if text:
+                        self.close()
+                        self._unended = not text.endswith("\n")
+                    return write(text)
+
+            file.write = written  # type: ignore[method-assign]
 
 
 _LINE = _LiveLine()  # a terminal has one
+
+
+@dataclass(eq=False)
+class Wait:
+    """Something that is waited for. `done`, where it has parts: what has come of them."""
+
+    what: str
+    began: float = field(default_factory=perf_counter)
+    done: str = ""
+    said: bool = False
+
+    def text(self, now: float) -> str:
+        return f"{self.what}, {self.done or f'{now - self.began:.0f} s'}"
+
+
+class _Waits:
+    """What is waited for at present. A thread says it: whoever waits may be busy, importing say."""
+
+    def __init__(self) -> None:
+        self._waits: list[Wait] = []
+        self._thread: Thread | None = None
+        self._survives_fork = False
+        self.pass_on: Callable[[int, str | None], object] | None = None
+
+    def add(self, wait: Wait) -> None:
+        if self.pass_on is not None:
+            self.pass_on(id(wait), wait.what)
+        with _LINE.lock:
+            self._waits.append(wait)
+            if not self._survives_fork:
+                self._survives_fork = True
+                os.register_at_fork(after_in_child=_forget_threads)
+            if self._thread is None:
+                self._thread = Thread(target=self._say, name="atropos-waits", daemon=True)
+                self._thread.start()
+
+    def remove(self, wait: Wait) -> None:
+        if self.pass_on is not None:
+            self.pass_on(id(wait), None)
+        with _LINE.lock:
+            if wait in self._waits:  # not in a fork
+                self._waits.remove(wait)
+            if not self._waits:
+                _LINE.close_what_goes()
+
+    def _say(self) -> None:
+        while True:
+            sleep(WAIT_TICK_S)
+            with _LINE.lock:
+                if not self._waits:
+                    self._thread = None
+                    return
+                now = perf_counter()
+                noticed = [wait for wait in self._waits if now - wait.began >= WAIT_S]
+                if noticed and sys.stderr.isatty():
+                    line = f"waiting for {'; '.join(wait.text(now) for wait in noticed)}"
+                    _LINE.show(_cut(line, get_terminal_size().columns - 1), sys.stderr, stays=False)
+                    continue
+                for wait in noticed:
+                    if not wait.said:
+                        wait.said = True
+                        _err().print(f"waiting for {wait.what}", markup=False)
+
+    def forget(self) -> None:
+        self._waits, self._thread = [], None
+
+
+_WAITS = _Waits()
+
+
+def _forget_threads() -> None:
+    """In a fork: the thread is not there, and may have had the lock."""
+    _LINE.lock = RLock()
+    _LINE.forget()
+    _WAITS.forget()
+
+
+@contextmanager
+def waiting(what: str, *, said: bool = False) -> Iterator[Wait]:
+    """While inside, and from a second on: a terminal shows what is waited for, and since when; elsewhere one line says it, unless it
+    is `said` already. On standard error. `what` goes on after "waiting for"."""
+    wait = begin_wait(what, said=said)
+    try:
+        yield wait
+    finally:
+        end_wait(wait)
+
+
+def begin_wait(what: str, *, said: bool = False) -> Wait:
+    """As `waiting`, for a wait that ends elsewhere than where it began."""
+    wait = Wait(what, said=said)
+    _WAITS.add(wait)
+    return wait
+
+
+def end_wait(wait: Wait) -> None:
+    _WAITS.remove(wait)
+
+
+def pass_waits_on(to: Callable[[int, str | None], object]) -> None:
+    """For a process that another one waits for: `to` is given a number and what is waited for, and None once that is over."""
+    _WAITS.pass_on = to
+
+
+async def waited(what: str, work: Awaitable[T]) -> T:
+    """What `work` returns, said while it is waited for."""
+    with waiting(what):
+        return await work
+
+
+def _cut(line: str, columns: int) -> str:
+    return line if len(line) <= columns else f"{line[: max(columns - 1, 0)]}…"
 
 
 class StepProgress:
@@ -220,7 +384,7 @@ class StepProgress:
         if self._cell is not None:
             self._cell.show(line)
         elif self._live:
-            _LINE.show(line)
+            _LINE.show(line, sys.stdout, stays=True)
         else:
             _write(f"{line}\n")
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core import console
 from atropos_core.api_client.client import Api
 from atropos_core.api_client.http import error_of
 from atropos_core.codec import encode_bytes
@@ -61,7 +62,8 @@ class RemoteEngine(Engine):
     async def open(self) -> ModelInfo:
         """Raises FitError where the other end does not take what the run will send."""
         body = {} if self._transport is None else {"transport": self._transport}
-        info: ModelInfo = await self._call("open", body, OPEN_DEADLINE_S)
+        what = f"the engine at {self._api.url} to open ({OPEN_DEADLINE_S:g} s at most)"
+        info: ModelInfo = await console.waited(what, self._call("open", body, OPEN_DEADLINE_S))
         self._instance = info.instance
         return info
 

@@ -94,7 +94,8 @@ class ApiSource(Source):
         )
         self.broken = self._session.lost
         self._suspects = set(self._session.draws_in_progress)
-        await self._await_workers(self._session)
+        with console.waiting("workers", said=True) as wait:
+            await self._await_workers(self._session, wait)
 
     async def add_engine(self, url: str) -> None:
         """Workers may sample from the engine behind this URL."""
@@ -174,7 +175,7 @@ class ApiSource(Source):
         assert self._session is not None, "open() comes first"
         return self._session
 
-    async def _await_workers(self, session: TrainerSession) -> None:
+    async def _await_workers(self, session: TrainerSession, wait: console.Wait) -> None:
         wait_s, shown = self._section.wait_s, ""
         until = time.monotonic() + wait_s
         while True:
@@ -191,7 +192,7 @@ class ApiSource(Source):
                     remedy=f"Start one: atropos env NAME --api {self._section.url}; or wait longer: --set api.wait_s=3600",
                 )
             if waiting != shown:
-                shown = waiting
+                shown = wait.what = waiting
                 console.say(f"waiting for {waiting} ({wait_s:g} s at most)")
             await asyncio.sleep(LOOK_S)
         await self._look(found)

@@ -198,6 +198,7 @@ def _figures(plan: Plan, step: int | None, evaluation: Evaluation) -> dict[str, 
 async def _evaluate(plan: Plan) -> Evaluation:
     import asyncio
 
+    from atropos_core import console
     from atropos_core.errors import Interrupted
     from atropos_core.launch.assemble import build_for_evaluation
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
@@ -213,7 +214,11 @@ async def _evaluate(plan: Plan) -> Evaluation:
         parts = await build_for_evaluation(plan, directory)
         try:
             await asyncio.gather(
-                parts.engine.open(), *(environment.open() for environment in parts.environments.values())
+                parts.engine.open(),
+                *(
+                    console.waited(f"environment {name} to open", one.open())
+                    for name, one in parts.environments.items()
+                ),
             )
             runner = RolloutRunner(
                 parts.environments,

@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from atropos_core import console
 from atropos_core.config.component import Component, ComponentOnDevices
 from atropos_core.config.error_text import explain
 from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.guards.exits import contained
 from atropos_core.interfaces import Transport
+from atropos_core.models.model_size import described
 from atropos_core.plugins.provider import Offer, RunContext
 from atropos_core.plugins.references import OBJECT
 from atropos_core.plugins.registry import Registry
@@ -87,9 +89,18 @@ class ResolvedComponent:
         }
         log = context.directory / "logs" / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        return await Child.start(
-            role, wanted, log, threads=threads or len(os.sched_getaffinity(0)), patience=context.patience, needed=needed
-        )
+        torch = " and import torch" if "torch" in self.offer.provider.requires else ""
+        with console.waiting(f"{role} to start{torch}"):
+            child = await Child.start(
+                role,
+                wanted,
+                log,
+                threads=threads or len(os.sched_getaffinity(0)),
+                patience=context.patience,
+                needed=needed,
+            )
+        child.loads = described(context.model)
+        return child
 
 
 def resolve_component(registry: Registry, kind: str, label: str, component: Component) -> ResolvedComponent:

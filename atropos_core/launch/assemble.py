@@ -294,7 +294,7 @@ class _Builder:
             await asyncio.sleep(0)
             bridge: Bridge = self._build_in_process(single["bridge"])
             environments: dict[str, Environment] = {
-                n: self._build_in_process(resolved) for n, resolved in named["environment"].items()
+                n: self._environment(n, resolved) for n, resolved in named["environment"].items()
             }
             sinks: dict[str, Sink] = {
                 name: self._build_in_process(resolved) for name, resolved in named["sink"].items()
@@ -327,7 +327,7 @@ class _Builder:
         named = self.plan.named
         return EvaluationParts(
             environments={
-                name: self._build_in_process(resolved) for name, resolved in named.get("environment", {}).items()
+                name: self._environment(name, resolved) for name, resolved in named.get("environment", {}).items()
             },
             rewards=[await self._reward(name, resolved) for name, resolved in named.get("reward", {}).items()],
             engine=engine or await self._hosted_or_here("engine", self.plan.engines[0]),
@@ -344,6 +344,11 @@ class _Builder:
         if resolved in self.plan.engines and self.plan.transports:
             context = dataclasses.replace(context, transport=self.plan.transports[self.plan.engines.index(resolved)])
         return context
+
+    def _environment(self, name: str, resolved: ResolvedComponent) -> Environment:
+        with console.waiting(f"environment {name} to be made"):
+            made: Environment = self._build_in_process(resolved)
+        return made
 
     def _build_in_process(self, resolved: ResolvedComponent) -> Any:
         return resolved.build(self.run_context(resolved))

@@ -220,7 +220,10 @@ async def _prepare(
     """Open everything, lay the bridge, and load the checkpoint."""
     config = plan.config
     environments = [
-        within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {name!r}: open()")
+        console.waited(
+            f"environment {name} to open",
+            within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {name!r}: open()"),
+        )
         for name, environment in parts.environments.items()
     ]
     model, engines, *_ = await asyncio.gather(
@@ -236,7 +239,8 @@ async def _prepare(
         await parts.trainer.endpoint.load_agent(agents["trainer"])
     if "engine" in agents:
         await asyncio.gather(*(engine.endpoint.load_agent(agents["engine"]) for engine in parts.engines))
-    await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
+    with console.waiting(f"bridge {config.bridge.use} to join trainer and engine"):
+        await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
     runner = RolloutRunner(
         parts.environments,
         parts.rewards,
@@ -252,12 +256,15 @@ async def _prepare(
     await source.open(checkpoint.state.get("source") if checkpoint else None)
     loop = Loop(config, parts, source, runner, model, directory, stop, dict(flatten(plan.resolved())) | plan.code())
     if checkpoint is not None:
-        await loop.restore(checkpoint)
+        with console.waiting(f"the checkpoint of step {checkpoint.step} to be taken up"):
+            await loop.restore(checkpoint)
     if config.api is not None and plan.serve_engine is not None:
         await _let_in(config.api, plan.serve_engine, parts, source, model)
     for sink in parts.sinks.values():
         await sink.open()
-    console.facts(banner(plan, parts, model, directory, checkpoint))
+    with console.waiting("the tasks to be counted"):
+        rows = banner(plan, parts, model, directory, checkpoint)
+    console.facts(rows)
     return loop
 
 

@@ -48,6 +48,15 @@ class ModelSize:
         }
 
 
+def described(directory: Path) -> str:
+    """Its name, and where that can be read, its size: for a line that says what is loaded."""
+    cached = directory.parent.parent.name  # of the hub's: models--OWNER--NAME/snapshots/COMMIT
+    name = cached.removeprefix("models--").replace("--", "/") if cached.startswith("models--") else directory.name
+    if (size := read(directory)) is None:
+        return name
+    return f"{name} ({size.parameters:,} parameters, {size.stored_bytes / 1e6:,.1f} MB)"
+
+
 def needs_own_code(directory: Path) -> str | None:
     """What config.json says of Python code that comes with the model, which is never run here; None where there is none.
     For the error of a loader that knows no such architecture without it."""

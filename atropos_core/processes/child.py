@@ -45,6 +45,8 @@ class Child:
         self.log = log
         self._patience = patience
         self._needed = needed
+        self.loads = "its model"  # when it is opened, for a line that says what is waited for
+        self._waits: dict[int, console.Wait] = {}  # its own
         self.paused = False  # it samples nothing at present
         self._watching: asyncio.Task[None] | None = None
 
@@ -83,7 +85,7 @@ class Child:
                 },
             )
         child = cls(role, process, None, log, patience, needed=needed)  # type: ignore[arg-type] # the peer needs the child to explain its end
-        child.peer = Peer(ours, role, {}, on_lost=child._explain, state=child._state)
+        child.peer = Peer(ours, role, {"waits": child._waits_for}, on_lost=child._explain, state=child._state)
         child._watching = asyncio.create_task(child._watch())
         try:
             await child.peer.call("build", dict(build), deadline_s=START_DEADLINE_S)
@@ -141,6 +143,13 @@ class Child:
                 return
             before, looked = seen, now
 
+    async def _waits_for(self, number: int, what: str | None) -> None:
+        """Called by it, where a `console.waiting` of its own begins, and with None where that ends."""
+        if what is not None:
+            self._waits[number] = console.begin_wait(f"{self.role}: {what}")
+        elif (wait := self._waits.pop(number, None)) is not None:
+            console.end_wait(wait)
+
     def _waits_for_us(self) -> Collection[str]:
         """Kinds of calls that it cannot answer before this process has done its part."""
         return (SAMPLES if self.paused else frozenset()) | ({"step"} if self.peer.is_called else set())
@@ -195,6 +204,8 @@ class Child:
 
     def _hang_up(self) -> None:
         self.peer.close()
+        while self._waits:
+            console.end_wait(self._waits.popitem()[1])
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()
 

@@ -13,11 +13,12 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from atropos_core.errors import ConfigError
+from atropos_core import console
+from atropos_core.errors import AtroposError, ConfigError
 from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contain_tasks
 from atropos_core.interfaces import Engine, Measured, ModelInfo, Stateful, Trainer
@@ -26,6 +27,7 @@ from atropos_core.processes.forwarding import methods
 from atropos_core.processes.rpc import Handler, Peer
 from atropos_core.types import Batch, Episode, Floats, Metrics, Task
 
+WAITS_DEADLINE_S = 60.0
 WRITING_DEADLINE_S = 3600.0  # a bridge may save and load a whole model in it; its own deadlines are shorter
 TAKE_DIRECTORY = frozenset({"load_weights", "load_adapter", "save", "restore"})
 _PR_SET_PDEATHSIG = 1
@@ -131,10 +133,15 @@ def with_directory(method: Handler) -> Handler:
 
 
 async def serve(descriptor: int, host: Host) -> None:
+    async def say(number: int, what: str | None) -> None:
+        with suppress(AtroposError):  # who has hung up waits for nothing
+            await host.peer.call("waits", number, what, deadline_s=WAITS_DEADLINE_S)
+
     contain_tasks(asyncio.get_running_loop())  # what a component raises to end the process is an error of that call
     host.peer = Peer(
         socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"call_agent"})
     )
+    console.pass_waits_on(lambda number, what: asyncio.ensure_future(say(number, what)))
     waits = [asyncio.ensure_future(host.ended.wait()), asyncio.ensure_future(host.peer.lost.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.sleep(0.05)  # the answer to `close` leaves first

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+from atropos_core import console
 from atropos_core.errors import ProcessDied, RemoteError
 from atropos_core.interfaces import Reward, Trainer, Writing
 from atropos_core.processes.child import CALL_DEADLINE_S, OPEN_DEADLINE_S, STEP_DEADLINE_S, Child
@@ -36,8 +37,10 @@ class Hosted(Forwarding):
     async def forward(self, method: Method[T], *arguments: Any) -> T:
         name = method.__name__
         deadline_s = arguments[-1] if name == "sample" else DEADLINES_S[name]
-        answer: T = await self.child.peer.call(name, *arguments, deadline_s=deadline_s)
-        return answer
+        calling: Awaitable[T] = self.child.peer.call(name, *arguments, deadline_s=deadline_s)
+        if name == "open":
+            return await console.waited(f"{self.child.role} to load {self.child.loads}", calling)
+        return await calling
 
     async def close(self) -> None:
         await self.child.close()

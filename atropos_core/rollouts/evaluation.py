@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core import console
 from atropos_core.config.run_file import EvaluationSection
 from atropos_core.errors import DataError, RunDirectoryError
 from atropos_core.interfaces import Environment
+from atropos_core.rollouts.engine_policy import ScheduleKey
 from atropos_core.rollouts.estimates import pass_at_k, wilson
 from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.seeds import derive
@@ -71,27 +73,40 @@ async def evaluate(
             "no environment has held-out tasks to evaluate on.",
             remedy="Have tasks('test') give some; a run does without by evaluation.problems=0.",
         )
+    with console.waiting(f"{len(draws):,} held-out problems to be evaluated") as wait:
+        groups = await _run(runner, draws, section, section.sampling(sampling), wait)
+    tokens = sum(_sampled(episode) for group in groups for episode in group.episodes)
+    shares = _shares(groups, section.ks())
+    metrics = {name: share.value for name, share in shares.items()} | _means(groups, shares)
+    return Evaluation(metrics, shares, tuple(groups), perf_counter() - start, tokens)
+
+
+async def _run(
+    runner: RolloutRunner, draws: Sequence[Draw], section: EvaluationSection, sampling: Sampling, wait: console.Wait
+) -> list[ScoredGroup]:
+    """A group for each draw, in their order; `wait` says how many are done."""
+    done = 0
+
+    async def one(draw: Draw, keys: Sequence[ScheduleKey]) -> ScoredGroup:
+        nonlocal done
+        group = await runner.run(draw, keys, section.samples, sampling)
+        done += 1
+        wait.done = f"{done:,} done"
+        return group
+
     groups: list[ScoredGroup] = []
     at_once = max(1, IN_FLIGHT // section.samples)
     for begin in range(0, len(draws), at_once):
         part = draws[begin : begin + at_once]
         keys = [runner.schedule_keys(draw, section.samples) for draw in part]
-        groups += await asyncio.gather(
-            *(
-                runner.run(draw, key, section.samples, section.sampling(sampling))
-                for draw, key in zip(part, keys, strict=True)
-            )
-        )
+        groups += await asyncio.gather(*(one(draw, key) for draw, key in zip(part, keys, strict=True)))
         if begin == 0 and not any(group.episodes for group in groups):
             cause = groups[0].failed[0]
             raise DataError(
                 f"the first {len(groups) * section.samples} evaluation rollouts all failed; the first in {cause.where}: "
                 f"{cause.cause}\n{cause.trace}".rstrip()
             )
-    tokens = sum(_sampled(episode) for group in groups for episode in group.episodes)
-    shares = _shares(groups, section.ks())
-    metrics = {name: share.value for name, share in shares.items()} | _means(groups, shares)
-    return Evaluation(metrics, shares, tuple(groups), perf_counter() - start, tokens)
+    return groups
 
 
 def written(path: Path, text: str) -> None:

@@ -155,7 +155,12 @@ class Loop:
             while self.progress.step < steps:
                 if self._stop.is_set():
                     raise Interrupted("stopped")
-                await self._step()
+                if (
+                    self._saved_at is None
+                ):  # of this process: from the next one on, there is a line that says how it goes
+                    await console.waited(f"step {self.progress.step + 1}", self._step())
+                else:
+                    await self._step()
                 self._boundary.mark(vars(self.progress))
                 self._health.act()
                 self._check_progress()

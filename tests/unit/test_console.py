@@ -25,6 +25,79 @@ def test_a_line_shows_its_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
     assert said.out == "[a] :bug:\n" and said.err == "warning [a] :bug:\n"
 
 
+def shown(sent: str) -> list[str]:
+    """The lines that a terminal shows at the end of what was sent: a line that was drawn again is as it was last."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", sent).replace("\r\n", "\n")
+    return [line.rpartition("\r\x1b[2K")[2] for line in plain.rstrip("\n").split("\n")]
+
+
+def test_nothing_that_python_prints_is_glued_to_the_line_that_changes() -> None:
+    code = """
+import logging, sys, warnings
+handler = logging.StreamHandler()  # made before there is such a line, with the stream as it was
+from atropos_core import console
+metrics = {"reward/mean": 0.5, "tokens/s": 10.0, "time/step_s": 1.0}
+progress = console.StepProgress(9)
+progress.show(1, metrics)
+warnings.warn_explicit("old name", DeprecationWarning, "m.py", 1, registry={})
+warnings.showwarning("old name", UserWarning, "m.py", 1)
+progress.show(2, metrics)
+handler.handle(logging.LogRecord("x", logging.WARNING, "x.py", 1, "from a logger", None, None))
+progress.show(3, metrics)
+print("from print")
+sys.stderr.write("no end of line")
+progress.show(4, metrics)
+progress.close()
+sys.excepthook(ValueError, ValueError("a traceback"), None)
+"""
+    lines = shown(sent_to_a_terminal(code, 80))
+    for alone in (
+        "m.py:1: UserWarning: old name",
+        "from a logger",
+        "from print",
+        "no end of line",
+        "ValueError: a traceback",
+    ):
+        assert alone in lines, lines
+    assert [line.split("/9")[0][-1] for line in lines if "step" in line] == ["1", "2", "3", "4"]
+
+
+WAITS = """
+import time
+from atropos_core import console
+console.WAIT_S = 0.0
+def until(there):
+    end = time.monotonic() + 30
+    while not there() and time.monotonic() < end:
+        time.sleep(0.01)
+with console.waiting("the engine to load " + "a" * 60) as wait:
+    until(lambda: wait.said or console._LINE._on)
+    console.say("a fact")
+    time.sleep(2 * console.WAIT_TICK_S)
+    wait.done = "7 done"
+    time.sleep(2 * console.WAIT_TICK_S)
+"""
+
+
+def test_a_terminal_shows_what_is_waited_for_within_its_width_and_takes_it_away_again() -> None:
+    sent = sent_to_a_terminal(WAITS, 60)
+    assert "waiting for the engine to load aaa" in sent
+    assert all(len(part.split("\r")[0]) < 60 for part in sent.split("\x1b[2K") if part.startswith("waiting"))
+    assert shown(sent) == ["a fact", ""]
+
+
+def test_elsewhere_a_line_on_standard_error_says_once_what_is_waited_for() -> None:
+    ended = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout == "a fact\n"
+    assert ended.stderr == f"waiting for the engine to load {'a' * 60}\n"
+
+
+def test_what_takes_no_second_is_not_worth_a_line(capfd) -> None:
+    with console.waiting("nothing much"):
+        pass
+    assert capfd.readouterr().err == ""
+
+
 def test_what_an_evaluation_came_to_is_accuracy_or_else_reward_and_by_environment_where_there_are_several() -> None:
     before = {"eval/problems": 8.0, "eval/reward": 0.25, "eval/accuracy": 0.5, "eval/sums/accuracy": 0.5, "eval/sums/reward": 0.5,
               "eval/poems/reward": -0.125, "eval/accuracy_strict": 0.25}  # fmt: skip
@@ -59,8 +132,6 @@ def sent_to_a_terminal(code: str, columns: int) -> str:
     import os
     import pty
     import struct
-    import subprocess
-    import sys
     import termios
 
     ours, theirs = pty.openpty()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, FitError, ProcessDied, WeightsMismatch
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.plugins.provider import RunContext
@@ -87,7 +88,10 @@ class VLLMEngine(Engine):
                 self._server = ManagedServer.start(options, context, dtype)
                 server = self._server
                 self._api = Api(server.url, server.key, self._lost, server.is_dying, patience=context.patience)
-                await self._until_up(server)
+                with console.waiting(
+                    f"its vLLM server to come up ({options.start_timeout_s:g} s at most; its log is {server.log})"
+                ):
+                    await self._until_up(server)
             else:
                 key = os.environ.get("VLLM_API_KEY")
                 self._api = Api(options.url, key, self._lost, patience=context.patience)
@@ -100,7 +104,8 @@ class VLLMEngine(Engine):
             self._longest = int((await self._names())[self._served]["max_model_len"])
             self._vocabulary = int(model.text_config(self._config)["vocab_size"])
             await self._api.post("/update_weight_version", {"new_version": str(self.version)})
-            await self._warm_up()
+            with console.waiting("vLLM to sample a first token"):
+                await self._warm_up()
             self._adapters = Adapters(self._api, slots, drain_s=DRAIN_S, taken=await self._names())
         except BaseException as error:
             try:

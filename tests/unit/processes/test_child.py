@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
+from atropos_core import console
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import (
     ConfigError,
@@ -45,7 +46,7 @@ RIGGED = """
 import asyncio, gc, os, signal, subprocess, sys, time
 import numpy as np
 from pydantic import BaseModel
-from atropos_core import hookimpl
+from atropos_core import console, hookimpl
 from atropos_core.errors import TrainingDiverged
 from atropos_core.interfaces import Engine, ModelInfo, Trainer
 from atropos_core.plugins.provider import Options, Provider
@@ -112,6 +113,10 @@ class RiggedEngine(Engine):
             note(self.options, f"opened: {gc.isenabled()}")
         if self.options.how == "collector, not opened":
             raise KeyError("my own bug")
+        if self.options.how == "server":
+            with console.waiting("its server to come up"):
+                while not os.path.exists(self.options.note):
+                    await asyncio.sleep(0.01)
         return ModelInfo("Rigged", os.getpid(), 5, "float32", ",".join(self.context.devices), str(self.context.directory))
 
     async def sample(self, prompt, n, sampling, seeds, deadline_s):
@@ -720,6 +725,23 @@ async def test_a_paused_engine_owes_the_call_that_is_to_give_it_weights(start):
             await engine.load_adapter(Path("/adapter"), 1)
     with pytest.raises(ProcessSilent):
         await waiting
+
+
+async def test_what_a_process_waits_for_while_it_opens_is_said_here(start, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(console, "WAIT_S", 0.0)
+    child = await start("engine", "server")
+    child.loads = "tiny (3 parameters)"
+    opening, said = asyncio.create_task(HostedEngine(child).open()), ""
+    async with asyncio.timeout(30):
+        while "its server" not in said:
+            await asyncio.sleep(0.01)
+            said += capfd.readouterr().err
+    (tmp_path / "note").write_text("it is up")
+    assert (await opening).architecture == "Rigged"
+    assert said.splitlines() == [
+        "waiting for engine to load tiny (3 parameters)",
+        "waiting for engine: its server to come up",
+    ]
 
 
 async def test_the_end_of_the_log_is_reported_where_it_is_new(start, tmp_path, capfd):

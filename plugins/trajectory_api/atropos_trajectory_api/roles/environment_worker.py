@@ -94,7 +94,8 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
         try:
             tokenizer = ChatTokenizer(plan.model.directory)
             [environment] = parts.environments.values()
-            await within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {options.environment!r}: open()")
+            opening = within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {options.environment!r}: open()")
+            await console.waited(f"environment {options.environment} to open", opening)
             tasks = task_count(options.environment, environment, "train")
             check_named_tasks(options.environment, environment, "train")
             worker = await Worker.register(
