@@ -17,7 +17,7 @@ EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll test-agents test-agents-short test-view dist test-dist site soak bench bench-bridges bench-api clean
+.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll test-agents test-agents-short test-export test-view dist test-dist site soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -98,6 +98,10 @@ test-agents: .venv/test.stamp
 test-agents-short: .venv/test.stamp
 	+$(MAKE) -j 2 .venv-agents/stamp .venv-agents-node/stamp
 	HF_HUB_OFFLINE=1 AGENT_CLIENTS=.venv-agents:.venv-agents-node $(BIN)/python -m pytest tests/agents -n 2
+
+# What `atropos export` writes, in TRL's own trainers, on the tiny policy; two minutes.
+test-export: .venv/test.stamp .venv-trl/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest tests/trl
 
 # The viewer's page in a real Chromium, driven by playwright: keys, widths, colours, hostile texts; two to three minutes.
 test-view: .venv-view/stamp

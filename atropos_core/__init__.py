@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from atropos_core.scripting.commands import check as check
     from atropos_core.scripting.commands import doctor as doctor
     from atropos_core.scripting.commands import evaluate as evaluate
+    from atropos_core.scripting.commands import export as export
     from atropos_core.scripting.commands import installed as installed
     from atropos_core.scripting.commands import process as process
     from atropos_core.scripting.commands import resume as resume
@@ -35,7 +36,9 @@ _HOME = {  # what environments and plugins are written with, and the commands as
     "Task": "types",
     "hookimpl": "plugins.spec",
     "hookspec": "plugins.spec",
-    **dict.fromkeys(("check", "doctor", "evaluate", "installed", "process", "resume", "run"), "scripting.commands"),
+    **dict.fromkeys(
+        ("check", "doctor", "evaluate", "export", "installed", "process", "resume", "run"), "scripting.commands"
+    ),
 }
 
 

@@ -22,7 +22,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "install.md", "how-a-run-works.md", "view.md", "python.md", "glossary.md"),
-    "A run": ("run-file.md", "health.md", "records.md", "bridges.md", "gpu.md", "swaps.md"),
+    "A run": ("run-file.md", "health.md", "records.md", "export.md", "bridges.md", "gpu.md", "swaps.md"),
     "Agents": ("agents.md", "agent-api.md", "agent-tokens.md", "agent-clients.md", "agent-sandboxes.md"),
     "More than one machine": ("roles.md", "trajectory-api.md"),
     "Other people's trainers": ("skyrl.md", "roll.md"),

@@ -15,7 +15,7 @@ from atropos_core.cli.overview import Overview
 
 OWN = {  # command -> its module here
     "run": "run", "resume": "resume", "eval": "evaluate", "plugins": "plugins", "new": "new", "check": "check",
-    "config": "config", "doctor": "doctor", "audit": "audit", "adapter": "adapter",
+    "config": "config", "doctor": "doctor", "audit": "audit", "adapter": "adapter", "export": "export",
 }  # fmt: skip
 
 

@@ -161,6 +161,9 @@ class Provider(Generic[T_co]):
     idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = (
         nothing_idle  # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why
     )
+    merge: Callable[[Path, Path], None] | None = (
+        None  # trainer: makes a whole model of the directory of an adapter that it saved, in another directory that is empty
+    )
     several_devices: bool = False  # engine, trainer: one instance may span several
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), or "cuda"; checked before build
     runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from atropos_core import console
 from atropos_core.cli.options import configure
 from atropos_core.errors import ConfigError, Interrupted
+from atropos_core.exports.dataset import Exported
+from atropos_core.exports.policy import ExportedPolicy
 from atropos_core.launch.assemble import Plan
 from atropos_core.scripting.arguments import Arguments
 from atropos_core.scripting.blocking import blocking
@@ -156,11 +158,17 @@ def process(
     group_size: int | None = None,
     test: bool = False,
     old_schema: bool = False,
+    form: Literal["sft", "dpo", "parquet"] | None = None,
+    min_reward: float | None = None,
+    only_correct: bool = False,
+    best_per_group: int | None = None,
+    min_margin: float | None = None,
+    keep_cut_off: bool = False,
     seed: int | None = None,
     set: Settings | None = None,
 ) -> Path:
-    """Run tasks without training, and keep the scored groups, one a line of the new file `out`, which is returned: `atropos
-    process`. Raises AtroposError; ConfigError where no installed plugin has that command."""
+    """Run tasks without training, and keep the scored groups, one a line of the new file `out`, which is returned, or a data
+    set in one of the forms of `export`: `atropos process`. Raises AtroposError; ConfigError where no installed plugin has that command."""
     from atropos_core.cli import make_app
 
     arguments = Arguments(set)
@@ -177,12 +185,38 @@ def process(
     def work() -> Path:
         call(
             path, file=_path(run_file), env=env, model=_text(model), engine=of, reward=rewards, groups=groups,
-            group_size=group_size, test=test, old_schema=old_schema, seed=seed, changes=arguments.changes,
+            group_size=group_size, test=test, old_schema=old_schema, form=form, min_reward=min_reward, only_correct=only_correct,
+            best_per_group=best_per_group, min_margin=min_margin, keep_cut_off=keep_cut_off, seed=seed, changes=arguments.changes,
         )  # fmt: skip
         return path
 
     with arguments.given():
         return blocking(work)
+
+
+def export(
+    run: str | Path | RunResult,
+    form: Literal["sft", "dpo", "parquet", "hf"],
+    out: str | Path,
+    *,
+    step: int | Sequence[int] | None = None,
+    min_reward: float | None = None,
+    only_correct: bool = False,
+    best_per_group: int | None = None,
+    min_margin: float | None = None,
+    keep_cut_off: bool = False,
+    merged: bool = False,
+) -> Exported | ExportedPolicy:
+    """A run's rollouts as a data set, or (`"hf"`) its policy as a model directory: `atropos export --as FORM`. Raises AtroposError."""
+    from atropos_core.cli.export import exported
+
+    steps = [step] if isinstance(step, int) else list(step or ())
+    return blocking(
+        lambda: exported(
+            _directory(run), form, Path(out), steps=steps, min_reward=min_reward, only_correct=only_correct,
+            best_per_group=best_per_group, min_margin=min_margin, keep_cut_off=keep_cut_off, merged=merged,
+        )
+    )  # fmt: skip
 
 
 def check(

@@ -124,7 +124,7 @@ class RecordedStep:
     @cached_property
     def episodes(self) -> list[EpisodeRecord]:
         """One a line, those that failed as well."""
-        return [_episode(self.path, self.step, line, row) for line, row in enumerate(_whole_rows(self.path))]
+        return [episode_record(self.path, self.step, line, row) for line, row in enumerate(_whole_rows(self.path))]
 
     @cached_property
     def tokens(self) -> TokenFile | None:
@@ -310,7 +310,8 @@ def _whole_rows(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _episode(path: Path, step: int, line: int, row: Mapping[str, Any]) -> EpisodeRecord:
+def episode_record(path: Path | str, step: int, line: int, row: Mapping[str, Any]) -> EpisodeRecord:
+    """Line `line`, from 0, of `path`, which is for the error: DataError for what is damaged."""
     try:
         return EpisodeRecord(
             line=line,
@@ -403,7 +404,7 @@ def _numbered(folder: Path, prefix: str, suffix: str) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def _damaged(path: Path, line: int, what: str) -> DataError:
+def _damaged(path: Path | str, line: int, what: str) -> DataError:
     return DataError(
         f"{path} is damaged: line {line + 1}: {what:.300}.",
         remedy="It is not what the run wrote: copy it again from where it is whole, or remove the line.",

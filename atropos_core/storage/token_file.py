@@ -61,6 +61,24 @@ def write_token_file(path: Path, columns: Mapping[str, NDArray[Any]]) -> int:
     return len(content)
 
 
+def sequences_of(columns: Mapping[str, NDArray[Any]]) -> list[SequenceTokens]:
+    """All sequences of columns that are in memory."""
+    offsets = columns[OFFSETS]
+
+    def cut(name: str, number: int) -> Any:
+        return columns[name][offsets[number] : offsets[number + 1]] if name in columns else None
+
+    return [
+        SequenceTokens(
+            **{name: cut(name, number) for name in (*TOKEN_COLUMNS, *OPTIONAL_COLUMNS)},
+            episode=int(columns["episodes"][number]),
+            temperature=float(columns["temperature"][number]),
+            truncated=bool(columns["truncated"][number]),
+        )
+        for number in range(len(offsets) - 1)
+    ]
+
+
 class TokenFile:
     """A step's columns; each is read when it is requested. Raises DataError, here and there, for what is damaged."""
 

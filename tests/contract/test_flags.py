@@ -112,6 +112,17 @@ TRIALS = {
          "--old-schema": ("--old-schema",), "--out": ("--out", "elsewhere.jsonl")},
         shared=POLICY,
     ),
+    "export": Trial(
+        ("export", "run", "--as", "sft", "--out", "out.jsonl", "--keep-cut-off", "--json"),
+        {"--as": ("--as", "dpo"), "--out": ("--out", "out.parquet"), "--step": ("--step", "2"), "--min-reward": ("--min-reward", "1"),
+         "--only-correct": ("--only-correct",), "--best-per-group": ("--best-per-group", "1"), "--min-margin": ("--min-margin", "0.5")},
+        prepared=(*TEACHABLE, "--steps", "2"),
+    ),
+    "process --as": Trial(
+        ("process", "--env", WATCHED, "--model", "toy", "--groups", "3", "--as", "sft", "--out", "out.jsonl", "--keep-cut-off"),
+        {"--as": ("--as", "dpo"), "--min-reward": ("--min-reward", "1"), "--only-correct": ("--only-correct",),
+         "--best-per-group": ("--best-per-group", "1"), "--min-margin": ("--min-margin", "0.5")},
+    ),
     "config show": Trial(
         ("config", "show", *TOY, "--env", WATCHED), {"--explain": ("--explain",), "--json": ("--json",)},
         shared=(*POLICY, "--bridge", "--trainer", "--deterministic", "--steps"),
@@ -147,7 +158,11 @@ TRIALS = {
          "--reward": ("--reward", "nonsense"), "--set": ("--set", "environment.watched.nonsense=1")},
     ),
 }  # fmt: skip
-CHANGED = {f"{name.removesuffix(' RUN')} {flag}": name for name, trial in TRIALS.items() for flag in trial.changes()}
+CHANGED = {
+    f"{name.removesuffix(' RUN').removesuffix(' --as')} {flag}": name
+    for name, trial in TRIALS.items()
+    for flag in trial.changes()
+}
 
 
 WITHOUT: dict[tuple[str, ...], object] = {}  # what each command leaves without the flag
@@ -327,6 +342,10 @@ def test_a_dry_run_says_that_the_directory_cannot_be_the_runs(tmp_path, monkeypa
 SEEN_IN = {
     "tests/unit/cli/test_json.py::test_a_doctor_prints_one_document_and_ends_as_it_would": "doctor --json",
     "tests/unit/cli/test_json.py::test_an_evaluation_prints_its_figures_and_all_that_they_depend_on": "eval --json",
+    "tests/unit/exports/test_dataset.py::test_what_is_no_conversation_of_the_policy_is_left_out_by_name": "export --keep-cut-off",
+    "tests/unit/exports/test_dataset.py::export": "export --json",
+    "tests/e2e/test_export.py::test_a_run_of_an_adapter_exports_it_and_merged_the_same_policy": "export --merged",
+    "tests/e2e/test_process.py::test_a_data_set_of_live_rollouts": "process --keep-cut-off",
     "tests/e2e/test_audit.py": "audit --out",
     "tests/e2e/test_audit.py::test_a_changed_logprob_is_named_with_both_values": "audit --step --tolerance",
     "tests/e2e/test_audit.py::test_a_setting_of_the_trainer_is_for_the_audit_and_another_is_refused": "audit --set",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import pyarrow.parquet as pq
 import pytest
 
 from atropos_trajectory_api.legacy.outgoing_groups import KEYS
@@ -63,6 +64,32 @@ def test_the_same_seed_gives_the_same_file(atropos, sevens, tmp_path):
     for name in ("one", "two"):
         assert atropos(*TOY, "--env", sevens, "--groups", "20", *SMALL, "--out", name, "--seed", "3").code == 0
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_data_set_of_live_rollouts(atropos, sevens, tmp_path):
+    kept = (*TOY, "--env", sevens, "--groups", "30", *SMALL, "--keep-cut-off")
+    for form, name in (("sft", "sft.jsonl"), ("dpo", "dpo.jsonl"), ("parquet", "rows.parquet")):
+        flags = kept[:-1] if form == "parquet" else kept
+        ended = atropos(*flags, "--as", form, "--out", name)
+        assert ended.code == 0 and f"rows: {name}" in ended.out, ended.err
+    assert atropos(*kept[:-1], "--out", "groups.jsonl").code == 0
+    groups = lines_of(tmp_path / "groups.jsonl")
+    episodes = [episode for group in groups for episode in group["episodes"]]
+    rows = lines_of(tmp_path / "sft.jsonl")
+    assert [row["messages"] for row in rows] == [episode["messages"] for episode in episodes]
+    assert [row["reward"] for row in rows] == pytest.approx([reward for group in groups for reward in group["rewards"]])
+    recorded = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    rollouts = [rollout for episode in episodes for rollout in episode["rollouts"]]
+    assert [row["input_ids"] for row in recorded] == [rollout["tokens"] for rollout in rollouts]
+    assert [row["response_mask"] for row in recorded] == [
+        [bool(one) for one in rollout["sampled"]] for rollout in rollouts
+    ]
+    for pair in lines_of(tmp_path / "dpo.jsonl"):
+        assert pair["score_chosen"] > pair["score_rejected"]
+    ended = atropos(*TOY, "--env", sevens, "--as", "sft", "--old-schema", "--out", "a.jsonl")
+    assert ended.code == 2 and "--old-schema has no effect with --as" in ended.err
+    ended = atropos(*TOY, "--env", sevens, "--only-correct", "--out", "a.jsonl")
+    assert ended.code == 2 and "--only-correct has no effect without --as: it is for sft" in ended.err
 
 
 def test_a_file_that_is_there_is_not_touched(atropos, sevens, tmp_path):

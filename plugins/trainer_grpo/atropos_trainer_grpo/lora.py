@@ -6,6 +6,7 @@ Adapters are in fp32 whatever the base is in; peft casts what goes in and what c
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import LoraOptions
@@ -61,6 +62,29 @@ def save(model: nn.Module, directory: Path) -> None:
         directory / WEIGHTS,
         metadata={"format": "pt"},
     )
+
+
+def merge(adapter: Path, directory: Path) -> None:
+    """The adapter's base model with the adapter in its weights (W + scale B A, computed in fp32, kept in the base's dtype), and the
+    tokenizer that lies beside the adapter. Raises DataError where the base model is not where the adapter says."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    from atropos_trainer_grpo.saving import copy_tokenizer
+
+    logging.disable_progress_bar()
+    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    try:
+        stored = AutoConfig.from_pretrained(base, trust_remote_code=False).dtype
+        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the base model of the adapter in {adapter} is not to be had: {str(error).splitlines()[0]}",
+            remedy=f"Have {base} there again, or export the adapter alone: without --merged.",
+        ) from error
+    merged: Any = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(safe_merge=True)
+    merged.to(stored).save_pretrained(directory)
+    copy_tokenizer(adapter, directory)
 
 
 def dropouts(model: nn.Module) -> list[nn.Module]:

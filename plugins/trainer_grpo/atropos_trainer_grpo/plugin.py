@@ -12,6 +12,8 @@ from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 from atropos_trainer_grpo.config import LOSSES, GrpoOptions, LoraOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from atropos_core.interfaces import Loss, Trainer, Transport
     from atropos_core.plugins.provider import Holding, Workload
 
@@ -87,6 +89,17 @@ def announces(options: GrpoOptions) -> Mapping[str, Any]:
     }
 
 
+def merge(adapter: Path, directory: Path) -> None:
+    if importlib.util.find_spec("peft") is None:
+        raise FitError(
+            "an adapter is merged by the module 'peft', which is not installed.",
+            remedy="pip install atropos-plugin-trainer-grpo[lora]",
+        )
+    from atropos_trainer_grpo import lora
+
+    lora.merge(adapter, directory)
+
+
 def _built(name: str) -> Callable[[NoOptions, RunContext], Loss]:
     def build_loss(options: NoOptions, context: RunContext) -> Loss:
         from atropos_trainer_grpo.losses import LOSSES
@@ -112,6 +125,7 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
         transports=transports,
         holds=holds,
         announces=announces,
+        merge=merge,
         several_devices=True,
         requires=frozenset({"torch", "transformers", "safetensors"}),
         runs_in="process",

@@ -42,11 +42,15 @@ def save(model: nn.Module, state: Mapping[str, Any], origin: Path, directory: Pa
         lora.save(model, directory)  # and no config.json: weights of the base model would be looked for beside it
     else:
         _save_whole(model, directory)
+    copy_tokenizer(origin, directory)
+    torch.save({"optimizer": state, "random": _random_states()}, directory / STATE)
+
+
+def copy_tokenizer(origin: Path, directory: Path) -> None:
     for pattern in TOKENIZER_FILES:
         for path in origin.glob(pattern):
             copy = shutil.copytree if path.is_dir() else shutil.copy2
             copy(path, directory / path.name)
-    torch.save({"optimizer": state, "random": _random_states()}, directory / STATE)
 
 
 def _save_whole(model: Any, directory: Path) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atropos_core.cli.export import (
+    BestPerGroupOption,
+    KeepCutOffOption,
+    MinMarginOption,
+    MinRewardOption,
+    OnlyCorrectOption,
+)
 from atropos_core.cli.options import (
     ROLLOUT_SECTIONS,
     EngineOption,
@@ -21,9 +30,9 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from atropos_core.exports.selection import Selection
     from atropos_core.launch.assemble import Plan
-    from atropos_core.types import Split
-    from atropos_trajectory_api.roles.processing import Lines
+    from atropos_core.types import ScoredGroup, Split
 
 
 USES = Uses(
@@ -32,12 +41,20 @@ USES = Uses(
 )
 
 
+class Form(StrEnum):
+    sft = "sft"
+    dpo = "dpo"
+    parquet = "parquet"
+
+
 def add(app: typer.Typer) -> None:
     app.command("process")(process)
 
 
 def process(
-    out: Annotated[Path, typer.Option("--out", help="Write one JSON line a group into this new file.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="A new file: one JSON line a group, or with --as NAME.jsonl or NAME.parquet.")
+    ],
     file: FileArgument = None,
     env: EnvOption = None,
     model: ModelOption = None,
@@ -51,31 +68,70 @@ def process(
     old_schema: Annotated[
         bool, typer.Option("--old-schema", help="The fourteen keys of the old Atropos protocol, masks with -100.")
     ] = False,
+    form: Annotated[
+        Form | None,
+        typer.Option(
+            "--as",
+            help="Write a data set instead, as `atropos export` does. sft: conversations. dpo: pairs of replies. parquet: everything.",
+        ),
+    ] = None,
+    min_reward: MinRewardOption = None,
+    only_correct: OnlyCorrectOption = False,
+    best_per_group: BestPerGroupOption = None,
+    min_margin: MinMarginOption = None,
+    keep_cut_off: KeepCutOffOption = False,
     seed: SeedOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Run tasks without training and keep the rollouts: one scored group a line.
+    """Run tasks without training and keep the rollouts: one scored group a line, or a data set.
 
     [bold]Examples[/]
 
       atropos process --env gsm8k --model tiny --out rollouts.jsonl
 
       atropos process --env ./mine.py:Mine --groups 100 --old-schema --out old.jsonl
+
+      atropos process --env gsm8k --groups 100 --as sft --only-correct --best-per-group 1 --out sft.jsonl
     """
-    import asyncio
-
-    from atropos_core import console
+    from atropos_core.errors import ConfigError
+    from atropos_core.exports.dataset import selection_of
     from atropos_core.launch.assemble import make_plan
-    from atropos_trajectory_api.roles.processing import Lines
 
+    kind = form.value if isinstance(form, Form) else form
+    selection = selection_of(
+        kind, min_reward=min_reward, only_correct=only_correct, best_per_group=best_per_group,
+        min_margin=min_margin, keep_cut_off=keep_cut_off,
+    )  # fmt: skip
+    if kind and old_schema:
+        raise ConfigError("--old-schema has no effect with --as.", remedy="Give one of the two.")
     loaded, resolved, plugins = configure(
         file, env=env, model=model, engine=engine, reward=reward, seed=seed, changes=changes,
         flags={"training.group_size": group_size}, uses=USES,
     )  # fmt: skip
     plan = make_plan(loaded.config, resolved, plugins, training=False)
+    split: Split = "test" if test else "train"
+    if kind:
+        _as_dataset(plan, groups, split, kind, out, selection)
+    else:
+        _as_lines(plan, groups, split, out, old_schema=old_schema)
+
+
+def _as_lines(plan: Plan, groups: int, split: Split, out: Path, *, old_schema: bool) -> None:
+    import asyncio
+
+    from atropos_core import console
+    from atropos_core.errors import Interrupted
+    from atropos_trajectory_api.legacy import outgoing_groups as wire
+    from atropos_trajectory_api.roles.processing import Lines, native_line
+
     lines = Lines(out)
+    line = wire.line if old_schema else native_line
     try:
-        left_out = asyncio.run(_process(plan, lines, groups, "test" if test else "train", old_schema))
+        left_out = asyncio.run(
+            _process(plan, groups, split, lambda group: lines.write(line(group)), whole_groups=old_schema)
+        )
+    except asyncio.CancelledError:
+        raise Interrupted(f"stopped: {out} has the {lines.count} groups that were ready") from None
     finally:
         lines.close()
         if not lines.count:
@@ -87,57 +143,75 @@ def process(
     console.say(f"{lines.count} groups: {out}")
 
 
-async def _process(plan: Plan, lines: Lines, groups: int, split: Split, old_schema: bool) -> int:
+def _as_dataset(plan: Plan, groups: int, split: Split, form: str, out: Path, selection: Selection) -> None:
+    import asyncio
+
+    from atropos_core.cli.export import show
+    from atropos_core.errors import Interrupted
+    from atropos_core.exports.dataset import DatasetExport
+    from atropos_core.exports.groups import live_group
+
+    export = DatasetExport(form, out, selection)
+    try:
+        asyncio.run(_process(plan, groups, split, lambda group: export.add(live_group(group))))
+        show(export.finish())
+    except asyncio.CancelledError:
+        if not export.written:
+            raise Interrupted("stopped: no row was ready, and there is no file") from None
+        made = export.finish()
+        raise Interrupted(f"stopped: {out} has the {made.written} rows that were ready") from None
+    finally:
+        export.discard()
+
+
+async def _process(
+    plan: Plan, groups: int, split: Split, put: Callable[[ScoredGroup], None], *, whole_groups: bool = False
+) -> int:
+    """How many groups were left out because `whole_groups` are wanted. Raises CancelledError where it was stopped."""
     import asyncio
     from contextlib import aclosing
     from time import perf_counter
 
     from atropos_core.console import LINE_EVERY_S, say
-    from atropos_core.errors import Interrupted
     from atropos_core.launch.assemble import build_for_evaluation
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts.runner import RolloutRunner
     from atropos_core.rollouts.tokenizer import ChatTokenizer
     from atropos_core.storage.tempdirs import owned_directory
-    from atropos_core.types import ScoredGroup
-    from atropos_trajectory_api.legacy import outgoing_groups as wire
-    from atropos_trajectory_api.roles.processing import draws, native_line, scored_groups, write
+    from atropos_trajectory_api.roles.processing import draws, scored_groups, write
 
     config, task = plan.config, asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
     started = shown_at = perf_counter()
-    tokens = 0
+    tokens = done = 0
 
-    def shown(group: ScoredGroup, left_out: int) -> None:
-        nonlocal shown_at, tokens
+    def shown(group: ScoredGroup) -> None:
+        nonlocal shown_at, tokens, done
+        done += 1
         tokens += sum(int(one.sampled.sum()) for episode in group.episodes for one in episode.rollouts)
         if (now := perf_counter()) - shown_at >= LINE_EVERY_S:
             shown_at = now
-            say(f"{lines.count + left_out}/{groups} groups  {tokens / (now - started):,.0f} tokens/s")
+            say(f"{done}/{groups} groups  {tokens / (now - started):,.0f} tokens/s")
 
     with requests_to_end(lambda: task.cancel()), owned_directory("process") as directory:
         (directory / "logs").mkdir()
+        parts = await build_for_evaluation(plan, directory)
         try:
-            parts = await build_for_evaluation(plan, directory)
-            try:
-                await asyncio.gather(parts.engine.open(), *(one.open() for one in parts.environments.values()))
-                runner = RolloutRunner(
-                    parts.environments,
-                    parts.rewards,
-                    parts.engine,
-                    ChatTokenizer(plan.model.directory),
-                    deadline_s=config.training.rollout_deadline_s,
-                    deterministic=config.deterministic,
-                )
-                drawn = draws(parts.environments, groups, split, config.seed)
-                size, at_once = config.training.group_size, config.training.groups_per_step
-                with blocked_loop_alarm(), own_process():
-                    async with aclosing(
-                        scored_groups(runner, drawn, size, config.sampling.record(), at_once=at_once)
-                    ) as scored:
-                        line = wire.line if old_schema else native_line
-                        return await write(scored, lines, line, whole=old_schema, shown=shown)
-            finally:
-                await parts.close()
-        except asyncio.CancelledError:
-            raise Interrupted(f"stopped: {lines.path} has the {lines.count} groups that were ready") from None
+            await asyncio.gather(parts.engine.open(), *(one.open() for one in parts.environments.values()))
+            runner = RolloutRunner(
+                parts.environments,
+                parts.rewards,
+                parts.engine,
+                ChatTokenizer(plan.model.directory),
+                deadline_s=config.training.rollout_deadline_s,
+                deterministic=config.deterministic,
+            )
+            drawn = draws(parts.environments, groups, split, config.seed)
+            size, at_once = config.training.group_size, config.training.groups_per_step
+            with blocked_loop_alarm(), own_process():
+                async with aclosing(
+                    scored_groups(runner, drawn, size, config.sampling.record(), at_once=at_once)
+                ) as scored:
+                    return await write(scored, put, whole=whole_groups, shown=shown)
+        finally:
+            await parts.close()

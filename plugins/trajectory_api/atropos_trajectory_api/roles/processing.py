@@ -109,11 +109,10 @@ class Lines:
 
 async def write(
     groups: AsyncIterator[ScoredGroup],
-    lines: Lines,
-    line: Callable[[ScoredGroup], str],
+    put: Callable[[ScoredGroup], None],
     *,
     whole: bool,
-    shown: Callable[[ScoredGroup, int], None],
+    shown: Callable[[ScoredGroup], None],
 ) -> int:
     """How many groups were left out: those without an episode, where `whole` groups are wanted."""
     left_out = 0
@@ -121,6 +120,6 @@ async def write(
         if whole and not group.episodes:
             left_out += 1
         else:
-            lines.write(line(group))
-        shown(group, left_out)
+            put(group)
+        shown(group)
     return left_out

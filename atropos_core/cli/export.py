@@ -1,0 +1,164 @@
+"""`atropos export`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from atropos_core.exports.dataset import Exported
+    from atropos_core.exports.policy import ExportedPolicy
+    from atropos_core.storage.run_records import RunRecords
+
+
+class Form(StrEnum):
+    sft = "sft"
+    dpo = "dpo"
+    parquet = "parquet"
+    hf = "hf"
+
+
+MinRewardOption = Annotated[float | None, typer.Option(help="sft: only episodes of at least this reward.")]
+OnlyCorrectOption = Annotated[
+    bool, typer.Option("--only-correct", help="sft: only what the environment says is correct.")
+]
+BestPerGroupOption = Annotated[
+    int | None, typer.Option(min=1, help="sft: only so many of a group, those of the highest reward. \\[default: all]")
+]
+MinMarginOption = Annotated[
+    float | None,
+    typer.Option(min=0, help="dpo: least difference of the rewards of a pair. \\[default: any]"),
+]
+KeepCutOffOption = Annotated[
+    bool, typer.Option("--keep-cut-off", help="sft, dpo: with the episodes that ended at the token limit.")
+]
+
+
+def add(app: typer.Typer) -> None:
+    app.command("export")(export)
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(help="A run directory, of a run that goes on or has ended.", show_default=False)
+    ],
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--as",
+            help="sft: conversations. dpo: pairs of replies. parquet: all that is recorded. hf: the trained policy.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="A new file, NAME.jsonl or NAME.parquet; hf: a new directory.")],
+    step: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Only the rollouts of this step; may be repeated. hf: the checkpoint of this step. "
+            "\\[default: all recorded; the newest checkpoint]"
+        ),
+    ] = None,
+    min_reward: MinRewardOption = None,
+    only_correct: OnlyCorrectOption = False,
+    best_per_group: BestPerGroupOption = None,
+    min_margin: MinMarginOption = None,
+    keep_cut_off: KeepCutOffOption = False,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="hf: of a run that trained an adapter, a whole model with it.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
+) -> None:
+    """Write a run's rollouts as a data set, or its policy as a model, that other libraries read.
+
+    [bold]Examples[/]
+
+      atropos export runs/gsm8k-20260131-120000 --as sft --out sft.jsonl --only-correct --best-per-group 1
+
+      atropos export runs/gsm8k-20260131-120000 --as dpo --out pairs.parquet --min-margin 0.2
+
+      atropos export runs/gsm8k-20260131-120000 --as hf --out my-model
+    """
+    made = exported(
+        run, form.value, out, steps=step or (), min_reward=min_reward, only_correct=only_correct, best_per_group=best_per_group,
+        min_margin=min_margin, keep_cut_off=keep_cut_off, merged=merged,
+    )  # fmt: skip
+    show(made, as_json=as_json)
+
+
+def exported(
+    run: Path,
+    form: str,
+    out: Path,
+    *,
+    steps: Sequence[int] = (),
+    min_reward: float | None = None,
+    only_correct: bool = False,
+    best_per_group: int | None = None,
+    min_margin: float | None = None,
+    keep_cut_off: bool = False,
+    merged: bool = False,
+) -> Exported | ExportedPolicy:
+    """What `atropos export` does, but for what it prints. Raises AtroposError."""
+    from atropos_core.errors import ConfigError
+    from atropos_core.exports.dataset import DatasetExport, selection_of
+    from atropos_core.exports.groups import recorded_groups
+    from atropos_core.storage.run_records import RunRecords
+
+    selection = selection_of(
+        form, min_reward=min_reward, only_correct=only_correct, best_per_group=best_per_group, min_margin=min_margin,
+        keep_cut_off=keep_cut_off,
+    )  # fmt: skip
+    records = RunRecords(run)
+    if form == "hf":
+        return _policy(records, out, steps, merged=merged)
+    if merged:
+        raise ConfigError(f"--merged has no effect with --as {form}: it is for hf.")
+    groups = recorded_groups(records, steps)
+    export = DatasetExport(form, out, selection)
+    try:
+        for group in groups:
+            export.add(group)
+        return export.finish()
+    finally:
+        export.discard()
+
+
+def _policy(records: RunRecords, out: Path, steps: Sequence[int], *, merged: bool) -> ExportedPolicy:
+    from atropos_core import console
+    from atropos_core.errors import ConfigError
+    from atropos_core.exports.policy import checkpoint_of, export_policy
+    from atropos_core.plugins.manager import load_plugins
+
+    if len(steps) > 1:
+        raise ConfigError("a policy is of one step.", remedy="Give --step once with --as hf.")
+    checkpoint = checkpoint_of(records, steps[0] if steps else None, console.warn)
+    merge = None
+    if merged:
+        trainer = str(records.config.get("trainer", {}).get("use"))
+        merge = load_plugins().registry.find("trainer", trainer).provider.merge
+        if merge is None:
+            raise ConfigError(
+                f"trainer {trainer!r} saves no adapters that could be merged.", remedy="Leave --merged out."
+            )
+    return export_policy(records, checkpoint, out, merge)
+
+
+def show(made: Exported | ExportedPolicy, *, as_json: bool = False) -> None:
+    from dataclasses import asdict
+
+    from atropos_core import console
+    from atropos_core.exports.policy import ExportedPolicy
+
+    if as_json:
+        console.document({**asdict(made), "path": str(made.path)})
+    elif isinstance(made, ExportedPolicy):
+        console.say(f"the {made.kind} of step {made.step}, {made.size_bytes / 1e6:.1f} MB: {made.path}")
+    else:
+        console.say(f"{made.written:,} rows: {made.path}")
+        if made.left_out:
+            console.table(("left out", "why"), [(f"{count:,}", reason) for reason, count in made.left_out.items()])
+        for reason, count in made.without_tokens.items():
+            console.say(f"{count:,} episodes have no tokens in it: {reason}")

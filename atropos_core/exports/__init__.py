@@ -1,0 +1,1 @@
+"""Rollouts and policies in the forms that other libraries read (docs/export.md)."""

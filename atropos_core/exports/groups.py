@@ -1,0 +1,51 @@
+"""Groups of rollouts as exports take them: from a run's records, or as they come from live rollouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from atropos_core.builtin.recording import rows, token_columns
+from atropos_core.errors import DataError
+from atropos_core.interfaces import SettledGroup, StepRecord
+from atropos_core.storage.run_records import EpisodeRecord, RunRecords, episode_record
+from atropos_core.storage.token_file import SequenceTokens, sequences_of
+from atropos_core.types import ScoredGroup
+
+
+@dataclass(frozen=True)
+class ExportedGroup:
+    """The episodes of one draw, those that failed as well."""
+
+    step: int  # 0 of live rollouts
+    episodes: Sequence[EpisodeRecord]
+    sequences: Callable[[EpisodeRecord], Sequence[SequenceTokens]]  # reads them; none where no tokens are recorded
+    why_no_tokens: str = ""  # empty where there are tokens
+
+
+def recorded_groups(records: RunRecords, steps: Sequence[int] = ()) -> Iterator[ExportedGroup]:
+    """Of these steps, or of all, in order; one step at a time is in memory. Raises DataError where a step is not recorded, or
+    nothing is."""
+    recorded = records.steps()
+    if not recorded:
+        raise DataError(
+            f"{records.directory} has no recorded rollouts.",
+            remedy="A run records them with [sink.jsonl] and rollouts_every above 0; live ones: atropos process --as ...",
+        )
+    for number in sorted(set(steps)) or recorded:
+        step = records.step(number)
+        by_draw = sorted(step.episodes, key=lambda episode: episode.draw)
+        for _, members in groupby(by_draw, key=lambda episode: episode.draw):
+            yield ExportedGroup(number, list(members), step.sequences, step.why_no_tokens)
+
+
+def live_group(group: ScoredGroup) -> ExportedGroup:
+    """A group that nobody has trained: what is trained of it is what a loss would count."""
+    settled = [SettledGroup(group, None)]
+    lines = [json.loads(json.dumps(row, default=str)) for row in rows(settled, tokens=True)]
+    episodes = [episode_record(f"draw {group.draw.id}", 0, number, line) for number, line in enumerate(lines)]
+    columns = token_columns(StepRecord(0, {}, [group], settled))
+    sequences = sequences_of(columns) if columns is not None else []
+    return ExportedGroup(0, episodes, lambda episode: [sequences[number] for number in episode.sequences])

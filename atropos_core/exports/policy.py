@@ -1,0 +1,89 @@
+"""The policy of a checkpoint as a directory that `from_pretrained` loads, with a model card (README.md)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from atropos_core.errors import CheckpointError, ConfigError, RunDirectoryError
+from atropos_core.exports.model_card import hub_base, model_card
+from atropos_core.storage.atomic import WRITABLE, appearing, json_bytes, size_bytes
+from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
+from atropos_core.storage.run_records import RunRecords
+
+ADAPTER = "adapter_config.json"
+ONLY_FOR_TRAINING = (
+    "trainer_state.pt",
+)  # the optimiser's moments: larger than the policy, and of no use to whoever loads it
+
+Merge = Callable[[Path, Path], None]  # an adapter's directory into a new, empty one, as a whole model
+
+
+@dataclass(frozen=True)
+class ExportedPolicy:
+    path: Path
+    step: int
+    kind: str  # "model", "adapter", or "merged adapter"
+    files: tuple[str, ...]
+    size_bytes: int
+
+
+def checkpoint_of(records: RunRecords, step: int | None, warn: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint of this step, or the newest that is whole. Raises CheckpointError."""
+    checkpoints = Checkpoints(records.directory / "checkpoints")
+    found = checkpoints.latest(warn) if step is None else checkpoints.at(step)
+    if found is None:
+        raise CheckpointError(
+            f"{records.directory} has no checkpoint to export.",
+            remedy="A run saves one at its end; checkpoint.every: before.",
+        )
+    return found
+
+
+def export_policy(records: RunRecords, checkpoint: Checkpoint, out: Path, merge: Merge | None = None) -> ExportedPolicy:
+    """Into the new directory `out`, which appears whole or not at all. With `merge`, an adapter is made one with its base model.
+    Raises ConfigError for a policy that is no Hugging Face model, or no adapter where there is `merge`; RunDirectoryError where
+    `out` is there already or cannot be written."""
+    policy = checkpoint.policy
+    is_adapter = (policy / ADAPTER).is_file()
+    if not is_adapter and not (policy / "config.json").is_file():
+        raise ConfigError(
+            f"{policy} is not a policy in Hugging Face form: it has neither config.json nor {ADAPTER}.",
+            remedy="This run's trainer saves its own form, which only it reads.",
+        )
+    if merge is not None and not is_adapter:
+        raise ConfigError("--merged has no effect: this run trained the whole model.", remedy="Leave it out.")
+    if out.exists():
+        raise RunDirectoryError(f"{out} is there already.", remedy="Name another directory, or remove it.")
+    kind = ("merged adapter" if merge else "adapter") if is_adapter else "model"
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with appearing(out.absolute()) as partial:
+            if merge is not None:
+                merge(policy, partial)
+            else:
+                shutil.copytree(policy, partial, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*ONLY_FOR_TRAINING))
+            if kind == "adapter":
+                _name_base(partial / ADAPTER, hub_base(records))
+            (partial / "README.md").write_bytes(json_bytes(model_card(records, checkpoint.step, kind)))
+            for path in (
+                partial,
+                *partial.rglob("*"),
+            ):  # a run's files are its user's alone; these are to be given away
+                path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
+            files = tuple(sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file()))
+            size = size_bytes(partial)
+    except OSError as error:
+        raise RunDirectoryError(f"{out} cannot be written: {error.strerror or error}.", remedy=WRITABLE) from error
+    return ExportedPolicy(out, checkpoint.step, kind, files, size)
+
+
+def _name_base(path: Path, base: str | None) -> None:
+    """Where the base model is one of the hub, the adapter names it so, and not by its folder on this machine."""
+    settings = json.loads(path.read_text())
+    if base is not None:
+        settings["base_model_name_or_path"] = base
+        path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
