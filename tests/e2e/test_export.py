@@ -65,7 +65,7 @@ def test_the_commands_and_the_example_of_the_page_run(tmp_path: Path) -> None:
     """Of a run of the toy policy, but for what wants a model: that has a test of its own."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "sevens.py").write_text(TOY)
-    small = ("--steps", "20", "--set", "evaluation.problems=0")
+    small = ("--steps", "12", "--set", "evaluation.problems=0", "--set", "trainer.learning_rate=20.0")
     finish(
         tmp_path / "runs/mine",
         "run",
