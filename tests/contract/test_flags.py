@@ -114,14 +114,14 @@ TRIALS = {
     ),
     "export": Trial(
         ("export", "run", "--as", "sft", "--out", "out.jsonl", "--keep-cut-off", "--json"),
-        {"--as": ("--as", "dpo"), "--out": ("--out", "out.parquet"), "--step": ("--step", "2"), "--min-reward": ("--min-reward", "1"),
-         "--only-correct": ("--only-correct",), "--best-per-group": ("--best-per-group", "1"), "--min-margin": ("--min-margin", "0.5")},
+        {"--as": ("--as", "dpo"), "--out": ("--out", "out.parquet"), "--step": ("--step", "2"), "--min-reward": ("--min-reward", "1e6"),
+         "--only-correct": ("--only-correct",), "--best-per-group": ("--best-per-group", "1"), "--min-margin": ("--min-margin", "1e6")},
         prepared=(*TEACHABLE, "--steps", "2"),
     ),
     "process --as": Trial(
         ("process", "--env", WATCHED, "--model", "toy", "--groups", "3", "--as", "sft", "--out", "out.jsonl", "--keep-cut-off"),
-        {"--as": ("--as", "dpo"), "--min-reward": ("--min-reward", "1"), "--only-correct": ("--only-correct",),
-         "--best-per-group": ("--best-per-group", "1"), "--min-margin": ("--min-margin", "0.5")},
+        {"--as": ("--as", "dpo"), "--min-reward": ("--min-reward", "1e6"), "--only-correct": ("--only-correct",),
+         "--best-per-group": ("--best-per-group", "1"), "--min-margin": ("--min-margin", "1e6")},
     ),
     "config show": Trial(
         ("config", "show", *TOY, "--env", WATCHED), {"--explain": ("--explain",), "--json": ("--json",)},
