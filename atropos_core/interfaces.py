@@ -86,7 +86,7 @@ class Environment(ABC):
     """Poses tasks and runs them. It sees neither trainer nor engine.
 
     One turn is the default: give `tasks` and `score`, and `rollout` does the rest. For more turns override `rollout`
-    (`atropos_core.conversation.Conversation` keeps the token history).
+    (`atropos_core.Conversation` keeps the token history; docs/multi-turn.md builds one with tools).
     """
 
     at_once: int | None = (

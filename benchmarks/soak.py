@@ -6,11 +6,12 @@
     schedules   ten thousand runs in virtual time, and hubs, with random delays, failures and crashes
     overlap     five seeds on-policy and with max_staleness 1: the speed, and the accuracy at the end
     readme      five seeds of the README's own environment, by the command that stands beside it
+    tools       five seeds of the environment with tools that docs/multi-turn.md builds, by the command that stands there
 
     make soak                      about two hours on two cores
     python -m benchmarks.soak --only kills,seeds --kills 2 --seeds 1
 
-Writes benchmarks/results/soak.json, and soak_PART.json for the last four, with the commit that it ran on; ends with 1
+Writes benchmarks/results/soak.json, and soak_PART.json for the last five, with the commit that it ran on; ends with 1
 where something did not hold.
 """
 
@@ -175,22 +176,37 @@ def overlap(wanted: argparse.Namespace) -> bool:
 
 
 def readme(wanted: argparse.Namespace) -> bool:
-    result: dict[str, Any] = {"machine": described(), "seeds": []}
     [command] = [line for line in the_block("README.md", "atropos check ./sums.py").commands if " run " in line]
     with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
         (Path(scratch) / "sums.py").write_text(the_block("README.md", "import random").text)
-        arguments = command.replace("./sums.py", f"{scratch}/sums.py").split()[1:]
-        for number in range(wanted.seeds):
-            seed, folder = secrets.randbelow(2**31), Path(scratch) / f"seed-{number}"
-            started = time.monotonic()
-            finish(folder, *arguments, "--seed", str(seed), "--dir", str(folder))
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-            before, after = lines[0]["eval/accuracy"], lines[-1]["eval/accuracy"]
-            result["seeds"].append({"seed": seed, "before": before, "after": after, "steps": lines[-1]["step"],
-                                    "gain_points": 100 * (after - before), "seconds": time.monotonic() - started})  # fmt: skip
-            console.say(f"seed {number + 1}/{wanted.seeds}: {result['seeds'][-1]}")
+        result = of_seeds(command.replace("./sums.py", f"{scratch}/sums.py"), wanted.seeds, Path(scratch))
     result["holds"] = {"each gain >= 15 points": all(one["gain_points"] >= 15 for one in result["seeds"])}
     return written("soak_readme", result)
+
+
+def tools(wanted: argparse.Namespace) -> bool:
+    [command] = the_block("docs/multi-turn.md", "atropos run --env calculator").commands
+    with tempfile.TemporaryDirectory(prefix="atropos-soak-") as scratch:
+        result = of_seeds(command, wanted.seeds, Path(scratch))
+    result["holds"] = {"each gain >= 20 points": all(one["gain_points"] >= 20 for one in result["seeds"])}
+    return written("soak_tools", result)
+
+
+def of_seeds(command: str, seeds: int, scratch: Path) -> dict[str, Any]:
+    """What `command`, an `atropos run`, gains under each of so many random seeds, and how its tools fared in the first step and the
+    last."""
+    result: dict[str, Any] = {"machine": described(), "seeds": []}
+    for number in range(seeds):
+        seed, folder = secrets.randbelow(2**31), scratch / f"seed-{number}"
+        started = time.monotonic()
+        finish(folder, *command.split()[1:], "--seed", str(seed), "--dir", str(folder), deadline_s=1500)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        before, after = lines[0]["eval/accuracy"], lines[-1]["eval/accuracy"]
+        said = {name: [lines[1][name], lines[-1][name]] for name in lines[1] if name.startswith("tools/")}
+        result["seeds"].append({"seed": seed, "before": before, "after": after, "steps": lines[-1]["step"],
+                                "gain_points": 100 * (after - before), "seconds": time.monotonic() - started, **said})  # fmt: skip
+        console.say(f"seed {number + 1}/{seeds}: {result['seeds'][-1]}")
+    return result
 
 
 def written(name: str, result: dict[str, Any]) -> bool:
@@ -207,6 +223,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "schedules": schedules,
     "overlap": overlap,
     "readme": readme,
+    "tools": tools,
 }
 
 

@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
-    "Start": ("index.md", "install.md", "how-a-run-works.md", "view.md", "python.md", "glossary.md"),
+    "Start": ("index.md", "install.md", "how-a-run-works.md", "multi-turn.md", "view.md", "python.md", "glossary.md"),
     "A run": ("run-file.md", "health.md", "records.md", "export.md", "bridges.md", "gpu.md", "swaps.md"),
     "Agents": ("agents.md", "agent-api.md", "agent-tokens.md", "agent-clients.md", "agent-sandboxes.md"),
     "More than one machine": ("roles.md", "trajectory-api.md"),

@@ -74,6 +74,11 @@ KINDS = {
     "adapter": Kind("adapter", "tasks as JSON lines", "atropos adapter {name} --env gsm8k --out tasks"),
 }
 ALL_KINDS = ", ".join(KINDS)
+WITH_TOOLS = Kind(
+    "env",
+    "word problems with a calculator, in several turns",
+    "atropos run --model tiny-tools --env {name} --steps 20",
+)
 
 
 def add(app: typer.Typer) -> None:
@@ -85,6 +90,9 @@ def new(
     name: Annotated[
         str, typer.Argument(help="What users will type: lower case, as in word_count.", show_default=False)
     ],
+    tools: Annotated[
+        bool, typer.Option("--tools", help="An environment of several turns, in which the policy calls a tool.")
+    ] = False,
     directory: Annotated[Path, typer.Option("--dir", help="Where to make the plugin's folder.")] = Path("."),
 ) -> None:
     """Make a plugin: a small working component with its package, README and contract test.
@@ -93,19 +101,24 @@ def new(
 
       atropos new environment word_count
 
+      atropos new environment shop --tools
+
       atropos new reward politeness --dir plugins
     """
     from atropos_core import console
+    from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
 
     check_name(kind, name, load_plugins().registry)
-    folder = write(kind, name, directory)
+    if tools and kind != "environment":
+        raise ConfigError(f"--tools has no effect on a {kind}: it is of an environment.", remedy="Leave --tools out.")
+    folder = write(kind, name, directory, tools=tools)
     console.say(f"made {folder}: the {kind} {name!r}, which {KINDS[kind].prefix}_{name} offers")
     console.say("next:")
     console.say(f"  pip install -e {folder}")
     console.say(f"  atropos check {name} --kind {kind}")
     console.say(f"  python -m pytest {folder}")
-    console.say(f"  {KINDS[kind].run.format(name=name)}")
+    console.say(f"  {_example(kind, tools).run.format(name=name)}")
 
 
 def check_name(kind: str, name: str, registry: Registry) -> None:
@@ -135,11 +148,11 @@ def check_name(kind: str, name: str, registry: Registry) -> None:
         )
 
 
-def render(kind: str, name: str) -> dict[Path, str]:
-    """The files of a new plugin, by their path in its folder."""
-    words = _words(kind, name)
+def render(kind: str, name: str, *, tools: bool = False) -> dict[Path, str]:
+    """The files of a new plugin, by their path in its folder. `tools`: of an environment, one of several turns."""
+    words = _words(kind, name, tools)
     files = {}
-    for root in (TEMPLATES / "common", TEMPLATES / kind):
+    for root in (TEMPLATES / "common", TEMPLATES / kind, *([TEMPLATES / "environment_tools"] if tools else [])):
         for source in sorted(root.rglob("*.tmpl")):
             path = source.relative_to(root).with_suffix("")
             parts = [words["package"] if part == "package" else part for part in path.parts]
@@ -148,7 +161,7 @@ def render(kind: str, name: str) -> dict[Path, str]:
     return files
 
 
-def write(kind: str, name: str, directory: Path) -> Path:
+def write(kind: str, name: str, directory: Path, *, tools: bool = False) -> Path:
     """Make the plugin's folder in `directory`. Raises ConfigError where something is in the way."""
     from atropos_core.errors import ConfigError
 
@@ -156,7 +169,7 @@ def write(kind: str, name: str, directory: Path) -> Path:
     if folder.exists():
         raise ConfigError(f"{folder} exists already.", remedy="Choose another name, or another place with --dir.")
     try:
-        for path, text in render(kind, name).items():
+        for path, text in render(kind, name, tools=tools).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -166,7 +179,11 @@ def write(kind: str, name: str, directory: Path) -> Path:
     return folder
 
 
-def _words(kind: str, name: str) -> dict[str, str]:
+def _example(kind: str, tools: bool) -> Kind:
+    return WITH_TOOLS if tools else KINDS[kind]
+
+
+def _words(kind: str, name: str, tools: bool = False) -> dict[str, str]:
     """Every name follows from one: folder, distribution, package, entry point (see the design's `Names`)."""
     from atropos_core.plugins.provider import Provider
 
@@ -179,8 +196,8 @@ def _words(kind: str, name: str) -> dict[str, str]:
         "package": f"atropos_{folder}",
         "class_name": "".join(part.capitalize() for part in name.split("_")),
         "module": kind,
-        "does": KINDS[kind].does,
-        "run": KINDS[kind].run.format(name=name),
+        "does": _example(kind, tools).does,
+        "run": _example(kind, tools).run.format(name=name),
         "core_api": Provider.core_api,
     }
 

@@ -127,7 +127,7 @@ TRIALS = {
         ("config", "show", *TOY, "--env", WATCHED), {"--explain": ("--explain",), "--json": ("--json",)},
         shared=(*POLICY, "--bridge", "--trainer", "--deterministic", "--steps"),
     ),
-    "new": Trial(("new", "environment", "word_tally"), {}, shared=("--dir",)),
+    "new": Trial(("new", "environment", "word_tally"), {"--tools": ("--tools",)}, shared=("--dir",)),
     "check": Trial(
         ("check", f"{TASKS}:Unsteady"),
         {"--kind": ("--kind", "reward"), "--set": ("--set", "fails=true"), "--skip": ("--skip", "scores"), "--json": ("--json",)},
@@ -299,6 +299,7 @@ IDLE = [  # flags that would do nothing beside others, and the error
     (("env", "gsm8k", "--api", "http://127.0.0.1:9", "--model", "tiny", "--wait-s", "3"), "--wait-s has no effect with --model"),
     (("view", ".", "--html", "a.html", "--port", "8000"), "--port has no effect with --html"),
     (("view", ".", "--html-mb", "3"), "--html-mb has no effect without --html"),
+    (("new", "reward", "word_tally", "--tools"), "--tools has no effect on a reward"),
     (("serve", "--no-journal", "--sync", "always"), "--sync has no effect with --no-journal"),
     (("serve", "--tls-key", "key.pem"), "TLS needs both --tls-cert and --tls-key"),
     (("eval", "--step", "3", "--model", "tiny", "--env", "gsm8k"), "--step is of a run's checkpoint"),

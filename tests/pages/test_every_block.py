@@ -12,6 +12,7 @@ from tests.pages.blocks import BLOCKS, Block
 EXAMPLE = "plugins/agent_api/tests/test_example.py::"
 HERE = "tests/pages/test_commands.py::"
 TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_the_calls_of_the_page"
+MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
 PYTHON = "tests/e2e/test_python.py::test_the_examples_of_the_page_run_one_after_another"
 # Page, how the block's first line begins, and the tests that execute it or compare what it shows.
 EXECUTED = (
@@ -41,6 +42,16 @@ EXECUTED = (
     ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/cli/test_new.py::test_"),
     ("docs/hooks.md", "import atropos_core as atropos", "tests/e2e/test_own_components.py::test_the_reward_on_the_page"),
     ("docs/how-a-run-works.md", "draw                 prompt ids", "a drawing"),
+    ("docs/multi-turn.md", "atropos run --env calculator", MULTI_TURN + "test_the_commands_beside_it"),
+    ("docs/multi-turn.md", '"""Word problems with a calculator', MULTI_TURN + "test_the_pieces_of_the_page"),
+    ("docs/multi-turn.md", "# A question, and", MULTI_TURN + "test_the_pieces_of_the_page"),
+    ("docs/multi-turn.md", "class Calculator(Environment)", MULTI_TURN + "test_the_pieces_of_the_page"),
+    ("docs/multi-turn.md", "atropos check ./calculator.py", MULTI_TURN + "test_the_commands_beside_it"),
+    ("docs/multi-turn.md", "reply = {", MULTI_TURN + "test_the_messages_of_the_page"),
+    ("docs/multi-turn.md", "<|im_start|>system", MULTI_TURN + "test_the_rollout_of_the_page"),
+    ("docs/multi-turn.md", "import asyncio", MULTI_TURN + "test_the_scripted_test_of_the_page"),
+    ("docs/multi-turn.md", "error: not one operation", MULTI_TURN + "test_the_scripted_test_of_the_page"),
+    ("docs/multi-turn.md", "atropos new environment shop", MULTI_TURN + "test_a_package_with_tools"),
     ("docs/records.md", "from pathlib import Path", "tests/pages/test_records.py::test_the_reader_on_the_page"),
     ("docs/records.md", "atropos audit runs/mine", "tests/pages/test_records.py::test_the_audit_on_the_page"),
     ("docs/export.md", "atropos export runs/mine", "tests/e2e/test_export.py::test_the_commands_and_the_example_of_the_page_run"),

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 MODELS = {  # by name: its folder, what is said of it, and its preset
     "tiny": ("tiny", "the policy that comes with env_gsm8k", "tiny_preset.toml"),
     "tiny-teacher": ("tiny_teacher", "which answers what tiny is to learn", "tiny_preset.toml"),
+    "tiny-tools": ("tiny_tools", "a policy that calls tools, which comes with env_gsm8k", "tiny_tools_preset.toml"),
 }
 
 
