@@ -21,6 +21,7 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from atropos_core.api_client.chat_model import ChatModel
     from atropos_core.launch.assemble import Plan
     from atropos_core.rollouts.evaluation import Evaluation
 
@@ -38,6 +39,11 @@ USES = Uses(
 )
 
 
+ELSEWHERE = Uses(  # with --model-url
+    "atropos eval --model-url", tuple(path for path in USES.paths if path not in ("model", "engine"))
+)
+
+
 def add(app: typer.Typer) -> None:
     app.command("eval")(evaluate)
 
@@ -50,6 +56,17 @@ def evaluate(
     env: EnvOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
+    model_url: Annotated[
+        str | None,
+        typer.Option(help="In place of a model here, one behind this OpenAI-compatible chat URL, which ends in /v1."),
+    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="Its name there.")] = None,
+    key_variable: Annotated[
+        str | None, typer.Option(help="The environment variable that holds the key for --model-url.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Rollouts at once with --model-url. \\[default: 32]")
+    ] = None,
     problems: Annotated[int | None, typer.Option(help="Held-out problems. \\[default: as the run, 512]")] = None,
     samples: Annotated[int | None, typer.Option(help="Rollouts of each problem. \\[default: as the run, 1]")] = None,
     temperature: Annotated[float | None, typer.Option(help="\\[default: as the run, 0]")] = None,
@@ -73,12 +90,15 @@ def evaluate(
 
       atropos eval runs/gsm8k-20260131-120000
 
+      atropos eval --env gsm8k --model-url http://127.0.0.1:8000/v1 --model-name Qwen/Qwen3-4B
+
       atropos eval runs/gsm8k-20260131-120000 --samples 8 --temperature 1 --set "evaluation.pass_at=[1,4,8]"
     """
     from atropos_core import console
 
     made = evaluated(
-        run, step=step, env=env, model=model, engine=engine, problems=problems, samples=samples, temperature=temperature,
+        run, step=step, env=env, model=model, engine=engine, model_url=model_url, model_name=model_name,
+        key_variable=key_variable, concurrency=concurrency, problems=problems, samples=samples, temperature=temperature,
         seed=seed, changes=changes, out=out, quiet=as_json,
     )  # fmt: skip
     if as_json:
@@ -92,7 +112,9 @@ def evaluate(
             (name.removeprefix("eval/"), f"{value:.4g}", f"{share.low:.4g} to {share.high:.4g}" if share else "")
         )
     console.table(("metric", "value", "95 % interval"), rows)
-    console.say(f"{made.evaluation.tokens:,} tokens in {made.evaluation.seconds:.1f} s")
+    tokens = made.record["tokens"]
+    counted = "the server does not say how many tokens" if tokens is None else f"{tokens:,} tokens"
+    console.say(f"{counted} in {made.evaluation.seconds:.1f} s")
     if made.figures is not None and made.replies is not None:
         console.facts([("figures", str(made.figures)), ("replies", str(made.replies))])
 
@@ -114,6 +136,10 @@ def evaluated(
     env: Sequence[str] | None,
     model: str | None,
     engine: str | None,
+    model_url: str | None = None,
+    model_name: str | None = None,
+    key_variable: str | None = None,
+    concurrency: int | None = None,
     problems: int | None,
     samples: int | None,
     temperature: float | None,
@@ -134,7 +160,8 @@ def evaluated(
 
     if step is not None and (run is None or model is not None):
         raise ConfigError("--step is of a run's checkpoint: name the run's directory, and no --model.")
-    if run is not None and model is None:
+    elsewhere = _elsewhere(model_url, model_name, key_variable, concurrency, model=model, engine=engine, step=step)
+    if run is not None and model is None and elsewhere is None:
         model, step = _policy(run, step)
         if not quiet:
             console.facts([("policy", model)])
@@ -142,15 +169,20 @@ def evaluated(
     own = {"problems": problems, "samples": samples, "temperature": temperature}
     loaded, resolved, plugins = configure(
         run / "config.toml" if run else None, env=env, model=model, engine=engine, seed=seed,
-        changes=changes, flags={f"evaluation.{name}": value for name, value in own.items()}, uses=USES,
+        changes=changes, flags={f"evaluation.{name}": value for name, value in own.items()}, uses=ELSEWHERE if elsewhere else USES,
+        preset=elsewhere is None,
     )  # fmt: skip
     if not loaded.config.evaluation.problems:
         raise ConfigError(
             "evaluation.problems is 0: there is nothing to evaluate.", remedy="Say how many: --problems 512"
         )
-    plan = make_plan(loaded.config, resolved, plugins, training=False)
-    evaluation = asyncio.run(_evaluate(plan))
-    record = _figures(plan, step, evaluation)
+    plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=elsewhere is None)
+    if elsewhere is not None:
+        _refuse_unfit(plan, elsewhere)
+        if not quiet:
+            console.facts([("model", f"{elsewhere.name} at {elsewhere.url}"), ("not had", NOT_HAD)])
+    evaluation = asyncio.run(_evaluate(plan, elsewhere, concurrency or CONCURRENCY))
+    record = _figures(plan, step, evaluation, elsewhere)
     if out is None:
         return Evaluated(evaluation, record, None, None)
     stem = out.with_suffix("") if out.suffix in (".json", ".jsonl") else out
@@ -158,6 +190,54 @@ def evaluated(
     written(figures, json.dumps(record, indent=1, default=str) + "\n")
     evaluation.write(replies)
     return Evaluated(evaluation, record, figures, replies)
+
+
+CONCURRENCY = 32
+NOT_HAD = "token ids and logprobs: environments see numbers of no meaning, and zeros"
+
+
+def _elsewhere(
+    url: str | None,
+    name: str | None,
+    key_variable: str | None,
+    concurrency: int | None,
+    *,
+    model: str | None,
+    engine: str | None,
+    step: int | None,
+) -> ChatModel | None:
+    """The model behind --model-url, where there is one. Raises ConfigError for flags that do not go together."""
+    from atropos_core.errors import ConfigError
+
+    beside = {"--model-name": name, "--key-variable": key_variable, "--concurrency": concurrency}
+    if url is None:
+        if idle := [flag for flag, value in beside.items() if value is not None]:
+            raise ConfigError(f"{idle[0]} has no effect without --model-url.")
+        return None
+    if idle := [
+        flag for flag, value in {"--model": model, "--engine": engine, "--step": step}.items() if value is not None
+    ]:
+        raise ConfigError(f"{idle[0]} has no effect with --model-url: the model is elsewhere.")
+    if name is None:
+        raise ConfigError("--model-url wants the model's name there.", remedy="--model-name NAME")
+    from atropos_core.api_client.chat_model import ChatModel
+
+    return ChatModel(url, name, key_variable=key_variable, concurrency=concurrency or CONCURRENCY)
+
+
+def _refuse_unfit(plan: Plan, elsewhere: ChatModel) -> None:
+    """Raises ConfigError for what a chat URL cannot do."""
+    from atropos_core.errors import ConfigError
+
+    if plan.config.evaluation.sampling(plan.config.sampling.record()).top_k:
+        raise ConfigError("evaluation.top_k: OpenAI's API has none.", remedy="Leave it at 0 with --model-url.")
+    for name, one in plan.named["environment"].items():
+        if "baseline" in type(one.options).model_fields:
+            raise ConfigError(
+                f"environment {name!r} speaks to another model by an option of its own, not by --model-url.",
+                remedy=f"--set environment.{name}.baseline.url={elsewhere.url} --set environment.{name}.baseline.model="
+                f"{elsewhere.name}, and its baseline.key_variable for a key",
+            )
 
 
 def _policy(run: Path, step: int | None) -> tuple[str, int]:
@@ -173,29 +253,32 @@ def _policy(run: Path, step: int | None) -> tuple[str, int]:
     return str(checkpoint.policy), checkpoint.step
 
 
-def _figures(plan: Plan, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
+def _figures(plan: Plan, step: int | None, evaluation: Evaluation, elsewhere: ChatModel | None) -> dict[str, Any]:
     """All that the figures depend on, and the figures."""
     from dataclasses import asdict
 
     from atropos_core.config.run_file import dump
 
     config = plan.config
-    first_engine = plan.engines[0]
+    if elsewhere is None:
+        model, engine = str(plan.model.directory), dump(plan.engines[0].component) | dump(plan.engines[0].options)
+    else:
+        model, engine = elsewhere.name, {"url": elsewhere.url, "retries": elsewhere.retries}
     return {
-        "model": str(plan.model.directory),
+        "model": model,
         "step": step,
         "seed": config.seed,
         "environment": {name: dump(one.component) | dump(one.options) for name, one in plan.named["environment"].items()},
-        "engine": dump(first_engine.component) | dump(first_engine.options),
+        "engine": engine,
         "evaluation": dump(config.evaluation) | {"sampling": asdict(config.evaluation.sampling(config.sampling.record()))},
         "metrics": evaluation.metrics,
         "intervals": {name: [share.low, share.high] for name, share in evaluation.shares.items()},
-        "tokens": evaluation.tokens,
+        "tokens": None if elsewhere is not None and elsewhere.uncounted else evaluation.tokens,
         "seconds": round(evaluation.seconds, 3),
     }  # fmt: skip
 
 
-async def _evaluate(plan: Plan) -> Evaluation:
+async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -> Evaluation:
     import asyncio
 
     from atropos_core import console
@@ -211,7 +294,10 @@ async def _evaluate(plan: Plan) -> Evaluation:
     assert task is not None, "a coroutine runs in a task"
     with requests_to_end(lambda: task.cancel()), owned_directory("eval") as directory:
         (directory / "logs").mkdir()
-        parts = await build_for_evaluation(plan, directory)
+        parts = await build_for_evaluation(plan, directory, elsewhere)
+        if elsewhere is not None:  # or those that wait for a connection would spend their own deadlines
+            for environment in parts.environments.values():
+                environment.at_once = min(environment.at_once or concurrency, concurrency)
         try:
             await asyncio.gather(
                 parts.engine.open(),
@@ -224,7 +310,7 @@ async def _evaluate(plan: Plan) -> Evaluation:
                 parts.environments,
                 parts.rewards,
                 parts.engine,
-                ChatTokenizer(plan.model.directory),
+                elsewhere or ChatTokenizer(plan.model.directory),
                 deadline_s=config.training.rollout_deadline_s,
                 deterministic=config.deterministic,
             )

@@ -83,10 +83,12 @@ def configure(
     flags: Mapping[str, Any] | None = None,
     uses: Uses | None = None,
     download: bool = True,
+    preset: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
     """Flags over file over the model's preset over defaults. `flags`: values that the command has flags of its own for, by
     path. `uses`: what it makes use of, where that is not all. Without `download`, a model of the hub is known by its name
-    alone. Raises ConfigError for a --set that would do nothing: a run file may serve several commands, a flag is for this one."""
+    alone; without `preset`, what a model recommends is not taken. Raises ConfigError for a --set that would do nothing: a run file
+    may serve several commands, a flag is for this one."""
     from atropos_core.config import run_file as config
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
@@ -129,7 +131,8 @@ def configure(
         (layer["model"] for layer in (given, *(entry.values for entry in layers)) if "model" in layer), None
     )
     resolved = plugins.resolve_model(str(reference or config.RunConfig().model), download=download)
-    layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
+    if preset:
+        layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
     layers.append(config.Layer(config.FLAG, config.anchored(given, Path())))
     return config.load([_with_model(layer) for layer in layers]), resolved, plugins
 

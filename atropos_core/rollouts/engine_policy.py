@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from atropos_core.errors import DataError
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, Policy
-from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import of_replies
 from atropos_core.types import Completion, Message, Sampling, Tokens
 
@@ -57,13 +56,23 @@ class Turnstile:
                     future.set_result(None)
 
 
+class ChatFormat(Protocol):
+    """Messages to ids and back: a `ChatTokenizer`, or what stands in for one where the model is elsewhere."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens: ...
+    def extend(
+        self, messages: Sequence[Message], history: Tokens, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Tokens: ...
+    def parse(self, ids: Tokens) -> Message: ...
+
+
 class EnginePolicy(Policy):
     """One rollout's view of the engine. `key` is where it stands among others in a deterministic run."""
 
     def __init__(
         self,
         engine: Engine,
-        tokenizer: ChatTokenizer,
+        tokenizer: ChatFormat,
         sampling: Sampling,
         *,
         deadline_s: float,

@@ -17,8 +17,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.guards.exits import contained
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.observe.profile import Profile, timed
-from atropos_core.rollouts.engine_policy import EnginePolicy, ScheduleKey, Turnstile
-from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.rollouts.engine_policy import ChatFormat, EnginePolicy, ScheduleKey, Turnstile
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
 
@@ -41,7 +40,7 @@ class RolloutRunner:
         environments: Mapping[str, Environment],
         rewards: Sequence[WeightedReward],
         engine: Engine,
-        tokenizer: ChatTokenizer,
+        tokenizer: ChatFormat,
         *,
         deadline_s: float,
         deterministic: bool,

@@ -121,6 +121,10 @@ def evaluate(
     environment: Components = None,
     model: str | Path | None = None,
     engine: Component = None,
+    model_url: str | None = None,
+    model_name: str | None = None,
+    key_variable: str | None = None,
+    concurrency: int | None = None,
     problems: int | None = None,
     samples: int | None = None,
     temperature: float | None = None,
@@ -128,7 +132,8 @@ def evaluate(
     set: Settings | None = None,
     out: str | Path | None = None,
 ) -> EvaluationResult:
-    """Evaluate a model, or a checkpoint of a run, on held-out problems: `atropos eval`. Raises AtroposError."""
+    """Evaluate a model, a checkpoint of a run, or a model behind an OpenAI-compatible URL, on held-out problems:
+    `atropos eval`. Raises AtroposError."""
     from atropos_core.cli.evaluate import evaluated
 
     arguments = Arguments(set)
@@ -136,11 +141,14 @@ def evaluate(
 
     def work() -> EvaluationResult:
         made = evaluated(
-            None if run is None else _directory(run), step=step, env=env, model=_text(model), engine=of, problems=problems,
-            samples=samples, temperature=temperature, seed=seed, changes=arguments.changes, out=_path(out),
+            None if run is None else _directory(run), step=step, env=env, model=_text(model), engine=of, model_url=model_url,
+            model_name=model_name, key_variable=key_variable, concurrency=concurrency, problems=problems, samples=samples,
+            temperature=temperature, seed=seed, changes=arguments.changes, out=_path(out),
         )  # fmt: skip
         found = made.evaluation
-        return EvaluationResult(found.metrics, found.shares, found.seconds, found.tokens, made.figures, made.replies)
+        return EvaluationResult(
+            found.metrics, found.shares, found.seconds, made.record["tokens"], made.figures, made.replies
+        )
 
     with arguments.given():
         return blocking(work)

@@ -82,7 +82,7 @@ class EvaluationResult:
     metrics: Metrics  # "eval/accuracy", "eval/pass@4", ...
     intervals: Mapping[str, Share]  # those that are accuracies, with their 95 % interval
     seconds: float
-    tokens: int
+    tokens: int | None  # sampled; None: the server of --model-url does not say
     figures: Path | None  # the files that hold it, where there are some
     replies: Path | None
 

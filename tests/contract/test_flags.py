@@ -347,6 +347,8 @@ SEEN_IN = {
     "tests/unit/exports/test_dataset.py::export": "export --json",
     "tests/e2e/test_export.py::test_a_run_of_an_adapter_exports_it_and_merged_the_same_policy": "export --merged",
     "tests/e2e/test_process.py::test_a_data_set_of_live_rollouts": "process --keep-cut-off",
+    "tests/e2e/test_chat_url.py::test_tools_turns_and_figures_are_those_of_a_model_here": "eval --key-variable --concurrency",
+    "tests/e2e/test_chat_url.py::evaluated": "eval --model-url --model-name",
     "tests/e2e/test_audit.py": "audit --out",
     "tests/e2e/test_audit.py::test_a_changed_logprob_is_named_with_both_values": "audit --step --tolerance",
     "tests/e2e/test_audit.py::test_a_setting_of_the_trainer_is_for_the_audit_and_another_is_refused": "audit --set",
