@@ -44,7 +44,10 @@ class ApiSource(Source):
         model: ModelInfo,
         directory: Path,
         profile: Profile | None = None,
+        *,
+        context_tokens: int = 0,
     ) -> None:
+        """`context_tokens`: of the model; 0 is not known. Old environments are told."""
         super().__init__(curriculum)
         assert config.api is not None, "the run file has a section [api]"
         training = config.training
@@ -60,6 +63,7 @@ class ApiSource(Source):
             vocabulary=model.vocabulary,
             model=config.model,
             max_staleness=training.max_staleness,
+            max_token_len=context_tokens,
             deadline_s=training.rollout_deadline_s,
         )
         self._api = Api(self._section.url, self._section.token(), profile=profile, patience=config.watch.patience())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice, product
 from typing import Generic, TypeVar
 
 from atropos_core import console
@@ -13,6 +13,7 @@ from atropos_core.hub.records import GroupRecord, Want
 from atropos_core.hub.subset_sum import earliest, largest, multiples, reachable
 
 T = TypeVar("T")
+MOST_TRIED = 64  # ways to keep all minima
 
 
 class BatchSelector(Generic[T]):
@@ -25,12 +26,14 @@ class BatchSelector(Generic[T]):
         self.held_up_by: str | None = None
         self._queues = queues
         self._clock = clock
-        self._no_sum_since: float | None = None
+        self._passed_over: tuple[int, float] | None = (
+            None  # the first group in order, where no batch had it, and since when
+        )
         self._warned_no_sum = False
 
     def done(self) -> None:
         """A batch was taken, or nobody wants one any more."""
-        self._no_sum_since = self.held_up_by = None
+        self.held_up_by = None
 
     def form(self, want: Want, *, stuck: bool) -> list[GroupRecord[T]] | None:
         queues, now = self._queues, self._clock()
@@ -51,52 +54,96 @@ class BatchSelector(Generic[T]):
             )
             quotas = queues.quotas(want)
         if want.sequences is not None:
-            return self._form_sum(want.sequences, queues.due(want, quotas), stuck)
+            return self._form_sum(want.sequences, quotas, want, stuck)
         if queues.waiting < want.size:
             return None
         due = queues.due(want, quotas)
         return due + list(islice(self._others(due), want.size - len(due)))
 
-    def _form_sum(self, total: int, due: list[GroupRecord[T]], stuck: bool) -> list[GroupRecord[T]] | None:
-        """Groups of `total` sequences. The first in order is always among them, so that no size waits for ever; `due`
-        as far as a sum allows. Where there is none: the largest below it, once it is clear that waiting cannot help."""
+    def _form_sum(self, total: int, quotas: Mapping[str, int], want: Want, stuck: bool) -> list[GroupRecord[T]] | None:
+        """Groups of `total` sequences: the first in order with all minima; else the minima without it, which then waits, though
+        not for ever; else it without some of them. Where there is no such sum: the largest below it that has the first, once
+        it is clear that waiting cannot help."""
         queues, now = self._queues, self._clock()
         first = next(queues.in_order(), None)
         if first is None or (queues.waiting_sequences < total and not stuck):
             return None
         if first.label.sequences >= total:
             return [first]
-        forced = [first, *(record for record in due if record is not first)]
-        while True:
-            rest = total - sum(record.label.sequences for record in forced)
-            if rest >= 0:
-                sizes = queues.sizes - Counter(record.label.sequences for record in forced)
-                sums = reachable(sizes, rest)
-                if sums >> rest & 1:
-                    break
-            if len(forced) > 1:
-                forced.pop()
-                continue
-            if self._no_sum_since is None:
-                self._no_sum_since = now
-            patience = self._no_sum_since + self.grace_s - now
-            if not stuck and patience > 0 and multiples(queues.sizes, rest):
-                self.retry_s = patience
-                return None
-            rest = largest(sums, rest)
-            if not self._warned_no_sum:
-                self._warned_no_sum = True
-                console.warn(f"no whole groups of those that wait add up to {total} sequences: batches are smaller")
-            break
-        seen: list[GroupRecord[T]] = []
+        due = queues.due(want, quotas)
+        with_all = self._completed([first, *(record for record in due if record is not first)], total)
+        if with_all is not None:
+            return with_all
+        if self._passed_over is None or self._passed_over[0] != first.id:
+            self._passed_over = (first.id, now)
+        patience = self._passed_over[1] + self.grace_s - now
+        if patience > 0 and (without := self._completed(due, total)) is not None:
+            return without
+        for minima in self._other_minima(quotas, total) if due else ():
+            if (
+                with_first := self._completed([first, *(one for one in minima if one is not first)], total)
+            ) is not None:
+                return with_first
+            if patience > 0 and (without := self._completed(minima, total)) is not None:
+                return without
+        while due:
+            due.pop()
+            if (with_first := self._completed([first, *(one for one in due if one is not first)], total)) is not None:
+                return with_first
+            if patience > 0 and (without := self._completed(due, total)) is not None:
+                return without
+        rest = total - first.label.sequences
+        if not stuck and patience > 0 and multiples(queues.sizes, rest):
+            self.retry_s = patience
+            return None
+        if not self._warned_no_sum:
+            self._warned_no_sum = True
+            console.warn(f"no whole groups of those that wait add up to {total} sequences: batches are smaller")
+        below = largest(reachable(queues.sizes - Counter([first.label.sequences]), rest), rest)
+        return self._completed([first], first.label.sequences + below)
 
-        def sizes_in_order() -> Iterator[int]:
-            for record in self._others(forced):
-                seen.append(record)
-                yield record.label.sequences
+    def _completed(self, forced: list[GroupRecord[T]], total: int) -> list[GroupRecord[T]] | None:
+        """With the earliest others that make `total` sequences of it; None where none do."""
+        rest = total - sum(record.label.sequences for record in forced)
+        if rest < 0:
+            return None
+        sizes = self._queues.sizes - Counter(record.label.sequences for record in forced)
+        if not reachable(sizes, rest) >> rest & 1:
+            return None
+        return forced + _earliest(self._others(forced), rest)
 
-        return forced + [seen[place] for place in earliest(sizes_in_order(), rest)]
+    def _other_minima(self, quotas: Mapping[str, int], total: int) -> Iterator[list[GroupRecord[T]]]:
+        """Groups that keep every minimum, though they are not the oldest of their environments: those of the smallest sums first."""
+        sums: list[list[tuple[int, str]]] = []
+        sending = {name: quota for name, quota in quotas.items() if quota and self._queues.by_name[name].waiting}
+        of_each = max(1, int(MOST_TRIED ** (1 / max(len(sending), 1))))
+        for name, quota in sending.items():
+            waiting = self._queues.by_name[name].waiting
+            sizes = Counter(record.label.sequences for record in islice(waiting.values(), total))
+            found = reachable(sizes, total)
+            least = min(quota, largest(found, total))
+            every = [size for size in range(least, total + 1) if found >> size & 1]
+            sums.append([(size, name) for size in every[:of_each]])
+        combined = sorted(product(*sums), key=lambda one: sum(size for size, _ in one))
+        for combination in combined:
+            yield [
+                record
+                for size, name in combination
+                for record in _earliest(islice(self._queues.by_name[name].waiting.values(), total), size)
+            ]
 
     def _others(self, chosen: list[GroupRecord[T]]) -> Iterator[GroupRecord[T]]:
         ids = {record.id for record in chosen}
         return (record for record in self._queues.in_order() if record.id not in ids)
+
+
+def _earliest(records: Iterator[GroupRecord[T]], total: int) -> list[GroupRecord[T]]:
+    """Of those that make `total` sequences; some do."""
+    seen: list[GroupRecord[T]] = []
+
+    def sizes() -> Iterator[int]:
+        for record in records:
+            seen.append(record)
+            yield record.label.sequences
+
+    return [seen[at] for at in earliest(sizes(), total)]

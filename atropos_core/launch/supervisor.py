@@ -273,8 +273,10 @@ def _source(plan: Plan, parts: Parts, runner: RolloutRunner, model: ModelInfo, d
     if plan.config.api is None:
         return LocalSource(plan.config, runner, parts.curriculum)
     from atropos_core.api_client.source import ApiSource
+    from atropos_core.models.model_size import context_tokens
 
-    return ApiSource(plan.config, parts.curriculum, model, directory, parts.profile)
+    length = context_tokens(plan.model.directory)
+    return ApiSource(plan.config, parts.curriculum, model, directory, parts.profile, context_tokens=length)
 
 
 async def _let_in(api: ApiSection, serve: ServeEngine, parts: Parts, source: Source, model: ModelInfo) -> None:

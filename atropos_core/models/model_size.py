@@ -102,6 +102,17 @@ def read(directory: Path) -> ModelSize | None:
         return None
 
 
+def context_tokens(directory: Path) -> int:
+    """Of a prompt and its reply together, as the model directory says it; 0 where it does not."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return int(
+            config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings") or 0
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0  # an engine says what is wrong with it
+
+
 def _headers(directory: Path) -> tuple[dict[str, tuple[int, ...]], int, set[str]]:
     """Names and shapes, bytes, and kinds of number of all tensors. A header is a length in 8 bytes, then JSON."""
     tensors: dict[str, tuple[int, ...]] = {}

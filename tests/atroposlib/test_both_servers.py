@@ -116,6 +116,7 @@ SCRIPT = [
     Step("text where a group belongs", "POST", "/scored_data", "x", values=False),
     Step("messages without content", "POST", "/scored_data", group(1, messages=[[{"role": "user"}]]), values=False),
     Step("advantages of one dimension", "POST", "/scored_data", group(1, advantages=[1.0]), values=False),
+    Step("advantages of another length", "POST", "/scored_data", group(4, None, 12, advantages=[[0.0, 0.5]] * 4)),
     Step("a score that is no number", "POST", "/scored_data",
          json.dumps(group(1)).replace("[0.0]", "[NaN]").encode(), status=422,
          differs="it was taken, and every later answer with it was a 500"),

@@ -3,8 +3,10 @@ trainer's engines."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.conftest import REPOSITORY
@@ -13,6 +15,8 @@ from tests.e2e.roles import Scene, scene
 pytestmark = pytest.mark.slow
 
 EXAMPLE = REPOSITORY / "plugins/agent_api/atropos_agent_api/examples/calculator.toml"
+TINY = REPOSITORY / "plugins/env_gsm8k/atropos_env_gsm8k/tiny/config.json"
+CONTEXT = json.loads(TINY.read_text())["max_position_embeddings"]
 FILE = ("--file", str(EXAMPLE))
 
 
@@ -20,6 +24,9 @@ def test_a_worker_runs_agents_for_a_trainer_elsewhere(tmp_path: Path) -> None:
     with scene(tmp_path) as place:
         small = ("training.groups_per_step=2", "training.group_size=4", "evaluation.problems=0")
         trainer = place.train("--model", "tiny", "--steps", "3", *(word for one in small for word in ("--set", one)))
+        trainer.says("waiting for a worker", 120)
+        told = httpx.get(f"{place.url}/info", timeout=10).json()
+        assert told == {"batch_size": 8, "max_token_len": CONTEXT}, "what old environments ask"
         worker = place.worker(1, "agent", *FILE)
         assert trainer.ends(240) == 0, place.all_text
         lines = place.metrics

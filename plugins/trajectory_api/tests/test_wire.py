@@ -147,6 +147,28 @@ def test_set_advantage_to_zero_is_zeros_for_that_sequence_alone_and_comes_back_a
     assert given_back(taken(sent))["advantages"] == [[0, 1, 2], [0, 3]]
 
 
+@pytest.mark.parametrize("odd", [[[0, 1], [0, 3]], [[0.5, 1, 2, 3], [0, 3]], [[0, 1, 2]], [[], [1, 2]]], ids=str)
+def test_advantages_of_another_length_are_given_back_and_not_trained_aloud(odd, capsys, monkeypatch):
+    """As atroposlib's published tests send them, whose client drops a group that is refused."""
+    monkeypatch.setattr(wire, "_WARNED", set())
+    for _ in range(2):
+        made = taken(group(advantages=odd))
+        assert [episode.rollouts[0].advantages for episode in made.episodes] == [None, None]
+        assert given_back(made)["advantages"] == odd
+    assert (
+        capsys.readouterr().err.count(
+            "environment 'words' sends advantages that are not one for each token: they are ignored"
+        )
+        == 1
+    )
+
+
+@pytest.mark.parametrize("bad", [[[0, float("nan")], [0, 3]], [["x"], [1]], [1.0], 3])
+def test_advantages_that_are_no_numbers_by_sequence_are_refused_whatever_their_length(bad):
+    with pytest.raises(DataError, match="advantages"):
+        taken(group(advantages=bad))
+
+
 def test_groups_of_one_prompt_are_of_one_task():
     other = group(tokens=[[5, 9, 9], [5, 8]], masks=[[-100, 9, 9], [-100, 8]])
     elsewhere = group(tokens=[[4, 9, 9], [4, 8]], masks=[[-100, 9, 9], [-100, 8]])

@@ -275,6 +275,42 @@ async def test_where_more_of_the_same_sizes_could_add_up_they_are_waited_for_but
     assert payloads(await session.lease(Want(sequences=20), 0, 0)) == ["6", "6", "8"]
 
 
+async def test_a_group_that_fits_no_batch_holds_up_none_and_is_not_passed_over_for_ever():
+    clock = Clock()
+    one, session = opened(clock=clock)
+    for size in (4, *[8] * 10):
+        await one.put(str(size), label(sequences=size))
+    assert payloads(await session.lease(Want(sequences=16), 0, 0)) == ["8", "8"], "at once"
+    clock.now = 29.0
+    assert payloads(await session.lease(Want(sequences=16), 0, 0)) == ["8", "8"]
+    clock.now = 31.0
+    assert payloads(await session.lease(Want(sequences=16), 0, 0)) == ["4", "8"], "a smaller one"
+    assert payloads(await session.lease(Want(sequences=16), 0, 0)) == ["8", "8"]
+
+
+async def test_a_minimum_is_kept_by_groups_that_are_not_the_oldest_where_those_make_no_whole_batch():
+    one, session = opened(clock=Clock())
+    one.share("rare", minimum=0.25)
+    for size in (2, 2, 4):
+        await one.put("rare", label("rare", sequences=size))
+    for _ in range(3):
+        await one.put("common", label("common", sequences=6))
+    batch = await session.lease(Want(sequences=10), 0, 0)
+    assert sorted((entry.payload, entry.label.sequences) for entry in batch) == [
+        ("common", 6),
+        ("rare", 2),
+        ("rare", 2),
+    ]
+    one, session = opened(clock=Clock())
+    one.share("rare", minimum=0.3)
+    for size in (1, 4):
+        await one.put("rare", label("rare", sequences=size))
+    for _ in range(3):
+        await one.put("common", label("common", sequences=6))
+    batch = await session.lease(Want(sequences=10), 0, 0)
+    assert sorted((entry.payload, entry.label.sequences) for entry in batch) == [("common", 6), ("rare", 4)]
+
+
 async def test_a_full_hub_gives_a_smaller_batch_rather_than_none():
     one, session = opened(300)
     for size in (8, 8, 6):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions, RewardOptions
 from atropos_agent_api.environment.agent import Agent
@@ -20,6 +18,7 @@ from atropos_core.config.component import Component, RewardComponent
 from atropos_core.config.resolve import inner
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Environment, Reward, Sandbox
+from atropos_core.models.model_size import context_tokens
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.proxies import HostedReward
 
@@ -68,15 +67,6 @@ def _sandbox(options: AgentOptions, context: RunContext, label: str) -> Sandbox:
     log = context.directory / "logs" / f"{label}-function.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     return PreloadedSandbox(*function_of(options), options.here, log)
-
-
-def context_tokens(model: Path) -> int:
-    """Of a prompt and its reply together, as the model directory says it; 0 where it does not."""
-    try:
-        found = json.loads((model / "config.json").read_text())
-    except (OSError, ValueError):
-        return 0  # an engine says what is wrong with it
-    return int(found.get("max_position_embeddings") or found.get("text_config", {}).get("max_position_embeddings") or 0)
 
 
 def _grader(

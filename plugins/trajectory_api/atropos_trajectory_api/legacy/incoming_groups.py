@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, FailFast, Field, ValidationError, field_validator
 
+from atropos_core import console
 from atropos_core.errors import DataError
 from atropos_core.types import Bools, Floats, ScoredGroup, Tokens, offsets_of
 from atropos_trajectory_api.legacy.group import VERBATIM, OldGroup
@@ -41,6 +42,9 @@ __all__ = ["KEYS", "ScoredData", "dumps", "from_wire", "parse", "read", "to_wire
 
 _T = TypeVar("_T")
 MAX_DEPTH = 64  # of lists and objects in what the old protocol leaves to its clients
+
+MOST_WARNED = 1000
+_WARNED: set[str] = set()  # environments whose advantages were ignored
 
 _COLUMNS = ("advantages", "ref_logprobs", "inference_logprobs")
 
@@ -129,7 +133,10 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
     scores = list(map(float, _as_numbers(counted("scores", data["scores"], len(lengths)))))
     columns: dict[str, Floats] = {}
     for name in _COLUMNS:
-        if given := data.get(name):
+        given = data.get(name)
+        if name == "advantages" and given and _differ_in_length(given, lengths):
+            rest[name] = _ignored(given, environment)
+        elif given:
             columns[name] = floats(by_token(name, given, lengths))
         elif given is not None:  # an empty list says nothing, and is given back as it came
             rest[name] = lists(given)
@@ -142,6 +149,25 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
     group = OldGroup(environment, lengths, tokens, sampled, scores, columns, teacher, rest)
     group.check()
     return group
+
+
+def _differ_in_length(rows: Any, lengths: list[int]) -> bool:
+    return lengths_of(rows) != lengths
+
+
+def _ignored(rows: Any, environment: str) -> list[list[float]]:
+    """atroposlib takes advantages of any length, and its trainers do not read them; its clients drop a group that is refused."""
+    if type(rows) is FlatRows or any(type(row) is not list for row in rows):
+        raise TypeError  # as lists, once more
+    kept = [_as_numbers(row) for row in rows]
+    _bounded("advantages", kept)
+    if environment not in _WARNED and len(_WARNED) < MOST_WARNED:
+        _WARNED.add(environment)
+        console.warn(
+            f"environment {environment!r} sends advantages that are not one for each token: they are ignored, and those that its "
+            "scores give are trained. Later ones go without a word."
+        )
+    return kept
 
 
 def _as_numbers(scores: list[Any]) -> list[Any]:
