@@ -60,7 +60,7 @@ class BatchSelector(Generic[T]):
         due = queues.due(want, quotas)
         return due + list(islice(self._others(due), want.size - len(due)))
 
-    def _form_sum(self, total: int, quotas: Mapping[str, int], want: Want, stuck: bool) -> list[GroupRecord[T]] | None:
+    def _form_sum(self, total: int, quotas: dict[str, int], want: Want, stuck: bool) -> list[GroupRecord[T]] | None:
         """Groups of `total` sequences: the first in order with all minima; else the minima without it, which then waits, though
         not for ever; else it without some of them. Where there is no such sum: the largest below it that has the first, once
         it is clear that waiting cannot help."""
