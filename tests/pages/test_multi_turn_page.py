@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,24 @@ def test_the_commands_beside_it_check_it_and_train_it(page, atropos):
     assert steps[0]["tools/calls"] > 0.3 and steps[0]["tools/errors"] > 0.05, "tiny-tools calls, not always well"
     assert steps[-1]["eval/accuracy"] >= before["eval/accuracy"] + 0.1
     assert steps[-1]["eval/tools/calls"] > before["eval/tools/calls"]
+
+
+def test_the_page_says_what_was_gained():
+    """Its figures are those of `python -m benchmarks.soak --only tools`."""
+    seeds: list[dict[str, Any]] = json.loads((REPOSITORY / "benchmarks/results/soak_tools.json").read_text())["seeds"]
+    text = " ".join((REPOSITORY / PAGE).read_text().split())
+    gains = sorted(one["gain_points"] for one in seeds)
+    shown = next(one for one in seeds if one["gain_points"] == statistics.median(gains))
+    assert after("atropos run --env calculator").text == (
+        f"held-out accuracy {shown['before']:.1%} -> {shown['after']:.1%} (+{shown['gain_points']:.1f} points, 500 problems)\n"
+    )
+    assert len(seeds) == 5 and gains[0] >= 20
+    assert f"gained {gains[0]:.1f} to {gains[-1]:.1f} points" in text
+    calls, errors = shown["tools/calls"], shown["tools/errors"]
+    assert (
+        f"`tools/calls` from {calls[0]:.2f} an episode to {calls[1]:.2f}, `tools/errors` from {errors[0]:.2f} to {errors[1]:.2f}"
+        in text
+    )
 
 
 def test_the_messages_of_the_page_are_what_a_reply_is_read_as():
