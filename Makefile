@@ -17,7 +17,7 @@ EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll test-agents test-agents-short test-export test-view dist test-dist site soak bench bench-bridges bench-api clean
+.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll test-agents test-agents-short test-export test-view test-pythons dist test-dist site soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -59,7 +59,7 @@ test-vllm-short: .venv-vllm/stamp
 
 # The server of ours against the clients of atroposlib 0.4.0, and beside its own server; about three minutes.
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest tests/atroposlib
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest tests/atroposlib tests/pages/test_their_names.py
 
 # Our environments in gem and in a Ray actor, with the real packages. `ROLL_SOURCE=path/of/a/checkout make test-roll` runs the same and
 # more with ROLL's own classes, in an environment of its own, and says what differs from the ROLL that is known.
@@ -69,7 +69,7 @@ test-roll: $(ROLL_VENV)/stamp
 # Our environments inside SkyRL's own trainer, on a CPU; two to three minutes. Against a checkout where SKYRL_SOURCE names one.
 test-skyrl: .venv-skyrl/stamp
 	$(if $(SKYRL_SOURCE),PYTHONPATH=$(SKYRL_SOURCE):$(SKYRL_SOURCE)/skyrl-gym) HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE \
-	  .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl
+	  .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl tests/pages/test_their_names.py
 
 # A wheel and a source distribution of each package, in dist/.
 dist: .venv/test.stamp
@@ -80,6 +80,11 @@ dist: .venv/test.stamp
 # all of it away again. Three minutes, most of it torch.
 test-dist: dist
 	DIST=dist $(BIN)/python -m pytest tests/dist
+
+# The quick tests of core, and of every plugin that needs no torch, on the other Pythons that wheels are for. On a machine without one of them it says
+# so. A minute or two, and one more to install.
+test-pythons: .venv/test.stamp
+	$(BIN)/python -m tools.other_pythons 3.12 3.13
 
 # docs/, the READMEs and a reference made from the code, as a site in build/site/site; a broken link ends it.
 site: .venv/test.stamp .venv-docs/stamp
@@ -233,4 +238,4 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	touch $@
 
 clean:
-	rm -rf .venv .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-view .venv-vllm build dist
+	rm -rf .venv .venv-python3.12 .venv-python3.13 .venv-docs .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-view .venv-vllm build dist

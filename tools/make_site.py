@@ -26,6 +26,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Agents": ("agents.md", "agent-api.md", "agent-tokens.md", "agent-clients.md", "agent-sandboxes.md"),
     "More than one machine": ("roles.md", "trajectory-api.md"),
     "Other people's trainers": ("skyrl.md", "roll.md"),
+    "Coming from": tuple(f"coming-from/{name}.md" for name in ("trl", "atroposlib", "verifiers", "skyrl", "roll")),
     "Plugins": ("hooks.md",),
 }
 MODULES = (

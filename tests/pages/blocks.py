@@ -8,7 +8,14 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 
-PATTERNS = ("*.md", "docs/*.md", "distribution/README.md", "plugins/*/README.md")
+PATTERNS = (
+    "*.md",
+    "docs/*.md",
+    "docs/coming-from/*.md",
+    "docs/tutorial/*.md",
+    "distribution/README.md",
+    "plugins/*/README.md",
+)
 PAGES = [path for pattern in PATTERNS for path in sorted(REPOSITORY.glob(pattern))]
 
 

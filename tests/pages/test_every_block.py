@@ -39,6 +39,12 @@ EXECUTED = (
     ("docs/agents.md", "curl -X POST -H", TAKING),
     ("docs/agents.md", "from atropos_agent_api.grading", EXAMPLE + "test_the_reward_on_the_page_scores"),
     ("docs/agents.md", "atropos check agent", "plugins/agent_api/tests/test_poisoned.py::test_the_whole_contract"),
+    *(
+        (f"docs/coming-from/{page}.md", first, f"tests/pages/test_coming_from.py::{by}")
+        for page, theirs in (("atroposlib", "from atroposlib"), ("roll", "import random"), ("skyrl", "from skyrl_gym"),
+                             ("trl", "from datasets"), ("verifiers", "import verifiers"))
+        for first, by in (("import atropos_core", "test_our_program_runs"), (theirs, "test_their_program_is_python"))
+    ),
     ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/cli/test_new.py::test_"),
     ("docs/hooks.md", "import atropos_core as atropos", "tests/e2e/test_own_components.py::test_the_reward_on_the_page"),
     ("docs/how-a-run-works.md", "draw                 prompt ids", "a drawing"),
@@ -63,6 +69,7 @@ EXECUTED = (
     ("docs/python.md", "result = atropos.resume", PYTHON),
     ("docs/python.md", "from atropos_core.errors", PYTHON),
     ("docs/install.md", "make dist", "tests/dist/test_installed.py::test_"),
+    ("docs/install.md", "docker build", "tests/dist/test_containers.py::test_the_commands_for_a_cpu"),
     ("distribution/README.md", "pip install", "tests/dist/test_installed.py::test_"),
     ("docs/roles.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("docs/roles.md", "(umask 077", HERE + "test_roles_with_a_token_and_addresses_of_their_own_train"),

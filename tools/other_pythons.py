@@ -1,0 +1,122 @@
+"""Tests on other interpreters than that of .venv: python -m tools.other_pythons 3.12 3.13
+
+Each gets an environment of its own, `.venv-python3.12`, with core and every plugin that needs no torch, and runs the quick files of
+their tests and of tests/unit. An interpreter that this machine does not have is named, and no failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tools.metadata import REPOSITORY
+
+TORCH = {"torch", "peft"}
+FOR_TESTS = (
+    "editables", "hatchling", "hypothesis", "jsonschema", "psutil", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff",
+)  # fmt: skip
+
+
+def candidates(version: str, path: str, pyenv: Path) -> Iterator[Path]:
+    if found := shutil.which(f"python{version}", path=path):
+        yield Path(found)
+    yield from sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)
+
+
+def interpreter(version: str, path: str, pyenv: Path) -> Path | None:
+    """The first that runs and is of that version: a shim may stand for one that is not there."""
+    say = "import ensurepip, ssl, sys; print('%d.%d' % sys.version_info[:2])"
+    for one in candidates(version, path, pyenv):
+        ended = subprocess.run([one, "-c", say], capture_output=True, text=True, timeout=60)
+        if ended.returncode == 0 and ended.stdout.strip() == version:
+            return one
+    return None
+
+
+def without_torch(projects: Iterable[Path]) -> list[Path]:
+    """The packages whose own dependencies name nothing that stands on torch."""
+    found = []
+    for project in projects:
+        said = tomllib.loads((project / "pyproject.toml").read_text())["project"].get("dependencies", [])
+        if not TORCH & {re.split(r"[^\w-]", one)[0] for one in said}:
+            found.append(project)
+    return found
+
+
+def install(python: Path, environment: Path, projects: list[Path]) -> None:
+    """Anew where what is to be installed has changed since."""
+    stamp = environment / "stamp"
+    wanted = [REPOSITORY / "constraints.txt", Path(__file__), *(one / "pyproject.toml" for one in projects)]
+    if stamp.is_file() and all(path.stat().st_mtime <= stamp.stat().st_mtime for path in wanted):
+        return
+    print(f"installing core and {len(projects) - 1} plugins into {environment.name} (a minute)", flush=True)
+    run([python, "-m", "venv", environment])
+    pip = [
+        environment / "bin/python",
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "-q",
+        "-c",
+        REPOSITORY / "constraints.txt",
+    ]
+    run([*pip, *FOR_TESTS])
+    run([*pip, "--no-build-isolation", *(part for one in projects for part in ("-e", one))])
+    stamp.touch()
+
+
+def run(command: list[str | Path]) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if ended.returncode:
+        sys.exit(f"{' '.join(map(str, command))} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
+
+
+def tests_of(projects: list[Path]) -> list[str]:
+    """Those of core that need no other package of ours, and those of each plugin that is there."""
+    folders = [REPOSITORY / "tests/unit", *(one / "tests" for one in projects if one != REPOSITORY)]
+    return [str(path.relative_to(REPOSITORY)) for path in folders if path.is_dir()]
+
+
+def test(version: str, python: Path) -> str:
+    """What pytest said. Raises SystemExit where a test failed."""
+    projects = [REPOSITORY, *without_torch(sorted(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml")))]
+    environment = REPOSITORY / f".venv-python{version}"
+    install(python, environment, projects)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    ended = subprocess.run(
+        [environment / "bin/python", "-m", "pytest", "-p", "tests.missing", "--quick", "--durations=3", *tests_of(projects)],
+        cwd=REPOSITORY, env={**kept, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=1800,
+    )  # fmt: skip
+    if ended.returncode:
+        sys.exit(f"Python {version} ({python}):\n{ended.stdout}{ended.stderr}")
+    return ended.stdout
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.other_pythons", description="Run tests on other Pythons.")
+    parser.add_argument("versions", nargs="+", metavar="VERSION", help="3.12, 3.13")
+    versions = parser.parse_args(arguments).versions
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = {version: interpreter(version, os.environ["PATH"], pyenv) for version in versions}
+    there = [(version, python) for version, python in found.items() if python]
+    with ThreadPoolExecutor(2) as pool:
+        said = pool.map(lambda one: test(*one), there)
+        for (version, python), text in zip(there, said, strict=True):
+            print(f"Python {version} ({python}):\n{text}", flush=True)
+    for version in versions:
+        if found[version] is None:
+            print(f"NOT TESTED on Python {version}: there is no python{version} in PATH that runs, and none in {pyenv}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
