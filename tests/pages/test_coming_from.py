@@ -17,7 +17,7 @@ from atropos_core.config.schema import run_file_schema
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import KINDS
 from tests.conftest import REPOSITORY
-from tests.pages.blocks import BLOCKS, the_block
+from tests.pages.blocks import BLOCKS
 from tests.pages.their_names import PAGES, rows
 
 SCHEMA = run_file_schema(load_plugins().registry)
@@ -110,7 +110,7 @@ def test_a_name_that_there_is_not_is_noticed(name):
 @pytest.mark.parametrize("page", PAGES)
 def test_our_program_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = the_block(f"docs/coming-from/{page}.md", "import atropos_core as atropos").text
+    [text] = [one.text for one in BLOCKS if one.page == f"docs/coming-from/{page}.md" and "import atropos" in one.text]
     assert text.count('model="tiny"') == 1 and text.count("steps=20") == 1
     text = (
         text.replace('model="tiny"', 'model="toy"')

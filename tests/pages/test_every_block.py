@@ -14,6 +14,8 @@ HERE = "tests/pages/test_commands.py::"
 TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_the_calls_of_the_page"
 MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
 PYTHON = "tests/e2e/test_python.py::test_the_examples_of_the_page_run_one_after_another"
+COMING_FROM = ("atroposlib", "roll", "skyrl", "trl", "verifiers")
+TUTORIAL = sorted({block.page for block in BLOCKS if block.page.startswith("docs/tutorial/")})
 # Page, how the block's first line begins, and the tests that execute it or compare what it shows.
 EXECUTED = (
     ("CONTRIBUTING.md", "make test", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
@@ -39,12 +41,8 @@ EXECUTED = (
     ("docs/agents.md", "curl -X POST -H", TAKING),
     ("docs/agents.md", "from atropos_agent_api.grading", EXAMPLE + "test_the_reward_on_the_page_scores"),
     ("docs/agents.md", "atropos check agent", "plugins/agent_api/tests/test_poisoned.py::test_the_whole_contract"),
-    *(
-        (f"docs/coming-from/{page}.md", first, f"tests/pages/test_coming_from.py::{by}")
-        for page, theirs in (("atroposlib", "from atroposlib"), ("roll", "import random"), ("skyrl", "from skyrl_gym"),
-                             ("trl", "from datasets"), ("verifiers", "import verifiers"))
-        for first, by in (("import atropos_core", "test_our_program_runs"), (theirs, "test_their_program_is_python"))
-    ),
+    *((f"docs/coming-from/{page}.md", "import r", "tests/pages/test_coming_from.py::test_") for page in COMING_FROM),
+    *((page, "", "tests/pages/test_tutorial.py::test_a_page_runs_as_it_stands") for page in TUTORIAL),
     ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/cli/test_new.py::test_"),
     ("docs/hooks.md", "import atropos_core as atropos", "tests/e2e/test_own_components.py::test_the_reward_on_the_page"),
     ("docs/how-a-run-works.md", "draw                 prompt ids", "a drawing"),
