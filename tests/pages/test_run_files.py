@@ -39,6 +39,9 @@ async def reward(task, episodes):
 def beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the run files on the pages name."""
     (tmp_path / "mine.py").write_text(MINE)
+    for block in BLOCKS:
+        if saved := re.match(r"# (\w+\.py)\n", block.text):  # as pages of the tutorial name what to save
+            (tmp_path / saved[1]).write_text(block.text)
     (tmp_path / "token").write_text("secret")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JUDGE_KEY", "secret")
