@@ -21,6 +21,9 @@ class Conversation:
         guess = await talk.reply(*task.messages)
         guess = await talk.reply({"role": "user", "content": "Are you sure?"})
         return talk.episode(Score(...))
+
+    `tools`: JSON schemas in OpenAI's form, which the model is shown; a reply's `tool_calls` are read with `function["name"]`, a
+    str, and `function["arguments"]`, a dict, and answered by one message of the role "tool" each (docs/multi-turn.md).
     """
 
     def __init__(

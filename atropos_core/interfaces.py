@@ -69,7 +69,7 @@ class Policy(Protocol):
         """`n` continuations; with no `sampling`, the run's own."""
 
     async def parse(self, tokens: Tokens) -> Message:
-        """The assistant message that these sampled ids are: content, reasoning, tool calls."""
+        """The assistant message that these sampled ids are: content, reasoning, tool calls, with arguments as dicts."""
 
 
 @dataclass(frozen=True)
