@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from atropos_core.observe.memory_usage import family, pss_bytes, watched_memory
+from atropos_core.observe.memory_usage import Peak, family, pss_bytes, watched_memory
 
 HOLDS = "import sys; held = bytearray(b'x' * {size}); print('ready', flush=True); sys.stdin.read()"
 SIZE = 200_000_000
@@ -59,11 +59,16 @@ def test_a_page_that_two_processes_share_counts_once():
 
 
 async def test_the_peak_counts_children():
+    async def looked_at(peak: Peak) -> None:
+        async with asyncio.timeout(60):
+            while not peak.size_bytes:
+                await asyncio.sleep(0.01)
+
     async with watched_memory() as alone:
-        await asyncio.sleep(0.3)
+        await looked_at(alone)
     child = holding(SIZE)
     async with watched_memory() as together:
-        await asyncio.sleep(0.3)
+        await looked_at(together)
     child.kill()
     child.wait()
     # A page that several processes have counts in parts: when others start, this one's own share falls a little.
