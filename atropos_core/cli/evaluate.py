@@ -284,6 +284,7 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
     from atropos_core import console
     from atropos_core.errors import Interrupted
     from atropos_core.launch.assemble import build_for_evaluation
+    from atropos_core.launch.model_checks import check_model
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts.evaluation import evaluate
     from atropos_core.rollouts.runner import RolloutRunner
@@ -294,6 +295,8 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
     assert task is not None, "a coroutine runs in a task"
     with requests_to_end(lambda: task.cancel()), owned_directory("eval") as directory:
         (directory / "logs").mkdir()
+        if elsewhere is None:
+            check_model(plan, directory)
         parts = await build_for_evaluation(plan, directory, elsewhere)
         if elsewhere is not None:  # or those that wait for a connection would spend their own deadlines
             for environment in parts.environments.values():

@@ -123,8 +123,10 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     """What each part will hold. Raises FitError where it cannot."""
     from atropos_core import console
     from atropos_core.launch.memory_plan import plan_memory, table
+    from atropos_core.launch.model_checks import check_model
     from atropos_core.plugins.provider import PROMPT_TOKENS
 
+    check_model(plan, directory)
     made = plan_memory(plan, directory)
     rows, totals = table(made)
     console.table(("component", "what", "device", "at most", ""), rows)

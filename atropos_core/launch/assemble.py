@@ -241,6 +241,12 @@ def contexts(plan: Plan, directory: Path) -> list[tuple[ResolvedComponent, RunCo
     return [(one, builder.run_context(one)) for one in components]
 
 
+def environments(plan: Plan, directory: Path) -> dict[str, Environment]:
+    """Those of a plan, made and not opened."""
+    builder = _Builder(plan, directory)
+    return {name: builder.environment(name, one) for name, one in plan.named.get("environment", {}).items()}
+
+
 async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
     try:
         return await building
@@ -294,7 +300,7 @@ class _Builder:
             await asyncio.sleep(0)
             bridge: Bridge = self._build_in_process(single["bridge"])
             environments: dict[str, Environment] = {
-                n: self._environment(n, resolved) for n, resolved in named["environment"].items()
+                n: self.environment(n, resolved) for n, resolved in named["environment"].items()
             }
             sinks: dict[str, Sink] = {
                 name: self._build_in_process(resolved) for name, resolved in named["sink"].items()
@@ -327,7 +333,7 @@ class _Builder:
         named = self.plan.named
         return EvaluationParts(
             environments={
-                name: self._environment(name, resolved) for name, resolved in named.get("environment", {}).items()
+                name: self.environment(name, resolved) for name, resolved in named.get("environment", {}).items()
             },
             rewards=[await self._reward(name, resolved) for name, resolved in named.get("reward", {}).items()],
             engine=engine or await self._hosted_or_here("engine", self.plan.engines[0]),
@@ -345,7 +351,7 @@ class _Builder:
             context = dataclasses.replace(context, transport=self.plan.transports[self.plan.engines.index(resolved)])
         return context
 
-    def _environment(self, name: str, resolved: ResolvedComponent) -> Environment:
+    def environment(self, name: str, resolved: ResolvedComponent) -> Environment:
         with console.waiting(f"environment {name} to be made"):
             made: Environment = self._build_in_process(resolved)
         return made

@@ -17,6 +17,7 @@ from atropos_core.errors import AtroposError, FitError, PluginError
 from atropos_core.plugins.provider import Holding, Workload
 
 if TYPE_CHECKING:
+    from atropos_core.config.resolve import ResolvedComponent
     from atropos_core.launch.assemble import Plan
 
 SUPERVISOR_BYTES = 120_000_000  # of an interpreter with our own modules, and the rollouts of a step as Python objects
@@ -76,13 +77,7 @@ class MemoryPlan:
 
 def plan_memory(plan: Plan, directory: Path) -> MemoryPlan:
     """What the components of `plan` say. One that says nothing is left out."""
-    from atropos_core.launch.assemble import contexts
-    from atropos_core.rollouts.evaluation import IN_FLIGHT
-
     config, available = plan.config, available_bytes()
-    training = config.training
-    evaluated = min(config.evaluation.problems * config.evaluation.samples, IN_FLIGHT)
-    concurrent_rollouts = training.groups_per_step * training.group_size * (1 + training.max_staleness)
     rows = [
         PlanRow("supervisor", Holding("interpreter, rollouts", SUPERVISOR_BYTES), True),
     ]
@@ -90,15 +85,7 @@ def plan_memory(plan: Plan, directory: Path) -> MemoryPlan:
         rows.append(
             PlanRow("supervisor", Holding("hub", int(config.hub.size_mb * 1e6), change="lower hub.size_mb"), True)
         )
-    for resolved, context in contexts(plan, directory):
-        workload = Workload(
-            context=context,
-            groups=training.groups_per_step,
-            group_size=training.group_size,
-            max_tokens=max(config.sampling.max_tokens, config.evaluation.max_tokens or 0),
-            concurrent_rollouts=max(concurrent_rollouts, evaluated),
-            device_bytes=available,
-        )
+    for resolved, workload in workloads(plan, directory, available):
         try:
             said = list(resolved.offer.provider.holds(resolved.options, workload))
         except AtroposError:
@@ -111,6 +98,32 @@ def plan_memory(plan: Plan, directory: Path) -> MemoryPlan:
             ) from error
         rows += [PlanRow(resolved.label, one, one in kept) for kept in (peak(said),) for one in said]
     return MemoryPlan(tuple(rows), available)
+
+
+def workloads(
+    plan: Plan, directory: Path, available: Mapping[str, int] | None = None
+) -> list[tuple[ResolvedComponent, Workload]]:
+    """Engines, trainer, bridge, curriculum and teachers, and what each is given of the run."""
+    from atropos_core.launch.assemble import contexts
+    from atropos_core.rollouts.evaluation import IN_FLIGHT
+
+    config, training = plan.config, plan.config.training
+    evaluated = min(config.evaluation.problems * config.evaluation.samples, IN_FLIGHT)
+    concurrent_rollouts = training.groups_per_step * training.group_size * (1 + training.max_staleness)
+    return [
+        (
+            resolved,
+            Workload(
+                context=context,
+                groups=training.groups_per_step,
+                group_size=training.group_size,
+                max_tokens=max(config.sampling.max_tokens, config.evaluation.max_tokens or 0),
+                concurrent_rollouts=max(concurrent_rollouts, evaluated),
+                device_bytes=available or {},
+            ),
+        )
+        for resolved, context in contexts(plan, directory)
+    ]
 
 
 def peak(holdings: Sequence[Holding]) -> list[Holding]:

@@ -32,6 +32,7 @@ from atropos_core.launch.assemble import Plan, build
 from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
 from atropos_core.launch.memory_plan import plan_memory
+from atropos_core.launch.model_checks import check_model
 from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_process, signals, watched
 from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
@@ -73,6 +74,7 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     there is; Interrupted once everything is saved. Where one of its processes dies, the run starts again from its last
     checkpoint, as often as `plan.config.restarts` allows."""
     named, directory = directory, directory.absolute()  # whatever directory a component may change to
+    check_model(plan, directory)
     if not plan.config.oversubscribe:
         plan_memory(plan, directory).check()
     _close_to_others(directory)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atropos_core.errors import ConfigError
+
 OWN_CODE_REMEDY = (
     "Use a model whose architecture transformers knows by itself, or one converted to such an architecture."
 )
@@ -55,6 +57,57 @@ def described(directory: Path) -> str:
     if (size := read(directory)) is None:
         return name
     return f"{name} ({size.parameters:,} parameters, {size.stored_bytes / 1e6:,.1f} MB)"
+
+
+def check_weights(directory: Path) -> None:
+    """Raises ConfigError for a model directory whose weights are not there, or not whole."""
+    if not (directory / "config.json").is_file():
+        return  # an adapter, or no Hugging Face model
+    remedy = f"Save the model there whole (save_pretrained), or fetch it again into {directory}."
+    try:
+        named = set(
+            json.loads((directory / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"].values()
+        )
+    except (OSError, ValueError, KeyError, AttributeError):
+        named = set()
+    if missing := sorted(name for name in named if not (directory / name).is_file()):
+        raise ConfigError(
+            f"{len(missing)} of the {len(named)} files of weights of the model in {directory} are not there, {missing[0]} among them.",
+            remedy=remedy,
+        )
+    files = sorted(directory.glob("*.safetensors"))
+    if not files and not any(directory.glob("*.bin")):
+        raise ConfigError(
+            f"there are no weights in {directory}: no *.safetensors beside its config.json.", remedy=remedy
+        )
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                ends = [
+                    entry["data_offsets"][1]
+                    for name, entry in json.loads(file.read(length)).items()
+                    if name != "__metadata__"
+                ]
+            whole = path.stat().st_size == 8 + length + max(ends, default=0)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError, struct.error):
+            whole = False
+        if not whole:
+            raise ConfigError(f"{path} is damaged: it is not as long as its own header says.", remedy=remedy)
+
+
+def sliding_window(directory: Path) -> int | None:
+    """The window in tokens of layers that do not see a whole sequence, as config.json says it; None where all do, or it does not say."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        kinds, window = config.get("layer_types"), config.get("sliding_window")
+        some = "sliding_attention" in kinds if kinds is not None else config.get("use_sliding_window", True)
+        if kinds is None and int(config.get("max_window_layers", 0)) >= int(config.get("num_hidden_layers", 1)):
+            some = False
+        return int(window) if some and window is not None else None
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
 
 
 def needs_own_code(directory: Path) -> str | None:

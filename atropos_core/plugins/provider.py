@@ -75,6 +75,10 @@ def holds_nothing(options: Any, workload: Workload) -> Iterable[Holding]:
     return ()
 
 
+def nothing_to_check(options: Any, workload: Workload) -> None:
+    """The default of `Provider.check`."""
+
+
 def nothing_idle(options: Any, devices: Sequence[str]) -> Mapping[str, str]:
     """The default of `Provider.idle`."""
     return {}
@@ -157,6 +161,9 @@ class Provider(Generic[T_co]):
     )
     holds: Callable[[Any, Workload], Iterable[Holding]] = (
         holds_nothing  # engine, trainer, bridge: the memory that it will take; from files and options alone
+    )
+    check: Callable[[Any, Workload], None] = (
+        nothing_to_check  # engine, trainer, bridge, teacher: raises for a model that it could not run; from files and options alone
     )
     idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = (
         nothing_idle  # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why

@@ -34,6 +34,19 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     return holds(options, workload)
 
 
+def check(options: HFOptions, workload: Workload) -> None:
+    from atropos_core.models.model_size import check_weights, sliding_window
+
+    directory = workload.context.model
+    check_weights(directory)
+    if (window := sliding_window(directory)) is not None:
+        raise FitError(
+            f"engine 'hf' does not run the model in {directory}: its layers see {window} tokens (sliding_window in its config.json), "
+            "and the engine's cache holds all keys and values of a sequence.",
+            remedy="Use `--engine vllm` for this model.",
+        )
+
+
 def transports(options: HFOptions) -> frozenset[Transport]:
     """Which way of sharing memory it is, the run's devices decide."""
     return frozenset({"posix_shm", "cuda_ipc", "checkpoint", "adapter"})
@@ -48,6 +61,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         build=build,
         transports=transports,
         holds=holds,
+        check=check,
         requires=frozenset({"torch", "transformers"}),
         runs_in="process",
     )

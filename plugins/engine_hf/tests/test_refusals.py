@@ -7,13 +7,25 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, MambaConfig, MistralConfig, T5Config
+from transformers import (
+    AutoConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Starcoder2Config,
+    T5Config,
+)
 
 from atropos_core.errors import ConfigError, FitError
+from atropos_core.models.model_size import sliding_window
 from atropos_core.plugins.provider import RunContext
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.decoder import Decoder
-from atropos_engine_hf.loading import load_model
+from atropos_engine_hf.loading import load_model, refuse_unsupported
 
 
 @pytest.mark.parametrize(
@@ -74,3 +86,28 @@ async def test_the_model_info_says_what_was_loaded(tiny: Path, tmp_path: Path) -
     assert (info.architecture, info.vocabulary, info.dtype, info.device) == ("Qwen3ForCausalLM", 64, "bfloat16", "cpu")
     assert info.tokenizer == fingerprint(tiny) and info.threads == 1
     assert info.parameters == sum(parameter.numel() for parameter in load_model(tiny, "auto", "cpu").parameters())
+
+
+def described(**changes: Any) -> list[PretrainedConfig]:
+    return [
+        kind(**changes) for kind in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Phi3Config, Starcoder2Config)
+    ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *described(),
+        *described(sliding_window=16),
+        *described(sliding_window=16, use_sliding_window=True),
+        *described(sliding_window=16, use_sliding_window=True, max_window_layers=0),
+    ],
+    ids=lambda config: f"{config.model_type}-{config.sliding_window if hasattr(config, 'sliding_window') else None}",
+)
+def test_a_window_is_read_from_config_json_as_transformers_reads_it(config, tmp_path):
+    config.save_pretrained(tmp_path)
+    try:
+        refuse_unsupported(AutoConfig.from_pretrained(tmp_path))
+        assert sliding_window(tmp_path) is None
+    except FitError:
+        assert sliding_window(tmp_path) is not None

@@ -26,6 +26,12 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
     return holds(options, workload)
 
 
+def check(options: VLLMOptions, workload: Workload) -> None:
+    from atropos_core.models.model_size import check_weights
+
+    check_weights(workload.context.model)
+
+
 def idle(options: VLLMOptions, devices: Sequence[str]) -> Mapping[str, str]:
     if devices[0] == "cpu":
         return {"memory_share": "it is of a GPU's memory; on a CPU kv_cache_gb bounds keys and values"}
@@ -48,6 +54,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         build=build,
         transports=transports,
         holds=holds,
+        check=check,
         idle=idle,
         several_devices=True,
         requires=frozenset({"aiohttp"}),

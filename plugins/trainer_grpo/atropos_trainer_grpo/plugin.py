@@ -71,6 +71,27 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
     return holds(options, workload)
 
 
+def check(options: GrpoOptions, workload: Workload) -> None:
+    from atropos_core.models.model_size import read, sliding_window
+
+    directory = workload.context.model
+    if (window := sliding_window(directory)) is not None and window <= workload.max_tokens:
+        raise FitError(
+            f"trainer 'grpo' does not train beyond a sliding window: layers of the model in {directory} see {window} tokens "
+            f"(sliding_window in its config.json), and replies may have {workload.max_tokens}.",
+            remedy=f"--set sampling.max_tokens={max(window // 2, 1)}, or a model with full attention.",
+        )
+    model = read(directory)
+    if model is None or options.lora is None or options.lora.targets == "all-linear":
+        return
+    known = {name.removesuffix(".weight").rpartition(".")[2] for name in model.linear()}
+    if unknown := [target for target in options.lora.targets if target not in known]:
+        raise FitError(
+            f"trainer.lora.targets names {unknown[0]!r}, and the model in {directory} has no linear layer of that name.",
+            remedy=f'It has: {", ".join(sorted(known))}. Or leave it out: "all-linear" is all of them.',
+        )
+
+
 def transports(options: GrpoOptions) -> frozenset[Transport]:
     """Whoever asks for an adapter gets one. Otherwise the bridge decides what is trained: by memory (which kind, the
     run's devices decide), as a copy or as checkpoints the whole model, by adapters one with the default options."""
@@ -124,6 +145,7 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
         build=build,
         transports=transports,
         holds=holds,
+        check=check,
         announces=announces,
         merge=merge,
         several_devices=True,
