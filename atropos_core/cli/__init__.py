@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,12 +11,14 @@ from typing import Annotated
 
 import typer
 
+from atropos_core.cli.completion import VARIABLE as COMPLETES
 from atropos_core.cli.guarded import GUARDED, guarded
 from atropos_core.cli.overview import Overview
 
 OWN = {  # command -> its module here
     "run": "run", "resume": "resume", "eval": "evaluate", "plugins": "plugins", "new": "new", "check": "check",
     "config": "config", "doctor": "doctor", "audit": "audit", "adapter": "adapter", "export": "export",
+    "completion": "completion",
 }  # fmt: skip
 
 
@@ -34,6 +37,10 @@ def run_app(arguments: list[str]) -> int:
     """The exit code of `atropos ARGUMENTS`. Errors that we raise are printed in a few lines, others with a traceback."""
     from atropos_core.errors import AtroposError
 
+    if COMPLETES in os.environ:
+        from typer.completion import completion_init
+
+        completion_init()
     try:
         make_app(arguments)(args=arguments, prog_name="atropos")
     except SystemExit as ended:

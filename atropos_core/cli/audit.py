@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atropos_core.cli.completion import runs
 from atropos_core.cli.options import SetOption, Uses, configure
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ def add(app: typer.Typer) -> None:
 
 def audit(
     run: Annotated[
-        Path, typer.Argument(help="A run directory, of a run that goes on or has ended.", show_default=False)
+        Path,
+        typer.Argument(
+            help="A run directory, of a run that goes on or has ended.", show_default=False, autocompletion=runs
+        ),
     ],
     step: Annotated[
         list[int] | None,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atropos_core.cli.completion import components
+
 if TYPE_CHECKING:
     from atropos_core.plugins.registry import Registry
 
@@ -16,7 +18,12 @@ def add(app: typer.Typer) -> None:
 
 
 def check(
-    name: Annotated[str, typer.Argument(help="A component's name, or its place: ./file.py:Name or pkg.mod:Name.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A component's name, or its place: ./file.py:Name or pkg.mod:Name.", autocompletion=components()
+        ),
+    ],
     kind: Annotated[
         str | None,
         typer.Option(help="reward, sink, engine, ...: any kind of component. \\[default: whichever NAME is]"),

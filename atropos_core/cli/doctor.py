@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from atropos_core.cli.completion import runs
+
 
 def add(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
@@ -15,7 +17,11 @@ def add(app: typer.Typer) -> None:
 def doctor(
     run: Annotated[
         Path | None,
-        typer.Argument(help="The directory of a run, going on or ended. Without it: this machine.", show_default=False),
+        typer.Argument(
+            help="The directory of a run, going on or ended. Without it: this machine.",
+            show_default=False,
+            autocompletion=runs,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:

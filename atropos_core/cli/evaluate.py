@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atropos_core.cli.completion import runs
 from atropos_core.cli.options import (
     ROLLOUT_SECTIONS,
     EngineOption,
@@ -50,7 +51,8 @@ def add(app: typer.Typer) -> None:
 
 def evaluate(
     run: Annotated[
-        Path | None, typer.Argument(help="A run directory: evaluate a checkpoint of it.", show_default=False)
+        Path | None,
+        typer.Argument(help="A run directory: evaluate a checkpoint of it.", show_default=False, autocompletion=runs),
     ] = None,
     step: Annotated[int | None, typer.Option(help="Of which step. \\[default: the newest checkpoint]")] = None,
     env: EnvOption = None,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atropos_core.cli.completion import components, settings
+
 if TYPE_CHECKING:
     from atropos_core.config.run_file import Layer, Loaded
     from atropos_core.plugins.manager import Plugins
@@ -17,16 +19,29 @@ if TYPE_CHECKING:
 FileArgument = Annotated[Path | None, typer.Argument(help="A run file (TOML). Flags go over it.", show_default=False)]
 EnvOption = Annotated[
     list[str] | None,
-    typer.Option("--env", help="Environment: a name, pkg.mod:Class or ./file.py:Class. May be repeated."),
+    typer.Option(
+        "--env",
+        help="Environment: a name, pkg.mod:Class or ./file.py:Class. May be repeated.",
+        autocompletion=components("environment"),
+    ),
 ]
 ModelOption = Annotated[
     str | None, typer.Option(help='Model: "tiny", a directory, or a Hugging Face id. \\[default: tiny]')
 ]
-BridgeOption = Annotated[str | None, typer.Option(help="How weights reach the engine. \\[default: ipc]")]
-EngineOption = Annotated[str | None, typer.Option(help="What samples. \\[default: hf]")]
-TrainerOption = Annotated[str | None, typer.Option(help="What trains. \\[default: grpo]")]
+BridgeOption = Annotated[
+    str | None, typer.Option(help="How weights reach the engine. \\[default: ipc]", autocompletion=components("bridge"))
+]
+EngineOption = Annotated[
+    str | None, typer.Option(help="What samples. \\[default: hf]", autocompletion=components("engine"))
+]
+TrainerOption = Annotated[
+    str | None, typer.Option(help="What trains. \\[default: grpo]", autocompletion=components("trainer"))
+]
 RewardOption = Annotated[
-    list[str] | None, typer.Option("--reward", help="Reward; several are summed. \\[default: environment]")
+    list[str] | None,
+    typer.Option(
+        "--reward", help="Reward; several are summed. \\[default: environment]", autocompletion=components("reward")
+    ),
 ]
 StepsOption = Annotated[int | None, typer.Option(help="Training steps.")]
 SeedOption = Annotated[int | None, typer.Option(help="What the run's random numbers derive from.")]
@@ -35,7 +50,12 @@ DeterministicOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Any value of the run file: --set trainer.learning_rate=1e-6"),
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Any value of the run file: --set trainer.learning_rate=1e-6",
+        autocompletion=settings,
+    ),
 ]
 
 

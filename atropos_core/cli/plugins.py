@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atropos_core.cli.completion import components
+
 if TYPE_CHECKING:
     from atropos_core.plugins.manager import Plugins
     from atropos_core.plugins.provider import Offer
@@ -18,7 +20,11 @@ def add(app: typer.Typer) -> None:
 def plugins(
     name: Annotated[
         str | None,
-        typer.Argument(help="One component: its options and what they mean. Without it: all.", show_default=False),
+        typer.Argument(
+            help="One component: its options and what they mean. Without it: all.",
+            show_default=False,
+            autocompletion=components(),
+        ),
     ] = None,
     kind: Annotated[str | None, typer.Option(help="Of this kind alone: environment, reward, sink, ...")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,

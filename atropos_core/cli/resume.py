@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atropos_core.cli.completion import runs
 from atropos_core.cli.options import SetOption, StepsOption
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ def add(app: typer.Typer) -> None:
 
 def resume(
     directory: Annotated[
-        Path, typer.Argument(help="The directory of a run that was stopped or died.", show_default=False)
+        Path,
+        typer.Argument(
+            help="The directory of a run that was stopped or died.", show_default=False, autocompletion=runs
+        ),
     ],
     steps: StepsOption = None,
     changes: SetOption = None,

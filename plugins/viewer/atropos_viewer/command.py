@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from atropos_core.cli.completion import runs as run_directories
+
 HTML_MB = 20.0
 
 
@@ -21,6 +23,7 @@ def view(
             metavar="RUN",
             help="Run directories, going on or ended; several are shown side by side. Without any: the newest in runs/.",
             show_default=False,
+            autocompletion=run_directories,
         ),
     ] = None,
     port: Annotated[

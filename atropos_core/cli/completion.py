@@ -1,0 +1,101 @@
+"""`atropos completion`, and what the shell is told of values: components, run directories, keys of a run file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+VARIABLE = "_ATROPOS_COMPLETE"  # in the environment: the shell calls, to complete a line
+BASH = f"""\
+_atropos_completion() {{
+    local IFS=$'\\n'
+    COMPREPLY=( $( env COMP_WORDS="${{COMP_WORDS[*]}}" COMP_CWORD=$COMP_CWORD {VARIABLE}=complete_bash "$1" 2>/dev/null ) )
+    [[ ${{#COMPREPLY[@]}} -gt 0 && ${{COMPREPLY[0]}} == *= ]] && compopt -o nospace 2>/dev/null
+    return 0
+}}
+complete -o default -F _atropos_completion atropos"""
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def add(app: typer.Typer) -> None:
+    app.command("completion")(completion)
+
+
+def completion(shell: Annotated[Shell, typer.Argument(help="Whose script: bash, zsh or fish.")]) -> None:
+    """Print the script that completes commands, flags, components, run directories and keys of --set in a shell.
+
+    [bold]Examples[/]
+
+      atropos completion bash > ~/.local/share/bash-completion/completions/atropos
+
+      atropos completion zsh > ~/.zfunc/_atropos     # with fpath+=~/.zfunc before compinit in ~/.zshrc
+
+      atropos completion fish > ~/.config/fish/completions/atropos.fish
+    """
+    from typer.completion import get_completion_script
+
+    from atropos_core import console
+
+    made = BASH if shell == "bash" else get_completion_script(prog_name="atropos", complete_var=VARIABLE, shell=shell)
+    console.say(made)
+
+
+def components(*kinds: str) -> Callable[[str], list[str]]:
+    """Names of the installed components of these kinds, or of all."""
+
+    def complete(incomplete: str) -> list[str]:
+        from atropos_core.plugins.manager import load_plugins
+
+        offers = load_plugins().registry.offers()
+        names = {offer.provider.name for offer in offers if not kinds or offer.kind in kinds}
+        return sorted(name for name in names if name.startswith(incomplete))
+
+    return complete
+
+
+def runs(incomplete: str) -> list[str]:
+    """Run directories below what is typed, the newest first; without that, those in runs/."""
+    from pathlib import Path
+
+    parent = Path(incomplete if incomplete.endswith("/") else Path(incomplete).parent)
+    found = [*_runs_in(parent), *(_runs_in(Path("runs")) if "/" not in incomplete else ())]
+    newest = sorted(found, key=lambda directory: directory.stat().st_mtime, reverse=True)
+    return [str(directory) for directory in newest if str(directory).startswith(incomplete)]
+
+
+def _runs_in(parent: Path) -> Iterator[Path]:
+    return (file.parent for file in parent.glob("*/config.toml"))
+
+
+def settings(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Keys of the run file, and options of the components that the line names or that are usual, each with its `=`."""
+    from atropos_core.config.meanings import options_of
+    from atropos_core.config.run_file import SINGLE, RunConfig
+    from atropos_core.errors import AtroposError
+    from atropos_core.plugins.manager import load_plugins
+
+    usual: Any = RunConfig()
+    names = [
+        option.name for option in options_of(RunConfig) if "NAME" not in option.name
+    ]  # one's own names nobody can guess
+    named = [(kind, kind, ctx.params.get(kind) or getattr(usual, kind).use) for kind in SINGLE]
+    named += [("environment", f"environment.{name}", name) for name in ctx.params.get("env") or ()]
+    registry = load_plugins().registry
+    for kind, path, use in named:
+        try:
+            names += [f"{path}.{option.name}" for option in options_of(registry.find(kind, use).provider.config)]
+        except AtroposError:
+            continue  # not installed: the command itself says so
+    return sorted({f"{name}=" for name in names if name.startswith(incomplete) and "[" not in name})
