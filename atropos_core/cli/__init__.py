@@ -38,7 +38,7 @@ def run_app(arguments: list[str]) -> int:
     from atropos_core.errors import AtroposError
 
     if COMPLETES in os.environ:
-        from typer.completion import completion_init
+        from typer.completion import completion_init  # type: ignore[attr-defined] # typer.completion has it, and does not export it
 
         completion_init()
     try:

@@ -44,7 +44,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Whose script: bash, 
 
       atropos completion fish > ~/.config/fish/completions/atropos.fish
     """
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined] # typer.completion has it, and does not export it
 
     from atropos_core import console
 
