@@ -84,6 +84,13 @@ def document(value: Any) -> None:
     _write(json.dumps(finite(value), indent=2, ensure_ascii=False, default=str) + "\n")
 
 
+def escapes(text: str) -> None:
+    """What a terminal makes a picture of; nowhere else is it written."""
+    if sys.stdout.isatty():
+        _LINE.close()
+        _write(text)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """On a terminal within its width: what is too long goes on below, broken between words. Anywhere else nothing is broken."""
     console = out()

@@ -17,7 +17,7 @@ from atropos_core.cli.overview import Overview
 
 OWN = {  # command -> its module here
     "run": "run", "resume": "resume", "eval": "evaluate", "plugins": "plugins", "new": "new", "check": "check",
-    "config": "config", "doctor": "doctor", "audit": "audit", "adapter": "adapter", "export": "export",
+    "config": "config", "doctor": "doctor", "audit": "audit", "plot": "plot", "adapter": "adapter", "export": "export",
     "completion": "completion",
 }  # fmt: skip
 

@@ -27,6 +27,7 @@ class Kind:
     prefix: str
     does: str
     run: str  # a command that uses it
+    needs: tuple[str, ...] = ()  # distributions, besides core and numpy
 
 
 KINDS = {
@@ -66,12 +67,24 @@ KINDS = {
         "REINFORCE on a table of next-token logits",
         "atropos run --model toy --trainer {name} --env ./file.py:Class --steps 20",
     ),
+    "loss": Kind(
+        "loss",
+        "a clip without an edge",
+        "atropos run --env gsm8k --set trainer.loss={name}",
+        ("atropos-plugin-trainer-grpo",),
+    ),
     "bridge": Kind(
         "bridge",
         "copies weights within one process",
         "atropos run --model toy --bridge {name} --env ./file.py:Class --steps 20",
     ),
     "adapter": Kind("adapter", "tasks as JSON lines", "atropos adapter {name} --env gsm8k --out tasks"),
+    "sandbox": Kind(
+        "sandbox",
+        "programs started by a command of your own",
+        "atropos run agent.toml --set environment.agent.sandbox.use={name}",
+        ("atropos-plugin-agent-api",),
+    ),
 }
 ALL_KINDS = ", ".join(KINDS)
 WITH_TOOLS = Kind(
@@ -199,6 +212,7 @@ def _words(kind: str, name: str, tools: bool = False) -> dict[str, str]:
         "does": _example(kind, tools).does,
         "run": _example(kind, tools).run.format(name=name),
         "core_api": Provider.core_api,
+        "needs": "".join(f', "{distribution}{Provider.core_api}"' for distribution in KINDS[kind].needs),
     }
 
 

@@ -138,6 +138,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
 def _report(summary: Summary) -> None:
     """What a finished run says: accuracy or reward before and after, where the time went, where things lie."""
     from atropos_core import console
+    from atropos_core.launch import picture
 
     console.say()
     for line in console.held_out_change(summary.before, summary.after):
@@ -165,8 +166,11 @@ def _report(summary: Summary) -> None:
             ("policy", f"{directory}/checkpoints/step-{summary.steps:06d}/policy"),
             ("metrics", f"{directory}/metrics.jsonl"),
             ("rollouts", f"{directory}/rollouts/"),
+            ("plot", picture.where(directory)),
         ]
     )
+    if (directory / picture.NAME).is_file():
+        picture.show(directory / picture.NAME)
 
 
 def _published(summary: Summary) -> str:

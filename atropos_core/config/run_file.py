@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -246,6 +246,10 @@ class RunConfig(Section):
     oversubscribe: bool = Field(False, description="start although the memory plan says that it cannot fit")
     restarts: int = Field(
         0, ge=0, description="how often the run starts again from its last checkpoint when a process of it dies"
+    )
+    plot: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="plot.png at the end of the run: auto, where it took half a minute and matplotlib is installed; always; never",
     )
     training: TrainingSection = Field(TrainingSection(), description="the shape of the run: steps, groups, staleness")
     sampling: SamplingSection = Field(SamplingSection(), description="how rollouts are sampled")

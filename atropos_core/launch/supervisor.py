@@ -33,6 +33,7 @@ from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
 from atropos_core.launch.memory_plan import plan_memory
 from atropos_core.launch.model_checks import check_model
+from atropos_core.launch.picture import draw_at_end
 from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_process, signals, watched
 from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
@@ -91,6 +92,7 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
                 with asyncio.Runner(loop_factory=AwakeLoop) as runner:
                     summary = replace(runner.run(_execute(plan, directory, checkpoint, began)), directory=named)
                 _write(directory / "summary.json", json.dumps(asdict(summary), default=str, indent=1) + "\n")
+                draw_at_end(directory, sum(summary.seconds.values()), plan.config.plot)
                 return summary
             except asyncio.CancelledError:
                 raise Interrupted("ended at once; what came after the last checkpoint is lost") from None

@@ -59,6 +59,13 @@ class RunResult:
         """The model directory of the last checkpoint: what `model=` takes."""
         return self.directory / "checkpoints" / f"step-{self.steps:06d}" / "policy"
 
+    def plot(self, out: Path | str | None = None) -> Picture:
+        """Rewards, held-out evaluations and health findings as a PNG, plot.png in the run directory or `out`. Raises FitError
+        where matplotlib is not installed, DataError where no step was recorded."""
+        from atropos_core.launch.picture import draw
+
+        return Picture(draw(self.directory, None if out is None else Path(out)))
+
     def frame(self) -> pandas.DataFrame:
         """The metrics, one row a step. Raises FitError where pandas is not installed."""
         frame = _pandas().DataFrame(dict(self.metrics))
@@ -73,6 +80,16 @@ class RunResult:
             return {}
         row = evaluated[at]
         return {name: float(values[row]) for name, values in evaluations.items() if np.isfinite(values[row])}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG, which a notebook shows."""
+
+    path: Path
+
+    def _repr_png_(self) -> bytes:
+        return self.path.read_bytes()
 
 
 @dataclass(frozen=True)

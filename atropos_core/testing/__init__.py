@@ -30,6 +30,7 @@ __all__ = [
     "environment_contract",
     "loss_contract",
     "reward_contract",
+    "sandbox_contract",
     "sink_contract",
     "teacher_contract",
     "trainer_contract",
@@ -38,6 +39,7 @@ __all__ = [
 
 KINDS = (
     "environment", "reward", "transform", "curriculum", "bridge", "loss", "sink", "teacher", "engine", "trainer", "adapter",
+    "sandbox",
 )  # fmt: skip
 
 
@@ -145,6 +147,12 @@ def adapter_contract(
     return _test("adapter", target, options, skip)
 
 
+def sandbox_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    return _test("sandbox", target, options, skip)
+
+
 class _Contract(Protocol):
     def findings(self) -> list[Finding]: ...
 
@@ -194,6 +202,10 @@ def _contract(kind: str) -> Callable[..., _Contract]:
             from atropos_core.testing.adapters import AdapterContract
 
             return AdapterContract
+        case "sandbox":
+            from atropos_core.testing.sandboxes import SandboxContract
+
+            return SandboxContract
         case "trainer":
             from atropos_core.testing.trainers import TrainerContract
 

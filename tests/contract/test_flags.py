@@ -350,6 +350,7 @@ SEEN_IN = {
     "tests/e2e/test_chat_url.py::test_tools_turns_and_figures_are_those_of_a_model_here": "eval --key-variable --concurrency",
     "tests/e2e/test_chat_url.py::evaluated": "eval --model-url --model-name",
     "tests/e2e/test_audit.py": "audit --out",
+    "tests/unit/launch/test_picture.py": "plot --out",
     "tests/e2e/test_audit.py::test_a_changed_logprob_is_named_with_both_values": "audit --step --tolerance",
     "tests/e2e/test_audit.py::test_a_setting_of_the_trainer_is_for_the_audit_and_another_is_refused": "audit --set",
     "plugins/trajectory_api/tests/test_serve.py::test_a_port_that_is_taken_is_named_and_its_owner_left_alone": "serve --port",

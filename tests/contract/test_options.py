@@ -252,6 +252,7 @@ IN_A_RUN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is seen o
     "run.model": ({}, {"model": observed.ANOTHER}),
     "run.seed": ({}, {"seed": 1}),
     "run.oversubscribe": ({"hub.size_mb": 1e9}, {"oversubscribe": True}),
+    "run.plot": ({}, {"plot": "always"}),
     "run.bridge.use": ({}, {"bridge.use": "ipc"}),
     "run.checkpoint.every": ({}, {"checkpoint.every": 1}),
     "run.curriculum.use": ({}, {"curriculum.use": "sequential"}),
@@ -582,6 +583,14 @@ plugins/sink_tensorboard/tests/test_tensorboard.py::test_an_absolute_directory_i
   sink tensorboard: directory
 plugins/sink_tensorboard/tests/test_tensorboard.py::test_what_is_flushed_is_seen_while_the_run_goes_on
   sink tensorboard: flush_s
+plugins/sink_mlflow/tests/test_mlflow.py::test_a_run_has_its_metrics_parameters_tags_end_and_files
+  sink mlflow: experiment tags config artifacts name
+plugins/sink_mlflow/tests/test_mlflow.py::test_where_runs_are_kept_must_be_said
+  sink mlflow: tracking_uri
+plugins/sink_mlflow/tests/test_mlflow.py::test_a_server_that_is_not_there_and_a_uri_that_cannot_be_are_refused_before_the_first_step
+  sink mlflow: start_deadline_s
+plugins/sink_mlflow/tests/test_mlflow.py::test_a_store_that_stays_away_is_named_at_the_end_with_what_it_lacks
+  sink mlflow: finish_deadline_s
 plugins/sink_wandb/tests/test_wandb.py::test_disabled_writes_nothing
   sink wandb: mode
 plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_requested

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
+from atropos_core.config.secrets import without_secrets
 from atropos_core.errors import ConfigError, DeadlineExceeded, ProcessDied
 from atropos_core.interfaces import Sink
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sink_wandb.config import WandbOptions
 
 GRACE_S = 5.0  # over W&B's own deadlines, before they are no longer trusted
-SECRET = re.compile(r"(^|_)(key|keys|token|secret|password|credentials)$")
 
 
 class WandbSink(Sink):
@@ -116,15 +115,6 @@ class WandbSink(Sink):
         if not self._options.config or not saved.is_file():
             return {}
         return without_secrets(tomllib.loads(saved.read_text(encoding="utf-8")))
-
-
-def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings whose names are not those of keys, tokens or passwords."""
-    return {
-        name: without_secrets(value) if isinstance(value, Mapping) else value
-        for name, value in values.items()
-        if not (SECRET.search(name) and isinstance(value, str))
-    }
 
 
 def _end(run: Any) -> None:

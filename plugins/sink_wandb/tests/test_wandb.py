@@ -12,9 +12,10 @@ import sys
 import psutil
 import pytest
 
+from atropos_core.config.secrets import without_secrets
 from atropos_core.errors import ConfigError, ProcessDied
 from atropos_sink_wandb.config import WandbOptions
-from atropos_sink_wandb.sink import WandbSink, without_secrets
+from atropos_sink_wandb.sink import WandbSink
 from tests import sinks
 from tests.wandb_records import history, runs
 

@@ -1,0 +1,37 @@
+"""`atropos plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def add(app: typer.Typer) -> None:
+    app.command("plot")(plot)
+
+
+def plot(
+    run: Annotated[
+        Path, typer.Argument(help="A run directory, of a run that goes on or has ended.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The PNG's file. \\[default: plot.png in the run directory]")
+    ] = None,
+) -> None:
+    """Draw a run: rewards, held-out evaluations and health findings, as a PNG, and on the terminal where it shows pictures
+    (kitty, iTerm2, WezTerm, ghostty). A run of half a minute or more is drawn at its end.
+
+    [bold]Examples[/]
+
+      atropos plot runs/gsm8k-20260131-120000
+
+      atropos plot runs/gsm8k-20260131-120000 --out rewards.png
+    """
+    from atropos_core import console
+    from atropos_core.launch.picture import draw, show
+
+    path = draw(run, out)
+    show(path)
+    console.say(str(path))

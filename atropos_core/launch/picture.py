@@ -1,0 +1,160 @@
+"""The picture of a run, plot.png in its directory: rewards, held-out evaluations, and what health checks found.
+
+Drawn by matplotlib, which is optional (`pip install 'atropos-core[plot]'`) and imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atropos_core import console
+from atropos_core.errors import DataError, FitError
+from atropos_core.launch.terminal_pictures import escapes
+from atropos_core.storage.atomic import unwritable
+from atropos_core.storage.run_records import HealthChange, MetricTable, RunRecords
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAME = "plot.png"
+AUTO_AFTER_S = 30.0  # a picture takes about a second, which a short run shall not be longer by
+WIDTH, HEIGHT, DPI = 8.0, 5.0, 100  # inches: 800 x 500 pixels
+NAMED = 4  # findings whose names are written; all are marked
+INSTALL = "pip install 'atropos-core[plot]'"
+REWARD, HELD_OUT, SUSPECT, ILL = "#2f5fd0", "#0b7a4b", "#c77700", "#c02626"
+
+
+def is_possible() -> bool:
+    """Whether matplotlib is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+def where(directory: Path) -> str:
+    """Where a run's picture is, or how to get one."""
+    if (directory / NAME).is_file():
+        return str(directory / NAME)
+    return f"`atropos plot {directory}` draws one" + ("" if is_possible() else f", after {INSTALL}")
+
+
+def show(path: Path) -> None:
+    """On the terminal, where it shows pictures."""
+    if shown := escapes(path.read_bytes(), os.environ):
+        console.escapes(shown)
+
+
+def draw_at_end(directory: Path, seconds: float, wanted: str) -> None:
+    """What `plot` of a run file says. A run that has ended well never fails by its picture: what is wrong is said."""
+    if wanted == "never" or (wanted == "auto" and (seconds < AUTO_AFTER_S or not is_possible())):
+        return
+    try:
+        draw(directory)
+    except Exception as error:  # noqa: BLE001 - a library draws, and the run is over
+        console.warn(f"{NAME} was not drawn: {error}")
+
+
+def draw(directory: Path, out: Path | None = None) -> Path:
+    """Draw the run in this directory, also one that goes on, as a PNG of 800 x 500 pixels. Raises FitError where matplotlib is not
+    installed, DataError where the run has recorded no step, RunDirectoryError where the file cannot be written."""
+    if not is_possible():
+        raise FitError("a plot is drawn by matplotlib, which is not installed.", remedy=INSTALL)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    records = RunRecords(directory)
+    metrics = records.metrics()
+    if not len(metrics.steps):
+        raise DataError(
+            f"{directory} has no metrics to draw.", remedy="They are recorded by the sink `jsonl`, step by step."
+        )
+    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    held_out = _held_out(metrics)
+    if held_out is None:
+        axes = [figure.subplots()]
+    else:
+        axes = list(figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (3, 2)}))
+        _draw_held_out(axes[1], *held_out)
+    _draw_rewards(axes[0], metrics)
+    _draw_health(axes, records.health())
+    axes[0].set_title(_title(directory, records.config), fontsize=10, loc="left")
+    axes[-1].set_xlabel("step")
+    for one in axes:
+        one.grid(color="#e5e5e5", linewidth=0.6)
+        one.set_axisbelow(True)
+        one.spines[["top", "right"]].set_visible(False)
+        one.set_xlim(left=0, right=max(int(metrics.steps[-1]), 1))
+    path = directory / NAME if out is None else out
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return path
+
+
+def _held_out(metrics: MetricTable) -> tuple[str, np.ndarray, np.ndarray] | None:
+    """Name, steps [n] and values [n] of the evaluations: accuracy, or the reward where nothing is right or wrong."""
+    for name in ("eval/accuracy", "eval/reward"):
+        values = metrics.columns.get(name)
+        if values is not None and (there := np.isfinite(values)).any():
+            return name.removeprefix("eval/"), metrics.steps[there], values[there]
+    return None
+
+
+def _draw_rewards(axes: Axes, metrics: MetricTable) -> None:
+    axes.set_ylabel("reward")
+    mean = metrics.columns.get("reward/mean")
+    if mean is None or not (there := np.isfinite(mean) & (metrics.steps > 0)).any():
+        return
+    steps, mean = metrics.steps[there], mean[there]
+    axes.plot(steps, mean, color=REWARD, linewidth=1.6, marker="o" if len(steps) == 1 else None, label="mean of a step")
+    spread = metrics.columns.get("reward/std")
+    if spread is not None:
+        spread = np.nan_to_num(spread[there])
+        axes.fill_between(
+            steps, mean - spread, mean + spread, color=REWARD, alpha=0.15, linewidth=0, label="± standard deviation"
+        )
+    axes.legend(loc="best", fontsize=8, frameon=False)
+
+
+def _draw_held_out(axes: Axes, name: str, steps: np.ndarray, values: np.ndarray) -> None:
+    percent = name == "accuracy"
+    axes.set_ylabel(f"held-out {name}")
+    axes.plot(steps, values, color=HELD_OUT, linewidth=1.2, marker="o", markersize=5, clip_on=False)
+    for at in dict.fromkeys((0, len(steps) - 1)):  # before and after
+        axes.annotate(
+            f"{values[at]:.1%}" if percent else f"{values[at]:.3g}", (steps[at], values[at]), textcoords="offset points",
+            xytext=(6 if at == 0 else -6, 8), ha="left" if at == 0 else "right", fontsize=9, color=HELD_OUT,
+        )  # fmt: skip
+    axes.margins(y=0.3)
+
+
+def _draw_health(axes: Sequence[Axes], changes: Sequence[HealthChange]) -> None:
+    """A line at each step at which a check became suspect or ill; the first of them are named."""
+    found = [change for change in changes if change.state in ("suspect", "ill")]
+    for number, change in enumerate(found):
+        color = ILL if change.state == "ill" else SUSPECT
+        for one in axes:
+            one.axvline(change.step, color=color, linewidth=1.0, linestyle="-" if change.state == "ill" else ":")
+        if number < NAMED:
+            axes[0].annotate(
+                f" {change.check}: {change.state}", (change.step, 1 - 0.08 * number),
+                xycoords=("data", "axes fraction"), fontsize=8, color=color, va="top", annotation_clip=False,
+            )  # fmt: skip
+    if len(found) > NAMED:
+        axes[0].annotate(
+            f"{len(found) - NAMED} more findings: atropos doctor", (1, -0.02), xycoords="axes fraction", fontsize=7,
+            color=SUSPECT, ha="right", va="top",
+        )  # fmt: skip
+
+
+def _title(directory: Path, config: Mapping[str, Any]) -> str:
+    """Names may be anything: no dollar sign begins a formula."""
+    text = f"{directory.resolve().name}   {', '.join(config.get('environment', {}))} · {Path(str(config.get('model', ''))).name}"
+    return text.replace("$", r"\$")

@@ -1,0 +1,169 @@
+"""Metrics in MLflow. A thread sends them, so that no step waits for a network, and none fails by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import tomllib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atropos_core import console
+from atropos_core.config.run_file import flatten
+from atropos_core.config.secrets import without_secrets
+from atropos_core.errors import ConfigError, DeadlineExceeded
+from atropos_core.interfaces import Sink
+from atropos_core.types import Metrics, ScoredGroup
+from atropos_sink_mlflow.config import MlflowOptions
+from atropos_sink_mlflow.tracked_run import TrackedRun
+
+AGAIN_S = 5.0  # after a step that could not be sent
+GRACE_S = 2.0
+FILES = ("config.toml", "metrics.jsonl", "health.jsonl")
+
+
+class MlflowSink(Sink):
+    """One MLflow run for a run and all its resumes: its id is in the checkpoints.
+
+    MLflow takes back nothing that it has of a run, and takes the same step twice: so whatever is sent after a resume, or after an
+    answer that did not come, is first looked for there.
+    """
+
+    def __init__(self, options: MlflowOptions, directory: Path, steps: int) -> None:
+        self._options, self._directory, self._steps = options, directory, steps
+        self._id: str | None = None
+        self._last = -1
+        self._run: TrackedRun | None = None
+        self._there: set[tuple[str, int]] = set()
+        self._waiting: deque[tuple[int, dict[str, float]]] = deque()
+        self._news, self._is_closing = threading.Event(), False
+        self._sender: threading.Thread | None = None
+
+    async def open(self) -> None:
+        """Raises ConfigError where no URI is given, or MLflow refuses it; DeadlineExceeded where nothing answers there."""
+        uri = self._options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            raise ConfigError(
+                "the sink mlflow does not know where runs are kept.",
+                remedy="Set sink.mlflow.tracking_uri, or MLFLOW_TRACKING_URI: http://HOST:PORT, or file:/PATH.",
+            )
+        deadline_s = self._options.start_deadline_s
+        began: asyncio.Future[TrackedRun] = asyncio.get_running_loop().create_future()
+        threading.Thread(target=self._begin, args=(uri, began), name="mlflow", daemon=True).start()
+        try:
+            self._run = await asyncio.wait_for(began, deadline_s)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"MLflow at {_shown(uri)} did not answer within {deadline_s:g} s.",
+                remedy="Start it, or leave [sink.mlflow] out: metrics.jsonl has the same.",
+            ) from None
+        except Exception as error:
+            raise ConfigError(
+                f"MLflow at {_shown(uri)} takes no run: {_first_line(error)}",
+                remedy="Look at sink.mlflow.tracking_uri, or leave [sink.mlflow] out: metrics.jsonl has the same.",
+            ) from error
+        self._id = self._run.id
+        if late := {step for _, step in self._there}:
+            console.warn(
+                f"MLflow has steps {min(late)} to {max(late)} already, of before the resume, and keeps them: the same steps run again "
+                "are in metrics.jsonl alone."
+            )
+        self._news.clear()
+        self._is_closing = False
+        self._sender = threading.Thread(target=self._send, args=(self._run,), name="mlflow", daemon=True)
+        self._sender.start()
+
+    async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
+        assert self._run is not None, "a sink is opened before it is used"
+        self._waiting.append((step, dict(metrics)))
+        self._last = step
+        self._news.set()
+
+    async def close(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is None:
+            return
+        self._is_closing = True
+        self._news.set()
+        await asyncio.to_thread(sender.join, self._options.finish_deadline_s + GRACE_S)
+        if sender.is_alive() or self._waiting:
+            left = ", ".join(str(step) for step, _ in list(self._waiting)[:5]) or "its end"
+            console.warn(
+                f"MLflow did not take everything within {self._options.finish_deadline_s:g} s: it lacks step {left}"
+                f"{' and others' if len(self._waiting) > 5 else ''}. metrics.jsonl has all."
+            )
+
+    def state(self) -> Mapping[str, Any]:
+        return {"id": self._id, "step": self._last}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._id, self._last = state["id"], int(state["step"])
+
+    # -- in threads of their own
+
+    def _begin(self, uri: str, began: asyncio.Future[TrackedRun]) -> None:
+        loop = began.get_loop()
+        try:
+            run = TrackedRun(self._options, uri, self._options.name or self._directory.resolve().name, self._id)
+            saved = self._directory / "config.toml"
+            if self._options.config and saved.is_file():
+                run.add_params(dict(flatten(without_secrets(tomllib.loads(saved.read_text(encoding="utf-8"))))))
+            if self._id is not None:
+                self._there = run.recorded_after(self._last)
+        except Exception as error:  # noqa: BLE001 - the plugin boundary: MLflow's own errors, and those of its transport
+            _tell(loop, began, began.set_exception, error)
+        else:
+            _tell(loop, began, began.set_result, run)
+
+    def _send(self, run: TrackedRun) -> None:
+        """Every step in its order, until the last one is there or the sink is closed and out of time."""
+        is_away = False
+        while not (self._is_closing and not self._waiting):
+            if not self._waiting:
+                self._news.wait()
+                self._news.clear()
+                continue
+            step, metrics = self._waiting[0]
+            try:
+                if is_away:
+                    self._there |= run.recorded_after(step - 1)
+                run.add(step, metrics, self._there)
+            except Exception as error:  # noqa: BLE001 - the plugin boundary
+                if not is_away:
+                    console.warn(f"MLflow does not take step {step}, and is tried again: {_first_line(error)}")
+                is_away = True
+                if self._is_closing:
+                    return
+                self._news.wait(AGAIN_S)
+                self._news.clear()
+                continue
+            if is_away:
+                console.say(f"MLflow takes metrics again, from step {step} on.")
+            is_away = False
+            self._waiting.popleft()
+        try:
+            if self._options.artifacts:
+                run.add_files([path for name in FILES if (path := self._directory / name).is_file()])
+            run.end("FINISHED" if self._last >= self._steps else "KILLED")
+        except Exception as error:  # noqa: BLE001 - the plugin boundary
+            console.warn(f"MLflow was not told that the run has ended: {_first_line(error)}")
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], call: Any, value: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(lambda: future.done() or call(value))
+    except RuntimeError:  # the loop has ended meanwhile
+        pass
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def _shown(uri: str) -> str:
+    """Without a user and password that may stand in it."""
+    scheme, separator, rest = uri.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
