@@ -167,9 +167,11 @@ async def _publishes(setting: Setting, pair: Pair, report: Report) -> None:
     finally:
         in_flight.cancel()
     after = await pair.engine.logprobs(probe)
-    # A pause waits for the pass that computes: on a CPU, and a busy one, that is what it measures.
-    bound = 0.5 if setting.device != "cpu" else 10.0
-    report.at_most(f"publish, slowest of {PUBLISHES} (pause, version, resume)", max(outside), bound, "s")
+    slowest = f"publish, slowest of {PUBLISHES} (pause, version, resume)"
+    if setting.device == "cpu":  # a pause waits for the pass that computes: on a busy machine, that is what it measures
+        report.note(slowest, max(outside), "s")
+    else:
+        report.at_most(slowest, max(outside), 0.5, "s")
     report.note("publish, median", statistics.median(outside), "s")
     report.note("publish, slowest by the bridge's own clock", max(own), "s")
     report.note("one write into every parameter, median (not counted)", statistics.median(writes), "s")
