@@ -378,7 +378,7 @@ def load(layers: Iterable[Layer]) -> Loaded:
 
 
 def read_file(path: Path) -> Layer:
-    """With the places of code, `./file.py:Name`, from the folder of the file on."""
+    """With the places of code, `./file.py:Name`, and of models, `./directory`, from the folder of the file on."""
     try:
         return Layer(str(path), anchored(tomllib.loads(path.read_text()), path.parent))
     except FileNotFoundError:
@@ -393,14 +393,16 @@ PLACES = ("use", "loss")  # keys whose value may say where code stands
 
 
 def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """With the places of code, `./file.py:Name`, made absolute: what is started elsewhere, a process or a resumed run, finds
-    the same file."""
+    """With the places of code, `./file.py:Name`, and of a model, `./directory`, made absolute: what is started elsewhere, a process or a
+    resumed run, finds the same."""
     made: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
             made[key] = anchored(value, folder)
         elif key in PLACES and isinstance(value, str) and (place := _PLACE.fullmatch(value)):
             made[key] = f"{(folder / Path(place[1]).expanduser()).resolve()}{place[2]}"
+        elif key == "model" and isinstance(value, str) and value.startswith(("./", "../")):
+            made[key] = str((folder / value).resolve())
         else:
             made[key] = value
     return made

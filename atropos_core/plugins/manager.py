@@ -74,7 +74,12 @@ class Plugins:
         if any((directory / name).is_file() for name in ("config.json", "adapter_config.json")):
             return ResolvedModel(directory.resolve(), f"the directory {directory}")
         if directory.is_dir() or reference.startswith((".", "/", "~")):
-            raise ConfigError(f"model {reference!r}: there is no config.json in {directory}.")
+            what = "no config.json in" if directory.is_dir() else "no directory"
+            raise ConfigError(
+                f"model {reference!r}: there is {what} {directory.resolve()}.",
+                remedy="Name a directory that save_pretrained wrote. In a run file, ./ begins at that file's folder; elsewhere, and "
+                "in a flag, a path begins where the command is typed.",
+            )
         return ResolvedModel(
             _download(reference) if download else Path(reference), f"{reference} from the Hugging Face hub"
         )

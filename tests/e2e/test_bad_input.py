@@ -65,7 +65,7 @@ def environment(folder: Path, score: str) -> str:
         (("missing.toml",), ["no run file missing.toml"]),
         ((), ["no environment to train on", "--env gsm8k"]),
         (("--env", "./sevens.py", "--bridge", "ipc"), ["bridge 'ipc' does not fit", "in_process", "Use --bridge local."]),
-        (("--env", "./sevens.py", "--model", "./nowhere"), ["no config.json in nowhere"]),
+        (("--env", "./sevens.py", "--model", "./nowhere"), ["model '", "there is no directory", "nowhere"]),
     ],
 )  # fmt: skip
 def test_a_wrong_word_gets_one_clear_error(atropos, sevens, tmp_path, arguments, wanted):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
-from atropos_core.config.run_file import FLAG, Layer, load, nest, parse_flag
+from atropos_core.config.run_file import FLAG, Layer, anchored, load, nest, parse_flag, read_file
 
 
 def named(section: str, file: str | None, *flags: str) -> list[str]:
@@ -31,3 +32,20 @@ def test_a_flag_for_an_option_of_a_default_component_leaves_the_others_alone():
 
 def test_default_components_that_are_named_beside_an_own_one_stay():
     assert named("sink", None, "sink.csv.use=csv", "sink.jsonl.rollouts_every=5") == ["csv", "jsonl"]
+
+
+def test_code_and_a_model_begin_at_the_folder_of_their_file_and_other_paths_where_the_command_is_typed(
+    tmp_path: Path, monkeypatch
+):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/run.toml").write_text(
+        'model = "./llama"\n[reward.x]\nuse = "./mine.py:Mine"\nmodel = "../other"\npath = "./data"\n[engine]\nmodel = "tiny"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    values = read_file(Path("below/run.toml")).values
+    assert values["model"] == str(tmp_path / "below/llama")
+    assert values["reward"]["x"] == {
+        "use": f"{tmp_path}/below/mine.py:Mine", "model": str(tmp_path / "other"), "path": "./data"
+    }  # fmt: skip
+    assert values["engine"]["model"] == "tiny"
+    assert anchored({"model": "./llama"}, Path())["model"] == str(tmp_path / "llama"), "as a flag has it"
