@@ -21,6 +21,7 @@ async def test_an_answer_that_is_no_sample_is_named_and_nobody_waits_for_more(it
         body = encode_bytes(item)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
+        writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
