@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,6 +69,11 @@ def export(
     merged: Annotated[
         bool, typer.Option("--merged", help="hf: of a run that trained an adapter, a whole model with it.")
     ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/NAME", help="Then upload it to a new, private repository of the Hugging Face hub."),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Let everybody see what --push uploads.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Write a run's rollouts as a data set, or its policy as a model, that other libraries read.
@@ -81,11 +86,32 @@ def export(
 
       atropos export runs/gsm8k-20260131-120000 --as hf --out my-model
     """
-    made = exported(
+    made = pushed(
         run, form.value, out, steps=step or (), min_reward=min_reward, only_correct=only_correct, best_per_group=best_per_group,
-        min_margin=min_margin, keep_cut_off=keep_cut_off, merged=merged,
+        min_margin=min_margin, keep_cut_off=keep_cut_off, merged=merged, push=push,
+        public=public,
     )  # fmt: skip
     show(made, as_json=as_json)
+
+
+def pushed(
+    run: Path, form: str, out: Path, *, push: str | None = None, public: bool = False, **options: Any
+) -> Exported | ExportedPolicy:
+    """What was written, and with `push` uploaded. `options` as `exported`. Raises AtroposError."""
+    from dataclasses import replace
+
+    from atropos_core.errors import ConfigError
+    from atropos_core.storage.run_records import RunRecords
+
+    if push is None:
+        if public:
+            raise ConfigError("--public has no effect without --push.")
+        return exported(run, form, out, **options)
+    from atropos_core.exports.hub import Hub
+
+    records, hub = RunRecords(run), Hub(push, public=public)
+    made = exported(run, form, out, **options)
+    return replace(made, url=hub.push(made, records))
 
 
 def exported(
@@ -154,7 +180,8 @@ def show(made: Exported | ExportedPolicy, *, as_json: bool = False) -> None:
 
     if as_json:
         console.document({**asdict(made), "path": str(made.path)})
-    elif isinstance(made, ExportedPolicy):
+        return
+    if isinstance(made, ExportedPolicy):
         console.say(f"the {made.kind} of step {made.step}, {made.size_bytes / 1e6:.1f} MB: {made.path}")
     else:
         console.say(f"{made.written:,} rows: {made.path}")
@@ -162,3 +189,5 @@ def show(made: Exported | ExportedPolicy, *, as_json: bool = False) -> None:
             console.table(("left out", "why"), [(f"{count:,}", reason) for reason, count in made.left_out.items()])
         for reason, count in made.without_tokens.items():
             console.say(f"{count:,} episodes have no tokens in it: {reason}")
+    if made.url:
+        console.say(f"pushed: {made.url}")

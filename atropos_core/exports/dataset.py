@@ -28,6 +28,7 @@ class Exported:
     written: int  # rows
     left_out: Mapping[str, int]  # by the reason: episodes, or groups where the reason says so
     without_tokens: Mapping[str, int]  # of the form `parquet`: episodes whose row has no tokens, by the reason
+    url: str | None = None  # on the hub, where it was pushed
 
 
 def selection_of(

@@ -29,6 +29,7 @@ class ExportedPolicy:
     kind: str  # "model", "adapter", or "merged adapter"
     files: tuple[str, ...]
     size_bytes: int
+    url: str | None = None  # on the hub, where it was pushed
 
 
 def checkpoint_of(records: RunRecords, step: int | None, warn: Callable[[str], None]) -> Checkpoint:

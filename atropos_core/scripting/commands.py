@@ -214,15 +214,18 @@ def export(
     min_margin: float | None = None,
     keep_cut_off: bool = False,
     merged: bool = False,
+    push: str | None = None,
+    public: bool = False,
 ) -> Exported | ExportedPolicy:
-    """A run's rollouts as a data set, or (`"hf"`) its policy as a model directory: `atropos export --as FORM`. Raises AtroposError."""
-    from atropos_core.cli.export import exported
+    """A run's rollouts as a data set, or (`"hf"`) its policy as a model directory, and with `push` to the hub: `atropos
+    export --as FORM`. Raises AtroposError."""
+    from atropos_core.cli.export import pushed
 
     steps = [step] if isinstance(step, int) else list(step or ())
     return blocking(
-        lambda: exported(
+        lambda: pushed(
             _directory(run), form, Path(out), steps=steps, min_reward=min_reward, only_correct=only_correct,
-            best_per_group=best_per_group, min_margin=min_margin, keep_cut_off=keep_cut_off, merged=merged,
+            best_per_group=best_per_group, min_margin=min_margin, keep_cut_off=keep_cut_off, merged=merged, push=push, public=public,
         )
     )  # fmt: skip
 

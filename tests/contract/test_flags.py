@@ -348,6 +348,7 @@ SEEN_IN = {
     "tests/e2e/test_export.py::test_a_run_of_an_adapter_exports_it_and_merged_the_same_policy": "export --merged",
     "tests/e2e/test_process.py::test_a_data_set_of_live_rollouts": "process --keep-cut-off",
     "tests/e2e/test_chat_url.py::test_tools_turns_and_figures_are_those_of_a_model_here": "eval --key-variable --concurrency",
+    "tests/e2e/test_push.py::test_a_data_set_is_pushed_in_one_private_repository_with_its_card": "export --push --public",
     "tests/e2e/test_chat_url.py::evaluated": "eval --model-url --model-name",
     "tests/e2e/test_audit.py": "audit --out",
     "tests/unit/launch/test_picture.py": "plot --out",

@@ -97,7 +97,7 @@ async def test_what_is_no_conversation_of_the_policy_is_left_out_by_name(tmp_pat
     group = replace(make_group(0, [1.0] * 5), episodes=episodes)
     run = await recorded(tmp_path / "run", [group])
     assert export(capsys, run, "sft", tmp_path / "a.jsonl") | {"path": ""} == {
-        "path": "", "form": "sft", "written": 1, "without_tokens": {},
+        "path": "", "form": "sft", "written": 1, "without_tokens": {}, "url": None,
         "left_out": {
             "cut off at the token limit (--keep-cut-off keeps them)": 1,
             "half a surrogate pair in a message, which is no Unicode text": 1,
