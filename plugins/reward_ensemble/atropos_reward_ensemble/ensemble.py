@@ -48,6 +48,7 @@ class Ensemble(Reward):
         self._out = np.zeros(len(members), bool)  # shut out: not called any more
         self._calls = np.zeros(len(members))  # episodes, since the last metrics()
         self._missed = np.zeros(len(members))
+        self._sums = np.zeros(len(members))  # of the ratings that were given
         self._short = self._gated = 0  # groups
         self._warned: set[str] = set()
 
@@ -108,6 +109,7 @@ class Ensemble(Reward):
     def _count(self, rater: int, given: Ratings) -> None:
         self._calls[rater] += len(given)
         self._missed[rater] += int(np.isnan(given).sum())
+        self._sums[rater] += float(np.nansum(given))
 
     def _trusted(self) -> Ratings:
         factor = self._options.downweight if self._options.on_departure == "downweight" else 1.0
@@ -202,9 +204,11 @@ class Ensemble(Reward):
             metrics[f"{member.name}/suspicion"] = float(suspicion[rater])
             metrics[f"{member.name}/flagged"] = float(self._departures.flagged[rater])
             metrics[f"{member.name}/missing"] = float(missed[rater] / max(called[rater], 1))
+            if given := called[rater] - missed[rater]:
+                metrics[f"{member.name}/mean"] = float(self._sums[rater] / given)
             if isinstance(member.reward, Measured):
                 metrics |= {f"{member.name}/{key}": value for key, value in member.reward.metrics().items()}
-        self._calls, self._missed = np.zeros_like(called), np.zeros_like(missed)
+        self._calls, self._missed, self._sums = np.zeros_like(called), np.zeros_like(missed), np.zeros_like(called)
         self._short = self._gated = 0
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
@@ -215,7 +219,7 @@ class Ensemble(Reward):
             "reliability": self._reliability.state(),
             "departures": self._departures.state(),
             "out": self._out.tolist(),
-            "counts": [self._calls.tolist(), self._missed.tolist(), self._short, self._gated],
+            "counts": [self._calls.tolist(), self._missed.tolist(), self._short, self._gated, self._sums.tolist()],
             "inner": {one.name: one.reward.state() for one in self._members if isinstance(one.reward, Stateful)},
         }
 
@@ -227,8 +231,9 @@ class Ensemble(Reward):
         self._reliability.load(state["reliability"])
         self._departures.load(state["departures"])
         self._out = np.array(state["out"], bool)
-        called, missed, self._short, self._gated = state["counts"]
+        called, missed, self._short, self._gated, *sums = state["counts"]
         self._calls, self._missed = np.array(called, np.float64), np.array(missed, np.float64)
+        self._sums = np.array(sums[0] if sums else np.zeros_like(self._calls), np.float64)
         self._pending = []
         for member in self._members:
             if member.name in state["inner"] and isinstance(member.reward, Stateful):

@@ -116,6 +116,7 @@ async def test_a_member_that_fails_is_a_missing_rating_and_no_zero(make, does, c
     assert metrics["bad/missing"] == missing
     assert metrics["missing"] == pytest.approx(missing / 3)
     assert metrics["a/missing"] == 0
+    assert (metrics["a/mean"], metrics["b/mean"]) == (1.0, 0.5) and ("bad/mean" in metrics) == (does == "nan")
     assert "'bad' gave no rating" in capfd.readouterr().err
     await ensemble(*group(0, 1, 1))
     assert "gave no rating" not in capfd.readouterr().err  # reported once
