@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from atropos_agent_api.dialects.values import writable
 from atropos_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def of_task(task: Task) -> dict[str, str]:
     """What placeholders can say of a task: its id, prompt and messages, and each field of its data. Never its answer."""
     fields = {f"task.{name}": _text(value) for name, value in task.data.items() if name != "answer"}
     return fields | {
-        "task.id": writable(task.id),
+        "task.id": _text(task.id),
         "task.prompt": prompt_of(task),
         "task.messages": _text(list(task.messages)),
     }
@@ -91,4 +90,6 @@ def prompt_of(task: Task) -> str:
 
 
 def _text(value: Any) -> str:
+    from atropos_agent_api.dialects.values import writable  # with numpy, which reading options needs not
+
     return writable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
