@@ -291,6 +291,9 @@ class _Waits:
             if not self._waits:
                 _LINE.close_what_goes()
 
+    def texts(self) -> list[str]:
+        return [wait.text(perf_counter()) for wait in self._waits]
+
     def _say(self) -> None:
         while True:
             sleep(WAIT_TICK_S)
@@ -343,6 +346,12 @@ def begin_wait(what: str, *, said: bool = False) -> Wait:
 
 def end_wait(wait: Wait) -> None:
     _WAITS.remove(wait)
+
+
+def waited_for() -> list[str]:
+    """What is waited for at present, and since when."""
+    with _LINE.lock:
+        return _WAITS.texts()
 
 
 def pass_waits_on(to: Callable[[int, str | None], object]) -> None:

@@ -14,10 +14,11 @@ from atropos_core import console
 from atropos_core.api_client.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
 from atropos_core.config.run_file import ApiSection, RunConfig
 from atropos_core.errors import DeadlineExceeded
+from atropos_core.guards.opens import in_one_line
 from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
 from atropos_core.observe.profile import Profile
 from atropos_core.rollouts.policy_versions import sampled_after, without_versions_after
-from atropos_core.rollouts.producer import PATIENCE, no_progress
+from atropos_core.rollouts.producer import PATIENCE, no_progress, refuse_no_draws
 from atropos_core.rollouts.source import Lease, Source
 from atropos_core.storage.atomic import write_whole
 from atropos_core.types import Draw, ScoredGroup
@@ -218,7 +219,8 @@ class ApiSource(Source):
             )
         self._sources = sources
         if any(source.weight > 0 for source in sources.values()):
-            self.curriculum.open(sources)
+            with in_one_line("the curriculum could not open"):
+                self.curriculum.open(sources)
 
     async def _offer(self, wanted: int) -> None:
         """As many open draws as are wanted; those of environments that have no worker at present do not count."""
@@ -237,7 +239,10 @@ class ApiSource(Source):
         """The next `n` of the curriculum whose groups have not been leased already."""
         found: list[Draw] = []
         while missing := n - len(found):
-            for draw in self.curriculum.draw(missing):
+            with in_one_line("the curriculum failed to draw"):
+                draws = self.curriculum.draw(missing)
+            refuse_no_draws(draws, missing)
+            for draw in draws:
                 if draw.id in self._ahead:
                     self._ahead.remove(draw.id)
                     self._settle(draw, "dropped", None)  # trained or not, without the curriculum

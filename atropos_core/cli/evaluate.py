@@ -283,8 +283,8 @@ def _figures(plan: Plan, step: int | None, evaluation: Evaluation, elsewhere: Ch
 async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -> Evaluation:
     import asyncio
 
-    from atropos_core import console
     from atropos_core.errors import Interrupted
+    from atropos_core.guards.opens import opened
     from atropos_core.launch.assemble import build_for_evaluation
     from atropos_core.launch.model_checks import check_model
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
@@ -306,10 +306,7 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
         try:
             await asyncio.gather(
                 parts.engine.open(),
-                *(
-                    console.waited(f"environment {name} to open", one.open())
-                    for name, one in parts.environments.items()
-                ),
+                *(opened(f"environment {name!r}", one) for name, one in parts.environments.items()),
             )
             runner = RolloutRunner(
                 parts.environments,

@@ -18,6 +18,7 @@ from atropos_core.errors import EndsProcess
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
+    from traceback import FrameSummary
 
 
 @contextmanager
@@ -74,9 +75,31 @@ def _current() -> Any:
 
 
 def innermost_line(trace: TracebackType | None) -> str:
-    """The innermost line of a component's own: outside the standard library's loop, and outside this."""
+    """The innermost line of a component's own, as " in FILE:LINE, FUNCTION()"; empty where there is none."""
+    found = _own_line(trace)
+    return f" in {Path(found.filename).name}:{found.lineno}, {found.name}()" if found else ""
+
+
+def place(trace: TracebackType | None) -> str:
+    """The same, as " (FILE:LINE)"."""
+    found = _own_line(trace)
+    return f" ({Path(found.filename).name}:{found.lineno})" if found else ""
+
+
+def _own_line(trace: TracebackType | None) -> FrameSummary | None:
+    """The innermost line outside the standard library, installed packages and this one; where there is none, the line
+    by which an installed package was entered, or the innermost of this one."""
+    import sysconfig
     import traceback
 
-    own = (__file__, "/asyncio/", "/atropos_core/launch/signals.py", "/atropos_core/processes/")
-    found = [frame for frame in traceback.extract_tb(trace) if not any(part in frame.filename for part in own)]
-    return f" in {Path(found[-1].filename).name}:{found[-1].lineno}, {found[-1].name}()" if found else ""
+    library, ours = f"{sysconfig.get_path('stdlib')}/", f"{Path(__file__).parents[1]}/"
+    callers = tuple(f"{ours}{part}" for part in ("guards/", "launch/signals.py", "processes/", "testing/"))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(trace)
+        if not frame.filename.startswith(("<frozen", *callers))
+        and (not frame.filename.startswith(library) or "-packages/" in frame.filename)
+    ]
+    others = [frame for frame in frames if not frame.filename.startswith(ours)]
+    own = [frame for frame in others if "-packages/" not in frame.filename]
+    return own[-1] if own else others[0] if others else frames[-1] if frames else None

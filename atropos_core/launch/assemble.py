@@ -17,7 +17,9 @@ from atropos_core.config.component import Component, ComponentOnDevices, RewardC
 from atropos_core.config.resolve import ResolvedComponent, resolve_component
 from atropos_core.config.run_file import NAMED, SINGLE, RunConfig, flatten
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
+from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import add_notes
+from atropos_core.guards.opens import opened
 from atropos_core.interfaces import (
     Bridge,
     Engine,
@@ -38,7 +40,7 @@ from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.rollouts.runner import WeightedReward
-from atropos_core.training.parts import Closable, EvaluationParts, Openable, Parts
+from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts
 
 T = TypeVar("T")
 
@@ -252,7 +254,8 @@ async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
         return await building
     except BaseException as error:
         started: list[Closable] = [*builder.children, *builder.rewards]
-        ended = await asyncio.gather(*(part.close() for part in started), return_exceptions=True)
+        closing = (within(part.close(), CLOSE_DEADLINE_S, f"{type(part).__name__}: close()") for part in started)
+        ended = await asyncio.gather(*closing, return_exceptions=True)
         first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
         add_notes(first, ended, "nor could what was started be ended")
         if first is not error:
@@ -375,11 +378,12 @@ class _Builder:
         if (component.runs_in or resolved.offer.provider.runs_in) == "here":
             reward = self._build_in_process(resolved)
         else:
-            reward = HostedReward(lambda: resolved.start(self.run_context(resolved), f"reward-{name}", 1), deadline_s)
+            reward = HostedReward(
+                lambda: resolved.start(self.run_context(resolved), f"reward-{name}", 1), deadline_s, f"reward {name!r}"
+            )
         if isinstance(reward, Closable):
             self.rewards.append(reward)
-        if isinstance(reward, Openable):
-            await reward.open()
+        await opened(f"reward {name!r}", reward)
         if getattr(reward, "queues", False):  # a stuck call costs its deadline before the next has its turn
             training, problems = self.plan.config.training, self.plan.config.evaluation.problems
             deadline_s *= 1 + max(training.groups_per_step * (1 + training.max_staleness), problems)

@@ -26,15 +26,17 @@ BLOCKED_AFTER_S = float(os.environ.get("ATROPOS_BLOCKED_AFTER_S", "30"))  # of t
 
 
 async def interruptible(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """`work`, unless the user stops the run first."""
+    """`work`, which is part of a start, unless the user stops the run first. Raises Interrupted, which says what was waited
+    for."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not task.done():
+        waited_for = "; ".join(console.waited_for())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        raise Interrupted("stopped before the first step")
+        raise Interrupted("stopped before the first step" + (f", waiting for {waited_for}" if waited_for else ""))
     return task.result()
 
 
@@ -58,8 +60,9 @@ async def watched(work: Coroutine[Any, Any, None], children: Sequence[Child]) ->
 
 
 @contextmanager
-def signals(stop: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to save and end; the second ends it at once."""
+def signals(stop: asyncio.Event, began: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to save and end; the second ends it at once, as does the first until
+    it has `began`."""
     current = asyncio.current_task()
     assert current is not None, "called from a coroutine"
 
@@ -67,7 +70,10 @@ def signals(stop: asyncio.Event) -> Iterator[None]:
         if stop.is_set():
             current.cancel()
         else:
-            console.say("\nstopping: finishing this step and saving (once more ends it at once)")
+            how = (
+                "finishing this step and saving (once more ends it at once)" if began.is_set() else "no step has begun"
+            )
+            console.say(f"\nstopping: {how}")
             stop.set()
 
     with requests_to_end(end_requested):

@@ -24,10 +24,10 @@ from atropos_core.errors import (
     RunDirectoryError,
     TokenizerMismatch,
 )
-from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import raise_first
+from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.health.watch import forget_after, note_end
-from atropos_core.interfaces import ModelInfo, ServeEngine
+from atropos_core.interfaces import Engine, ModelInfo, ServeEngine, Trainer
 from atropos_core.launch.assemble import Plan, build
 from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
@@ -37,6 +37,7 @@ from atropos_core.launch.picture import draw_at_end
 from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_process, signals, watched
 from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
+from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import LocalSource, Source
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -49,7 +50,6 @@ from atropos_core.types import Metrics
 
 PARTS = ("checkpoints", "logs", "rollouts")  # folders of a run directory
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ENVIRONMENT_DEADLINE_S = 600.0  # to open: a data set may have to be fetched
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def locked(directory: Path) -> Iterator[None]:
 async def _execute(plan: Plan, directory: Path, checkpoint: Checkpoint | None, began: asyncio.Event) -> Summary:
     started = perf_counter()
     stop = asyncio.Event()
-    with signals(stop), blocked_loop_alarm(), own_process():
+    with signals(stop, began), blocked_loop_alarm(), own_process():
         async with watched_memory() as peak:
             return await _run(plan, directory, checkpoint, stop, began, started, peak)
 
@@ -199,7 +199,7 @@ async def _run(
     peak: Peak,
 ) -> Summary:
     tokenizer = ChatTokenizer(plan.model.directory)
-    parts = await build(plan, directory)
+    parts = await interruptible(stop, build(plan, directory))
     try:
         loop = await interruptible(stop, _prepare(plan, parts, tokenizer, directory, checkpoint, stop))
         began.set()
@@ -223,18 +223,11 @@ async def _prepare(
 ) -> Loop:
     """Open everything, lay the bridge, and load the checkpoint."""
     config = plan.config
-    environments = [
-        console.waited(
-            f"environment {name} to open",
-            within(environment.open(), ENVIRONMENT_DEADLINE_S, f"environment {name!r}: open()"),
-        )
-        for name, environment in parts.environments.items()
-    ]
     model, engines, *_ = await asyncio.gather(
-        parts.trainer.open(),
-        asyncio.gather(*(engine.open() for engine in parts.engines)),
-        asyncio.gather(*environments),
-        asyncio.gather(*(teacher.open() for teacher in parts.teachers.values())),
+        _open_model("trainer", parts.trainer),
+        asyncio.gather(*(_open_model(one.label, part) for one, part in zip(plan.engines, parts.engines, strict=True))),
+        asyncio.gather(*(opened(f"environment {name!r}", one) for name, one in parts.environments.items())),
+        asyncio.gather(*(opened(f"teacher {name!r}", one, MODEL_DEADLINE_S) for name, one in parts.teachers.items())),
     )
     for info in engines:
         _check_model(tokenizer, model, info)
@@ -264,12 +257,19 @@ async def _prepare(
             await loop.restore(checkpoint)
     if config.api is not None and plan.serve_engine is not None:
         await _let_in(config.api, plan.serve_engine, parts, source, model)
-    for sink in parts.sinks.values():
-        await sink.open()
+    for name, sink in parts.sinks.items():
+        await opened(f"sink {name!r}", sink)
     with console.waiting("the tasks to be counted"):
         rows = banner(plan, parts, model, directory, checkpoint)
     console.facts(rows)
     return loop
+
+
+async def _open_model(named: str, part: Engine | Trainer) -> ModelInfo:
+    """A process of its own says for itself what is waited for and what went wrong, and has that deadline."""
+    is_here = isinstance(part.endpoint, LocalEndpoint)
+    info: ModelInfo = await (opened(named, part, MODEL_DEADLINE_S) if is_here else part.open())
+    return info
 
 
 def _source(plan: Plan, parts: Parts, runner: RolloutRunner, model: ModelInfo, directory: Path) -> Source:

@@ -21,6 +21,7 @@ from atropos_core import console
 from atropos_core.errors import AtroposError, ConfigError
 from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contain_tasks
+from atropos_core.guards.opens import opened
 from atropos_core.interfaces import Engine, Measured, ModelInfo, Stateful, Trainer
 from atropos_core.processes.agent import Agent
 from atropos_core.processes.forwarding import methods
@@ -84,7 +85,7 @@ class Host:
                     "its own, which ends at a deadline.",
                     remedy='Take runs_in = "process" from it; what it is made of may have processes of their own.',
                 )
-            self.peer.handlers["reward"] = self.reward
+            self.peer.handlers |= {"open": self.open_reward, "reward": self.reward}
         else:
             raise ConfigError(f"a {kind} cannot be hosted in a process of its own")
 
@@ -92,6 +93,10 @@ class Host:
         with without_collector():
             info: ModelInfo = await self.component.open()
         return info
+
+    async def open_reward(self, named: str) -> None:
+        with without_collector():
+            await opened(named, self.component)
 
     async def step(self, batch: Batch) -> Metrics:
         @asynccontextmanager

@@ -91,13 +91,25 @@ class HostedReward(Reward):
 
     queues = True
 
-    def __init__(self, start: Callable[[], Awaitable[Child]], deadline_s: float) -> None:
-        self._process = ReplaceableChild(start)
+    def __init__(self, start: Callable[[], Awaitable[Child]], deadline_s: float, named: str = "") -> None:
+        """`named`: what an error of its `open` calls it; empty: by the process's role."""
+
+        async def start_and_open() -> Child:
+            child = await start()
+            try:
+                await child.peer.call("open", named or child.role, deadline_s=OPEN_DEADLINE_S)
+            except BaseException:
+                await child.kill()
+                raise
+            return child
+
+        self._process = ReplaceableChild(start_and_open)
         self._deadline_s = deadline_s
         self._metrics: Metrics = {}
 
     async def open(self) -> None:
-        """Start the process, unless it runs. Raises what building the reward there raises."""
+        """Start the process, unless it runs, and open the reward there, in each process anew. Raises what building or
+        opening it raises."""
         await self._process.open()
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from atropos_core.errors import NoProgress
+from atropos_core.errors import NoProgress, PluginError
+from atropos_core.guards.opens import in_one_line
 from atropos_core.hub.hub import Hub, Label
 from atropos_core.interfaces import Curriculum
 from atropos_core.rollouts.runner import RolloutRunner, sound
@@ -20,6 +21,16 @@ def no_progress(failed: int, last: ScoredGroup) -> NoProgress:
         f"the last {failed} groups all failed; the last of them in {cause.where}: {cause.cause}\n"
         + cause.trace.rstrip()
     )
+
+
+def refuse_no_draws(draws: Sequence[Draw], wanted: int) -> None:
+    """Raises PluginError where a curriculum gave nothing: whoever waits for groups would wait for ever."""
+    if not draws and wanted > 0:
+        raise PluginError(
+            f"the curriculum gave no draw where {wanted} were wanted: draw({wanted}) returned {draws!r}.",
+            remedy="Let draw(n) give n draws, again from the first task once it has come to the last: a run ends by "
+            "training.steps, not by its tasks.",
+        )
 
 
 class Producer:
@@ -69,7 +80,9 @@ class Producer:
             self.broken.exception()
 
     def _start(self, n: int) -> None:
-        draws = self._curriculum.draw(n)
+        with in_one_line("the curriculum failed to draw"):
+            draws = self._curriculum.draw(n)
+        refuse_no_draws(draws, n)
         keys = [self._runner.schedule_keys(draw, self._group_size) for draw in draws]  # all, before any of them runs
         for draw, key in zip(draws, keys, strict=True):
             task = asyncio.create_task(self._run_draw(draw, key))

@@ -12,6 +12,7 @@ from typing import Any
 from atropos_core import console
 from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import DeadlineExceeded, NoProgress
+from atropos_core.guards.opens import in_one_line
 from atropos_core.hub.hub import GroupRecord, Hub, Limits, Want
 from atropos_core.interfaces import Curriculum, Outcome, TaskSource
 from atropos_core.rollouts.producer import PATIENCE, Producer
@@ -172,12 +173,12 @@ class LocalSource(Source):
                         "epochs have another length from here on, and a task's number may mean another task."
                     )
         environments = self._runner.environments
-        self.curriculum.open(
-            {
-                name: TaskSource(size, self._weights[name], environments[name].tasks("train"))
-                for name, size in self._sizes.items()
-            }
-        )
+        sources = {
+            name: TaskSource(size, self._weights[name], environments[name].tasks("train"))
+            for name, size in self._sizes.items()
+        }
+        with in_one_line("the curriculum could not open"):
+            self.curriculum.open(sources)
 
     def want(self, groups: int) -> None:
         self._wanted = groups

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 from atropos_core.errors import ConfigError
+from atropos_core.guards.exits import place
 from atropos_core.interfaces import Finding
 
 SHOWN = 3  # problems of one check that are spelt out
@@ -61,16 +62,9 @@ def brief(text: str, most: int = 80) -> str:
 
 
 def of_error(error: BaseException) -> str:
-    """Class, first line of the message, and the line of code that raised it."""
+    """Class, first line of the message, and the line of the component's own code that it came from."""
     message = (str(error).splitlines() or [""])[0]
-    trace = error.__traceback__
-    where = ""
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if "/atropos_core/testing/" not in file and "/asyncio/" not in file:
-            where = f" ({file.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return f"{type(error).__name__}: {message[:200]}{where}"
+    return f"{type(error).__name__}: {message[:200]}{place(error.__traceback__)}"
 
 
 def _few(problems: Sequence[str]) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 from atropos_core import console
 from atropos_core.advantages import is_flat
 from atropos_core.config.run_file import RunConfig
-from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion, RunPaused
+from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion, PluginError, RunPaused
+from atropos_core.guards.opens import in_one_line
 from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, largest_rounding, moved_column, owner
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.health.watch import Health
@@ -350,11 +351,13 @@ class Loop:
     async def _transform(self, groups: Sequence[ScoredGroup], dropped_by: dict[int, str]) -> Sequence[ScoredGroup]:
         """What the transforms leave of the groups; who left out the others goes into `dropped_by`."""
         for name, teacher in self._parts.teachers.items():
-            with self._profile.span(f"teacher.{name}", len(groups)):
+            with self._profile.span(f"teacher.{name}", len(groups)), in_one_line(f"teacher {name!r} failed"):
                 groups = await teacher.annotate(groups)
         for name, transform in self._parts.transforms.items():
-            with self._profile.span(f"transform.{name}", len(groups)):
+            with self._profile.span(f"transform.{name}", len(groups)), in_one_line(f"transform {name!r} failed"):
                 given, groups = groups, await transform(groups)
+            for group in groups:
+                _check_advantages(group, name)
             left = {group.draw.id for group in groups}
             dropped_by |= {one.draw.id: f"transform.{name}" for one in given if one.draw.id not in left}
         return groups
@@ -499,6 +502,16 @@ class Loop:
                 if trained and not record.token_values and sink.wants_token_values(record.step):
                     record = replace(record, token_values=await self._parts.trainer.token_values())
                 await sink.record(record)
+
+
+def _check_advantages(group: ScoredGroup, transform: str) -> None:
+    """Raises PluginError for advantages that are not [G]."""
+    if group.advantages is not None and np.shape(group.advantages) != (wanted := (len(group.episodes),)):
+        raise PluginError(
+            f"transform {transform!r} gave the group of task {group.task.id!r} advantages of shape "
+            f"{np.shape(group.advantages)}, and it has {wanted[0]} episodes.",
+            remedy=f"Give one advantage for each episode, shape {wanted}: group.with_advantages(...).",
+        )
 
 
 def _tokens(episode: Episode) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from atropos_core.errors import ConfigError
 from atropos_core.guards.deadlines import within
+from atropos_core.guards.opens import opened
 from atropos_core.interfaces import Reward
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import START_DEADLINE_S, Child
@@ -21,8 +22,10 @@ class EnsembleMember:
     """`ask` gives [G] ratings with NaN for missing ones, and why, empty where none is. It raises what whoever wrote the run
     has to mend, and nothing else: ConfigError."""
 
-    def __init__(self, name: str, reward: Reward, deadline_s: float) -> None:
+    def __init__(self, name: str, reward: Reward, deadline_s: float, named: str) -> None:
+        """`named`: what an error of its `open` calls it."""
         self.name = name
+        self._named = named
         self.reward = reward
         self._deadline_s = deadline_s
         self._queued = 0  # calls on a process that have not ended
@@ -33,9 +36,7 @@ class EnsembleMember:
 
     async def open(self) -> None:
         """Raises what starting it raises."""
-        start = getattr(self.reward, "open", None)
-        if start is not None:
-            await start()
+        await opened(self._named, self.reward)
 
     async def ask(self, task: Task, episodes: Sequence[Episode]) -> tuple[Ratings, str]:
         nothing = np.full(len(episodes), np.nan)
@@ -71,11 +72,13 @@ class EnsembleMember:
 def build(name: str, options: EnsembleOptions, context: RunContext) -> EnsembleMember:
     """Built here, or to be started in a process of its own. Raises what building it raises."""
     member, chosen = options.members[name], options.chosen(name)
+    ensemble = context.label.removeprefix("reward.")
+    named = f"reward {'.'.join(filter(None, (ensemble, name)))!r}"
     if (member.runs_in or chosen.offer.provider.runs_in) == "here":
-        return EnsembleMember(name, chosen.build(context), member.deadline_s)
+        return EnsembleMember(name, chosen.build(context), member.deadline_s, named)
 
     async def start() -> Child:
         (context.directory / "logs").mkdir(exist_ok=True)
         return await chosen.start(context, f"reward-{name}", 1)
 
-    return EnsembleMember(name, HostedReward(start, member.deadline_s), member.deadline_s)
+    return EnsembleMember(name, HostedReward(start, member.deadline_s, named), member.deadline_s, named)

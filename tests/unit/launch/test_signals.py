@@ -110,11 +110,12 @@ async def test_work_that_is_watched_is_cancelled_with_its_watcher():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_the_first_signal_asks_and_the_second_ends(number, capfd):
-    stop, went_on = asyncio.Event(), False
+    stop, began, went_on = asyncio.Event(), asyncio.Event(), False
+    began.set()
 
     async def run() -> None:
         nonlocal went_on
-        with signals(stop):
+        with signals(stop, began):
             for _ in range(2):  # to the process, and to its group: one
                 os.kill(os.getpid(), number)
                 await asyncio.sleep(
@@ -133,7 +134,7 @@ async def test_the_first_signal_asks_and_the_second_ends(number, capfd):
 
 
 async def test_signals_are_as_before_afterwards():
-    with signals(asyncio.Event()):
+    with signals(asyncio.Event(), asyncio.Event()):
         pass
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     with pytest.raises(KeyboardInterrupt):

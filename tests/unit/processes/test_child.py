@@ -170,6 +170,10 @@ class RiggedReward:
     def __init__(self, options):
         self.options = options
 
+    async def open(self):
+        if self.options.how == "opens":
+            note(self.options, "opened")
+
     async def __call__(self, task, episodes):
         await misbehave(self.options)
         return np.array([one.score * 2 for one in episodes], np.float32)
@@ -319,6 +323,20 @@ async def test_a_hosted_reward_that_hangs_is_ended_and_the_next_call_gets_a_new_
         await reward(Task("t", ()), [episode(0.5)])
     assert started[0].process.poll() is not None
     assert (await reward(Task("t", ()), [episode(2.0)])).tolist() == [4.0]
+
+
+async def test_a_hosted_reward_is_opened_in_each_process_that_is_started_for_it(start, tmp_path):
+    started: list[Child] = []
+
+    async def begin() -> Child:
+        started.append(await start("reward", "opens"))
+        return started[-1]
+
+    reward = HostedReward(begin, 30.0)
+    await reward.open()
+    await started[0].kill()
+    assert (await reward(Task("t", ()), [episode(2.0)])).tolist() == [4.0]
+    assert (tmp_path / "note").read_text() == "opened\n" * 2
 
 
 async def test_closing_a_hosted_reward_that_hangs_asks_it_nothing(start, tmp_path):

@@ -93,4 +93,4 @@ def _reward(options: RewardOptions, component: Component, context: RunContext, l
     if (named.runs_in or resolved.offer.provider.runs_in) == "here":
         built: Reward = resolved.build(context)
         return built
-    return HostedReward(lambda: resolved.start(context, f"{label}-reward", 1), options.deadline_s)
+    return HostedReward(lambda: resolved.start(context, f"{label}-reward", 1), options.deadline_s, f"reward of {label}")

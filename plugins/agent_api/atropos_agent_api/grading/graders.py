@@ -15,8 +15,9 @@ from atropos_agent_api.forks import ForkedFunction
 from atropos_agent_api.grading.case import Case, read_score
 from atropos_core.errors import ConfigError
 from atropos_core.guards.deadlines import within
+from atropos_core.guards.opens import opened
 from atropos_core.interfaces import Environment, Reward, Score
-from atropos_core.training.parts import Closable, Openable
+from atropos_core.training.parts import Closable
 from atropos_core.types import Episode
 
 
@@ -78,8 +79,7 @@ class PluginGrader(Grader):
         self._deadline_s = deadline_s
 
     async def open(self) -> None:
-        if isinstance(self._reward, Openable):
-            await self._reward.open()
+        await opened(f"reward {self._name!r}", self._reward)
 
     async def score(self, case: Case, episode: Episode) -> Score:
         given = await within(self._reward(case.task, [episode]), self._deadline_s, f"reward {self._name!r}")
