@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atropos_core.conversation import Conversation as Conversation
+    from atropos_core.interfaces import Adapter as Adapter
+    from atropos_core.interfaces import Bridge as Bridge
+    from atropos_core.interfaces import Curriculum as Curriculum
+    from atropos_core.interfaces import Engine as Engine
     from atropos_core.interfaces import Environment as Environment
+    from atropos_core.interfaces import Reward as Reward
+    from atropos_core.interfaces import Sandbox as Sandbox
     from atropos_core.interfaces import Score as Score
+    from atropos_core.interfaces import Sink as Sink
+    from atropos_core.interfaces import Teacher as Teacher
+    from atropos_core.interfaces import Trainer as Trainer
+    from atropos_core.interfaces import Transform as Transform
     from atropos_core.plugins.provider import Options as Options
     from atropos_core.plugins.provider import Provider as Provider
     from atropos_core.plugins.spec import hookimpl as hookimpl
@@ -28,14 +38,29 @@ __version__ = "0.1.0"
 
 _HOME = {  # what environments and plugins are written with, and the commands as functions; imported on first use
     "Conversation": "conversation",
-    "Environment": "interfaces",
     "Episode": "types",
     "Options": "plugins.provider",
     "Provider": "plugins.provider",
-    "Score": "interfaces",
     "Task": "types",
     "hookimpl": "plugins.spec",
     "hookspec": "plugins.spec",
+    **dict.fromkeys(
+        (
+            "Adapter",
+            "Bridge",
+            "Curriculum",
+            "Engine",
+            "Environment",
+            "Reward",
+            "Sandbox",
+            "Score",
+            "Sink",
+            "Teacher",
+            "Trainer",
+            "Transform",
+        ),
+        "interfaces",
+    ),  # fmt: skip
     **dict.fromkeys(
         ("check", "doctor", "evaluate", "export", "installed", "process", "resume", "run"), "scripting.commands"
     ),

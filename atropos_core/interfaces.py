@@ -168,8 +168,10 @@ class Endpoint(Protocol):
     async def call(
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = 60.0
     ) -> tuple[Any, list[int]]:
-        """Call the agent's coroutine `method(*arguments, descriptors=[...])`, which returns (value, descriptors to
-        send back). The caller owns, and closes, the descriptors that come back."""
+        """Call the agent's coroutine `method(*arguments)`, with the keyword `descriptors=[...]` where there are any: they are
+        the agent's from there on. What it returns comes as a pair: `value, _ = await endpoint.call("method")`. Descriptors
+        come back, unpacked, where it returns `atropos_core.processes.rpc.Reply(value, descriptors)`, and the caller owns
+        and closes them; else that list is empty, and a tuple is a value as any other."""
 
 
 class WeightHolder(Protocol):

@@ -50,7 +50,7 @@ KINDS = {
     "sink": Kind(
         "sink",
         "a table of the metrics, one line a step",
-        "atropos run --env gsm8k --set sink.{name}.use={name} --set sink.console.use=console",
+        "atropos run --env gsm8k --set sink.{name}.use={name} --set sink.console.use=console --set sink.jsonl.use=jsonl",
     ),
     "teacher": Kind(
         "teacher",

@@ -161,16 +161,24 @@ def _report(summary: Summary) -> None:
         ]
     )
     directory = summary.directory
+    written = (
+        ("policy", f"checkpoints/step-{summary.steps:06d}/policy"),
+        ("metrics", "metrics.jsonl"),
+        ("rollouts", "rollouts/"),
+    )
     console.facts(
         [
-            ("policy", f"{directory}/checkpoints/step-{summary.steps:06d}/policy"),
-            ("metrics", f"{directory}/metrics.jsonl"),
-            ("rollouts", f"{directory}/rollouts/"),
+            *((name, f"{directory}/{path}") for name, path in written if _is_written(directory / path)),
             ("plot", picture.where(directory)),
         ]
     )
     if (directory / picture.NAME).is_file():
         picture.show(directory / picture.NAME)
+
+
+def _is_written(path: Path) -> bool:
+    """A file, or a directory with something in it: no sink need have written it."""
+    return path.is_file() or any(path.glob("*"))
 
 
 def _published(summary: Summary) -> str:

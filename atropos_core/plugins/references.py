@@ -207,22 +207,15 @@ def _check_class(kind: str, cls: type, name: str, made: Any = None) -> None:
             )
     elif interface not in cls.__mro__:
         raise ConfigError(
-            f"{name!r} is not a class derived from {_public(interface)}, but {shown!r}."
-            + (f" That is for a section of kind {other!r}." if other not in (None, kind) else "")
+            f"{name!r} is not a class derived from atropos_core.{interface.__name__}, but {shown!r}."
+            + (f" That is for a section of kind {other!r}." if other not in (None, kind) else ""),
+            remedy=f"Derive it: `class Name(atropos_core.{interface.__name__})`. docs/hooks.md says what every {kind} has.",
         )
     if missing:
         raise ConfigError(
             f"{name!r} lacks {_and(missing)}, which every {kind} has.",
             remedy=f"atropos_core.interfaces.{interface.__name__} says what {'they do' if len(missing) > 1 else 'it does'}.",
         )
-
-
-def _public(interface: type) -> str:
-    return (
-        "atropos_core.Environment"
-        if interface.__name__ == "Environment"
-        else f"{interface.__module__}.{interface.__name__}"
-    )
 
 
 def _and(names: list[str]) -> str:

@@ -49,8 +49,8 @@ class Registry:
             own = name.removeprefix(OBJECT)
             raise UnknownComponent(
                 f"the {kind} {own!r} was given from Python as an object, which cannot be found by its name.",
-                remedy=f"Go on from Python, and give it again: atropos_core.resume(RUN, {kind}={own}). Or put it into a file, where "
-                f"commands find it as ./file.py:{own}.",
+                remedy=f"From Python, give it again to the function that you call: atropos_core.resume(RUN, {kind}={own}), or "
+                f"evaluate(RUN, {kind}={own}). Or put it into a file, where commands find it as ./file.py:{own}.",
             )
         if is_reference(name):
             offer = Offer(kind, provider_at(kind, name), name, "your own")

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ WORDS = {  # check -> what is fine, and what to do where it is not
     "offer": ("", "Provider.transports says what the bridge carries under its options, and build makes it."),
     "agents": (
         "they can be found",
-        'agents() names classes as "pkg.mod:Class", importable where engine and trainer run.',
+        'agents() names classes as "pkg.mod:Class", importable where engine and trainer run, or as "/path/file.py:Class".',
     ),
     "connects": ("", "connect() lays the way, once both ends are open and their agents loaded."),
     "pauses": (
@@ -261,7 +262,9 @@ async def _close_twice(parts: Parts) -> list[str]:
 
 
 def _is_there(reference: str) -> bool:
-    module, _, name = reference.partition(":")
+    module, _, name = reference.rpartition(":")
+    if module.endswith(".py"):
+        return Path(module).is_file()
     try:
         return bool(name) and importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -82,5 +83,6 @@ async def connect(plan: Plan, parts: Parts) -> Scene:
 def wrong_with(published: Publication | None, version: int) -> list[str]:
     if published is None or published.version != version:
         return [f"after writing({version}), published is {published!r}"]
-    numbers = (published.seconds, published.bytes_copied)
-    return [] if all(np.isfinite(number) and number >= 0 for number in numbers) else [f"published is {published!r}"]
+    numbers = (published.seconds, published.bytes_copied, published.bytes_on_disk)
+    fine = all(isinstance(number, Real) and np.isfinite(number) and number >= 0 for number in numbers)
+    return [] if fine else [f"published is {published!r}: seconds and bytes are finite numbers of at least 0"]

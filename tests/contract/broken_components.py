@@ -282,6 +282,17 @@ class SwallowsErrors(LocalBridge):
         self.published = Publication(version, 0.0, 0)
 
 
+class SaysWhatACallReturns(LocalBridge):
+    """A call through an endpoint returns a pair."""
+
+    @asynccontextmanager
+    async def _write(self, version: int) -> AsyncIterator[None]:
+        async with super()._write(version):
+            yield
+        pair: Any = (0, [])
+        self.published = Publication(version, 0.0, pair)
+
+
 class NeverCopies(LocalBridge):
     """The engine goes on sampling from the weights that it began with."""
 
@@ -341,6 +352,7 @@ BRIDGES: dict[Callable[..., Any], set[str]] = {
     NeverCopies: {"weights"},
     EndsInNoNumbers: {"weights"},
     SaysNothing: {"publication"},
+    SaysWhatACallReturns: {"publication"},
     ClosesOnce: {"closes"},
     AgentFromNowhere: {"agents"},
     LeavesDescriptorsOpen: {"handles"},

@@ -32,6 +32,14 @@ def test_reward_rises_and_everything_lies_where_the_summary_says(atropos, sevens
     assert rollouts[0]["messages"][-1]["role"] == "assistant"
 
 
+def test_a_run_without_the_sink_jsonl_names_only_what_was_written(atropos, sevens, tmp_path):
+    ended = atropos(*TOY, "--env", sevens, "--steps", "1", "--set", "sink.console.use=console")
+    assert ended.code == 0, ended.err
+    named = re.findall(r"run/\S+", ended.out)
+    assert "run/checkpoints/step-000001/policy" in named and "run/metrics.jsonl" not in named
+    assert all((tmp_path / path.rstrip("/")).exists() for path in named)
+
+
 def test_zero_steps_evaluate_and_save(atropos, sevens, tmp_path):
     ended = atropos(*TOY, "--env", sevens, "--steps", "0")
     assert ended.code == 0, ended.err

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import metrics_of
 from tests.pages.blocks import the_block
 from tests.pages.typed import SMALL, Typed, alike, can_type, typing
 
@@ -127,6 +128,15 @@ def test_a_server_for_others_answers_who_has_the_token(typed):
 def test_a_loss_of_ones_own_is_checked(typed):
     (typed.folder / "mine.py").write_text(the_block("plugins/trainer_grpo/README.md", "from atropos_trainer").text)
     assert "keeps its contract" in typed.type("atropos check ./mine.py:mine --kind loss")
+
+
+def test_the_bridge_on_the_page_is_checked_and_trains(typed):
+    (typed.folder / "disk.py").write_text(the_block("docs/bridges.md", "import asyncio").text)
+    check, run = the_block("docs/bridges.md", "atropos check ./disk.py").commands
+    assert "keeps its contract" in typed.type(check)
+    small = "--set training.groups_per_step=2 --set training.group_size=2 --set evaluation.problems=2 --dir run"
+    typed.type(f"{run} {small}")
+    assert [row["bridge/bytes_copied"] > 0 for row in metrics_of(typed.folder / "run")] == [False, True, True]
 
 
 def _page(name: str) -> str:

@@ -9,9 +9,11 @@ import shlex
 import pytest
 import typer
 
-from atropos_core import errors
+import atropos_core
+from atropos_core import errors, interfaces
 from atropos_core.cli import make_app
 from atropos_core.plugins import spec as hooks
+from atropos_core.plugins.provider import KINDS
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import PAGES
 
@@ -22,6 +24,35 @@ def test_the_page_of_hooks_has_every_hook_with_its_docstring():
     assert set(re.findall(r"^### `(\w+)", page, re.M)) == set(named)
     for name, hook in named.items():
         assert inspect.getdoc(hook) in page, name
+
+
+def test_the_page_of_hooks_says_of_each_kind_what_its_interface_says():
+    """Which class it derives from, which methods it must have, and which of all that it names are coroutines."""
+    rows = re.findall(r"^\| (\w+) \| (.+) \| (.+) \| (.*) \| .+ \|$", (REPOSITORY / "docs/hooks.md").read_text(), re.M)
+    rows = {kind: rest for kind, *rest in rows if kind in KINDS}
+    assert set(rows) == set(KINDS)
+    for kind, (base, required, optional) in rows.items():
+        interface = getattr(interfaces, kind.capitalize())
+        protocol = getattr(interface, "_is_protocol", False)
+        assert base == ("nothing" if protocol else f"`{interface.__name__}`"), kind
+        if kind != "loss":  # which is made by a decorator
+            assert getattr(atropos_core, interface.__name__) is interface
+        if kind == "environment":  # of the two that are no abstract methods, it must have one
+            required = required.partition(", and one of ")[0]
+        named = {name for _, name in methods(required)}
+        own = {name for name, value in vars(interface).items() if inspect.isfunction(value) and name in ("__call__", name.strip("_"))}
+        assert named == (own if protocol else set(interface.__abstractmethods__)), kind
+        of_others = {**vars(interfaces.Marked), **vars(interfaces.Stateful), **vars(interfaces.Measured)}
+        for said, name in methods(f"{required} {optional}"):
+            value = vars(interface).get(name, of_others.get(name))
+            if value is None:
+                assert (kind, name) in {("reward", "open"), ("reward", "close")}, (kind, name)
+            else:
+                assert inspect.iscoroutinefunction(value) == bool(said), (kind, name)
+
+
+def methods(cell: str) -> list[tuple[str, str]]:
+    return re.findall(r"`(async )?(\w+)\(", cell)
 
 
 def test_the_glossary_has_every_error_with_its_docstring():

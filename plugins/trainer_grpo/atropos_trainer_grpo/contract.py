@@ -107,8 +107,9 @@ def findings(loss: Loss, *, skip: Sequence[str] = ()) -> list[Finding]:
         ("order", _order, "the order of sequences changes nothing", "Use rows.sequence, not positions."),
         ("neighbours", _neighbours, "no sequence feels another", "Reduce over a sequence with rows.mean_by_sequence."),
         ("zero advantages", _zero, "no advantage, no gradient", "Or skip this check, if your loss has a term of its own."),
-        ("reinforces", _reinforces, "at ratio 1 the gradient is -advantage",
-         "A good token must become likelier. Skip this check if your loss is no policy gradient."),
+        ("reinforces", _reinforces, "at ratio 1 the gradient is that of -advantage * log p",
+         "A good token must become likelier, and a bad one less likely, in proportion. Where it is meant (a loss that treats "
+         "negative advantages otherwise, or that is no policy gradient): --skip reinforces."),
     ):  # fmt: skip
         if name == "gradient" and loss.holds_fixed:
             report.note(name, "not the slope of the value: the loss holds a factor fixed, and says so")
@@ -207,7 +208,7 @@ def _reinforces(case: Case) -> str:
     _, gradient = case.ask()
     case.old = kept
     apart = np.abs(gradient + case.weights * case.advantages).max()
-    return "" if apart <= GRADIENT else f"it is off by {apart:.2g}"
+    return "" if apart <= GRADIENT else f"at ratio 1 the gradient is off by {apart:.2g} from that of -advantage * log p"
 
 
 def _differs(value: float, gradient: np.ndarray, other: float, others: np.ndarray) -> str:

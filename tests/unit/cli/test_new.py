@@ -109,8 +109,20 @@ def test_what_new_suggests_trains_or_exports(kind: str, tmp_path: Path, sevens: 
     out = ok(*PYTHON, "atropos_core", *parts, cwd=tmp_path, PYTHONPATH=f"{folder}:{PATH}", OMP_NUM_THREADS="1")
     steps = 20 if "--steps 20" in command else 2
     assert f"step {steps}/{steps}" in out or kind == "sink"
+    assert (tmp_path / "run/metrics.jsonl").is_file(), "which `atropos doctor` and others read"
     saved = json.loads((tmp_path / "run/summary.json").read_text())
     assert saved["steps"] == steps
+
+
+@pytest.mark.parametrize(("kind", "tools"), [*((kind, False) for kind in KINDS), ("environment", True)])
+def test_every_option_of_a_new_plugin_has_a_meaning_to_show(kind: str, tools: bool) -> None:
+    texts = [text for path, text in render(kind, "hello", tools=tools).items() if path.name == "config.py"]
+    assert len(texts) == (kind != "loss"), "which has no options"
+    for text in texts:
+        made: dict[str, Any] = {}
+        exec(compile(text, f"{kind}/config.py", "exec", dont_inherit=True), made)
+        options = made["HelloOptions"].model_fields
+        assert options and all(field.description for field in options.values())
 
 
 def test_every_name_follows_from_one() -> None:

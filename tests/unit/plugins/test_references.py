@@ -138,9 +138,9 @@ def test_a_class_says_of_itself_what_a_plugin_says_in_its_provider(file: Path):
         (
             "engine",
             "Quiet",
-            "not a class derived from atropos_core.interfaces.Engine.*That is for a section of kind 'sink'",
+            "not a class derived from atropos_core.Engine.*That is for a section of kind 'sink'.*\n.*class Name.atropos_core.Engine",
         ),
-        ("engine", "made", "not a class derived from atropos_core.interfaces.Engine"),
+        ("engine", "made", "not a class derived from atropos_core.Engine"),
         ("reward", "Quiet", r"is not a reward, but.*\n.*with __call__\(\)"),
         ("reward", "late", "is a function, and a reward is awaited.\n.*async def"),
         ("transform", "late", "a transform is awaited"),
