@@ -60,7 +60,7 @@ _HOME = {  # what environments and plugins are written with, and the commands as
             "Transform",
         ),
         "interfaces",
-    ),  # fmt: skip
+    ),
     **dict.fromkeys(
         ("check", "doctor", "evaluate", "export", "installed", "process", "resume", "run"), "scripting.commands"
     ),

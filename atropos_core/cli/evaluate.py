@@ -15,6 +15,7 @@ from atropos_core.cli.options import (
     EngineOption,
     EnvOption,
     ModelOption,
+    RewardOption,
     SeedOption,
     SetOption,
     Uses,
@@ -58,6 +59,7 @@ def evaluate(
     env: EnvOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
+    reward: RewardOption = None,
     model_url: Annotated[
         str | None,
         typer.Option(help="In place of a model here, one behind this OpenAI-compatible chat URL, which ends in /v1."),
@@ -99,8 +101,8 @@ def evaluate(
     from atropos_core import console
 
     made = evaluated(
-        run, step=step, env=env, model=model, engine=engine, model_url=model_url, model_name=model_name,
-        key_variable=key_variable, concurrency=concurrency, problems=problems, samples=samples, temperature=temperature,
+        run, step=step, env=env, model=model, engine=engine, reward=reward, model_url=model_url,
+        model_name=model_name, key_variable=key_variable, concurrency=concurrency, problems=problems, samples=samples, temperature=temperature,
         seed=seed, changes=changes, out=out, quiet=as_json,
     )  # fmt: skip
     if as_json:
@@ -138,6 +140,7 @@ def evaluated(
     env: Sequence[str] | None,
     model: str | None,
     engine: str | None,
+    reward: Sequence[str] | None,
     model_url: str | None = None,
     model_name: str | None = None,
     key_variable: str | None = None,
@@ -170,7 +173,7 @@ def evaluated(
         out = out or run / "evaluations" / f"step-{step:06d}-{time.strftime('%Y%m%d-%H%M%S')}"
     own = {"problems": problems, "samples": samples, "temperature": temperature}
     loaded, resolved, plugins = configure(
-        run / "config.toml" if run else None, env=env, model=model, engine=engine, seed=seed,
+        run / "config.toml" if run else None, env=env, model=model, engine=engine, reward=reward, seed=seed,
         changes=changes, flags={f"evaluation.{name}": value for name, value in own.items()}, uses=ELSEWHERE if elsewhere else USES,
         preset=elsewhere is None,
     )  # fmt: skip

@@ -121,6 +121,7 @@ def evaluate(
     environment: Components = None,
     model: str | Path | None = None,
     engine: Component = None,
+    reward: Components = None,
     model_url: str | None = None,
     model_name: str | None = None,
     key_variable: str | None = None,
@@ -137,12 +138,13 @@ def evaluate(
     from atropos_core.cli.evaluate import evaluated
 
     arguments = Arguments(set)
-    env, of = arguments.several("environment", environment), arguments.one("engine", engine)
+    env, rewards = arguments.several("environment", environment), arguments.several("reward", reward)
+    of = arguments.one("engine", engine)
 
     def work() -> EvaluationResult:
         made = evaluated(
-            None if run is None else _directory(run), step=step, env=env, model=_text(model), engine=of, model_url=model_url,
-            model_name=model_name, key_variable=key_variable, concurrency=concurrency, problems=problems, samples=samples,
+            None if run is None else _directory(run), step=step, env=env, model=_text(model), engine=of, reward=rewards,
+            model_url=model_url, model_name=model_name, key_variable=key_variable, concurrency=concurrency, problems=problems, samples=samples,
             temperature=temperature, seed=seed, changes=arguments.changes, out=_path(out),
         )  # fmt: skip
         found = made.evaluation

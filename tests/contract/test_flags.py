@@ -100,7 +100,7 @@ TRIALS = {
         ("eval", "--env", WATCHED, "--model", "toy", "--problems", "2", "--temperature", "1", "--out", "out"),
         {"--problems": ("--problems", "3"), "--samples": ("--samples", "2"), "--temperature": ("--temperature", "0"),
          "--out": ("--out", "elsewhere")},
-        shared=("--env", "--model", "--seed", "--set", "--engine"),
+        shared=POLICY,
     ),
     "eval RUN": Trial(
         ("eval", "run", "--out", "out"), {"--step": ("--step", "1")},

@@ -166,6 +166,7 @@ async def main():
     result = atropos.run(environment=Sevens, model="toy", steps=2, set=few)
     assert result.steps == 2
     assert atropos.evaluate(environment=Sevens, model="toy", problems=2).metrics["eval/problems"] == 2
+    assert atropos.evaluate(environment=Sevens, model="toy", problems=2, reward=brief).metrics["eval/reward"] <= 0
     assert not atropos.check(brief, kind="reward").broken
     try:
         atropos.run(environment="nothing", model="toy")

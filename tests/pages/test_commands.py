@@ -134,9 +134,10 @@ def test_the_bridge_on_the_page_is_checked_and_trains(typed):
     (typed.folder / "disk.py").write_text(the_block("docs/bridges.md", "import asyncio").text)
     check, run = the_block("docs/bridges.md", "atropos check ./disk.py").commands
     assert "keeps its contract" in typed.type(check)
-    small = "--set training.groups_per_step=2 --set training.group_size=2 --set evaluation.problems=2 --dir run"
-    typed.type(f"{run} {small}")
-    assert [row["bridge/bytes_copied"] > 0 for row in metrics_of(typed.folder / "run")] == [False, True, True]
+    typed.type(
+        f"{run} --set training.groups_per_step=4 --set training.group_size=4 --set evaluation.problems=2 --dir run"
+    )
+    assert max(row.get("bridge/bytes_copied", 0.0) for row in metrics_of(typed.folder / "run")) > 0, "it has published"
 
 
 def _page(name: str) -> str:

@@ -40,7 +40,11 @@ def test_the_page_of_hooks_says_of_each_kind_what_its_interface_says():
         if kind == "environment":  # of the two that are no abstract methods, it must have one
             required = required.partition(", and one of ")[0]
         named = {name for _, name in methods(required)}
-        own = {name for name, value in vars(interface).items() if inspect.isfunction(value) and name in ("__call__", name.strip("_"))}
+        own = {
+            name
+            for name, value in vars(interface).items()
+            if inspect.isfunction(value) and name in ("__call__", name.strip("_"))
+        }
         assert named == (own if protocol else set(interface.__abstractmethods__)), kind
         of_others = {**vars(interfaces.Marked), **vars(interfaces.Stateful), **vars(interfaces.Measured)}
         for said, name in methods(f"{required} {optional}"):
