@@ -102,8 +102,8 @@ def evaluate(
 
     made = evaluated(
         run, step=step, env=env, model=model, engine=engine, reward=reward, model_url=model_url,
-        model_name=model_name, key_variable=key_variable, concurrency=concurrency, problems=problems, samples=samples, temperature=temperature,
-        seed=seed, changes=changes, out=out, quiet=as_json,
+        model_name=model_name, key_variable=key_variable, concurrency=concurrency, problems=problems, samples=samples,
+        temperature=temperature, seed=seed, changes=changes, out=out, quiet=as_json,
     )  # fmt: skip
     if as_json:
         files = {"figures": made.figures, "replies": made.replies}

@@ -144,8 +144,8 @@ def evaluate(
     def work() -> EvaluationResult:
         made = evaluated(
             None if run is None else _directory(run), step=step, env=env, model=_text(model), engine=of, reward=rewards,
-            model_url=model_url, model_name=model_name, key_variable=key_variable, concurrency=concurrency, problems=problems, samples=samples,
-            temperature=temperature, seed=seed, changes=arguments.changes, out=_path(out),
+            model_url=model_url, model_name=model_name, key_variable=key_variable, concurrency=concurrency, problems=problems,
+            samples=samples, temperature=temperature, seed=seed, changes=arguments.changes, out=_path(out),
         )  # fmt: skip
         found = made.evaluation
         return EvaluationResult(
