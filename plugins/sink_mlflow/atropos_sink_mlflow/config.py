@@ -20,7 +20,8 @@ class MlflowOptions(Options):
     tags: Mapping[str, str] = Field({}, description="that runs are found by")
     config: bool = Field(True, description="the resolved run file as parameters, without what is named like a secret")
     artifacts: bool = Field(
-        False, description="send config.toml, metrics.jsonl and health.jsonl as the run's artifacts when it ends"
+        False,
+        description="send config.toml, metrics.jsonl and what the health checks found as the run's artifacts when it ends",
     )
     start_deadline_s: float = Field(60.0, gt=0, description="seconds for MLflow to answer at the start")
     finish_deadline_s: float = Field(
