@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.interfaces import Sink, Teacher
 from tests.e2e.own_parts import Sevens
 
@@ -73,3 +74,11 @@ async def misshapen(groups):
 
 async def raises(groups):
     return groups["first"]
+
+
+class Empty(OrderedCurriculum):
+    def __init__(self) -> None:
+        super().__init__(0, shuffled=False)
+
+    def draw(self, n):
+        return []

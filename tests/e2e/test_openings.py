@@ -116,6 +116,14 @@ def test_a_transform_that_fails_or_gives_a_wrong_shape_is_named(
     assert said in ended.err and "Traceback" not in ended.err
 
 
+def test_a_curriculum_that_draws_nothing_ends_the_run_by_name(
+    atropos: Callable[..., Any], write: Callable[..., str]
+) -> None:
+    ended = atropos("run", write('[curriculum]\nuse = "./own_openings.py:Empty"\n'), "--dir", "out", timeout=40)
+    assert ended.code == 2, ended.err
+    assert "PluginError the curriculum gave no draw where" in ended.err
+
+
 def test_check_names_the_line_of_the_component_itself(atropos: Callable[..., Any], write: Callable[..., str]) -> None:
     write("")
     ended = atropos("check", "./own_openings.py:Missing", "--kind", "reward")
