@@ -27,6 +27,7 @@ def rows(settled: Sequence[SettledGroup], *, tokens: bool) -> list[dict[str, Any
             "draw": group.draw.id,
             "split": group.draw.split,
             "task_index": group.draw.index,
+            "answer": group.task.answer,
             "outcome": one.outcome,
             "dropped_by": one.dropped_by,
         }

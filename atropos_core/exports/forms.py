@@ -25,7 +25,8 @@ DPO: dict[str, Column] = {
     **_WHERE,
 }  # fmt: skip
 ROWS: dict[str, Column] = {
-    "step": "int64", "environment": "string", "split": "string", "task": "string", "task_index": "int64", "draw": "int64",
+    "step": "int64", "environment": "string", "split": "string", "task": "string", "task_index": "int64", "answer": "string",
+    "draw": "int64",
     "member": "int64", "outcome": "string", "dropped_by": "string", "reward": "float64", "scored_reward": "float64",
     "advantage": "float64", "score": "float64", "parts": "json", "metrics": "json", "correct": "bool", "finish": "string",
     "failed": "string", "failed_in": "string", "messages": "list[json]", "sequence": "int64", "temperature": "float64",
@@ -103,8 +104,8 @@ def _where(episode: EpisodeRecord) -> Row:
 
 def _episode_columns(episode: EpisodeRecord) -> Row:
     names = (
-        "step", "environment", "split", "task", "task_index", "draw", "member", "outcome", "dropped_by", "reward", "scored_reward",
-        "advantage", "score", "correct", "finish", "failed", "failed_in",
+        "step", "environment", "split", "task", "task_index", "answer", "draw", "member", "outcome", "dropped_by", "reward",
+        "scored_reward", "advantage", "score", "correct", "finish", "failed", "failed_in",
     )  # fmt: skip
     return {
         **{name: getattr(episode, name) for name in names},

@@ -60,6 +60,7 @@ class EpisodeRecord:
     environment: str
     split: str | None
     task_index: int | None  # of the task in its split
+    answer: str | None  # what an oracle would reply to it
     member: int | None  # of its group
     outcome: str | None  # of its group: "trained", "flat", "stale", "dropped", "failed"; None: not recorded
     dropped_by: str  # the transform or rule that kept it from being trained; empty where it was
@@ -321,6 +322,7 @@ def episode_record(path: Path | str, step: int, line: int, row: Mapping[str, Any
             environment=str(row["environment"]),
             split=_of_type(str, row, "split"),
             task_index=_of_type(int, row, "task_index"),
+            answer=_of_type(str, row, "answer"),
             member=_of_type(int, row, "member"),
             outcome=_of_type(str, row, "outcome"),
             dropped_by=str(row.get("dropped_by") or ""),

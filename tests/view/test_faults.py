@@ -21,8 +21,17 @@ def flags(page: Any) -> str:
     return "\n".join(page.locator(".insights .flag").all_inner_texts())
 
 
+def stands_out(page: Any) -> str:
+    """What the page says above the curves, once it has looked at every recorded step."""
+    until(page, "() => document.querySelector('.standouts')?.textContent.includes('all ')")
+    return str(page.locator(".standouts").inner_text())
+
+
 def test_a_sound_run_has_no_flag(sound: Path, open_page: Open):
     assert flags(open_page(sound, at="rollouts?run=0&step=3")) == ""
+    page = open_page(sound)
+    stands_out(page)
+    assert page.locator(".standouts strong").all_inner_texts() == ["cut off"], "as the toy's replies are"
 
 
 def test_a_reward_that_ignores_the_answer(make_run: MakeRun, open_page: Open):
@@ -49,7 +58,10 @@ def test_a_masked_answer(make_run: MakeRun, open_page: Open):
 
 
 def test_a_stale_engine(sound: Path, tmp_path: Path, open_page: Open):
-    page = open_page(with_a_stale_engine(sound, tmp_path / "stale"), at="rollouts?run=0&step=6")
+    run = with_a_stale_engine(sound, tmp_path / "stale")
+    first = stands_out(open_page(run))
+    assert "policy versions" in first and "step 6" in first and "trainer and engine" in first
+    page = open_page(run, at="rollouts?run=0&step=6")
     said = flags(page)
     assert "3 to 5: up to 2 behind the policy of this step" in said
     assert "nats apart on average" in said, "its logprobs are not the trainer's"
@@ -104,6 +116,16 @@ def test_a_broken_tool(make_run: MakeRun, open_page: Open):
     page.wait_for_selector(".call")
     assert page.locator(".call strong").inner_text() == "calculator"
     assert "error: connection refused" in page.locator(".turn.tool").inner_text()
+
+
+@pytest.mark.parametrize("fault", ["IgnoresTheAnswer", "MasksTheAnswer", "BrokenTool"])
+def test_every_step_of_a_fault_is_counted_above_the_curves_which_lead_to_it(
+    make_run: MakeRun, open_page: Open, fault: str
+):
+    page = open_page(make_run(fault))
+    assert "3 steps, 1 to 3" in stands_out(page)
+    page.locator(".standouts .link").first.click()
+    assert flags(page), "of the step that it leads to"
 
 
 @pytest.mark.parametrize("fault", ["IgnoresTheAnswer", "MasksTheAnswer", "BrokenTool"])

@@ -52,6 +52,7 @@ class StepRollouts:
             "task": one.task,
             "environment": one.environment,
             "draw": one.draw,
+            "answer": one.answer,
             "reward": number(one.reward),
             "advantage": number(one.advantage),
             "correct": one.correct,

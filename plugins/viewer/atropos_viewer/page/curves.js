@@ -1,6 +1,7 @@
 // A curve of every metric, grouped and searchable, all runs in each; health findings are marked on the curves that they judged.
 
 import { debounced, el, fill, roving, show } from "./dom.js";
+import { Standouts } from "./standouts.js";
 
 const FIRST = ["reward", "accuracy", "eval", "loss"]; // groups in this order, then by name
 const FIRST_OF = ["reward/mean", "accuracy", "eval/accuracy", "loss"]; // within their group
@@ -16,8 +17,9 @@ export class Curves {
       oninput: debounced((event) => { this.text = this.search.value.trim().toLowerCase(); this.layout(); }) });
     this.count = el("span", { class: "count", role: "status" });
     this.findings = el("div", { class: "findings" });
+    this.standouts = new Standouts(app);
     this.groups = el("div", { class: "groups" });
-    this.element = el("section", { class: "curves", "aria-label": "curves" }, el("div", { class: "bar" }, this.search, this.count), this.findings, this.groups);
+    this.element = el("section", { class: "curves", "aria-label": "curves" }, el("div", { class: "bar" }, this.search, this.count), this.findings, this.standouts.element, this.groups);
     this.seen = new IntersectionObserver((entries) => {
       for (const entry of entries) if (entry.isIntersecting) this.cards.get(entry.target.dataset.metric)?.draw();
     }, { rootMargin: "300px" });
@@ -30,11 +32,13 @@ export class Curves {
       this.search.value = values.metric;
     }
     this.layout();
+    if (this.app.read) this.standouts.look();
   }
 
   update() {
     this.layout();
     for (const card of this.cards.values()) card.refresh();
+    this.standouts.look();
   }
 
   restyle() {

@@ -14,6 +14,7 @@ export function factsOf(one, openGroup) {
     ...Object.entries(one.metrics ?? {}).map(([name, value]) => [name, show(value)]),
     ["advantage", show(one.advantage)],
     ["outcome", outcome],
+    ["expected answer", one.answer],
     ["finish", one.finish],
     ["tokens", show(one.count)],
     ["versions", one.versions?.length ? one.versions.join(", ") : null],
