@@ -79,8 +79,6 @@ def kind_named(name: str, registry: Registry, among: Sequence[str], purpose: str
     fitting = [kind for kind in kinds if kind in among]
     if len(fitting) > 1:
         raise ConfigError(f"{name!r} is of the kinds {', '.join(fitting)}.", remedy=f"Say which: --kind {fitting[0]}")
-    if kinds and not fitting:
-        raise ConfigError(f"{name!r} is a component of kind {kinds[0]}; there is a contract for: {', '.join(among)}.")
     if fitting:
         return fitting[0]
     for kind in among:

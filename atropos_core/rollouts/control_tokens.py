@@ -23,6 +23,15 @@ from atropos_core.types import Tokens
 MARK = "\uf8f7"  # for private use; where a message has it, it is marked as well
 
 
+def ids_of(tokenizer: Tokenizer, text: str) -> Tokens:
+    """Raises UnicodeEncodeError for text that nothing can write down: half of a surrogate pair."""
+    try:
+        return np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+    except TypeError:
+        text.encode()  # which says what is wrong, and where
+        raise
+
+
 class ControlTokens:
     """`texts`: of the control tokens. `tokenizer`: as JSON."""
 
@@ -50,8 +59,7 @@ class ControlTokens:
         renamed = self._marked_or_not.sub(
             lambda found: found[0].removeprefix(MARK) if found[1] else self._names.get(found[0], found[0]), text
         )
-        ids = np.asarray(self._renamed.encode(renamed, add_special_tokens=False).ids, np.int32)
-        return self._true_ids[ids]
+        return self._true_ids[ids_of(self._renamed, renamed)]
 
     @cached_property
     def _renamed(self) -> Tokenizer:

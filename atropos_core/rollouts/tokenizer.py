@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.rollouts.replies import READ, SENTINEL, ReplyReader, end_of_turn
 from atropos_core.types import Message, Tokens
@@ -67,7 +65,10 @@ class ChatTokenizer:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> Tokens:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        """Raises UnicodeEncodeError for half of a surrogate pair."""
+        from atropos_core.rollouts.control_tokens import ids_of
+
+        return ids_of(self._tokenizer, text)
 
     def decode(self, ids: Tokens, *, keep_special: bool = False) -> str:
         """The text of these ids; without the tokens that frame a conversation unless `keep_special`."""

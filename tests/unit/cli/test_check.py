@@ -49,7 +49,7 @@ def test_options_go_to_the_component(atropos: Callable[..., Any]) -> None:
 
 def test_a_name_of_two_kinds_asks_which(atropos: Callable[..., Any]) -> None:
     assert atropos("check", "numeric").code == 0
-    assert "there is a contract for: environment, reward" in atropos("check", "bubblewrap").err
+    assert "'local' is of the kinds" in (asked := atropos("check", "local").err) and "--kind" in asked
     assert "Did you mean 'numeric'" in atropos("check", "numerik").err
 
 

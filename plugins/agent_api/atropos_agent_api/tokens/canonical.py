@@ -34,7 +34,6 @@ class Unit:
 
 
 def units_of(messages: Sequence[Message]) -> list[Unit]:
-    """Raises UnicodeEncodeError for text that nothing can write down (half of a surrogate pair)."""
     merged: list[dict[str, Any]] = []
     for message in messages:
         plain = plain_message(message)
