@@ -64,7 +64,7 @@ def test_pieces_become_whole_groups_and_groups_above_the_size_stay_whole(
 ) -> None:
     server = our_server()
     trainer = client(tmp_path / "trainer.log", "trainer_program.py", server.url, "12", "4", "120")
-    trainer.wait_for("REGISTERED")
+    trainer.wait_for("WAITING")  # environments are let in once a batch was asked for
     trainer.process.send_signal(signal.SIGSTOP)  # until there are groups of both: one may start seconds after the other
     worker = [environment(tmp_path, kind, server.url, model, steps=3) for kind in ("mixed", "above")]
     for one in worker:

@@ -24,6 +24,7 @@ until, got = time.time() + DEADLINE_S, 0
 while got < BATCHES and time.time() < until:
     batch = get_batch(SERVER)["batch"]
     if batch is None:
+        print("WAITING", flush=True)
         time.sleep(0.1)
         continue
     got += 1
