@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.atroposlib.processes import OurServer, TheirServer
+from tests.atroposlib.processes import OurServer, Process, TheirServer
 from tests.atroposlib.scripted import ScriptedServer
 
 HERE = Path(__file__).parent
@@ -20,6 +20,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if HERE in item.path.parents:
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """A program that a failed test has stopped or not waited for is ended, whatever state it is in."""
+    yield
+    for one in Process.started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+    Process.started.clear()
 
 
 @pytest.fixture

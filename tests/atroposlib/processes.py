@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 
@@ -21,12 +22,15 @@ QUIET = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1
 class Process:
     """One process whose output is kept in a file."""
 
+    started: ClassVar[list[Process]] = []  # of the present test, which may fail before it ends them
+
     def __init__(self, log: Path, *command: str) -> None:
         self.log = log
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **QUIET}, cwd=REPOSITORY
             )
+        self.started.append(self)
 
     @property
     def text(self) -> str:
