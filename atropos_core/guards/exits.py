@@ -80,7 +80,7 @@ def innermost_line(trace: TracebackType | None) -> str:
     return f" in {Path(found.filename).name}:{found.lineno}, {found.name}()" if found else ""
 
 
-def place(trace: TracebackType | None) -> str:
+def file_and_line(trace: TracebackType | None) -> str:
     """The same, as " (FILE:LINE)"."""
     found = _own_line(trace)
     return f" ({Path(found.filename).name}:{found.lineno})" if found else ""

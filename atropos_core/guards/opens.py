@@ -10,7 +10,7 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import AtroposError, PluginError
 from atropos_core.guards.deadlines import within
-from atropos_core.guards.exits import place
+from atropos_core.guards.exits import file_and_line
 
 OPEN_DEADLINE_S = 600.0  # a data set may have to be fetched
 MODEL_DEADLINE_S = 1800.0  # model loading and compilation
@@ -40,6 +40,6 @@ def in_one_line(what: str) -> Iterator[None]:
     except Exception as error:
         message = next(iter(str(error).splitlines()), "")
         raise PluginError(
-            f"{what}: {type(error).__name__}: {message}{place(error.__traceback__)}",
+            f"{what}: {type(error).__name__}: {message}{file_and_line(error.__traceback__)}",
             remedy="Mend that line, or what it needs; `atropos check` tries a component without a run.",
         ) from error

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 from atropos_core.errors import ConfigError
-from atropos_core.guards.exits import place
+from atropos_core.guards.exits import file_and_line
 from atropos_core.interfaces import Finding
 
 SHOWN = 3  # problems of one check that are spelt out
@@ -64,7 +64,7 @@ def brief(text: str, most: int = 80) -> str:
 def of_error(error: BaseException) -> str:
     """Class, first line of the message, and the line of the component's own code that it came from."""
     message = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {message[:200]}{place(error.__traceback__)}"
+    return f"{type(error).__name__}: {message[:200]}{file_and_line(error.__traceback__)}"
 
 
 def _few(problems: Sequence[str]) -> str:
