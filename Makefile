@@ -11,13 +11,15 @@ ROLL_VENV := $(if $(ROLL_SOURCE),.venv-roll-source,.venv-roll)
 SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
-EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
+WORLDS := plugins/env_reasoning_gym/pyproject.toml
+EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(filter-out $(WORLDS),$(PLUGINS)))
+WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 
 # Where a machine sets it, each of the thousand processes that the tests start would compile all of our modules anew (a quarter of a
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-skyrl test-roll test-agents test-agents-short test-export test-view test-pythons dist test-dist site soak bench bench-bridges bench-api clean
+.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -61,6 +63,11 @@ test-vllm-short: .venv-vllm/stamp
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest tests/atroposlib tests/pages/test_their_names.py
 
+# Environment files of atroposlib's shapes; of a checkout of it as well, unmodified, where ATROPOSLIB_SOURCE names one.
+test-environments: .venv/test.stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest plugins/env_atroposlib/tests
+	$(if $(ATROPOSLIB_SOURCE),$(BIN)/python -m benchmarks.atroposlib_environments,@echo "ATROPOSLIB_SOURCE names no checkout: its own files were not tried")
+
 # Our environments in gem and in a Ray actor, with the real packages. `ROLL_SOURCE=path/of/a/checkout make test-roll` runs the same and
 # more with ROLL's own classes, in an environment of its own, and says what differs from the ROLL that is known.
 test-roll: $(ROLL_VENV)/stamp
@@ -70,6 +77,14 @@ test-roll: $(ROLL_VENV)/stamp
 test-skyrl: .venv-skyrl/stamp
 	$(if $(SKYRL_SOURCE),PYTHONPATH=$(SKYRL_SOURCE):$(SKYRL_SOURCE)/skyrl-gym) HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE \
 	  .venv-skyrl/bin/python -m pytest tests/skyrl plugins/adapter_skyrl tests/pages/test_their_names.py
+
+# Environments of other worlds, each trained for five steps with the real packages; three minutes.
+test-worlds: .venv-worlds/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-worlds/bin/python -m pytest tests/worlds $(wildcard $(patsubst %/pyproject.toml,%/tests,$(WORLDS))) -n 2
+
+# The training alone.
+test-worlds-short: .venv-worlds/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-worlds/bin/python -m pytest tests/worlds -n 2 -k trains
 
 # A wheel and a source distribution of each package, in dist/.
 dist: .venv/test.stamp
@@ -82,9 +97,13 @@ test-dist: dist
 	DIST=dist $(BIN)/python -m pytest tests/dist
 
 # The quick tests of core, and of every plugin that needs no torch, on the other Pythons that wheels are for. On a machine without one of them it says
-# so. A minute or two, and one more to install.
+# so.
 test-pythons: .venv/test.stamp
 	$(BIN)/python -m tools.other_pythons 3.12 3.13
+
+# Those of their files that take a second at most: three quarters of the files, a third of the time.
+test-pythons-short: .venv/test.stamp
+	$(BIN)/python -m tools.other_pythons --short 3.12 3.13
 
 # docs/, the READMEs and a reference made from the code, as a site in build/site/site; a broken link ends it.
 site: .venv/test.stamp .venv-docs/stamp
@@ -107,6 +126,10 @@ test-agents-short: .venv/test.stamp
 # What `atropos export` writes, in TRL's own trainers, on the tiny policy; two minutes.
 test-export: .venv/test.stamp .venv-trl/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest tests/trl
+
+# The sink `mlflow` and a server of MLflow's own, killed while a run goes on.
+test-mlflow: .venv/test.stamp .venv-mlflow/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE MLFLOW_PYTHON=.venv-mlflow/bin/python $(BIN)/python -m pytest tests/mlflow
 
 # The viewer's page in a real Chromium, driven by playwright: keys, widths, colours, hostile texts; two to three minutes.
 test-view: .venv-view/stamp
@@ -156,6 +179,7 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation $(EDITABLE)
+	$(PIP) --no-build-isolation --no-deps $(WORLDS_EDITABLE)
 	touch $@
 
 .venv/test.stamp: .venv/run.stamp
@@ -189,6 +213,15 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
 	$(@D)/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
+	touch $@
+
+# gem-llm wants another reasoning-gym than is tested here: hence no dependencies by themselves.
+.venv-worlds/stamp: requirements-worlds.txt pyproject.toml constraints.txt $(WORLDS)
+	@echo "installing other worlds' environments into $(@D) (two minutes, 1.6 GB; torch is the most of it)"
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-worlds.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation $(EDITABLE) $(WORLDS_EDITABLE)
 	touch $@
 
 # requirements-skyrl.txt says what typed_dict.pth is for.
@@ -227,6 +260,11 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt --no-build-isolation -e '.[api,server]' -e ./plugins/viewer
 	touch $@
 
+.venv-mlflow/stamp: requirements-mlflow.txt
+	test -x .venv-mlflow/bin/python || $(PYTHON) -m venv .venv-mlflow
+	.venv-mlflow/bin/python -m pip --disable-pip-version-check install -q -r requirements-mlflow.txt
+	touch $@
+
 .venv-docs/stamp: requirements-docs.txt
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -r requirements-docs.txt
@@ -238,4 +276,4 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	touch $@
 
 clean:
-	rm -rf .venv .venv-python3.12 .venv-python3.13 .venv-docs .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-view .venv-vllm build dist
+	rm -rf .venv .venv-python3.12 .venv-python3.13 .venv-docs .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-view .venv-vllm .venv-worlds build dist

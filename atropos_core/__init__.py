@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from atropos_core.scripting.commands import process as process
     from atropos_core.scripting.commands import resume as resume
     from atropos_core.scripting.commands import run as run
+    from atropos_core.scripting.commands import save_view as save_view
+    from atropos_core.scripting.commands import view as view
     from atropos_core.types import Episode as Episode
     from atropos_core.types import Task as Task
 
@@ -62,7 +64,8 @@ _HOME = {  # what environments and plugins are written with, and the commands as
         "interfaces",
     ),
     **dict.fromkeys(
-        ("check", "doctor", "evaluate", "export", "installed", "process", "resume", "run"), "scripting.commands"
+        ("check", "doctor", "evaluate", "export", "installed", "process", "resume", "run", "save_view", "view"),
+        "scripting.commands",
     ),
 }
 

@@ -74,6 +74,10 @@ class EngineReplaced(ProcessDied):
     """Behind the address of an engine is another process than the one that the run opened: its model is anybody's guess."""
 
 
+class WorkerLost(AtroposError):
+    """A process that computes for rollouts has ended: those that it worked for fail, and the next get a new one."""
+
+
 class RemoteError(AtroposError):
     """Code in a child process raised. The message carries the child's own traceback."""
 

@@ -44,6 +44,7 @@ MOST_NAME = 200  # characters of a metric's or part's name
 LOOK_S = 2.0  # at an environment's tasks, before a run begins
 MAX_DEPTH = 64  # of lists and mappings in what is left to environments
 ID_BOUND = 1 << 31  # token ids and versions are below it
+MOST_STOP_IDS = 4096  # of one call
 NUMBER_BOUND = 1 << 63  # numbers of draws and seeds are below it
 SPLITS = ("train", "test")
 
@@ -180,6 +181,13 @@ def check_sampling(sampling: Any) -> None:
     check_temperature("sampling.temperature", sampling.temperature)
     if not _is_number(sampling.top_p, 0.0, 1.0) or not sampling.top_p:
         _refuse("sampling.top_p", sampling.top_p, "must be a number above 0 and at most 1")
+    stops = sampling.stop_ids
+    if (
+        type(stops) is not tuple
+        or len(stops) > MOST_STOP_IDS
+        or not all(type(one) is int and 0 <= one < ID_BOUND for one in stops)
+    ):
+        _refuse("sampling.stop_ids", stops, f"must be a tuple of at most {MOST_STOP_IDS:,} token ids")
 
 
 def check_temperature(name: str, value: Any) -> None:

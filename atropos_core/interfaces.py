@@ -207,7 +207,8 @@ class Engine(ABC):
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
-        """`n` continuations, the i-th drawn with `seeds[i]`; concurrent calls share batches. Raises DeadlineExceeded."""
+        """`n` continuations, the i-th drawn with `seeds[i]`; concurrent calls share batches. Each ends with its first token
+        that ends a turn of the model, or that is one of `sampling.stop_ids`. Raises DeadlineExceeded."""
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """Per sequence f32[T]: entry t is log p(token t | tokens before it), entry 0 is 0."""
@@ -418,6 +419,7 @@ class SettledGroup:
     dropped_by: str = ""  # "transform.NAME", "training.max_staleness", "training.min_group", or the hub's cause
     batch_start: int | None = None  # of its first token in the batch that was trained
     scored: Floats | None = None  # [G] the rewards as they were before a transform changed them
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas that the policy was shown, where they are known
 
 
 @dataclass(frozen=True)

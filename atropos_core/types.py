@@ -42,11 +42,18 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0: all
+    stop_ids: tuple[
+        int, ...
+    ] = ()  # tokens that end a completion beside the model's own ends; one call's, never a run's
 
     @property
     def truncated(self) -> bool:
         """Whether the distribution was cut, so that a rollout's logprobs are renormalised over what was kept."""
         return self.top_p < 1.0 or self.top_k > 0
+
+    def of_run(self) -> dict[str, int | float]:
+        """What a run sets, by name."""
+        return {name: value for name, value in vars(self).items() if name != "stop_ids"}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 
 @dataclass(frozen=True)
@@ -114,4 +114,30 @@ def write(name: str, directory: Path) -> Path:
     eos = [tokenizer.token_to_id(token) for token in family.ends if token not in family.unlisted]
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     (directory / "chat_template.jinja").write_text(family.template)
+    return directory
+
+
+SENTENCEPIECE = (("bpe", "first"), ("bpe", "always"), ("unigram", "first"), ("unigram", "never"))
+
+
+def write_sentencepiece(kind: str, scheme: str, directory: Path) -> Path:
+    """As those of Llama 2, Mistral and T5: spaces are letters, and control tokens stand in the model's own vocabulary."""
+    control = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>") if kind == "bpe" else models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    alphabet = [chr(number) for number in range(33, 127)]
+    trainer = (
+        trainers.BpeTrainer(vocab_size=200, special_tokens=control, initial_alphabet=alphabet)
+        if kind == "bpe"
+        else trainers.UnigramTrainer(
+            vocab_size=160, special_tokens=control, unk_token="<unk>", initial_alphabet=alphabet
+        )
+    )
+    tokenizer.train_from_iterator(["a page that a tool found for a user", "a plain one", "Sure. a b"] * 20, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    turn = "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}</s>{% endif %}"
+    template = "{{ bos_token }}" + turns(turn, "")
+    config = {"eos_token": "</s>", "bos_token": "<s>", "chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory

@@ -17,6 +17,11 @@ from atropos_core.types import Message, ScoredGroup
 
 async def recorded(folder: Path, *steps: Sequence[ScoredGroup], **options: object) -> Path:
     """A run directory with the rollouts of these steps, as the sink writes them."""
+    return await settled(folder, *([SettledGroup(group, "trained") for group in groups] for groups in steps), **options)
+
+
+async def settled(folder: Path, *steps: Sequence[SettledGroup], **options: object) -> Path:
+    """The same with what became of each group."""
     folder.mkdir()
     (folder / "config.toml").write_text(
         "[sink.jsonl]\n" + "".join(f"{n} = {json.dumps(v)}\n" for n, v in options.items())
@@ -24,7 +29,7 @@ async def recorded(folder: Path, *steps: Sequence[ScoredGroup], **options: objec
     sink = JsonlSink(JsonlOptions.model_validate(options), folder)
     await sink.open()
     for step, groups in enumerate(steps, 1):
-        await sink.record(StepRecord(step, {}, list(groups), [SettledGroup(group, "trained") for group in groups]))
+        await sink.record(StepRecord(step, {}, [one.group for one in groups], list(groups)))
     await sink.close()
     return folder
 

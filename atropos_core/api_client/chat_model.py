@@ -224,16 +224,20 @@ def _outgoing(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _incoming(said: Mapping[str, Any]) -> Message:
-    """As a local reply is parsed: arguments as objects, where they are one."""
+    """As a local reply is parsed: arguments as objects, and a call that cannot be read as text, at the end of the content."""
     reasoning = said.get("reasoning_content") or said.get("reasoning")
     message = {"role": "assistant", "content": said.get("content") or "", "reasoning_content": reasoning}
     if not isinstance(message["content"], str):
         raise TypeError(f"its content is a {type(message['content']).__name__}, and no text")
     if calls := said.get("tool_calls"):
+        given = [(call, _as_object(call["function"].get("arguments"))) for call in calls]
         message["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _as_object(call["function"].get("arguments"))}}
-            for call in calls
-        ]
+            {**call, "function": {**call["function"], "arguments": arguments}}
+            for call, arguments in given
+            if arguments is not None
+        ] or None
+        unread = [_as_said(call["function"]) for call, arguments in given if arguments is None]
+        message["content"] = "\n".join([*([message["content"]] if message["content"] else []), *unread])
     return {name: message[name] for name in KEPT if message.get(name) is not None}
 
 
@@ -241,12 +245,20 @@ def _as_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
 
 
-def _as_object(arguments: Any) -> Any:
+def _as_object(arguments: Any) -> dict[str, Any] | None:
+    """None where they are none: broken JSON, a list, a number."""
+    if arguments is None or arguments == "":
+        return {}  # how some servers say that there are none
     try:
-        found = json.loads(arguments)
-    except (TypeError, ValueError):
-        return arguments
-    return found if isinstance(found, dict) else arguments
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _as_said(function: Mapping[str, Any]) -> str:
+    """A call as a model writes it, whatever its arguments are."""
+    return f'<tool_call>{{"name": {json.dumps(function.get("name"))}, "arguments": {_as_text(function.get("arguments"))}}}</tool_call>'
 
 
 def _retry_after(value: str | None) -> float:

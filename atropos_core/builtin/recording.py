@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,11 @@ from atropos_core.storage.token_file import OFFSETS
 from atropos_core.types import UNKNOWN_VERSION, Floats, Rollout, TopK, offsets_of
 
 NOTHING = np.float32(np.nan)
+
+
+def tools_id(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Under which a set of tools stands in `tools.jsonl`."""
+    return hashlib.sha256(json.dumps(list(tools)).encode()).hexdigest()[:16]
 
 
 def rows(settled: Sequence[SettledGroup], *, tokens: bool) -> list[dict[str, Any]]:
@@ -30,6 +37,7 @@ def rows(settled: Sequence[SettledGroup], *, tokens: bool) -> list[dict[str, Any
             "answer": group.task.answer,
             "outcome": one.outcome,
             "dropped_by": one.dropped_by,
+            **({"tools": tools_id(one.tools)} if one.tools else {}),
         }
         advantages = np.full(len(group.episodes), np.nan) if group.advantages is None else group.advantages
         for member, episode in enumerate(group.episodes):

@@ -11,10 +11,11 @@ from typing import IO, Any
 
 from atropos_core import console
 from atropos_core.builtin.config import JsonlOptions
-from atropos_core.builtin.recording import rows, token_columns
+from atropos_core.builtin.recording import rows, token_columns, tools_id
 from atropos_core.console import StepProgress
 from atropos_core.interfaces import SettledGroup, Sink, StepRecord
 from atropos_core.storage.atomic import json_bytes, unwritable, write_whole
+from atropos_core.storage.run_records import TOOLS, json_rows
 from atropos_core.storage.token_file import write_token_file
 from atropos_core.types import Metrics, ScoredGroup
 
@@ -34,6 +35,7 @@ class JsonlSink(Sink):
         self._every = options.rollouts_every
         self._tokens = options.tokens
         self._most_bytes = int(options.tokens_max_mb * 1e6)
+        self._tools_there: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._sizes: dict[Path, int] = {}  # of the files of tokens, oldest first
         self._said = False  # that some were removed
         self._file: IO[bytes] | None = None
@@ -48,6 +50,8 @@ class JsonlSink(Sink):
                     path.unlink()
             for path in sorted(self._rollouts.glob(f"step-*{TOKENS}")):
                 self._sizes[path] = path.stat().st_size
+            for row in json_rows(self._rollouts / TOOLS):  # of a run that is resumed
+                self._tools_there[str(row.get("id"))] = row.get("tools", [])
             self._file = self._metrics.open("ab")
             if (there := self._file.tell()) < self._keep["bytes"]:
                 console.warn(
@@ -91,7 +95,18 @@ class JsonlSink(Sink):
             beside = path.with_suffix(TOKENS)
             self._sizes[beside] = write_token_file(beside, columns)
             self._make_room()
+        self._write_tools(record)
         lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows(record.settled, tokens=self._tokens))
+        write_whole(path, json_bytes("".join(f"{line}\n" for line in lines)))
+
+    def _write_tools(self, record: StepRecord) -> None:
+        """Each set of tools once in a run, whole, before a row names it."""
+        fresh = {tools_id(one.tools): one.tools for one in record.settled if one.tools}
+        path = self._rollouts / TOOLS
+        if not fresh.keys() - self._tools_there.keys():
+            return
+        self._tools_there |= fresh
+        lines = (json.dumps({"id": name, "tools": tools}) for name, tools in self._tools_there.items())
         write_whole(path, json_bytes("".join(f"{line}\n" for line in lines)))
 
     def _make_room(self) -> None:

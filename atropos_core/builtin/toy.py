@@ -64,6 +64,7 @@ class ToyEngine(Engine):
 
     def _one(self, last: int, sampling: Sampling, seed: int) -> Completion:
         uniforms = np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens)
+        ends = {self._end, *sampling.stop_ids}
         ids: list[int] = []
         logprobs: list[float] = []
         for uniform in uniforms:
@@ -75,13 +76,13 @@ class ToyEngine(Engine):
             )
             ids.append(last)
             logprobs.append(float(scaled[last]))
-            if last == self._end:
+            if last in ends:
                 break
         return Completion(
             np.array(ids, np.int32),
             np.array(logprobs, np.float32),
             np.full(len(ids), self._version, np.int32),
-            "stop" if last == self._end else "length",
+            "stop" if last in ends else "length",
             sampling.temperature,
             sampling.truncated,
         )

@@ -13,7 +13,7 @@ import typer
 
 from atropos_core.cli.completion import VARIABLE as COMPLETES
 from atropos_core.cli.guarded import GUARDED, guarded
-from atropos_core.cli.overview import Overview
+from atropos_core.cli.overview import OPTIONS, Overview, show_alone
 
 OWN = {  # command -> its module here
     "run": "run", "resume": "resume", "eval": "evaluate", "plugins": "plugins", "new": "new", "check": "check",
@@ -42,7 +42,11 @@ def run_app(arguments: list[str]) -> int:
 
         completion_init()
     try:
-        make_app(arguments)(args=arguments, prog_name="atropos")
+        app = make_app(arguments)
+        if arguments == ["--help"]:
+            show_alone(app)
+        else:
+            app(args=arguments, prog_name="atropos")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except AtroposError as error:
@@ -90,7 +94,7 @@ def _say_version(wanted: bool) -> None:
 
 def _atropos(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say which version this is.")
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help=dict(OPTIONS)["--version"])
     ] = False,
 ) -> None: ...
 

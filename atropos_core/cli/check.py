@@ -73,6 +73,9 @@ def kind_named(name: str, registry: Registry, among: Sequence[str], purpose: str
     from atropos_core.errors import ConfigError, UnknownComponent
     from atropos_core.plugins.references import is_reference
 
+    taking = [of for of in among if registry.with_argument(of, name) is not None]
+    if taking:
+        return taking[0]
     if is_reference(name):
         return _kind_of_reference(name)
     kinds = list(dict.fromkeys(offer.kind for offer in registry.offers() if offer.provider.name == name))

@@ -255,12 +255,18 @@ def _policy(run: Path, step: int | None) -> tuple[str, int]:
     checkpoint = checkpoints.latest(console.warn) if step is None else checkpoints.at(step)
     if checkpoint is None:
         raise RunDirectoryError(f"{run} has no checkpoint to evaluate.")
+    if not any((checkpoint.policy / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise RunDirectoryError(
+            f"the checkpoints of {run} are no models that an engine could open: {checkpoint.policy} has no config.json. The trainer `toy` "
+            "saves a table that only a run of its own takes up.",
+            remedy="Its own evaluations are in metrics.jsonl (eval/...); more of them: `atropos resume` with more --steps. "
+            "Runs of `--model tiny` and others can be evaluated.",
+        )
     return str(checkpoint.policy), checkpoint.step
 
 
 def _figures(plan: Plan, step: int | None, evaluation: Evaluation, elsewhere: ChatModel | None) -> dict[str, Any]:
     """All that the figures depend on, and the figures."""
-    from dataclasses import asdict
 
     from atropos_core.config.run_file import dump
 
@@ -275,7 +281,7 @@ def _figures(plan: Plan, step: int | None, evaluation: Evaluation, elsewhere: Ch
         "seed": config.seed,
         "environment": {name: dump(one.component) | dump(one.options) for name, one in plan.named["environment"].items()},
         "engine": engine,
-        "evaluation": dump(config.evaluation) | {"sampling": asdict(config.evaluation.sampling(config.sampling.record()))},
+        "evaluation": dump(config.evaluation) | {"sampling": config.evaluation.sampling(config.sampling.record()).of_run()},
         "metrics": evaluation.metrics,
         "intervals": {name: [share.low, share.high] for name, share in evaluation.shares.items()},
         "tokens": None if elsewhere is not None and elsewhere.uncounted else evaluation.tokens,

@@ -132,6 +132,11 @@ def new(
     console.say(f"  atropos check {name} --kind {kind}")
     console.say(f"  python -m pytest {folder}")
     console.say(f"  {_example(kind, tools).run.format(name=name)}")
+    if tools:
+        console.say(
+            "`tiny-tools` knows the scaffold's calculator and no other tool: for tools of your own, name a model that was trained to call "
+            "tools by its chat template, `--model DIRECTORY` (Qwen/Qwen2.5-0.5B-Instruct is a small one)."
+        )
 
 
 def check_name(kind: str, name: str, registry: Registry) -> None:

@@ -174,8 +174,8 @@ def _refuse_idle(changed: Sequence[tuple[str, Any]], flags: set[str], uses: Uses
 
 def short_name(reference: str) -> str:
     """What a component is called in metrics and file names."""
-    where, _, name = reference.rpartition(":")
-    return (name if where else Path(reference).stem if reference.endswith(".py") else reference).lower()
+    *_, name = reference.split(":")
+    return (Path(name).stem if name.endswith(".py") else Path(name).name).lower()
 
 
 def _with_model(layer: Layer) -> Layer:

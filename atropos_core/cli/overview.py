@@ -5,13 +5,17 @@ typer would draw it with rich's Markdown and a parser for it, which take longer 
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command_name, solve_typer_info_defaults
 
 from atropos_core import console
 
+OPTIONS = (("--version", "Say which version this is."), ("--help", "Show this message and exit."))
 EXAMPLES = (
     ("atropos run --bridge ipc --env gsm8k", "train the tiny policy that comes along; it learns in a minute or two"),
     ("atropos plugins", "what is installed"),
@@ -23,16 +27,28 @@ class Overview(TyperGroup):
     """The group of all commands."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        console.say(f"Usage: {ctx.command_path} [OPTIONS] COMMAND [ARGS]...\n\n{self.help}")
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        console.overview(
-            "Commands", [(name, _first_sentence(one.help)) for name, one in commands if one and not one.hidden]
-        )
-        options = [
-            option.get_help_record(ctx) for option in self.get_params(ctx) if isinstance(option, typer.core.TyperOption)
-        ]
-        console.overview("Options", [(record[0].split()[0], record[1]) for record in options if record])
-        console.overview("Examples", EXAMPLES)
+        show(self.help, [(name, one.help) for name, one in commands if one and not one.hidden])
+
+
+def show_alone(app: typer.Typer) -> None:
+    """The same without a parser for each command, which takes a fifth of the time."""
+    commands = [
+        (one.name or get_command_name(one.callback.__name__), one.help or inspect.getdoc(one.callback))
+        for one in app.registered_commands
+        if one.callback and not one.hidden
+    ]
+    groups = [
+        (one.name or "", one.help) for one in map(solve_typer_info_defaults, app.registered_groups) if not one.hidden
+    ]
+    show(app.info.help, [*commands, *groups])
+
+
+def show(what: str | None, commands: Sequence[tuple[str, str | None]]) -> None:
+    console.say(f"Usage: atropos [OPTIONS] COMMAND [ARGS]...\n\n{what}")
+    console.overview("Commands", [(name, _first_sentence(text)) for name, text in commands])
+    console.overview("Options", OPTIONS)
+    console.overview("Examples", EXAMPLES)
 
 
 def _first_sentence(text: str | None) -> str:

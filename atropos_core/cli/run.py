@@ -123,7 +123,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     """What each part will hold. Raises FitError where it cannot."""
     from atropos_core import console
     from atropos_core.launch.memory_plan import plan_memory, table
-    from atropos_core.launch.model_checks import check_model
+    from atropos_core.launch.model_checks import check_disk, check_model
     from atropos_core.plugins.provider import PROMPT_TOKENS
 
     check_model(plan, directory)
@@ -133,6 +133,8 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     console.facts(totals)
     console.say(f"for prompts of at most {PROMPT_TOKENS} tokens; nothing was started")
     made.check()
+    if not plan.config.oversubscribe:
+        check_disk(plan, directory)
 
 
 def _report(summary: Summary) -> None:

@@ -243,7 +243,9 @@ class RunConfig(Section):
     deterministic: bool = Field(
         False, description="the same weights, bit by bit, also across a kill and a resume (CPU)"
     )
-    oversubscribe: bool = Field(False, description="start although the memory plan says that it cannot fit")
+    oversubscribe: bool = Field(
+        False, description="start although the run does not fit by its plan of memory, or its checkpoints on the disk"
+    )
     restarts: int = Field(
         0, ge=0, description="how often the run starts again from its last checkpoint when a process of it dies"
     )
@@ -400,7 +402,7 @@ def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(value, Mapping):
             made[key] = anchored(value, folder)
         elif key in PLACES and isinstance(value, str) and (place := _PLACE.fullmatch(value)):
-            made[key] = f"{(folder / Path(place[1]).expanduser()).resolve()}{place[2]}"
+            made[key] = f"{place[1]}{(folder / Path(place[2]).expanduser()).resolve()}{place[3]}"
         elif key == "model" and isinstance(value, str) and value.startswith(("./", "../")):
             made[key] = str((folder / value).resolve())
         else:
@@ -408,7 +410,7 @@ def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return made
 
 
-_PLACE = re.compile(r"(.+\.py)((?::\w+)?)")
+_PLACE = re.compile(r"((?:\w+:)?)(.+\.py)((?::\w+)?)")  # of NAME:./file.py too, where a component takes a file
 
 
 def parse_flag(text: str) -> tuple[str, Any]:

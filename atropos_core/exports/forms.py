@@ -19,9 +19,10 @@ Row = dict[str, Any]
 Column = Literal["string", "int64", "float64", "bool", "json", "list[json]", "list[int32]", "list[bool]", "list[float]"]
 
 _WHERE: dict[str, Column] = {"task": "string", "environment": "string", "step": "int64"}
-SFT: dict[str, Column] = {"messages": "list[json]", "reward": "float64", **_WHERE}
+SFT: dict[str, Column] = {"messages": "list[json]", "tools": "list[json]", "reward": "float64", **_WHERE}
 DPO: dict[str, Column] = {
-    "prompt": "list[json]", "chosen": "list[json]", "rejected": "list[json]", "score_chosen": "float64", "score_rejected": "float64",
+    "prompt": "list[json]", "chosen": "list[json]", "rejected": "list[json]", "tools": "list[json]",
+    "score_chosen": "float64", "score_rejected": "float64",
     **_WHERE,
 }  # fmt: skip
 ROWS: dict[str, Column] = {
@@ -51,7 +52,7 @@ def sft_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> I
         best = sorted(range(len(kept)), key=lambda at: -reward_of(kept[at][0]))[: selection.best_per_group]
         kept = [kept[at] for at in sorted(best)]
     for episode, messages in kept:
-        yield {"messages": messages, "reward": reward_of(episode), **_where(episode)}
+        yield {"messages": messages, "tools": _tools(group, episode), "reward": reward_of(episode), **_where(episode)}
 
 
 def dpo_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> Iterator[Row]:
@@ -69,12 +70,21 @@ def dpo_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> I
             break
         (episode, chosen), (_, rejected) = kept[better], kept[worse]
         if chosen[:-1] != rejected[:-1] or len(chosen) < 2:
-            reason = "groups whose conversations part before the last reply"
+            reason = (
+                "groups whose conversations part before the last reply (several turns: see --as sft --best-per-group 1)"
+            )
         elif chosen[-1] == rejected[-1]:
             reason = "groups whose last replies are the same text"
         else:
             scores = {"score_chosen": rewards[better], "score_rejected": rewards[worse]}
-            yield {"prompt": chosen[:-1], "chosen": chosen[-1:], "rejected": rejected[-1:], **scores, **_where(episode)}
+            yield {
+                "prompt": chosen[:-1],
+                "chosen": chosen[-1:],
+                "rejected": rejected[-1:],
+                "tools": _tools(group, episode),
+                **scores,
+                **_where(episode),
+            }
             return
     left_out[reason] += 1
 
@@ -96,6 +106,11 @@ FORMS: Mapping[str, tuple[Mapping[str, Column], Callable[[ExportedGroup, Selecti
     "dpo": (DPO, dpo_rows),
     "parquet": (ROWS, token_rows),
 }
+
+
+def _tools(group: ExportedGroup, episode: EpisodeRecord) -> list[Any] | None:
+    """As TRL gives them to the chat template; None where there were none, or none are recorded."""
+    return list(group.tools.get(episode.tools or "", ())) or None
 
 
 def _where(episode: EpisodeRecord) -> Row:

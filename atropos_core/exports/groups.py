@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
-from atropos_core.builtin.recording import rows, token_columns
+from atropos_core.builtin.recording import rows, token_columns, tools_id
 from atropos_core.errors import DataError
 from atropos_core.interfaces import SettledGroup, StepRecord
 from atropos_core.storage.run_records import EpisodeRecord, RunRecords, episode_record
@@ -23,6 +24,7 @@ class ExportedGroup:
     episodes: Sequence[EpisodeRecord]
     sequences: Callable[[EpisodeRecord], Sequence[SequenceTokens]]  # reads them; none where no tokens are recorded
     why_no_tokens: str = ""  # empty where there are tokens
+    tools: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # by EpisodeRecord.tools
 
 
 def recorded_groups(records: RunRecords, steps: Sequence[int] = ()) -> Iterator[ExportedGroup]:
@@ -34,18 +36,20 @@ def recorded_groups(records: RunRecords, steps: Sequence[int] = ()) -> Iterator[
             f"{records.directory} has no recorded rollouts.",
             remedy="A run records them with [sink.jsonl] and rollouts_every above 0; live ones: atropos process --as ...",
         )
+    tools = records.tools()
     for number in sorted(set(steps)) or recorded:
         step = records.step(number)
         by_draw = sorted(step.episodes, key=lambda episode: episode.draw)
         for _, members in groupby(by_draw, key=lambda episode: episode.draw):
-            yield ExportedGroup(number, list(members), step.sequences, step.why_no_tokens)
+            yield ExportedGroup(number, list(members), step.sequences, step.why_no_tokens, tools)
 
 
-def live_group(group: ScoredGroup) -> ExportedGroup:
-    """A group that nobody has trained: what is trained of it is what a loss would count."""
-    settled = [SettledGroup(group, None)]
+def live_group(group: ScoredGroup, tools: tuple[Mapping[str, Any], ...] = ()) -> ExportedGroup:
+    """A group that nobody has trained: what is trained of it is what a loss would count. `tools`: that the policy was shown."""
+    settled = [SettledGroup(group, None, tools=tools)]
     lines = [json.loads(json.dumps(row, default=str)) for row in rows(settled, tokens=True)]
     episodes = [episode_record(f"draw {group.draw.id}", 0, number, line) for number, line in enumerate(lines)]
     columns = token_columns(StepRecord(0, {}, [group], settled))
     sequences = sequences_of(columns) if columns is not None else []
-    return ExportedGroup(0, episodes, lambda episode: [sequences[number] for number in episode.sequences])
+    known = {tools_id(tools): tools} if tools else {}
+    return ExportedGroup(0, episodes, lambda episode: [sequences[number] for number in episode.sequences], tools=known)

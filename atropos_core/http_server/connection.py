@@ -49,7 +49,8 @@ class OneWrite:
     def write(self, data: bytes) -> None:
         if self._held:
             held = self._taken()
-            self._transport.writelines([held, data])
+            # Python 3.12 and 3.13 never get rid of an empty one, and write it again and again until the connection ends
+            self._transport.writelines([held, data] if data else [held])
         else:
             self._held = data
             self._flushing = self._loop.call_soon(self._flush)

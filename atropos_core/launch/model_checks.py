@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +15,82 @@ from atropos_core.rollouts.chat_template import ChatTemplate
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
+    from atropos_core.config.resolve import ResolvedComponent
     from atropos_core.launch.assemble import Plan
+    from atropos_core.plugins.provider import Workload
+
+SHARED_MEMORY = ("posix_shm", "cuda_ipc")
 
 
 def check_model(plan: Plan, directory: Path) -> None:
     """Raises ConfigError, FitError or TokenizerMismatch for what would end this run, or each of its rollouts, once the model was
     loaded. What only loading it can tell stays for then."""
     tokenizer = ChatTokenizer(plan.model.directory)
+    _check_ends(plan, tokenizer)
     _check_shape(plan, tokenizer)
-    for resolved, workload in workloads(plan, directory):
+    components = workloads(plan, directory)
+    for resolved, workload in components:
         resolved.offer.provider.check(resolved.options, workload)
+    _check_dtypes(components)
     _check_template(plan, directory, tokenizer)
+
+
+def check_disk(plan: Plan, directory: Path) -> None:
+    """Raises FitError where the disk of the run directory has no room for the checkpoints that the run keeps, and one that is
+    written before the oldest goes."""
+    keep = plan.config.checkpoint.keep
+    for resolved, workload in workloads(plan, directory):
+        if resolved.offer.kind != "trainer" or not (each := resolved.offer.provider.saves(resolved.options, workload)):
+            continue
+        checkpoints = directory / "checkpoints"
+        there = sum(
+            path.stat().st_size for path in checkpoints.rglob("*") if path.is_file()
+        )  # of a run that is resumed
+        most = 1 if plan.config.checkpoint.every == 0 else min(keep + 1, max(plan.config.training.steps, 1))
+        needed = most * each - there
+        exists = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+        free = shutil.disk_usage(exists).free
+        if needed > free:
+            raise FitError(
+                f"this run needs {_mb(needed)} for checkpoints in {directory}, where {_mb(free)} are free: up to {most} of {_mb(each)} "
+                f"each (checkpoint.keep = {keep}, and one more while it is written).",
+                remedy="Free some of that disk, or name another with --dir; --set checkpoint.keep=1 keeps one and "
+                "checkpoint.every=0 writes only the last; --set oversubscribe=true starts regardless.",
+            )
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
+
+
+def _check_ends(plan: Plan, tokenizer: ChatTokenizer) -> None:
+    if not tokenizer.has_end:
+        raise FitError(
+            f"nothing ends a reply of the model in {plan.model.directory}: its tokenizer_config.json names no eos_token that the "
+            "tokenizer has, and neither generation_config.json nor config.json an eos_token_id, so that each would go on to "
+            "sampling.max_tokens.",
+            remedy='Name the token that ends a turn: "eos_token" in tokenizer_config.json, such as "<|im_end|>".',
+        )
+
+
+def _check_dtypes(components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
+    """Engines that share the trainer's memory have its precision."""
+    said = {
+        resolved.label: (
+            resolved.offer.provider.dtype(resolved.options, workload),
+            workload.context.transport,
+            resolved.offer.kind,
+        )
+        for resolved, workload in components
+        if resolved.offer.kind in ("engine", "trainer")
+    }
+    trainer = next((dtype for dtype, _, kind in said.values() if kind == "trainer"), "")
+    for label, (dtype, transport, kind) in said.items():
+        if kind == "engine" and transport in SHARED_MEMORY and dtype and trainer and dtype != trainer:
+            raise FitError(
+                f"the trainer's weights are {trainer} and those of {label} {dtype}, and the two are one memory ({transport}).",
+                remedy=f"--set {label}.dtype={trainer}, or another trainer.dtype; with --bridge checkpoint they may differ.",
+            )
 
 
 def _check_shape(plan: Plan, tokenizer: ChatTokenizer) -> None:

@@ -18,12 +18,14 @@ from urllib.parse import urlsplit
 from atropos_core import console
 from atropos_core.config.run_file import ApiSection, flatten, to_toml
 from atropos_core.errors import (
+    AtroposError,
     FitError,
     Interrupted,
     ProcessDied,
     RunDirectoryError,
     TokenizerMismatch,
 )
+from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import raise_first
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.health.watch import forget_after, note_end
@@ -32,7 +34,7 @@ from atropos_core.launch.assemble import Plan, build
 from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
 from atropos_core.launch.memory_plan import plan_memory
-from atropos_core.launch.model_checks import check_model
+from atropos_core.launch.model_checks import check_disk, check_model
 from atropos_core.launch.picture import draw_at_end
 from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_process, signals, watched
 from atropos_core.observe.memory_usage import Peak, watched_memory
@@ -75,9 +77,15 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     there is; Interrupted once everything is saved. Where one of its processes dies, the run starts again from its last
     checkpoint, as often as `plan.config.restarts` allows."""
     named, directory = directory, directory.absolute()  # whatever directory a component may change to
-    check_model(plan, directory)
-    if not plan.config.oversubscribe:
-        plan_memory(plan, directory).check()
+    try:
+        check_model(plan, directory)
+        if not plan.config.oversubscribe:
+            plan_memory(plan, directory).check()
+            check_disk(plan, directory)
+    except AtroposError:
+        if not resume:
+            _remove_empty(directory)
+        raise
     _close_to_others(directory)
     with private_files(), locked(directory), end_noted(directory):
         checkpoints = Checkpoints(directory / "checkpoints")
@@ -121,6 +129,13 @@ def refuse_used(directory: Path) -> None:
             f"{directory} is not empty.",
             remedy=f"Choose another, or go on with what is there: atropos resume {directory}",
         )
+
+
+def _remove_empty(directory: Path) -> None:
+    """What `make_directory` made for a run that did not begin."""
+    with suppress(OSError):  # something is in it
+        for made in (*(directory / name for name in PARTS), directory):
+            made.rmdir()
 
 
 def make_directory(directory: Path) -> Path:
@@ -237,7 +252,11 @@ async def _prepare(
     if "engine" in agents:
         await asyncio.gather(*(engine.endpoint.load_agent(agents["engine"]) for engine in parts.engines))
     with console.waiting(f"bridge {config.bridge.use} to join trainer and engine"):
-        await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
+        await within(
+            parts.bridge.connect(parts.trainer.endpoint, parts.engines),
+            MODEL_DEADLINE_S,
+            f"bridge {config.bridge.use}: connect()",
+        )
     runner = RolloutRunner(
         parts.environments,
         parts.rewards,

@@ -110,6 +110,15 @@ def sliding_window(directory: Path) -> int | None:
         return None
 
 
+def loaded_dtype(directory: Path, wanted: str, device: str) -> str:
+    """What `auto` comes to: float32 on a CPU, elsewhere what config.json says; "" where it says nothing that is known."""
+    if wanted != "auto":
+        return wanted
+    if device == "cpu":
+        return "float32"
+    return model.dtype if (model := read(directory)) is not None and model.dtype in BYTES else ""
+
+
 def needs_own_code(directory: Path) -> str | None:
     """What config.json says of Python code that comes with the model, which is never run here; None where there is none.
     For the error of a loader that knows no such architecture without it."""

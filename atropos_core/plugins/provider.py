@@ -75,6 +75,16 @@ def holds_nothing(options: Any, workload: Workload) -> Iterable[Holding]:
     return ()
 
 
+def dtype_not_known(options: Any, workload: Workload) -> str:
+    """The default of `Provider.dtype`."""
+    return ""
+
+
+def saves_nothing(options: Any, workload: Workload) -> int:
+    """The default of `Provider.saves`."""
+    return 0
+
+
 def nothing_to_check(options: Any, workload: Workload) -> None:
     """The default of `Provider.check`."""
 
@@ -165,6 +175,12 @@ class Provider(Generic[T_co]):
     check: Callable[[Any, Workload], None] = (
         nothing_to_check  # engine, trainer, bridge, teacher: raises for a model that it could not run; from files and options alone
     )
+    dtype: Callable[[Any, Workload], str] = (
+        dtype_not_known  # engine, trainer: of its weights, as "float32", from files and options alone; "" where these do not say it
+    )
+    saves: Callable[[Any, Workload], int] = (
+        saves_nothing  # trainer: bytes of a checkpoint, from files and options alone; 0 where that is not known, or little
+    )
     idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = (
         nothing_idle  # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why
     )
@@ -175,6 +191,7 @@ class Provider(Generic[T_co]):
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), or "cuda"; checked before build
     runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface
     core_api: str = CORE_API  # refused by name when core is another
+    argument: str = ""  # the option that what follows a colon gives, as in `--env NAME:ARGUMENT`; empty: there is none
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from atropos_core.plugins.provider import KINDS, NoOptions, Provider, RunContext
 _FILE = "atropos_file_"  # begins the name of a module that was loaded from a file
 CALLED = ("reward", "transform")  # kinds that are one call: a coroutine function is one
 MOVES_WEIGHTS = ("engine", "trainer", "bridge")
+HOSTED = ("engine", "trainer", "reward")  # kinds that may have a process of their own
 OBJECT = "object:"  # begins the name of what was given from Python and stands nowhere that another process could import
 WHERE = "In a run file, a relative path begins at the folder of that file; in a flag, where the command is typed."
 
@@ -141,6 +142,11 @@ def _said(kind: str, made: Any, name: str) -> Mapping[str, Any]:
         said["requires"] = frozenset(made.requires)
     if said.get("runs_in", "here") not in ("here", "process"):
         raise ConfigError(f"{name!r}: runs_in is 'here' or 'process', not {said['runs_in']!r}.")
+    if said.get("runs_in") == "process" and kind not in HOSTED:
+        raise ConfigError(
+            f'{name!r}: runs_in = "process" is of engines, trainers and rewards; a {kind} lives in the run\'s own process.',
+            remedy="Leave the attribute out; what is heavy in it can be handed to a process or a thread pool of its own.",
+        )
     if kind not in MOVES_WEIGHTS:
         return said
     given = getattr(made, "transports", None)

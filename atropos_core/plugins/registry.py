@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+from typing import Any
 
-from atropos_core.errors import PluginError, UnknownComponent
+from pydantic import create_model
+
+from atropos_core.errors import ConfigError, PluginError, UnknownComponent
 from atropos_core.plugins.provider import Offer
 from atropos_core.plugins.references import OBJECT, is_reference, provider_at
 from atropos_core.plugins.requirements import check_core_api
@@ -34,7 +38,7 @@ class Registry:
 
     def find(self, kind: str, name: str) -> Offer:
         """The offer of that name, or an error that says what there is. A name may also be a place, `pkg.mod:Name` or
-        `./file.py:Name`."""
+        `./file.py:Name`, and NAME:ARGUMENT where a provider of that name takes one."""
         offers = self._offers.get((kind, name), [])
         if len(offers) > 1:
             both = " and ".join(sorted(offer.distribution for offer in offers))
@@ -52,6 +56,9 @@ class Registry:
                 remedy=f"From Python, give it again to the function that you call: atropos_core.resume(RUN, {kind}={own}), or "
                 f"evaluate(RUN, {kind}={own}). Or put it into a file, where commands find it as ./file.py:{own}.",
             )
+        if (offer := self.with_argument(kind, name)) is not None:
+            check_core_api(offer)
+            return offer
         if is_reference(name):
             offer = Offer(kind, provider_at(kind, name), name, "your own")
             check_core_api(offer)
@@ -68,6 +75,25 @@ class Registry:
         raise UnknownComponent(
             f"there is no {kind} named {name!r}. {hint}", remedy="`atropos plugins` lists what is installed."
         )
+
+    def with_argument(self, kind: str, name: str) -> Offer | None:
+        """Of `NAME:ARGUMENT`: the offer of that name, with what it takes after a colon as the default of the option that it says
+        (`Provider.argument`). None for a name that has no colon, or whose beginning nobody offers so."""
+        before, colon, argument = name.partition(":")
+        offers = self._offers.get((kind, before), ()) if colon else ()
+        if not any(offer.provider.argument for offer in offers):
+            return None
+        offer = self.find(kind, before)
+        provider = offer.provider
+        if not argument:
+            raise ConfigError(
+                f"{name!r} has nothing after its colon.", remedy=f"Name its {provider.argument}: {before}:..."
+            )
+        field: dict[str, Any] = {
+            provider.argument: (provider.config.model_fields[provider.argument].annotation, argument)
+        }
+        config = create_model(provider.config.__name__, __base__=provider.config, **field)
+        return dataclasses.replace(offer, provider=dataclasses.replace(provider, name=name, config=config))
 
 
 def _a(kind: str) -> str:

@@ -290,7 +290,7 @@ def _rebuild(name: str, kind: str, message: str, remedy: str | None, trace: str)
 def _describe(error: BaseException) -> dict[str, Any]:
     return {
         "kind": type(error).__name__,
-        "message": str(error.args[0]) if error.args else "",
+        "message": str(error) if isinstance(error, OSError) else str(error.args[0]) if error.args else "",
         "remedy": getattr(error, "remedy", None),
         "trace": "".join(traceback.format_exception(error)),
     }

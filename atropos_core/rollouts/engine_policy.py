@@ -85,6 +85,7 @@ class EnginePolicy(Policy):
         self._deadline_s = deadline_s
         self._turnstile = turnstile
         self._key = key
+        self.tools: Sequence[Mapping[str, Any]] = ()  # that the last prompt was rendered with
 
     async def render(
         self,
@@ -93,6 +94,7 @@ class EnginePolicy(Policy):
         tools: Sequence[Mapping[str, Any]] | None = None,
         after: Tokens | None = None,
     ) -> Tokens:
+        self.tools = tools or self.tools
         if after is not None:
             return self._tokenizer.extend(messages, after, tools)
         return self._tokenizer.render(messages, tools)

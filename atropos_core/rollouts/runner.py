@@ -18,6 +18,7 @@ from atropos_core.guards.exits import contained
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.observe.profile import Profile, timed
 from atropos_core.rollouts.engine_policy import ChatFormat, EnginePolicy, ScheduleKey, Turnstile
+from atropos_core.rollouts.tool_sets import Tools, ToolSets
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
 
@@ -58,6 +59,12 @@ class RolloutRunner:
         self._tokenizer = tokenizer
         self._deadline_s = deadline_s
         self._turnstile = Turnstile() if deterministic else None
+        self._tool_sets = ToolSets()
+
+    def tools_of(self, group: ScoredGroup) -> Tools:
+        """JSON schemas that the policy was shown in this environment and task; empty where there were none, or they were
+        shown elsewhere."""
+        return self._tool_sets.of((id(self.environments.get(group.draw.environment)), group.task.id))
 
     def schedule_keys(self, draw: Draw, n: int) -> list[ScheduleKey]:
         """Where the rollouts of this draw stand. Call before any of them starts, for all draws of a round."""
@@ -139,6 +146,7 @@ class RolloutRunner:
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
             return failed_by(error, "rollout")
         finally:
+            self._tool_sets.note((id(environment), task.id), policy.tools)
             self._leave(key)
 
     async def _run_group(
@@ -166,6 +174,7 @@ class RolloutRunner:
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
             return [failed_by(error, "rollout_group")] * len(seeds)
         finally:
+            self._tool_sets.note((id(environment), task.id), policy.tools)
             self._leave(key)
 
     async def _score(self, draw: Draw, task: Task, results: Sequence[Episode | Failed]) -> ScoredGroup:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from atropos_core.rollouts.chat_template import ChatTemplate
     from atropos_core.rollouts.control_tokens import ControlTokens
 
+_LONGEST_TOKEN = 256  # characters, of those that are looked at
+_MOST_KEPT = 64  # sets of stop texts, whose ids are kept
 _THINK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
@@ -55,6 +58,8 @@ class ChatTokenizer:
         self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._lock = threading.Lock()
+        self._completing: dict[frozenset[str], tuple[int, ...]] = {}
         self.fingerprint = fingerprint(directory)
         self.eos = _text(config.get("eos_token"))
         self.special = {key: _text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
@@ -76,6 +81,11 @@ class ChatTokenizer:
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    @property
+    def has_end(self) -> bool:
+        """Whether some token ends a reply."""
+        return bool(self._replies.ends)
 
     @functools.cached_property
     def _replies(self) -> ReplyReader:
@@ -117,6 +127,41 @@ class ChatTokenizer:
             return end_of_turn(self._render(said, None, prompt=False), added)
         except (ConfigError, DataError):
             return ""  # no template, or none for this: render() says so to those who need one
+
+    def ids_that_may_complete(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Tokens of the vocabulary that may be the last of one of these texts: they have it in them, or begin with an end of it.
+        Not those that end a reply by themselves or are no part of its text. Takes a second the first time."""
+        with self._lock:  # for whoever calls it in a thread
+            return self._ids_that_may_complete(frozenset(texts))
+
+    def _ids_that_may_complete(self, texts: frozenset[str]) -> tuple[int, ...]:
+        known = self._completing.get(texts)
+        if known is None:
+            ends = {text[at:] for text in texts for at in range(max(1, len(text) - _LONGEST_TOKEN), len(text))}
+            part = not all(text.isascii() for text in texts)  # of a character: such a token says U+FFFD
+            known = tuple(
+                token
+                for token, said in self._texts
+                if any(text in said for text in texts)
+                or (part and said.startswith("\ufffd"))
+                or any(one[:size] in ends for one in {said, said.lstrip()} for size in range(1, len(one) + 1))
+            )
+            if len(self._completing) >= _MOST_KEPT:
+                self._completing.clear()
+            self._completing[texts] = known
+        return known
+
+    @functools.cached_property
+    def _texts(self) -> list[tuple[int, str]]:
+        """What each ordinary token adds to a text."""
+        others = {*self._replies.special, *self._replies.ends}
+        ids = [number for number in self._tokenizer.get_vocab().values() if number not in others]
+        before = self._tokenizer.encode(
+            "a", add_special_tokens=False
+        ).ids  # some decoders drop a space that begins a text
+        start = len(self._tokenizer.decode(before, skip_special_tokens=False))
+        whole = self._tokenizer.decode_batch([[*before, number] for number in ids], skip_special_tokens=False)
+        return [(number, text[start:]) for number, text in zip(ids, whole, strict=True)]
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens:
         """Ids of the conversation so far, ready for the assistant's reply. What looks like a control token in a message is text."""

@@ -3,7 +3,7 @@ found. Keywords are the command's flags; `set` is its --set."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,8 @@ from atropos_core.scripting.results import (
     InstalledPlugins,
     RunResult,
 )
+from atropos_core.scripting.viewing import View, serve
+from atropos_core.storage.run_records import RunRecords
 
 Component = Any  # its name, its place, a class, an instance, a function; or {"use": one of these, and its options}
 Components = Any  # one, a list of them, or a mapping from the names that the run is to have for them
@@ -179,18 +181,10 @@ def process(
 ) -> Path:
     """Run tasks without training, and keep the scored groups, one a line of the new file `out`, which is returned, or a data
     set in one of the forms of `export`: `atropos process`. Raises AtroposError; ConfigError where no installed plugin has that command."""
-    from atropos_core.cli import make_app
-
     arguments = Arguments(set)
     env, rewards = arguments.several("environment", environment), arguments.several("reward", reward)
     of = arguments.one("engine", engine)
-    callback = next((one.callback for one in make_app().registered_commands if one.name == "process"), None)
-    if callback is None:
-        raise ConfigError(
-            "no plugin that loads here has the command `atropos process`.",
-            remedy="`atropos --help` lists the commands that there are; plugins bring them.",
-        )
-    call, path = callback, Path(out)
+    call, path = _of_a_plugin("process"), Path(out)
 
     def work() -> Path:
         call(
@@ -270,8 +264,30 @@ def doctor(run: str | Path | RunResult | None = None) -> CheckResult:
     return CheckResult("run", blocking(lambda: diagnose(directory)))
 
 
+def view(*runs: str | Path | RunResult, port: int = 0) -> View:
+    """Serve the page of these runs on this machine, or of the newest in runs/: `atropos view`. Returns once it can be opened,
+    at `url`; `close()` ends it, and so does the end of this process. `save_view` writes it as a file. Raises AtroposError;
+    ConfigError where no installed plugin has that command."""
+    _of_a_plugin("view")
+    directories = [_directory(run) for run in runs]
+    for directory in directories:
+        RunRecords(directory)  # raises what is wrong under its own name
+    return serve(directories, port)
+
+
+def save_view(
+    *runs: str | Path | RunResult, out: str | Path, megabytes: float | None = None, force: bool = False
+) -> Path:
+    """The same page as one file that opens anywhere, `out`, which is returned: `atropos view --html`. It is at most `megabytes`
+    large, and written over a file that is there only with `force`. Raises AtroposError."""
+    call, path = _of_a_plugin("view"), Path(out)
+    most = {} if megabytes is None else {"html_mb": megabytes}
+    blocking(lambda: call([_directory(run) for run in runs], html=path, force=force, **most))
+    return path
+
+
 def installed() -> InstalledPlugins:
-    """What is installed: `atropos plugins`. (`atropos_core.plugins` is a package.)"""
+    """What is installed: `atropos plugins`. (`atropos_core.plugins` is the package of the plugin system.)"""
     from atropos_core.plugins.manager import load_plugins
 
     loaded = load_plugins()
@@ -294,6 +310,19 @@ def _executed(plan: Plan, directory: Path, *, resume: bool = False) -> RunResult
     except Interrupted as error:
         console.say(f"{error}. Go on with: atropos_core.resume({str(directory)!r})")
         return RunResult(directory, "paused")
+
+
+def _of_a_plugin(command: str) -> Callable[..., Any]:
+    """What a command calls that a plugin brings."""
+    from atropos_core.cli import make_app
+
+    callback = next((one.callback for one in make_app().registered_commands if one.name == command), None)
+    if callback is None:
+        raise ConfigError(
+            f"no plugin that loads here has the command `atropos {command}`.",
+            remedy="`atropos --help` lists the commands that there are; plugins bring them.",
+        )
+    return callback
 
 
 def _add_further(

@@ -26,6 +26,7 @@ from atropos_core.types import Message
 T = TypeVar("T")
 
 METRICS, HEALTH, ROLLOUTS = "metrics.jsonl", "health.jsonl", "rollouts"
+TOOLS = "tools.jsonl"  # in ROLLOUTS
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class EpisodeRecord:
     messages: tuple[Message, ...]  # with tool_calls, where there are some
     failed: str  # why it failed; empty where it did not
     failed_in: str  # "rollout", "reward"
+    tools: str | None = None  # the id of the tools that the policy was shown: `RunRecords.tools`
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,10 @@ class RecordedStep:
         if self._records.steps_with_tokens():
             return "its file of tokens was removed to make room: sink.jsonl.tokens_max_mb bounds them"
         return "the run recorded no tokens: it is of an earlier version, or they were removed"
+
+    def tools(self) -> Mapping[str, list[Mapping[str, Any]]]:
+        """`RunRecords.tools`."""
+        return self._records.tools()
 
     def sequences(self, episode: EpisodeRecord) -> list[SequenceTokens]:
         """The token histories of an episode; none where there are no tokens."""
@@ -248,6 +254,11 @@ class RunRecords:
             for row in health_rows(self.directory)
         ]
 
+    def tools(self) -> Mapping[str, list[Mapping[str, Any]]]:
+        """JSON schemas of each set of tools that the policy was shown, by id; empty where none are recorded."""
+        rows = json_rows(self.directory / ROLLOUTS / TOOLS)
+        return {str(row["id"]): row["tools"] for row in rows if isinstance(row.get("tools"), list) and "id" in row}
+
     def steps(self) -> list[int]:
         """Those whose rollouts are recorded, rising."""
         return _numbered(self.directory / ROLLOUTS, "step-", ".jsonl")
@@ -266,6 +277,10 @@ class RunRecords:
     def evaluation_steps(self) -> list[int]:
         """Those after which held-out problems were evaluated; 0 is before the first step."""
         return _numbered(self.directory / ROLLOUTS, "eval-", ".jsonl")
+
+    def checkpoint_steps(self) -> list[int]:
+        """Of the checkpoints that are there: `checkpoint.keep` bounds them."""
+        return _numbered(self.directory / "checkpoints", "step-", "")
 
     def evaluation(self, step: int) -> list[EvaluatedProblem]:
         """Raises DataError for a file that is damaged or not there."""
@@ -340,6 +355,7 @@ def episode_record(path: Path | str, step: int, line: int, row: Mapping[str, Any
             messages=_messages(row),
             failed=str(row.get("failed", "")),
             failed_in=str(row.get("where", "")),
+            tools=_of_type(str, row, "tools"),
         )
     except (KeyError, ValueError, TypeError, ArithmeticError) as error:
         raise _damaged(path, line, f"{type(error).__name__}: {error}") from error

@@ -37,6 +37,10 @@ class EngineContract(StagedContract):
             "Draw each completion with its own seed: the same seeds give the same, others something else.",
         ),
         "greedy": ("temperature 0 gives the likeliest tokens", "At temperature 0 seeds do not matter."),
+        "stop ids": (
+            "a completion ends with the first token of Sampling.stop_ids",
+            'End a completion there as at the end of a turn, with finish "stop", and keep that token.',
+        ),
         "logprobs": (
             "what it sampled has the same logprobs when it is scored",
             "Logprobs are of the distribution that was sampled from; entry 0 of logprobs() is 0.",
@@ -86,6 +90,20 @@ class EngineContract(StagedContract):
         found = await self._sample(range(3), temperature=0.0)
         return [] if len({one.tokens.tobytes() for one in found}) == 1 else ["three seeds gave different replies"]
 
+    async def check_stop_ids(self) -> Sequence[str]:
+        completions = await self._sample(range(8))
+        seed = max(range(len(completions)), key=lambda at: len(completions[at].tokens))
+        whole = completions[seed]
+        stop = int(whole.tokens[(len(whole.tokens) - 1) // 2])
+        [cut] = await self._sample([seed], stop_ids=(stop,))
+        expected = whole.tokens[: int(np.flatnonzero(whole.tokens == stop)[0]) + 1]
+        wrong = []
+        if cut.tokens.tolist() != expected.tolist():
+            wrong.append(f"it sampled {cut.tokens.tolist()}, where {expected.tolist()} ends with the stop id {stop}")
+        if cut.finish != "stop":
+            wrong.append(f"finish {cut.finish!r} of what ended at a stop id; it is 'stop'")
+        return wrong
+
     async def check_logprobs(self) -> Sequence[str]:
         completions = await self._sample(range(3))
         whole = [np.concatenate([self._prompt, one.tokens]).astype(np.int32) for one in completions]
@@ -131,9 +149,12 @@ class EngineContract(StagedContract):
     async def check_versions(self) -> Sequence[str]:
         return [problem for one in await self._sample([5]) for problem in self._wrong_with(one, version=3)]
 
-    async def _sample(self, seeds: Iterable[int], temperature: float = 1.0) -> list[Completion]:
+    async def _sample(
+        self, seeds: Iterable[int], temperature: float = 1.0, stop_ids: tuple[int, ...] = ()
+    ) -> list[Completion]:
         given = list(seeds)
-        return await self.made.sample(self._prompt, len(given), Sampling(LIMIT, temperature), given, DEADLINE_S)
+        sampling = Sampling(LIMIT, temperature, stop_ids=stop_ids)
+        return await self.made.sample(self._prompt, len(given), sampling, given, DEADLINE_S)
 
     def _wrong_with(self, one: Completion, *, version: int) -> list[str]:
         size = len(one.tokens)

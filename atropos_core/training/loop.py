@@ -297,7 +297,9 @@ class Loop:
         step, failed = self.progress.step, gathered.failed
         with self._profile.span("health"):
             metrics |= await self._health.look(step, metrics, gathered.raw, gathered.groups, failed)
-        await self._record(StepRecord(step, metrics, *gathered.settled()))
+        groups, settled = gathered.settled()
+        shown = [replace(one, tools=self._runner.tools_of(one.group)) for one in settled]
+        await self._record(StepRecord(step, metrics, groups, shown))
 
     def _with_movement(self, batch: Batch, groups: Sequence[ScoredGroup]) -> Batch:
         """How far the policy has moved since each sequence was sampled, as far as the probe knows."""
@@ -412,7 +414,6 @@ class Loop:
         self.progress.first = evaluation.metrics
         difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
         metrics = evaluation.metrics | {
-            "reward/mean": evaluation.metrics.get("eval/reward", 0.0),
             **({} if difference is None else {"alignment/max_abs_logprob_diff": difference}),
             "policy/probe_shift_nats": 0.0,
             "bridge/publish_s": 0.0,

@@ -61,6 +61,7 @@ class Parts:
     def by_label(self) -> dict[str, Any]:
         """Every part that may have state to save or numbers to tell, by its path in the run file."""
         named: dict[str, Any] = {"curriculum": self.curriculum}
+        named |= {f"environment.{name}": environment for name, environment in self.environments.items()}
         named |= {f"reward.{of.name}": of.reward for of in self.rewards}
         named |= {f"teacher.{name}": teacher for name, teacher in self.teachers.items()}
         named |= {f"transform.{name}": transform for name, transform in self.transforms.items()}
@@ -84,7 +85,7 @@ class Parts:
         returned."""
         hosted: list[Closable] = [self.trainer, *self.engines]
         hosted += [of.reward for of in self.rewards if isinstance(of.reward, HostedReward)]
-        here = [*self.environments.values(), self.bridge, *self.by_label().values()]
+        here = [self.bridge, *self.by_label().values()]
         errors = await _close_all(self.opened)
         errors += await _close_all([part for part in here if isinstance(part, Closable) and part not in hosted])
         return errors + await _close_all(hosted)

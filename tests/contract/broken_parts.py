@@ -227,6 +227,13 @@ class GreedyIsHot(Engine):
         return await super().sample(prompt, n, replace(sampling, temperature=1.0), seeds, deadline_s)
 
 
+class SamplesPastStopIds(Engine):
+    async def sample(
+        self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        return await super().sample(prompt, n, replace(sampling, stop_ids=()), seeds, deadline_s)
+
+
 class LogprobsOfAnotherTemperature(Engine):
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         return await super().logprobs(sequences, 2 * temperature)
@@ -260,10 +267,11 @@ ENGINES: dict[Callable[..., Any], set[str]] = {
     Engine: set(),
     AnotherTokenizer: {"model"},
     OneSeedForAll: {"seeds"},
-    NoSeeds: {"seeds", "calls at once"},
+    NoSeeds: {"seeds", "calls at once", "stop ids"},
     OneTooFew: {"samples", "seeds"},
     TooLong: {"samples", "versions"},
     GreedyIsHot: {"greedy"},
+    SamplesPastStopIds: {"stop ids"},
     LogprobsOfAnotherTemperature: {"logprobs"},
     OneStepOff: {"logprobs"},
     OneCallAtATime: {"calls at once"},

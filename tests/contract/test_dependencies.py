@@ -42,5 +42,6 @@ def test_every_package_that_a_plugin_has_installed_is_imported_by_it(folder: Pat
     names = {re.split(r"[\[<>=~!; ]", line)[0].lower() for line in project.get("dependencies", ())}
     modules = imported(folder / f"atropos_{folder.name}")
     used = {name.lower() for module in modules for name in distributions().get(module, ())}
+    used |= {name.replace("_", "-") for name in modules}  # of a package that is not installed here
     used |= {name for (plugin, name), library in BY_ANOTHER.items() if plugin == folder.name and library in modules}
     assert not (idle := sorted(names - used - {"atropos-core"})), f"no module imports {idle}: remove them"

@@ -527,10 +527,28 @@ plugins/engine_vllm/tests/test_options.py::test_a_server_on_gpus_has_them_alone
   engine vllm: memory_share
 plugins/engine_vllm/tests/test_options.py::test_what_trainer_and_bridge_tell_reaches_the_server
   engine vllm: max_loras
+plugins/env_atroposlib/tests/test_environment.py::test_what_a_run_file_says_reaches_the_environment
+  environment atroposlib: config datasets items evaluates
+plugins/env_atroposlib/tests/test_environment.py::test_no_group_for_so_many_items_in_turn_is_a_failure
+  environment atroposlib: tries
+plugins/env_atroposlib/tests/test_environment.py::test_a_setup_that_never_ends_is_given_up
+  environment atroposlib: open_deadline_s
+plugins/env_atroposlib/tests/test_environment.py::test_what_is_wrong_is_one_error
+  environment atroposlib: file
 plugins/env_gsm8k/tests/test_grading.py::test_the_hub_source_loads_a_data_set_with_the_datasets_library
   environment gsm8k: dataset source
 plugins/env_gsm8k/tests/test_grading.py::test_a_folder_that_is_missing_names_the_other_sources
   environment gsm8k: path
+tests/worlds/test_reasoning_gym.py::test_a_mixture_has_its_parts_by_weight_and_levels_that_a_prior_reads
+  environment reasoning_gym: mixture parameters levels tasks
+tests/worlds/test_reasoning_gym.py::test_no_question_of_a_small_data_set_is_in_both_splits
+  environment reasoning_gym: dataset held_out
+tests/worlds/test_reasoning_gym.py::test_another_seed_makes_other_tasks_and_the_instruction_is_what_was_given
+  environment reasoning_gym: seed instruction answer
+tests/worlds/test_reasoning_gym.py::test_a_scorer_that_never_ends_is_ended_and_the_next_answer_is_scored
+  environment reasoning_gym: scoring_deadline_s
+tests/worlds/test_reasoning_gym.py::test_a_task_that_takes_too_long_to_make_is_named
+  environment reasoning_gym: making_deadline_s
 plugins/reward_ensemble/tests/test_ensemble.py::test_each_way_to_combine
   reward ensemble: combine trim members.weight
 plugins/reward_ensemble/tests/test_ensemble.py::test_a_member_that_fails_is_a_missing_rating_and_no_zero
@@ -591,6 +609,10 @@ plugins/sink_mlflow/tests/test_mlflow.py::test_a_server_that_is_not_there_and_a_
   sink mlflow: start_deadline_s
 plugins/sink_mlflow/tests/test_mlflow.py::test_a_store_that_stays_away_is_named_at_the_end_with_what_it_lacks
   sink mlflow: finish_deadline_s
+plugins/sink_trackio/tests/test_trackio.py::test_a_run_has_its_metrics_and_settings
+  sink trackio: project name group
+plugins/sink_trackio/tests/test_trackio.py::test_after_a_resume_each_step_is_there_once_with_the_values_that_count
+  sink trackio: config
 plugins/sink_wandb/tests/test_wandb.py::test_disabled_writes_nothing
   sink wandb: mode
 plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_requested

@@ -134,6 +134,25 @@ def test_tools_turns_and_figures_are_those_of_a_model_here(elsewhere, tmp_path, 
     assert "token ids and logprobs" in printed.out and KEY not in printed.out + printed.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_read"), [("[6, 7]", False), ('{"expression": 6 *', False), ("", True), ("{}", True)]
+)
+def test_a_call_that_cannot_be_read_is_text_beside_those_that_can(elsewhere, tmp_path, arguments, is_read) -> None:
+    good = {"id": "a", "type": "function", "function": {"name": "calculate", "arguments": '{"expression": "6 * 7"}'}}
+    other = {"id": "b", "type": "function", "function": {"name": "calculate", "arguments": arguments}}
+
+    def answers(body: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, str]]:
+        done = is_first(body) or body["messages"][-1]["role"] == "tool"
+        return says("42") if done else says("Look:", good, other)
+
+    _, [row] = evaluated(elsewhere(answers), tmp_path / "out", "--env", "calculator", "--problems", "1")
+    first = next(one for one in row["samples"][0]["messages"] if one["role"] == "assistant")
+    read = [call["function"]["arguments"] for call in first["tool_calls"]]
+    assert read == [{"expression": "6 * 7"}, *([{}] if is_read else [])]
+    said = f'<tool_call>{{"name": "calculate", "arguments": {arguments}}}</tool_call>'
+    assert first["content"] == ("Look:" if is_read else f"Look:\n{said}")
+
+
 def test_what_may_pass_is_called_again_and_the_rest_is_named_at_once(elsewhere, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("THEIR_KEY", KEY)
     (tmp_path / "sums.py").write_text(SUMS)

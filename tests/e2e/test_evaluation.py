@@ -56,3 +56,14 @@ def test_a_checkpoint_of_a_run_is_named_by_its_step_and_figures_lie_with_the_run
     assert ended.code != 0
     assert "no checkpoint of step 7" in ended.err
     assert "There is: 1, 2." in ended.err
+
+
+def test_a_toy_policy_is_no_model_and_the_error_says_so(atropos, sevens):
+    assert (
+        atropos(
+            "run", "--model", "toy", "--env", sevens, "--steps", "1", "--set", "evaluation.problems=2", "--dir", "run"
+        ).code
+        == 0
+    )
+    ended = atropos("eval", "run")
+    assert ended.code == 1 and "a table that only a run of its own takes up" in " ".join(ended.err.split()), ended.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from atropos_core.plugins.manager import load_plugins
+from tests.disks import mounted
 
 RUN = ("run", "--model", "./model", "--set", "evaluation.problems=2", "--steps", "1", "--dir", "run")
 OWN_PROMPTS = """
@@ -49,6 +51,12 @@ def without_a_shard(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
+def without_an_end(model: Path) -> None:
+    changed(model / "tokenizer_config.json", eos_token=None)
+    changed(model / "config.json", eos_token_id=None)
+    (model / "generation_config.json").unlink(missing_ok=True)
+
+
 LORA = ("--bridge", "lora", "--set", 'trainer.lora.targets=["q_proj","query"]')
 CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...]]] = {
     "template": (without_template, (), ("has no chat template", "Add a chat_template.jinja")),
@@ -61,6 +69,11 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...
     "no weights": (lambda model: (model / "model.safetensors").unlink(), (), ("there are no weights", "save_pretrained")),
     "cut off": (cut_off, (), ("model.safetensors is damaged", "fetch it again")),
     "a shard": (without_a_shard, (), ("1 of the 2 files of weights", "model-00002-of-00002.safetensors")),
+    "an end": (without_an_end, (), ("nothing ends a reply", '"eos_token" in tokenizer_config.json')),
+    "precision": (
+        lambda model: None, ("--bridge", "ipc", "--set", "trainer.dtype=bfloat16"),
+        ("trainer's weights are bfloat16 and those of engine float32", "--set engine.dtype=bfloat16"),
+    ),
     "targets": (lambda model: None, LORA, ("names 'query'", "It has: down_proj, gate_proj, k_proj")),
 }  # fmt: skip
 
@@ -80,7 +93,7 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(case,
     assert ended.code == 1 or ended.code == 2, ended.err
     assert all(text in ended.err for text in wanted), ended.err
     assert "What to do:" in ended.err
-    assert not list((tmp_path / "run").glob("logs/*")), "no process was started"
+    assert not (tmp_path / "run").exists(), "no process was started, and the directory is free for the next try"
 
 
 def test_an_environment_that_renders_its_own_prompts_needs_no_template(model, atropos, tmp_path):
@@ -88,3 +101,26 @@ def test_an_environment_that_renders_its_own_prompts_needs_no_template(model, at
     (tmp_path / "raw.py").write_text(OWN_PROMPTS)
     ended = atropos(*RUN, "--env", "./raw.py", "--dry-run")
     assert ended.code == 0, ended.err
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_named_with_its_numbers(atropos, tmp_path):
+    run = ("run", "--model", "tiny", "--env", "gsm8k", "--set", "evaluation.problems=2", "--steps", "3")
+    with mounted(tmp_path / "small", "15M") as small:
+        ended = atropos(*run, "--dir", str(small / "run"))
+        assert ended.code and "for checkpoints in" in ended.err and "What to do: Free some of that disk" in ended.err, (
+            ended.err
+        )
+        needed, free, most, each = re.findall(r"([\d.]+)(?: MB|(?= of ))", " ".join(ended.err.split()))[:4]
+        assert float(needed) == pytest.approx(int(most) * float(each), abs=0.2) and most == "3" and float(free) <= 15.8
+        assert not list(small.glob("run/logs/*")), "no process was started"
+        for fits in ("checkpoint.every=0", "oversubscribe=true"):
+            assert atropos(*run, "--dry-run", "--dir", str(small / "other"), "--set", fits).code == 0
+
+
+def test_a_checkpoint_is_as_large_as_was_said(atropos, tmp_path):
+    ended = atropos("run", "--model", "tiny", "--env", "gsm8k", "--set", "evaluation.problems=0", "--steps", "1",
+                    "--set", "training.groups_per_step=2", "--dir", "run")  # fmt: skip
+    assert ended.code == 0, ended.err
+    [checkpoint] = (tmp_path / "run/checkpoints").iterdir()
+    size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    assert size == pytest.approx(3 * 4 * 766_080, rel=0.02), "weights and two moments in float32"

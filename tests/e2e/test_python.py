@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,7 +66,9 @@ def test_a_run_from_python_is_the_run_of_the_command(atropos: Callable[..., Any]
         "assert result.before['eval/problems'] == result.after['eval/problems'] == 2\n"
         "assert result.metrics['step'].tolist() == [0, 1, 2, 3, 4] and result.metrics['reward/mean'].shape == (5,)\n"
         "frame = result.frame()\n"
-        "assert frame.index.tolist() == [0, 1, 2, 3, 4] and (frame['reward/mean'].values == result.metrics['reward/mean']).all()\n"
+        "means = result.metrics['reward/mean']\n"
+        "assert frame.index.tolist() == [0, 1, 2, 3, 4] and (frame['reward/mean'].values[1:] == means[1:]).all()\n"
+        "assert frame['reward/mean'].isna().tolist() == [True, False, False, False, False], 'step 0 is the evaluation'\n"
         "assert result.policy.is_dir() and result.summary.steps == 4\n",
     )
     (tmp_path / "sevens.py").write_text(DEFINED)
@@ -288,3 +291,78 @@ def test_the_lines_of_the_readme_run_beside_its_environment(tmp_path: Path) -> N
     ended = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.splitlines()[-1].startswith("0.0 [")
+
+
+def test_a_view_is_served_beside_the_script_until_it_is_closed_and_a_file_is_written_once(tmp_path: Path) -> None:
+    out = script(
+        tmp_path,
+        """
+import asyncio, os, signal, urllib.error, urllib.request
+from pathlib import Path
+import pytest
+from atropos_core.errors import AtroposError, RunDirectoryError
+
+result = atropos.run(environment=Sevens, model="toy", steps=1, set=few)
+
+def records(page):
+    base, token = page.url.split("/#token=")
+    call = urllib.request.Request(base + "/records/runs", headers={"authorization": f"Bearer {token}"})
+    return urllib.request.urlopen(call, timeout=10).read().decode()
+
+with atropos.view(result, str(result.directory)) as page:
+    assert page.is_open and result.directory.name in records(page)
+    assert page.url in page._repr_html_() and page._repr_html_().startswith("<a href=")
+    port = int(page.url.split(":")[2].split("/")[0])
+    with pytest.raises(AtroposError, match=f"nothing can listen at 127.0.0.1:{port}"):
+        atropos.view(result, port=port)
+    os.kill(page._process.pid, signal.SIGINT)  # as a Ctrl-C of a terminal, which goes to both
+    assert result.directory.name in records(page)
+with pytest.raises(urllib.error.URLError):
+    records(page)
+assert not page.is_open and page._repr_html_() == "closed" and repr(page) == "View(closed)"
+page.close()
+with pytest.raises(RunDirectoryError, match="is not a run directory"):
+    atropos.view("nowhere")
+assert atropos.save_view(result, out="a.html") == Path("a.html")
+with pytest.raises(RunDirectoryError, match="a.html exists already"):
+    atropos.save_view(result, out="a.html")
+assert atropos.save_view(result, out="a.html", force=True).read_text().startswith("<!doctype html>")
+
+async def cell():
+    return atropos.view(result)
+
+page = asyncio.run(cell())
+assert result.directory.name in records(page)
+print("server", page._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        code=-signal.SIGKILL,
+    )
+    server = Path("/proc", re.findall(r"^server (\d+)$", out, re.M)[0])
+    end = time.monotonic() + 20
+    while server.exists() and "Z" not in (server / "stat").read_text().rpartition(")")[2]:
+        assert time.monotonic() < end, "the server outlives the script that was killed"
+        time.sleep(0.05)
+
+
+def test_a_bridge_that_never_connects_is_given_up_by_name(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+import asyncio
+import pytest
+import atropos_core.launch.supervisor as supervisor
+from atropos_core.builtin.local import LocalBridge
+from atropos_core.errors import DeadlineExceeded
+
+class Stuck(LocalBridge):
+    transports = {"in_process"}
+
+    async def connect(self, trainer, engines):
+        await asyncio.sleep(1e9)
+
+supervisor.MODEL_DEADLINE_S = 0.5
+with pytest.raises(DeadlineExceeded, match="bridge .*connect"):
+    atropos.run(environment=Sevens, model="toy", bridge=Stuck, steps=1, set=few)
+""",
+    )

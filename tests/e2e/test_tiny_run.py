@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import metrics_of, plant
 from tests.e2e.runs import RunningRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.cold]
+pytestmark = pytest.mark.slow
 
 SHORT = ("run", "--bridge", "ipc", "--env", "gsm8k", "--set", "evaluation.problems=256")
 
@@ -28,8 +28,11 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunningRun, dict[str, Seen]]:
+    """The quickstart, started as a user starts it."""
     folder = tmp_path_factory.mktemp("tiny") / "run"
-    run = RunningRun(folder, *SHORT, "--steps", "25", "--dir", str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLD", "1")
+        run = RunningRun(folder, *SHORT, "--steps", "25", "--dir", str(folder))
     run.wait_for_step(2)
     found = {role: seen_in(process) for role, process in {**run.children, "supervisor": run.supervisor}.items()}
     assert run.ended_within(240) == 0, run.text

@@ -20,7 +20,8 @@ def test_reward_rises_and_everything_lies_where_the_summary_says(atropos, sevens
     assert [line["step"] for line in lines] == list(range(41))
     assert lines[-1]["reward/mean"] > lines[1]["reward/mean"] + 0.3
     for line in lines:
-        for key in ("reward/mean", "alignment/max_abs_logprob_diff", "policy/probe_shift_nats", "bridge/publish_s",
+        assert ("reward/mean" in line) == (line["step"] > 0), "the evaluation before training has eval/reward"
+        for key in ("alignment/max_abs_logprob_diff", "policy/probe_shift_nats", "bridge/publish_s",
                     "bridge/bytes_copied", "time/step_s", "tokens/s"):  # fmt: skip
             assert isinstance(line[key], float), (line["step"], key)
     assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 40]

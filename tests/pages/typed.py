@@ -11,15 +11,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from tests.warm.forked import enter_network
+from tests.warm.requests import start_template
+
 ADDRESSES = ("10.0.0.5", "10.0.0.6", "10.0.0.7")
 SMALL = " --set training.groups_per_step=2 --set training.group_size=2 --set evaluation.problems=4"
 ENDS_BY_ITSELF = r"atropos (run|train|eval|check|new|adapter|config)\b|curl |\(|python"
+# What starts processes that import torch and has no word that a shell reads otherwise is started without one, so that it is warm.
+PLAIN = r"atropos ((?:run|train|env|engine|eval|check)(?: +[\w./:=,@-]+)*)\s*"
 
 
 class Typed:
@@ -27,6 +33,7 @@ class Typed:
 
     def __init__(self, folder: Path, network: str) -> None:
         self.folder = folder
+        self._network = network
         self._before = ["ip", "netns", "exec", network]
         self._running: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
 
@@ -34,15 +41,36 @@ class Typed:
         """Type it and go on; what it says is in the file that this gives."""
         message = self.folder / f"{len(self._running)}.output"
         here = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {
+            **os.environ, "PATH": here, "HF_HUB_OFFLINE": "1", "COLUMNS": "160", "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }  # fmt: skip
         with message.open("wb") as output:
-            process = subprocess.Popen(
-                [*self._before, "bash", "-c", command],
-                cwd=self.folder, stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, "PATH": here, "HF_HUB_OFFLINE": "1", "COLUMNS": "160", "OMP_NUM_THREADS": "1",
-                     "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
+
+            def started(words: Sequence[str]) -> subprocess.Popen[bytes]:
+                return subprocess.Popen(
+                    words, cwd=self.folder, stdout=output, stderr=output, start_new_session=True, env=environment
+                )
+
+            if plain := re.fullmatch(PLAIN, command):
+                words = [sys.executable, "-m", "atropos_core", *plain[1].split()]
+                process = self._within_the_network(lambda: started(words))
+            else:
+                process = started([*self._before, "bash", "-c", command])
         self._running.append((command, message, process))
         return message
+
+    def _within_the_network(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """By a thread that goes there, and ends."""
+        start_template()
+
+        def there() -> subprocess.Popen[bytes]:
+            with open(f"/run/netns/{self._network}") as network:
+                enter_network(network.fileno())
+            return start()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(there).result()
 
     def type(self, command: str, deadline_s: float = 120) -> str:
         """Type it and wait for its end, which must be a good one. Its output."""

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from atropos_core.cli import run_app
+from atropos_core.interfaces import SettledGroup
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.run_records import RunRecords
 from tests.e2e.runs import finish
-from tests.recorded_runs import group_of, recorded, says, user
+from tests.recorded_runs import group_of, says, settled, user
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,7 +79,7 @@ def test_sft_trains_on_the_tokens_that_the_policy_saw_and_sampled(
     data = tmp_path / f"sft.{suffix}"
     assert run_app(["export", str(run), "--as", "sft", "--out", str(data), "--best-per-group", "2"]) == 0
     found = trained("sft", data, policy)
-    assert found["columns"] == ["messages", "reward", "task", "environment", "step"]
+    assert found["columns"] == ["messages", "tools", "reward", "task", "environment", "step"]
     of_run = [prompt + reply for histories in sampled_histories(run).values() for prompt, reply in histories]
     assert len(found["tokens"]) >= 16
     for row in found["tokens"]:
@@ -108,7 +109,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 TEMPLATE = (
-    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{%- for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
     "{%- for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
 )
 
@@ -119,7 +120,10 @@ async def test_conversations_with_tool_calls_train_as_they_are(policy: Path, tmp
         [user("6 times 7?"), says("", tool_calls=[one]), {"role": "tool", "content": "42"}, says("42")]
         for one in (call("calculate", expression="6*7"), call("find", what={"a": 1}))
     ]
-    run = await recorded(tmp_path / "run", [group_of(0, [1.0, 0.5], *conversations)])
+    tools = tuple({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("calculate", "find"))
+    run = await settled(
+        tmp_path / "run", [SettledGroup(group_of(0, [1.0, 0.5], *conversations), "trained", tools=tools)]
+    )
     assert run_app(["export", str(run), "--as", "sft", "--out", str(tmp_path / "calls.jsonl")]) == 0
     model = Path(shutil.copytree(policy, tmp_path / "policy"))
     (model / "chat_template.jinja").write_text(TEMPLATE)
@@ -130,5 +134,8 @@ async def test_conversations_with_tool_calls_train_as_they_are(policy: Path, tmp
     ]
     turns = [("user", "6 times 7?"), ("assistant", "{}"), ("tool", "42"), ("assistant", "42")]
     whole = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
-    wanted = [whole.replace("{}", arguments) for arguments in ('{"expression": "6*7"}', '{"what": {"a": 1}}')]
+    wanted = [
+        "[calculate][find]" + whole.replace("{}", arguments)
+        for arguments in ('{"expression": "6*7"}', '{"what": {"a": 1}}')
+    ]
     assert [text.removesuffix("\n") for text in texts] == [text.removesuffix("\n") for text in wanted]

@@ -92,6 +92,7 @@ def test_any_value_comes_back_as_it_was(value: Any) -> None:
     "record",
     [
         Sampling(7, 0.5, 0.9, 3),
+        Sampling(7, 0.5, 0.9, 3, (5, 6)),
         Task("id", ({"role": "user", "content": "hé"},), None, {"a": [1, {"b": np.arange(3)}]}),
         ModelInfo("A", 1, 2, "float32", "cpu", "f", 2),
         TopK(np.array([0, 0, 2]), np.array([3, 4], np.int32), np.array([-1, -2], np.float32)),
@@ -103,6 +104,10 @@ def test_any_value_comes_back_as_it_was(value: Any) -> None:
 )
 def test_a_record_comes_back_as_it_was(record: Any) -> None:
     assert same(decode(encode_bytes(record)), record)
+
+
+def test_a_sampling_without_stop_ids_is_written_as_before_there_were_any() -> None:
+    assert b'{"~r":"Sampling","~f":[7,0.5,0.9,3]}' in encode_bytes(Sampling(7, 0.5, 0.9, 3))
 
 
 def test_a_batch_with_columns_comes_back_as_it_was() -> None:

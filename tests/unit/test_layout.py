@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -71,6 +72,30 @@ def test_importing_core_and_listing_plugins_imports_no_torch_and_no_numpy():
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_listing_that_no_terminal_shows_imports_no_rich_and_help_builds_no_parser_of_a_command():
+    script = (
+        "import sys, typer.main; from atropos_core.cli import run_app\n"
+        "built, make = [], typer.main.get_params_from_function\n"
+        "typer.main.get_params_from_function = lambda one: built.append(one) or make(one)\n"
+        "code = run_app(['--help'])\n"
+        "code = code or str(built) if built else run_app(['plugins'])\n"
+        "sys.exit(code or bool({'rich.console', 'rich.markdown'} & set(sys.modules)))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_help_says_the_same_whether_it_was_requested_or_no_command_was_given():
+    asked, bare = (
+        subprocess.run([sys.executable, "-m", "atropos_core", *words], capture_output=True, text=True, timeout=60)
+        for words in (["--help"], [])
+    )
+    assert "Commands\n  run " in asked.stdout and "\n  config " in asked.stdout
+    assert asked.stdout == bare.stdout
+    assert (asked.returncode, bare.returncode) == (0, 2)
 
 
 def test_listing_plugins_builds_the_options_of_none():

@@ -49,3 +49,5 @@ def test_code_and_a_model_begin_at_the_folder_of_their_file_and_other_paths_wher
     }  # fmt: skip
     assert values["engine"]["model"] == "tiny"
     assert anchored({"model": "./llama"}, Path())["model"] == str(tmp_path / "llama"), "as a flag has it"
+    named = anchored({"use": "atroposlib:./env.py:Words"}, Path("/runs"))["use"]
+    assert named == "atroposlib:/runs/env.py:Words", "what a component takes after its name is a place as well"

@@ -43,6 +43,12 @@ def scenes():
     yield "descriptors", seen(pass_fds=[file, far])
     yield "environment", seen(env={**os.environ, "NEW": "\\u00e4", "PYTHONUNBUFFERED": "1", "EXIT": "7"})
     yield "directory", seen(cwd="/usr")
+    path = [pathlib.Path(sys.argv[2], name) for name in ("plain", "hiding")]
+    for name, one in zip(("path", "hiding"), path):
+        one.mkdir(exist_ok=True)
+        (one / f"{'torch' if name == 'hiding' else 'other'}.py").write_text(f"name = {name!r}")
+        front = os.pathsep.join(["relative", str(one), "", str(one), *filter(None, [os.environ.get("PYTHONPATH")])])
+        yield name, seen(env={**os.environ, "PYTHONPATH": front, "IMPORT": "torch" if name == "hiding" else "other"})
     yield "input", seen(stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.umask(0o077)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -60,18 +66,29 @@ print(json.dumps(found))
 
 def scenes(how: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", PROGRAM, how, str(folder)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     )
 
 
 @pytest.fixture(scope="module")
-def both() -> tuple[dict[str, Any], dict[str, Any]]:
-    programs = [scenes(how, Path()) for how in ("warm", "cold")]
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("path")
+    programs = [scenes(how, folder) for how in ("warm", "cold")]
     warm, cold = (json.loads(program.communicate(timeout=120)[0]) | {"pid": program.pid} for program in programs)
     return warm, cold
 
 
-SCENES = ("plain", "session", "descriptors", "environment", "directory", "input", "signals")
+SCENES = (
+    "plain",
+    "session",
+    "descriptors",
+    "environment",
+    "directory",
+    "path",
+    "hiding",
+    "input",
+    "signals",
+)
 
 
 @pytest.mark.parametrize("scene", SCENES)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core.conversation import Conversation
 from atropos_core.interfaces import Environment, Policy, Score
 from atropos_core.types import Episode, Message, Split, Task
 
@@ -67,6 +68,21 @@ class BrokenTool(Sound):
             {"role": "tool", "tool_call_id": "call-1", "content": self.result},
         )
         return replace(episode, messages=(*episode.messages[:-1], *talk, episode.messages[-1]))
+
+
+class WithTools(Sound):
+    """Its policy is shown a tool that it never calls."""
+
+    tools = (
+        {
+            "type": "function",
+            "function": {"name": "calculator", "description": "Adds <b>.", "parameters": {"type": "object"}},
+        },
+    )
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        talk = Conversation(policy, seed=seed, tools=self.tools)
+        return talk.episode(await self.score(task, await talk.reply(*task.messages)))
 
 
 class Branching(Sound):

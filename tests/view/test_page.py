@@ -222,6 +222,12 @@ def test_each_branch_of_a_rollout_has_its_own_tokens(make_run: Any, open_page: O
     assert page.locator(".tokens .tok").count() == len(second.ids) == 3
 
 
+def test_a_rollout_shows_the_tools_that_its_policy_was_given(make_run: Any, open_page: Open):
+    page = open_page(make_run("WithTools"), at="rollouts?step=2&row=0")
+    page.locator(".tools summary").click()
+    assert "calculator Adds <b>." in page.locator(".tools .call").inner_text()
+
+
 def test_a_run_without_tokens_is_shown_and_says_so(make_run: Any, open_page: Open):
     run = make_run("Sound", "--set", "sink.jsonl.tokens=false")
     page = open_page(run, at="rollouts?run=0&step=2&row=0")
@@ -258,6 +264,7 @@ def test_held_out_problems_are_compared_before_and_after(sound: Path, open_page:
         share = np.mean([one.correct / one.total for one in problems])
         assert float(figure.removesuffix(" %")) == pytest.approx(100 * share, abs=0.1)
     page.locator(".row").first.click()
+    page.wait_for_selector(".members.two")
     assert page.locator(".members.two article").count() == 2
     assert after[0].samples[0].messages[-1]["content"].strip()[:20] in page.locator(".members.two").inner_text()
 
@@ -269,11 +276,192 @@ def test_the_time_went_where_the_summary_says(sound: Path, open_page: Open):
     assert names == [one["name"] for one in sorted(stages, key=lambda one: -one["seconds"])]
 
 
+def worse_after(run: Path, to: Path) -> Path:
+    """A run of whose last evaluation the first two problems are lost, the second cut off, and the third failed."""
+    shutil.copytree(run, to)
+    rows = [json.loads(line) for line in (to / "rollouts/eval-000000.jsonl").read_text().splitlines()]
+    for row in rows[:3]:
+        row["correct"], row["samples"] = row["total"], [one | {"correct": True} for one in row["samples"]]
+    (to / "rollouts/eval-000000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    after = [row | {"samples": [one | {"finish": "stop"} for one in row["samples"]]} for row in rows]
+    for row in after[:2]:
+        row["correct"], row["samples"] = 0, [one | {"correct": False} for one in row["samples"]]
+    after[1]["samples"] = [one | {"finish": "length"} for one in after[1]["samples"]]
+    after[2] |= {"correct": 0, "samples": [{"failed": "ValueError: no", "where": "rollout", "messages": []}]}
+    (to / "rollouts/eval-000006.jsonl").write_text("".join(json.dumps(row) + "\n" for row in after))
+    return to
+
+
+def test_what_went_wrong_in_an_evaluation_is_flagged_and_each_flag_shows_its_problems(
+    sound: Path, tmp_path: Path, open_page: Open
+):
+    page = open_page(worse_after(sound, tmp_path / "worse"), at="evaluations")
+    page.wait_for_selector(".row")
+    flags = page.locator(".evaluations .insights li").all_inner_texts()
+    assert [flag.split(" of ")[0] for flag in flags] == [
+        "3 lost right more often before than after",
+        "1 cut off",
+        "1 failed",
+    ]
+    for flag, tasks in (("3 lost", [0, 1, 2]), ("1 cut off", [1]), ("1 failed", [2])):
+        page.get_by_role("button", name=flag).click()
+        until(page, "n => document.querySelectorAll('.evaluations .row').length === n", len(tasks))
+        under = page.locator(".evaluations .row .under").all_inner_texts()
+        assert [text.split(" · ")[0] for text in under] == [f"test-{16 + n}" for n in tasks]
+        assert all(flag.split(" ", 1)[1] in text for text in under)
+
+
+def test_the_slider_is_marked_where_a_run_has_something(sound: Path, tmp_path: Path, open_page: Open):
+    run = tmp_path / "marked"
+    shutil.copytree(sound, run)
+    (run / "rollouts/step-000004.jsonl").unlink()
+    change = {"step": 4, "check": "length", "state": "ill", "since": 4, "says": "long", "do": "Look."}
+    (run / "health.jsonl").write_text(json.dumps(change) + "\n")
+    page = open_page(run, at="rollouts?step=2")
+    until(page, "document.querySelector('.marks .finding') !== null")
+    at = {
+        kind: page.evaluate(f"[...document.querySelectorAll('.marks .{kind}')].map((one) => Number(one.dataset.step))")
+        for kind in ("rollouts", "evaluation", "checkpoint", "finding")
+    }
+    assert at == {
+        "rollouts": [1, 2, 3, 5, 6], "evaluation": RunRecords(run).evaluation_steps(),
+        "checkpoint": RunRecords(run).checkpoint_steps(), "finding": [4],
+    }  # fmt: skip
+    assert at["evaluation"] and at["checkpoint"]
+    thumb = page.locator(".slide input").bounding_box()
+    left = {n: page.locator(f".marks .rollouts[data-step='{n}']").bounding_box()["x"] for n in (1, 6)}
+    assert (
+        thumb["x"] < left[1] < thumb["x"] + 16
+        and thumb["x"] + thumb["width"] - 16 < left[6] < thumb["x"] + thumb["width"]
+    )
+    page.locator(".marks .finding").click()
+    until(page, "['3', '5'].includes(document.querySelector('.step').value)")
+    go(page, "rollouts?step=6")
+    until(page, "document.querySelector('.slide input').getAttribute('aria-valuetext').includes('evaluation')")
+
+
+# -- the address
+
+
+def test_all_that_is_chosen_is_in_the_address_and_survives_a_reload(sound: Path, make_run: Any, open_page: Open):
+    page = open_page(sound, make_run("PaysForLength"), at="rollouts?run=0&step=2")
+    page.wait_for_selector(".row")
+    page.get_by_label("outcome").select_option("right")
+    page.get_by_label("order").select_option("tokens")
+    page.get_by_label("least tokens").fill("5")
+    page.get_by_label("Search texts and tasks").fill("say")
+    until(page, "location.hash.includes('text=say') && location.hash.includes('tokens_from=5')")
+    page.locator(".run input").nth(1).uncheck()
+    page.locator(".row").nth(1).click()
+    page.locator('.segments [data-name="entropy"]').click()
+    shown = count(page)
+    assert shown != "64 of 64 rollouts"
+
+    def what() -> Any:
+        page.wait_for_selector(".tokens .tok")
+        return [
+            count(page), page.get_by_label("outcome").input_value(), page.get_by_label("order").input_value(),
+            page.get_by_label("least tokens").input_value(), page.get_by_label("Search texts and tasks").input_value(),
+            page.locator(".row .under").all_inner_texts(), page.locator(".detail h2").inner_text(),
+            page.locator(".segments [data-name][aria-checked=true]").get_attribute("data-name"),
+            page.locator(".run input").nth(1).is_checked(),
+            page.locator(".row[aria-selected=true]").get_attribute("id"),
+        ]  # fmt: skip
+
+    before = what()
+    assert before[0] == shown and before[7] == "entropy" and before[8] is False
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert what() == before
+    page.keyboard.press("?")
+    address = page.get_by_label("address of what is shown").input_value()
+    other = open_page(url=address)  # another browser, which was never given the token
+    page, first = other, page
+    assert what() == before and "token=" not in page.url
+    page = first
+    page.keyboard.press("Escape")
+    go(page, "rollouts?run=0&step=2")
+    until(page, "document.querySelector('.filters .count').textContent === '64 of 64 rollouts'")
+    page.go_back()
+    until(page, "text => document.querySelector('.filters .count').textContent === text", shown)
+
+
+def test_groups_metrics_and_problems_are_in_the_address(sound: Path, open_page: Open):
+    page = open_page(sound, at="rollouts?run=0&step=2")
+    page.wait_for_selector(".row")
+    page.keyboard.press("g")
+    until(page, "location.hash.includes('by=group')")
+    page.locator(".row").first.click()
+    page.get_by_role("button", name="Pin to compare").click()
+    page.locator(".row").nth(1).click()
+    until(page, "document.querySelectorAll('.group').length === 2")
+    page.reload()
+    until(page, "document.querySelectorAll('.group').length === 2")
+    assert count(page).endswith("groups")
+    page.keyboard.press("c")
+    page.get_by_label("Search metrics").fill("reward/")
+    until(page, "location.hash.includes('metric=reward')")
+    page.keyboard.press("Tab")
+    page.keyboard.press("e")
+    page.get_by_label("change").select_option("right")
+    until(page, "document.querySelector('.evaluations .row') !== null && location.hash.includes('change=right')")
+    page.get_by_label("before", exact=True).select_option("0/6")
+    until(page, "location.hash.includes('before=0%2F6')")
+    page.locator(".row").first.click()
+    page.wait_for_selector(".members.two")
+    heading = page.locator(".detail h2").inner_text()
+    page.reload()
+    page.wait_for_selector(".members.two")
+    assert page.locator(".detail h2").inner_text() == heading
+    assert page.get_by_label("before", exact=True).input_value() == "0/6"
+    page.keyboard.press("c")
+    until(page, "location.hash.includes('curves')")
+    page.go_back()
+    page.wait_for_selector(".members.two")
+
+
 # -- for everybody
+
+
+def test_keys_reach_the_list_at_once_and_a_list_says_which_there_are(sound: Path, open_page: Open):
+    page = open_page(sound)
+    page.keyboard.press("r")
+    page.wait_for_selector(".row")
+    page.keyboard.press("l")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "rollouts"
+    page.keyboard.press("[")
+    until(page, "document.querySelector('.step').value === '5'")
+    page.keyboard.press("j")
+    page.wait_for_selector(".tokens")
+    page.keyboard.press("j")
+    until(page, "location.hash.includes('row=1')")
+    page.keyboard.press("k")
+    until(page, "location.hash.includes('row=0')")
+    page.keyboard.press("/")
+    page.keyboard.type("lr?")
+    assert page.get_by_label("Search texts and tasks").input_value() == "lr?", "what is typed in a field is no command"
+    page.get_by_label("Search texts and tasks").fill("")
+    page.get_by_role("button", name="By group").focus()
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    named = " ".join(page.locator("dialog kbd").all_inner_texts())
+    assert named == "c r e t l / [ ] k j g Esc Tab ← → ?"
+    page.get_by_label("keys of one letter").uncheck()
+    page.keyboard.press("Escape")
+    page.keyboard.press("e")
+    page.wait_for_timeout(200)
+    assert "#rollouts" in page.url, "keys of one letter can be turned off"
+    page = open_page(sound, at="rollouts?step=5")
+    page.wait_for_selector(".row")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "rollouts"
 
 
 def test_everything_is_reached_by_keys_alone(sound: Path, open_page: Open):
     page = open_page(sound)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent").startswith("Skip to the list")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "tab-curves"
     page.keyboard.press("ArrowRight")
@@ -356,6 +544,60 @@ def contrast(page: Any, selector: str) -> float:
     return value
 
 
+# Every text in sight against what is painted behind it, translucent colours over each other (WCAG 2.2, 1.4.3): [what, ratio] of those
+# below 4.5, and how many there were.
+POOR = """() => {
+  const numbers = (colour) => { const found = colour.match(/[0-9.]+/g).map(Number); const unit = colour.startsWith('color(') ? 255 : 1;
+    return [found[0] * unit, found[1] * unit, found[2] * unit, found[3] ?? 1]; };
+  const over = (top, below) => below.map((one, i) => (i < 3 ? top[3] * top[i] + (1 - top[3]) * one : 1));
+  const light = (colour) => { const [r, g, b] = colour.slice(0, 3).map((one) => one / 255)
+    .map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = (one) => { const layers = [];
+    for (let at = one; at; at = at.parentElement) layers.unshift(numbers(getComputedStyle(at).backgroundColor));
+    return layers.reduce((below, top) => over(top, below), [255, 255, 255, 1]); };
+  const seen = new Set(), poor = [];
+  const texts = document.createTreeWalker(document.getElementById('app'), NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const one = texts.currentNode.parentElement;
+    if (!texts.currentNode.textContent.trim() || seen.has(one)
+        || !one.checkVisibility() || one.closest('option, :disabled, .u-axis')) continue;
+    seen.add(one);
+    const back = behind(one);
+    const [a, b] = [over(numbers(getComputedStyle(one).color), back), back].map(light);
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push([`${one.tagName}.${one.className} ${one.textContent.slice(0, 30)}`, Math.round(100 * ratio) / 100]);
+  }
+  return [seen.size, poor]; }"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_the_contrast_of_wcag_aa(sound: Path, make_run: Any, open_page: Open, scheme: str):
+    page = open_page(sound, make_run("MasksTheAnswer"), color_scheme=scheme)
+    for place in (
+        "curves",
+        "rollouts?step=2",
+        "rollouts?step=2&by=group",
+        "rollouts?step=2&group=8",
+        "evaluations?problem=0",
+        "times",
+    ):
+        go(page, place)
+        page.wait_for_timeout(300)
+        seen, poor = page.evaluate(POOR)
+        assert seen > 20 and not poor, place
+    for run, colour in (
+        (run, colour) for run in (0, 1) for colour in ("advantage", "logprob", "difference", "entropy", "version")
+    ):
+        go(page, f"rollouts?run={run}&step=3&row=0&colour={colour}")
+        until(page, f"document.querySelector('.segments [aria-checked=true]')?.dataset.name === '{colour}'")
+        assert page.locator(".legend .tok").count() >= 3
+        seen, poor = page.evaluate(POOR)
+        assert seen > 50 and not poor, (run, colour)
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    assert not page.evaluate(POOR)[1]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable_in_light_and_dark(sound: Path, open_page: Open, scheme: str):
     page = open_page(sound, at="rollouts?run=0&step=3&row=0", color_scheme=scheme)
@@ -374,6 +616,22 @@ def test_360_pixels_are_wide_enough(sound: Path, open_page: Open, place: str):
     page = open_page(sound, at=place, width=360)
     page.wait_for_timeout(500)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_on_a_narrow_page_the_list_is_on_the_first_screen(sound: Path, open_page: Open):
+    page = open_page(sound, at="rollouts?step=2", width=360)
+    page.wait_for_selector(".row")
+    tops = [page.locator(one).first.bounding_box()["y"] for one in (".steps", ".insights", ".filters", ".row")]
+    assert tops == sorted(tops) and tops[-1] < 480
+    assert page.locator(".insights").bounding_box()["height"] < 90
+    assert not page.get_by_label("outcome").is_visible()
+    page.get_by_role("button", name="Filters").click()
+    page.get_by_label("outcome").select_option("right")
+    until(page, "document.querySelector('.filters .narrow').textContent === 'Filters (1)'")
+    page.locator(".row").first.click()
+    page.wait_for_selector(".tokens")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.locator(".detail").bounding_box()["y"] < 300
 
 
 def test_nothing_moves_for_who_wants_less_motion(sound: Path, open_page: Open):

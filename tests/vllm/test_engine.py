@@ -82,6 +82,14 @@ async def test_a_stop_token_ends_a_reply_and_is_part_of_it(served: Hosted) -> No
         assert one.tokens[-1] == EOS if one.finish == "stop" else len(one.tokens) == 300
 
 
+async def test_a_stop_id_of_the_call_ends_a_reply_and_is_part_of_it(served: Hosted) -> None:
+    [whole] = await served.engine.sample(PROMPT, 1, Sampling(20), [5], LONG_S)
+    stop = int(whole.tokens[len(whole.tokens) // 2])
+    [cut] = await served.engine.sample(PROMPT, 1, Sampling(20, stop_ids=(stop,)), [5], LONG_S)
+    first = int((whole.tokens == stop).argmax())
+    assert (cut.tokens.tolist(), cut.finish) == (whole.tokens[: first + 1].tolist(), "stop")
+
+
 async def test_hundreds_of_requests_at_once_are_all_answered(served: Hosted) -> None:
     made = await asyncio.gather(
         *(served.engine.sample(PROMPT, 4, Sampling(4), range(i, i + 4), LONG_S) for i in range(100))

@@ -3,8 +3,9 @@
 A thousand processes that `make test` starts would import typer and pydantic, and five hundred of them torch and transformers, which
 was more than half of the CPU that the tests took. What is started here is a process like any other: its own pid, a child of whoever
 called `subprocess.Popen`, with the environment, the directory, the descriptors and the signals that were asked for. Only
-`python -m MODULE` of the modules in `template.WARM` is started so, and only where everything that an interpreter reads when it
-starts is as it was when the template started; all else is started as ever. `COLD=1 make test` starts everything as ever.
+`python -m MODULE` of the modules in `template.WARM` is started so, and only where everything that an
+interpreter reads when it starts is as it was when the template started, but for folders in front of PYTHONPATH that hide no module;
+all else is started as ever. `COLD=1 make test` starts everything as ever.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any
 
 SYS_CLONE = 56  # x86_64
 CLONE_PARENT, CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID = 0x8000, 0x1000000, 0x200000
+CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
 HIGH = 512  # descriptors wait here for their places
 _api = ctypes.PyDLL(None, use_errno=True)
@@ -47,7 +48,10 @@ def end_with_parent(parent: int) -> None:
 
 def become(wanted: Mapping[str, Any], received: Sequence[int]) -> None:
     """Everything that a new program gets from who starts it."""
-    take_descriptors(wanted["descriptors"], received)
+    *others, network = received
+    if os.readlink("/proc/self/ns/net") != wanted["network"]:
+        enter_network(network)
+    take_descriptors(wanted["descriptors"], others)
     if wanted["new_session"]:
         os.setsid()
     os.umask(wanted["umask"])
@@ -58,11 +62,18 @@ def become(wanted: Mapping[str, Any], received: Sequence[int]) -> None:
     name_process(wanted["command"])
     reopen_streams()
     tempfile.tempdir = None
-    sys.path[0] = wanted["directory"]
+    front = wanted["in_front"]
+    sys.path[:] = [wanted["directory"], *front, *(one for one in sys.path[1:] if one not in front)]
     sys.path_importer_cache.clear()
     sys.argv[:] = ["-m", *wanted["command"][3:]]
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
         set_openmp_threads(int(threads))
+
+
+def enter_network(descriptor: int) -> None:
+    """Of the thread that calls this."""
+    if _api.setns(descriptor, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def set_openmp_threads(threads: int) -> None:

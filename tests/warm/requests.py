@@ -11,11 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 SILENT_S = 120  # its imports included
 LARGEST, DESCRIPTORS = 1 << 18, 64  # of one request
+REFUSED = (
+    b"0"  # in place of a pid: a folder in front of the path has a module that the template has imported from elsewhere
+)
 READ_AT_START = (
     "PYTHON",
     "ATROPOS_",
@@ -29,8 +32,12 @@ READ_AT_START = (
     "FORCE_COLOR",
     "GITHUB_",
 )
-NOT_READ = ("PYTHONUNBUFFERED",)  # the new process does it itself
-NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "user", "uts")
+NOT_READ = (
+    "PYTHONUNBUFFERED",
+    "PYTHONPATH",
+)  # the new process does it itself: streams, and folders in front of the path
+NAMESPACES = ("cgroup", "ipc", "mnt", "pid_for_children", "user", "uts")
+NETWORK = "/proc/thread-self/ns/net"  # of whoever asks, and of the new process
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # of the template: numpy's begins others as it is imported
 PYTHON = sys.executable  # a test may put another in its place
 _original = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -51,6 +58,7 @@ class Requests:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._environment = read_at_start(os.environ)  # the template's own
+        self._path = os.environ.get("PYTHONPATH")
         self._inherited = inherited()
 
     def started(self, popen: subprocess.Popen[Any], asked: Mapping[str, Any]) -> bool:
@@ -65,16 +73,19 @@ class Requests:
         text = json.dumps(request | {"descriptors": [0, 1, 2, *descriptors]}).encode()
         if len(text) > LARGEST:
             return False
-        with self._lock:
+        with self._lock, open(NETWORK) as network:
             try:
-                socket.send_fds(self._connection, [text], [*standard, *descriptors])
+                socket.send_fds(self._connection, [text], [*standard, *descriptors, network.fileno()])
                 answer = self._connection.recv(64)
             except TimeoutError:
+                subprocess.Popen._execute_child = _original  # type: ignore[attr-defined] # its answer may come later, to another
                 raise RuntimeError(
                     f"the template that warm processes are forked from is silent for {SILENT_S} s"
                 ) from None
         if not answer:
             raise RuntimeError("the template that warm processes are forked from has ended")
+        if answer == REFUSED:
+            return False
         popen.pid = int(answer)
         popen._child_created = True  # type: ignore[attr-defined]
         popen._close_pipe_fds(  # type: ignore[attr-defined]
@@ -83,17 +94,14 @@ class Requests:
         return True
 
     def _request(self, asked: Mapping[str, Any]) -> dict[str, Any] | None:
-        from tests.warm.template import WARM
-
         command = asked["args"]
         if not isinstance(command, list | tuple) or not all(isinstance(word, str | os.PathLike) for word in command):
             return None
         words = [os.fspath(word) for word in command]
         usual = (
             os.getpid() == self._owner
-            and words[:2] == [PYTHON, "-m"]
-            and words[2:3]
-            and words[2] in WARM
+            and words[:1] == [PYTHON]
+            and can_be_warm(words)
             and asked["executable"] is None
             and asked["preexec_fn"] is None
             and asked["close_fds"]
@@ -108,11 +116,14 @@ class Requests:
         directory = os.path.abspath(asked["cwd"] or os.getcwd())
         if environment.get("COLD") or not os.path.isdir(directory):
             return None
-        if read_at_start(environment) != self._environment or inherited() != self._inherited:
+        in_front = added(environment.get("PYTHONPATH"), self._path, directory)
+        if in_front is None or read_at_start(environment) != self._environment or inherited() != self._inherited:
             return None
         return {
             "command": words,
             "directory": directory,
+            "in_front": in_front,
+            "network": os.readlink(NETWORK),
             "environment": environment,
             "umask": umask(),
             "new_session": bool(asked["start_new_session"]),
@@ -121,10 +132,26 @@ class Requests:
         }
 
 
+def can_be_warm(words: Sequence[object]) -> bool:
+    """One of the template's modules. No script: it would have a child that a test does not expect, its own template."""
+    from tests.warm.template import WARM
+
+    return len(words) > 2 and words[1] == "-m" and words[2] in WARM
+
+
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name not in NOT_READ
     }
+
+
+def added(wanted: str | None, own: str | None, directory: str) -> list[str] | None:
+    """The folders that PYTHONPATH `wanted` has in front of `own`; None where it is not `own` with some in front."""
+    folders, known = (text.split(os.pathsep) if text else [] for text in (wanted, own))
+    front = folders[: len(folders) - len(known)]
+    if front + known != folders:
+        return None
+    return list(dict.fromkeys(os.path.abspath(os.path.join(directory, one)) for one in front))
 
 
 def umask() -> int:
@@ -158,28 +185,38 @@ def install(connection: socket.socket) -> None:
 def install_with_template() -> None:
     """The same with a template of this process's own, started when it is first needed. The channel to it is there from the
     beginning: a test that counts open descriptors would find a new one."""
-    first = threading.Lock()
     ours, theirs = channel()
 
+    def start() -> None:
+        from tests.warm.template import PADDING
+
+        _starts.clear()
+        subprocess.Popen._execute_child = _original  # type: ignore[attr-defined]
+        with theirs:
+            template = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm.template", str(theirs.fileno()), str(os.getpid()), PADDING],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD},
+            )  # fmt: skip
+        _templates.append(template)
+        install(ours)
+
     def execute_child(self: subprocess.Popen[Any], *arguments: Any, **named: Any) -> None:
-        from tests.warm.template import PADDING, WARM
-
         command = _parameters.bind(self, *arguments, **named).arguments["args"]
-        with first:
-            if subprocess.Popen._execute_child is execute_child:  # type: ignore[attr-defined]
-                if not (isinstance(command, list | tuple) and len(command) > 2 and command[2] in WARM):
-                    return _original(self, *arguments, **named)
-                subprocess.Popen._execute_child = _original  # type: ignore[attr-defined]
-                with theirs:
-                    template = subprocess.Popen(
-                        [sys.executable, "-m", "tests.warm.template", str(theirs.fileno()), str(os.getpid()), PADDING],
-                        pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD},
-                    )  # fmt: skip
-                _templates.append(template)
-                install(ours)
-        return subprocess.Popen._execute_child(self, *arguments, **named)  # type: ignore[attr-defined, no-any-return]
+        if isinstance(command, list | tuple) and can_be_warm(command):
+            start_template()
+            if not _starts:
+                return subprocess.Popen._execute_child(self, *arguments, **named)  # type: ignore[attr-defined, no-any-return]
+        return _original(self, *arguments, **named)
 
+    _starts.append(start)
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
 
+def start_template() -> None:
+    """Where there is to be one and is none. The main thread alone does it: the template ends with the thread that started it."""
+    if _starts and threading.current_thread() is threading.main_thread():
+        _starts[0]()
+
+
+_starts: list[Callable[[], None]] = []
 _templates: list[subprocess.Popen[bytes]] = []  # it ends with this process

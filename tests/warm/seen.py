@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -31,7 +32,10 @@ def main() -> None:
             [each.encoding, each.errors, each.line_buffering, each.write_through, each.fileno()] if each else None
             for each in (sys.stdin, sys.stdout, sys.stderr)
         ],
-        "module": __name__,
+        "module": [__name__, __file__],
+        "imported": getattr(importlib.import_module(os.environ["IMPORT"]), "name", "")
+        if "IMPORT" in os.environ
+        else None,
     }
     print(json.dumps(seen))
 

@@ -22,7 +22,7 @@ from atropos_core.cli.guarded import GUARDED
 from atropos_core.plugins.manager import load_plugins
 from tests.warm import NAME, forked, requests
 
-WARM = ("atropos_core", "atropos_core.processes.child_main")
+WARM = ("atropos_core", "atropos_core.processes.child_main", "atropos_trainer_grpo.rank")
 PADDING = "/" * 4096  # room for the names of the processes to be
 IMPORTED = (
     "torch", "torch.distributed", "transformers", "transformers.models.qwen3.modeling_qwen3",
@@ -57,6 +57,15 @@ def refuse_threads() -> None:
         sys.exit(f"the template has threads ({named}): what is forked from it would have their locks without them")
 
 
+def hides_what_is_imported(folders: list[str]) -> bool:
+    """Whether one of these folders, in front of the path, has a module that was imported here from another, or one that an
+    interpreter runs as it starts."""
+    known = {*sys.modules, "sitecustomize", "usercustomize"}
+    return any(
+        entry.name.partition(".")[0] in known for one in folders if os.path.isdir(one) for entry in os.scandir(one)
+    )
+
+
 def ignore_signals() -> None:
     """Of the process group, and for another: this one ends with its parent."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -70,13 +79,16 @@ def serve(channel: socket.socket) -> tuple[str, list[str]]:
         if not text:
             os._exit(0)
         wanted: dict[str, Any] = json.loads(text)
-        pid = forked.fork_sibling()
-        if pid == 0:
-            channel.detach()  # its number is another file's from here on
-            return new_process(wanted, received)
+        answer = requests.REFUSED
+        if not hides_what_is_imported(wanted["in_front"]):
+            pid = forked.fork_sibling()
+            if pid == 0:
+                channel.detach()  # its number is another file's from here on
+                return new_process(wanted, received)
+            answer = str(pid).encode()
         for one in received:
             os.close(one)
-        channel.send(str(pid).encode())
+        channel.send(answer)
 
 
 def new_process(wanted: dict[str, Any], received: list[int]) -> tuple[str, list[str]]:

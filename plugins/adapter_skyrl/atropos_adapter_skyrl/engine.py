@@ -88,6 +88,8 @@ class SkyRLEngine(Engine):
         params = self._params | {name: getattr(sampling, name) for name in _OURS}
         params |= {"top_k": sampling.top_k or -1, "logprobs": self._params.get("logprobs") or 1, "seed": seed}
         version = self._version()  # weights that arrive meanwhile are newer: never reported fresher than it is
+        if sampling.stop_ids:
+            params["stop_token_ids"] = [*(params.get("stop_token_ids") or ()), *sampling.stop_ids]
         request = {"prompt_token_ids": [prompt], "sampling_params": params, "session_ids": [session]}
         if self._salt is not None:
             request["cache_salt"] = self._salt

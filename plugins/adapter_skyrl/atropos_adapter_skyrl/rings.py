@@ -60,7 +60,7 @@ class RingGroups(GroupSource):
         for attempt in range(self._options.attempts):
             seed = derive(draw.seed, attempt) if attempt else draw.seed
             wanted = {"draw": [draw.id, draw.environment, draw.split, draw.index, seed], "n": request.n}
-            payload = json.dumps(wanted | {"sampling": vars(sampling), "step_wise": step_wise}).encode()
+            payload = json.dumps(wanted | {"sampling": sampling.of_run(), "step_wise": step_wise}).encode()
             try:
                 found = await self.exchange.submit(payload, deadline_s=self._options.deadline_s, read=self._read)
                 trajectories = in_order(found, request.n, step_wise=step_wise)

@@ -38,6 +38,7 @@ class LedgerEngine(Engine):
         self.hold = asyncio.Event()
         self.hold.set()
         self.end = tokenizer.eos  # of every reply
+        self.knows_stop_ids = False
         self._tokenizer = tokenizer
         self._say = say
         self._sampled = 0
@@ -69,6 +70,9 @@ class LedgerEngine(Engine):
         end = self._tokenizer.encode(self.end)
         ids = np.concatenate([self.ids(prompt, seed), end])
         ids = ids[: sampling.max_tokens]
+        if self.knows_stop_ids and (at := np.flatnonzero(np.isin(ids, sampling.stop_ids))).size:
+            end = ids[at[0] : at[0] + 1]
+            ids = ids[: at[0] + 1]
         numbers = np.arange(self._sampled, self._sampled + len(ids))
         self._sampled += len(ids)
         is_whole = bool(ids[-1] == end[0])

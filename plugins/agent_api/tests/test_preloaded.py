@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import selectors
 import signal
 import sys
 import time
@@ -93,7 +94,8 @@ async def test_limits_hold_and_whatever_was_forked_is_ended(tmp_path: Path) -> N
     assert (tmp_path / "one.out").stat().st_size <= 10_000
 
 
-async def test_a_keeper_that_is_killed_leaves_nothing_of_what_was_forked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads", [True, False], ids=["that reads", "that has not read what it was sent"])
+async def test_a_keeper_that_is_killed_leaves_nothing_of_what_was_forked(tmp_path: Path, reads: bool) -> None:
     async with sandbox("forks_and_stays", tmp_path) as made:
         running = await made.start(program(made, tmp_path))
         await until(lambda: "up" in (tmp_path / "one.out").read_text(), "it does not begin")
@@ -103,10 +105,22 @@ async def test_a_keeper_that_is_killed_leaves_nothing_of_what_was_forked(tmp_pat
         [keeper] = preloader.children()
         below = keeper.children(recursive=True)
         assert len(below) >= 3
+        if not reads:  # its end then resets the connection
+            keeper.send_signal(signal.SIGSTOP)
+            running._writer.write(b"stop\n")
         keeper.send_signal(signal.SIGKILL)
         with pytest.raises(SandboxError, match="keeper of a program was killed"):
             await running.wait()
         await until(lambda: not any(one.is_running() and one.status() != "zombie" for one in below), f"left: {below}")
+        await running.close()
+
+
+async def test_while_a_program_runs_its_keepers_connection_waits_for_nothing_but_news(tmp_path: Path) -> None:
+    """An empty standard input, as a part of its own, would be sent again and again by asyncio of Python 3.12 and 3.13."""
+    async with sandbox("forks_and_stays", tmp_path) as made:
+        running = await made.start(program(made, tmp_path))
+        connection = running._writer.get_extra_info("socket").fileno()
+        assert asyncio.get_running_loop()._selector.get_key(connection).events == selectors.EVENT_READ
         await running.close()
 
 

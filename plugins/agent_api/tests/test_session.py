@@ -145,6 +145,52 @@ async def test_a_stop_text_cuts_behind_the_token_that_completes_it(tokenizer: Ch
     assert again.endswith("assistant\none END<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n")
 
 
+REPLY = "a: b, O: c\nObs: d"
+
+
+def goes_on(prompt: str, seed: int) -> str:
+    """What of `REPLY` the prompt does not have yet."""
+    said = prompt.rpartition("assistant\n")[2]
+    return REPLY.removeprefix(said)
+
+
+async def test_an_engine_that_knows_stop_ids_samples_nothing_past_a_stop_text(tokenizer: ChatTokenizer):
+    engine = LedgerEngine(tokenizer, goes_on)
+    engine.knows_stop_ids = True
+    session = session_of(engine, tokenizer)
+    answer = await session.answer(said("?", stop=("\nObs:",)))
+    assert reply(answer)["content"] == "a: b, O: c" and answer.choices[0].finish == "stop"
+    record = session.record()
+    assert [tokenizer.decode(entry.tokens) for entry in engine.ledger] == ["a:", " b, O:", " c\nObs:"], (
+        "ended, and continued"
+    )
+    assert len({entry.seed for entry in engine.ledger}) == 3
+    assert record.account.dropped == () and record.metrics["agent/dropped_tokens"] == 0
+    [rollout] = record.rollouts
+    assert rollout.tokens[rollout.trained].tolist() == np.concatenate([one.tokens for one in engine.ledger]).tolist()
+    assert rollout.logprobs is not None
+    assert (
+        rollout.logprobs[rollout.trained].tolist() == np.concatenate([one.logprobs for one in engine.ledger]).tolist()
+    )
+
+
+async def test_a_reply_that_is_continued_keeps_to_its_bound(tokenizer: ChatTokenizer):
+    engine = LedgerEngine(tokenizer, goes_on)
+    engine.knows_stop_ids = True
+    answer = await session_of(engine, tokenizer).answer(said("?", stop=("\nObs:",), max_tokens=4))
+    assert (tokenizer.decode(answer.choices[0].tokens), answer.choices[0].finish) == ("a: b", "length")
+
+
+async def test_a_reply_is_continued_eight_times_and_then_sampled_to_its_end(tokenizer: ChatTokenizer):
+    text = ":" * 12 + "END:x"
+    engine = LedgerEngine(tokenizer, lambda prompt, seed: text.removeprefix(prompt.rpartition("assistant\n")[2]))
+    engine.knows_stop_ids = True
+    session = session_of(engine, tokenizer)
+    answer = await session.answer(said("?", stop=("END:",)))
+    assert reply(answer)["content"] == ":" * 12 and len(engine.ledger) == 9
+    assert [tokenizer.decode(cut.tokens) for cut in session.record().account.dropped] == ["x"]
+
+
 async def test_where_one_call_at_a_time_may_be_made_the_reply_ends_with_the_first(tokenizer: ChatTokenizer):
     engine = LedgerEngine(tokenizer, lambda prompt, seed: ASKS_WEATHER * 2)
     session = session_of(engine, tokenizer)

@@ -31,6 +31,7 @@ class SequenceState:
     seed: int
     sampling: Sampling
     tokens: Tokens  # prompt and what was sampled
+    stop_ids: frozenset[int] = frozenset()  # of its call, beside the model's own
     logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # of what was sampled
     versions: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
@@ -69,6 +70,7 @@ class RunningBatch:
             "length": np.zeros(max_rows, np.int64),  # tokens, of which the cache holds all but the last
             "start": np.zeros(max_rows, np.int64),  # tokens of the prompt
             "end": np.zeros(max_rows, np.int64),
+            "has_stop_ids": np.zeros(max_rows, np.bool_),
             "temperature": np.zeros(max_rows),
             "top_p": np.zeros(max_rows),
             "top_k": np.zeros(max_rows, np.int64),
@@ -158,6 +160,7 @@ class RunningBatch:
     def _load(self, slot: int, row: SequenceState) -> None:
         columns, start, length = self._columns, len(row.prompt), len(row.tokens)
         columns["start"][slot], columns["length"][slot], columns["end"][slot] = start, length, row.end
+        columns["has_stop_ids"][slot] = bool(row.stop_ids)
         columns["temperature"][slot] = row.sampling.temperature
         columns["top_p"][slot], columns["top_k"][slot] = row.sampling.top_p, row.sampling.top_k
         columns["uniform"][slot] = uniforms(row.seed, (length - start) // BLOCK)
@@ -194,7 +197,10 @@ class RunningBatch:
     def _finish(self) -> list[Finished]:
         count, columns = len(self.rows), self._columns
         length = columns["length"][:count]
-        stopped = np.isin(columns["tokens"][np.arange(count), length - 1], self._stops)
+        last = columns["tokens"][np.arange(count), length - 1]
+        stopped = np.isin(last, self._stops)
+        for slot in np.flatnonzero(columns["has_stop_ids"][:count]).tolist():
+            stopped[slot] |= int(last[slot]) in self.rows[slot].stop_ids
         ended = np.flatnonzero(stopped | (length >= columns["end"][:count]))
         done = []
         for slot in ended.tolist():

@@ -103,7 +103,11 @@ class HFEngine(Engine):
         prompt = np.ascontiguousarray(prompt, dtype=np.int32)
         self._check(prompt, n, sampling, seeds)
         call = Call([None] * n, n, asyncio.get_running_loop().create_future())
-        rows = [SequenceState(call, index, prompt, int(seed), sampling, prompt) for index, seed in enumerate(seeds[:n])]
+        stop_ids = frozenset(sampling.stop_ids)
+        rows = [
+            SequenceState(call, index, prompt, int(seed), sampling, prompt, stop_ids)
+            for index, seed in enumerate(seeds[:n])
+        ]
         if n and not self._batch.fits(rows[0]):
             raise DataError(
                 f"keys and values of {rows[0].end} tokens need more than kv_cache_gb = {self._options.kv_cache_gb:g}.",

@@ -47,6 +47,12 @@ def check(options: HFOptions, workload: Workload) -> None:
         )
 
 
+def dtype(options: HFOptions, workload: Workload) -> str:
+    from atropos_core.models.model_size import loaded_dtype
+
+    return loaded_dtype(workload.context.model, options.dtype, workload.context.devices[0])
+
+
 def transports(options: HFOptions) -> frozenset[Transport]:
     """Which way of sharing memory it is, the run's devices decide."""
     return frozenset({"posix_shm", "cuda_ipc", "checkpoint", "adapter"})
@@ -62,6 +68,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         transports=transports,
         holds=holds,
         check=check,
+        dtype=dtype,
         requires=frozenset({"torch", "transformers"}),
         runs_in="process",
     )

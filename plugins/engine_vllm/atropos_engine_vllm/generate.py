@@ -50,7 +50,7 @@ def request(prompt: Tokens, sampling: Sampling, seed: int, stops: Sequence[int],
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "logprobs": 0,  # the sampled token's alone
-        "stop_token_ids": list(stops),
+        "stop_token_ids": [*stops, *sampling.stop_ids],
         "ignore_eos": True,  # beside those
         "detokenize": False,
     }

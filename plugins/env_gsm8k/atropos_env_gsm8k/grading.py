@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 
 from atropos_core.errors import DataError, DeadlineExceeded, RemoteError
-from atropos_env_gsm8k.function_worker import Worker
+from atropos_core.processes.function_worker import Worker
 
 _PLAIN = re.compile(r"[-+]?\d+(?:\.\d*)?|[-+]?\.\d+")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")

@@ -56,6 +56,21 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
         yield Holding("copy that engines load", copied, change="share the weights: leave out bridge.copies")
 
 
+def checkpoint_bytes(options: GrpoOptions, workload: Workload) -> int:
+    """Weights, fp32 masters of 16-bit ones, and two moments (saving.py); 0 where the model's files do not say its size."""
+    context = workload.context
+    model = read(context.model)
+    if model is None:
+        return 0
+    if options.lora is not None or context.transport == "adapter":
+        trained = adapter_parameters(model, options.lora or LoraOptions())
+        weights = trained * FP32
+    else:
+        trained, element = model.parameters, _element(context.devices[0], options, model)
+        weights = trained * (element if element == FP32 else element + FP32)
+    return weights + int(2 * trained * MOMENT_BYTES[options.optimizer])
+
+
 def _element(device: str, options: GrpoOptions, model: ModelSize) -> int:
     if options.dtype == "auto":
         return BYTES["float32"] if device == "cpu" else BYTES.get(model.dtype, 2)

@@ -92,6 +92,18 @@ def check(options: GrpoOptions, workload: Workload) -> None:
         )
 
 
+def dtype(options: GrpoOptions, workload: Workload) -> str:
+    from atropos_core.models.model_size import loaded_dtype
+
+    return loaded_dtype(workload.context.model, options.dtype, workload.context.devices[0])
+
+
+def saves(options: GrpoOptions, workload: Workload) -> int:
+    from atropos_trainer_grpo.memory import checkpoint_bytes
+
+    return checkpoint_bytes(options, workload)
+
+
 def transports(options: GrpoOptions) -> frozenset[Transport]:
     """Whoever asks for an adapter gets one. Otherwise the bridge decides what is trained: by memory (which kind, the
     run's devices decide), as a copy or as checkpoints the whole model, by adapters one with the default options."""
@@ -146,6 +158,8 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
         transports=transports,
         holds=holds,
         check=check,
+        dtype=dtype,
+        saves=saves,
         announces=announces,
         merge=merge,
         several_devices=True,

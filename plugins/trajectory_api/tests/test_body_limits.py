@@ -260,6 +260,21 @@ def test_a_list_that_is_read_in_parts_is_the_whole_list(number: str, count: int)
         read_in_parts(text[:-1] + b",]")
 
 
+@pytest.mark.parametrize("inside", [r"\"", r"\\", r"[1,2] \\\"", "[" + "1," * 200 + "1]", "é"])
+def test_a_text_that_is_looked_at_in_parts_ends_where_it_ends(inside: str) -> None:
+    numbers = "[" + ",".join(["1.5"] * 300) + "]"
+    for before in range(PART_BYTES - 14, PART_BYTES + 2):
+        text = f'{{"a":"{"x" * before}{inside}","b":[{numbers},"{inside}{numbers}"]}}'.encode()
+        assert read_in_parts(text) == orjson.loads(text)
+
+
+def test_large_integers_are_found_among_fractions() -> None:
+    fractions = b",".join([b"[1.5,-2e-3,1e300]"] * 1000)
+    assert parse(b'{"a":[%b]}' % fractions) == orjson.loads(b'{"a":[%b]}' % fractions)
+    with pytest.raises(DataError, match="the integer 100000000000000000000... is beyond 64 bits"):
+        parse(b'{"a":[%b,[100000000000000000000]]}' % fractions)
+
+
 @pytest.mark.parametrize("numbers", [[1.5], [-1, 2.5], [3_000_000_000]], ids=["fractions", "mixed", "above 32 bits"])
 def test_a_long_list_of_numbers_is_never_all_python_objects(numbers: list[float]) -> None:
     body = json.dumps({"tokens": [numbers * (1_000_000 // len(numbers))]}).encode()

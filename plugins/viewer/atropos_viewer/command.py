@@ -35,6 +35,7 @@ def view(
     html_mb: Annotated[
         float, typer.Option(min=0.5, help="That the file may take; older steps' rollouts are left out first.")
     ] = HTML_MB,
+    force: Annotated[bool, typer.Option("--force", help="Write over the file of --html, where there is one.")] = False,
 ) -> None:
     """Look at runs in a browser: curves with the health findings on them, rollouts token by token, evaluations before and
     after, where the time went. Follows a run that goes on.
@@ -46,13 +47,17 @@ def view(
       atropos view runs/a runs/b --html comparison.html
     """
     from atropos_core import console
-    from atropos_core.errors import ConfigError
+    from atropos_core.errors import ConfigError, RunDirectoryError
     from atropos_viewer.library import Library, newest_run
 
     if html is not None and port:
         raise ConfigError("--port has no effect with --html: a file needs no server.", remedy="Leave one of them out.")
     if html is None and html_mb != HTML_MB:
         raise ConfigError("--html-mb has no effect without --html.", remedy="Add --html FILE, or leave it out.")
+    if html is None and force:
+        raise ConfigError("--force has no effect without --html.", remedy="Add --html FILE, or leave it out.")
+    if html is not None and html.exists() and not force:
+        raise RunDirectoryError(f"{html} exists already.", remedy="Name another file, or add --force to write over it.")
     if not runs:
         runs = [newest_run(Path("runs"))]
         console.say(f"the newest run: {runs[0]}")

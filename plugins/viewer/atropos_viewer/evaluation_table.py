@@ -11,7 +11,7 @@ from atropos_viewer.shown import number, text_of
 
 def evaluation_table(problems: Sequence[EvaluatedProblem]) -> dict[str, Any]:
     """A problem a row; `question` and `reply` are the last messages of user and model in its first sample. `correct` is null where
-    no sample's score says what is right."""
+    no sample's score says what is right; `cut` is how many samples reached max_tokens."""
     return {
         "task": [one.task for one in problems],
         "environment": [one.environment for one in problems],
@@ -19,6 +19,7 @@ def evaluation_table(problems: Sequence[EvaluatedProblem]) -> dict[str, Any]:
         "total": [one.total for one in problems],
         "reward": [_mean([sample.reward for sample in one.samples if sample.reward is not None]) for one in problems],
         "failed": [next((sample.failed for sample in one.samples if sample.failed), "") for one in problems],
+        "cut": [sum(sample.finish == "length" for sample in one.samples) for one in problems],
         "question": [_last(one, "user") for one in problems],
         "reply": [_last(one, "assistant") for one in problems],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -65,10 +65,15 @@ class StepRollouts:
             "where": one.failed_in,
             "left_out": self._why[at],
             "messages": list(one.messages),
+            "tools": list(self._tools_shown.get(one.tools or "", ())),
             "sequences": [_sequence(sequence, texts) for sequence in sequences] if texts is not None else [],
             "policy_version": self._policy_version,
             "notices": self._notices() + ([texts.why_none] if texts is not None and texts.why_none else []),
         }
+
+    @cached_property
+    def _tools_shown(self) -> Mapping[str, Any]:
+        return self._recorded.tools()
 
     def _notices(self) -> list[str]:
         if not self._why_no_tokens:

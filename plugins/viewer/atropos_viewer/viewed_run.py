@@ -42,6 +42,7 @@ class ViewedRun:
             "model": str(self._config.get("model", "")),
             "rollouts": self._records.steps(),
             "evaluations": self._records.evaluation_steps(),
+            "checkpoints": self._records.checkpoint_steps(),
             "times": [row for row in times if isinstance(row, dict)] if isinstance(times, list) else [],
             "config": self._config_text,
             "notices": self._metrics.notices(),

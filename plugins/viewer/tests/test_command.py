@@ -34,6 +34,7 @@ def test_what_is_no_run_is_named(tmp_path, monkeypatch, capsys):
 
 def test_a_flag_without_effect_is_refused(toy_run, capsys):
     assert "--port has no effect with --html" in refused(capsys, str(toy_run), "--html", "a.html", "--port", "8000")
+    assert "--force has no effect without --html" in refused(capsys, str(toy_run), "--force")
     assert "--html-mb has no effect without --html" in refused(capsys, str(toy_run), "--html-mb", "3")
 
 
@@ -50,6 +51,12 @@ def test_a_file_is_written_and_where_it_cannot_be_the_error_says_so(toy_run, tmp
     assert run_app(["view", str(toy_run), "--html", str(tmp_path / "a.html")]) == 0
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     assert "left out" not in capsys.readouterr().out
+    (tmp_path / "a.html").write_text("of somebody")
+    said = refused(capsys, str(toy_run), "--html", str(tmp_path / "a.html"))
+    assert "a.html exists already." in said and "add --force to write over it" in said
+    assert (tmp_path / "a.html").read_text() == "of somebody"
+    assert run_app(["view", str(toy_run), "--html", str(tmp_path / "a.html"), "--force"]) == 0
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     assert "no/such/a.html" in refused(capsys, str(toy_run), "--html", str(tmp_path / "no/such/a.html"))
 
 

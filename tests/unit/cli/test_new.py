@@ -21,6 +21,8 @@ from tests import wheels
 
 REGISTRY = load_plugins([]).registry
 PYTHON = (sys.executable, "-m")
+PYTEST = (*PYTHON, "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin")
+ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a plugin needs no other, and schemathesis takes long to import
 PATH = os.environ.get("PYTHONPATH", "")
 
 
@@ -34,7 +36,7 @@ def ok(*command: str, cwd: Path, **environment: str) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_plugin_passes_its_own_tests_at_once(kind: str, tmp_path: Path) -> None:
     folder = write(kind, "hello_world", tmp_path)
-    out = ok(*PYTHON, "pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
+    out = ok(*PYTEST, cwd=folder, **ALONE)
     assert "passed" in out and "skipped" not in out
 
 
@@ -59,7 +61,7 @@ def test_a_new_environment_with_tools_is_tested_linted_and_typed_at_once(
     tmp_path: Path, checked: tuple[str, ...]
 ) -> None:
     folder = write("environment", "hello_world", tmp_path, tools=True)
-    assert "4 passed" in ok(*PYTHON, "pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
+    assert "4 passed" in ok(*PYTEST, cwd=folder, **ALONE)
     ok(*PYTHON, "ruff", "check", "--isolated", "--line-length", "120", "--select", "E,F,I,UP,B", ".", cwd=folder)
     ok(*PYTHON, "ruff", "format", "--isolated", "--line-length", "120", "--check", ".", cwd=folder)
     ok(*PYTHON, "mypy", *checked, f"atropos_{folder.name}", cwd=folder)

@@ -13,9 +13,10 @@ import pytest
 from datasets import load_dataset
 
 from atropos_core.cli import run_app
+from atropos_core.interfaces import SettledGroup
 from atropos_core.storage.run_records import RunRecords
 from atropos_core.testing.samples import make_episode, make_group, make_task
-from tests.recorded_runs import group_of, recorded, says, user
+from tests.recorded_runs import group_of, recorded, says, settled, user
 
 
 def export(capsys: pytest.CaptureFixture[str], run: Path, form: str, out: Path, *flags: str) -> dict[str, Any]:
@@ -58,7 +59,14 @@ async def test_conversations_are_read_by_datasets_with_tool_calls_as_they_were(t
     made = export(capsys, run, "sft", out := tmp_path / f"out.{suffix}")
     assert (made["written"], made["left_out"], made["path"]) == (2, {}, str(out))
     first, second = read(out, tmp_path)
-    assert first == {"messages": said, "reward": 1.0, "task": "task-0", "environment": "sample", "step": 1}
+    assert first == {
+        "messages": said,
+        "tools": None,
+        "reward": 1.0,
+        "task": "task-0",
+        "environment": "sample",
+        "step": 1,
+    }
     arguments = {**OTHER, "function": {"name": "find", "arguments": {"query": "é"}}}
     assert second["messages"] == [found[0], {**found[1], "tool_calls": [arguments]}, *found[2:]], "up to the last reply"
 
@@ -81,6 +89,14 @@ async def test_what_is_worth_imitating_is_chosen_and_the_rest_is_counted_by_its_
     assert exported("--best-per-group", "1") == (
         [every[1], every[5], every[6]], {"not among the best of its group": 4, **failed},
     )  # fmt: skip
+
+
+async def test_rewards_are_those_before_a_transform_changed_them(tmp_path, capsys):
+    scored = make_group(0, [0.0, 3.0])
+    changed = replace(scored, rewards=np.array([1.0, -1.0], np.float32))
+    run = await settled(tmp_path / "run", [SettledGroup(changed, "trained", scored=scored.rewards)])
+    export(capsys, run, "sft", tmp_path / "a.jsonl", "--best-per-group", "1")
+    assert [row["reward"] for row in read(tmp_path / "a.jsonl", tmp_path)] == [3.0]
 
 
 async def test_what_is_no_conversation_of_the_policy_is_left_out_by_name(tmp_path, capsys):
@@ -120,14 +136,14 @@ async def test_pairs_part_at_the_last_reply_and_the_largest_margin_is_taken(tmp_
     made = export(capsys, run, "dpo", out := tmp_path / f"out.{suffix}")
     assert made["left_out"] == {
         "the rollout failed": 1,
-        "groups whose conversations part before the last reply": 1,
+        "groups whose conversations part before the last reply (several turns: see --as sft --best-per-group 1)": 1,
         "groups whose last replies are the same text": 1,
         "groups whose rewards are all equal": 1,
         "groups with fewer than two usable rollouts": 1,
     }
     [row] = read(out, tmp_path)
     assert row == {
-        "prompt": shared, "chosen": [says("4")], "rejected": [says("3")], "score_chosen": 1.0, "score_rejected": 0.0,
+        "prompt": shared, "chosen": [says("4")], "rejected": [says("3")], "tools": None, "score_chosen": 1.0, "score_rejected": 0.0,
         "task": "task-0", "environment": "sample", "step": 1,
     }  # fmt: skip
     assert run_app(["export", str(run), "--as", "dpo", "--out", str(tmp_path / "b.jsonl"), "--min-margin", "1.5"]) == 1
@@ -206,3 +222,30 @@ async def test_what_cannot_be_is_refused_in_one_sentence_and_leaves_no_file(tmp_
     assert run_app(["export", str(tmp_path / "empty"), "--as", "sft", "--out", str(tmp_path / "out.jsonl")]) != 0
     assert "has no recorded rollouts" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "precious.jsonl").read_text() == "precious"
+
+
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+FIND = {
+    "type": "function",
+    "function": {"name": "find", "description": "é", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+async def test_the_tools_that_the_policy_was_shown_are_recorded_once_and_exported_beside_each_conversation(
+    tmp_path, capsys, suffix
+):
+    groups = [group_of(n, [1.0, 0.5], [user("1 + 2?"), says("3")], [user("1 + 2?"), says("4")]) for n in range(3)]
+    shown = [
+        SettledGroup(group, "trained", tools=tools)
+        for group, tools in zip(groups, [(ADD,), (ADD, FIND), ()], strict=True)
+    ]
+    run = await settled(tmp_path / "run", shown, shown[:2])
+    assert len((run / "rollouts/tools.jsonl").read_text().splitlines()) == 2, "each set once"
+    for form, count in (("sft", 2), ("dpo", 1)):
+        export(capsys, run, form, out := tmp_path / f"{form}.{suffix}")
+        tools = [row["tools"] for row in read(out, tmp_path)]
+        one, two = [[ADD]] * count, [[ADD, FIND]] * count
+        assert tools == [*one, *two, *[None] * count, *one, *two]

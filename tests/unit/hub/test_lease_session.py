@@ -8,6 +8,7 @@ import pytest
 
 from atropos_core.errors import DataError, LeaseLost
 from atropos_core.hub.hub import Want
+from atropos_core.hub.lease_session import RESUME
 from tests.unit.hubs import Clock, ids, label, opened, payloads, settle
 
 ONE, ALL = Want(groups=1), Want(groups=4)
@@ -156,3 +157,32 @@ async def test_a_group_that_is_not_leased_cannot_be_trained_and_a_trained_one_no
     session.trained([number])
     with pytest.raises(DataError, match="are trained"):
         session.give_back([number])
+
+
+def test_a_session_that_is_over_says_why_by_its_number() -> None:
+    clock = Clock()
+    one, _ = opened(lease_s=10.0, clock=clock)
+    clock.now = 11.0
+    said = {}
+    for number in (1, 7):
+        with pytest.raises(LeaseLost) as caught:
+            one.session(number)
+        said[number] = caught.value
+    one.open("another")
+    with pytest.raises(LeaseLost) as caught:
+        one.session(1)
+    assert [Exception.__str__(error) for error in (said[1], said[7], caught.value)] == [
+        "session 1 is over: it was silent for too long.",
+        "session 7 is over: it is none of this hub, which has opened 1.",
+        "session 1 is over: session 2 was opened.",
+    ]
+    assert {error.remedy for error in (said[1], said[7], caught.value)} == {RESUME}
+
+
+def test_an_environment_that_is_forgotten_keeps_no_share_of_batches() -> None:
+    one, _ = opened()
+    one.share("words", weight=3.0, minimum=0.5)
+    assert one.try_put("a", label("words")) is not None, "what it has sent stays, and with it its queue"
+    one.forget("words")
+    queue = one.ledger.queues.queue("words", 0.0)
+    assert (queue.weight, queue.minimum, queue.registered) == (1.0, 0.0, False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from atropos_core.cli.options import short_name
 from atropos_core.config.run_file import Layer, dump, load, to_toml
 from atropos_core.errors import AtroposError, ConfigError, PluginError, UnknownComponent
 from atropos_core.launch.assemble import make_plan
@@ -200,6 +201,11 @@ SOME = {  # of options that cannot all be left out, and of forms that are not th
     "distillation": [{"model": "tiny"}, {"url": "http://127.0.0.1:1/v1", "tokenizer": "tiny"}],
     "format": [{"patterns": ["7"]}],
     "remote": [{"url": "http://127.0.0.1:1"}],
+    "atroposlib": [{"file": "/files/env.py:Words", "config": {"letter": "b"}, "datasets": {"a/b": "c"}}],
+    "reasoning_gym": [
+        {"dataset": "gcd"},
+        {"mixture": {"gcd": 1.0, "lcm": 2.0}, "parameters": {"gcd": {"max_value": 9}}},
+    ],
     "docker": [{"image": "debian"}],
     "agent": [
         {"command": ["python", "agent.py"], "tasks_from": "gsm8k"},
@@ -236,6 +242,38 @@ def test_a_near_miss_is_suggested_and_kinds_are_kept_apart() -> None:
         registry.find("reward", "numerc")
     with pytest.raises(UnknownComponent, match="There is: local"):
         registry.find("bridge", "zzz")
+
+
+TAKING = """
+from atropos_core import Options, hookimpl
+from atropos_core.plugins.provider import Provider
+
+class Words(Options):
+    word: str
+    times: int = 1
+
+class Reward:
+    async def __call__(self, task, episodes):
+        return [0.0] * len(episodes)
+
+@hookimpl
+def atropos_rewards():
+    yield Provider("says", "nothing", Words, lambda options, context: Reward(), argument="word")
+"""
+
+
+def test_what_follows_a_colon_is_the_option_that_the_component_takes_there(install: Install) -> None:
+    install("reward_says", TAKING)
+    registry = load_plugins().registry
+    config = registry.find("reward", "says:./a.py:B").provider.config
+    assert dump(config.model_validate({"times": 2})) == {"word": "./a.py:B", "times": 2}
+    assert dump(config.model_validate({"word": "other"}))["word"] == "other", "what a run file says of it stands"
+    with pytest.raises(ConfigError, match="'says:' has nothing after its colon"):
+        registry.find("reward", "says:")
+    with pytest.raises(ConfigError, match="no module named 'numeric'"):
+        registry.find("reward", "numeric:word")  # which takes none: it is a place, as any other
+    assert short_name("says:./folder/a.py") == "a"
+    assert short_name("says:owner/Word") == "word"
 
 
 SERVER = """

@@ -74,6 +74,14 @@ class Far(LocalBridge):
 
 class Near(LocalBridge):
     transports = {"in_process"}
+
+class Graded:
+    runs_in = "process"
+
+    async def __call__(self, task, episodes):
+        return np.ones(len(episodes))
+
+class Apart(Near):
     runs_in = "process"
 
 class Nowhere(Quiet):
@@ -127,7 +135,8 @@ def test_options_come_first_and_the_context_by_its_name(file: Path):
 
 def test_a_class_says_of_itself_what_a_plugin_says_in_its_provider(file: Path):
     provider = load_plugins([]).registry.find("bridge", f"{file}:Near").provider
-    assert provider.transports(NoOptions()) == {"in_process"} and provider.runs_in == "process"
+    assert provider.transports(NoOptions()) == {"in_process"} and provider.runs_in == "here"
+    assert load_plugins([]).registry.find("reward", f"{file}:Graded").provider.runs_in == "process"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +158,7 @@ def test_a_class_says_of_itself_what_a_plugin_says_in_its_provider(file: Path):
         ("bridge", "Far", "there is no transport 'pigeon'. There is: in_process"),
         ("sink", "NoModel", "Options is 7"),
         ("sink", "Nowhere", "runs_in is 'here' or 'process', not 'elsewhere'"),
+        ("bridge", "Apart", 'runs_in = "process" is of engines, trainers and rewards; a bridge lives'),
         ("loss", "one", "is not a loss, but.*\n.*trainer's decorator"),
         ("sink", "", "has 5 sinks: say which"),
     ],

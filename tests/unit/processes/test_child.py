@@ -377,7 +377,8 @@ async def test_a_look_that_does_not_wait_for_a_slow_reward_ends_neither_its_proc
     assert "rescore/difference" in await looking.look(1, seen)
 
 
-async def test_a_child_has_its_threads_and_leads_a_group_of_its_own(start):
+async def test_a_child_has_its_threads_and_leads_a_group_of_its_own(start, monkeypatch):
+    monkeypatch.setenv("COLD", "1")  # its environment is read from outside, where a warm one shows its template's
     child = await start()
     process = psutil.Process(child.process.pid)
     assert process.environ()["OMP_NUM_THREADS"] == "3"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from atropos_core.rollouts.control_tokens import MARK
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -92,29 +90,9 @@ def test_arguments_of_calls_and_lists_are_marked_too(tmp_path: Path) -> None:
     assert marked[0]["content"] is None
 
 
-@pytest.fixture(params=[("bpe", "first"), ("bpe", "always"), ("unigram", "first"), ("unigram", "never")])
+@pytest.fixture(params=families.SENTENCEPIECE)
 def of_sentencepiece(request: pytest.FixtureRequest, tmp_path: Path) -> ChatTokenizer:
-    """As those of Llama 2, Mistral and T5: spaces are letters, and control tokens stand in the model's own vocabulary."""
-    kind, scheme = request.param
-    control = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>") if kind == "bpe" else models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    alphabet = [chr(number) for number in range(33, 127)]
-    trainer = (
-        trainers.BpeTrainer(vocab_size=200, special_tokens=control, initial_alphabet=alphabet)
-        if kind == "bpe"
-        else trainers.UnigramTrainer(
-            vocab_size=160, special_tokens=control, unk_token="<unk>", initial_alphabet=alphabet
-        )
-    )
-    tokenizer.train_from_iterator(["a page that a tool found for a user", "a plain one", "Sure. a b"] * 20, trainer)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    turn = "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}</s>{% endif %}"
-    template = "{{ bos_token }}" + families.turns(turn, "")
-    config = {"eos_token": "</s>", "bos_token": "<s>", "chat_template": template}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    return ChatTokenizer(tmp_path)
+    return ChatTokenizer(families.write_sentencepiece(*request.param, tmp_path))
 
 
 def test_a_vocabulary_that_holds_its_control_tokens_finds_none_in_a_message(of_sentencepiece: ChatTokenizer) -> None:

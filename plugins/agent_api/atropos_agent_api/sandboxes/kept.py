@@ -155,7 +155,7 @@ class KeptProgram(RunningProgram):
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._listening = asyncio.create_task(self._listen(reader))
         job = json.dumps({**self._job, "sizes": [len(content) for content in contents]}).encode()
-        self._writer.writelines([len(job).to_bytes(8, "big"), job, *contents])
+        self._writer.write(b"".join([len(job).to_bytes(8, "big"), job, *contents]))
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 await self._started
@@ -201,23 +201,28 @@ class KeptProgram(RunningProgram):
         self._forget(self)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        async for line in reader:
-            event = json.loads(line)
-            if event["event"] == "started":
-                self._started.set_result(None)
-            elif event["event"] == "not_started":
-                self._started.set_exception(
-                    SandboxError(f"{self._label} could not be started: {event['why']}.", remedy=self._remedy)
-                )
-            elif event["event"] == "ended" and event["is_whole"]:
-                self._ended.set_result(_exit(event))
-            else:
-                why = event.get("why", f"processes of it could not be killed within {END_DEADLINE_S:.0f} s")
-                self._ended.set_exception(SandboxError(f"a sandbox was lost: {why}."))
+        try:
+            async for line in reader:
+                self._take(json.loads(line))
+        except (OSError, ValueError):  # a keeper that is killed resets the connection, or leaves half a line
+            pass
         for future in (self._started, self._ended):
             if not future.done():
                 await self._end_keeper()
                 future.set_exception(SandboxError("the keeper of a program was killed, and its program with it."))
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "started":
+            self._started.set_result(None)
+        elif event["event"] == "not_started":
+            self._started.set_exception(
+                SandboxError(f"{self._label} could not be started: {event['why']}.", remedy=self._remedy)
+            )
+        elif event["event"] == "ended" and event["is_whole"]:
+            self._ended.set_result(_exit(event))
+        else:
+            why = event.get("why", f"processes of it could not be killed within {END_DEADLINE_S:.0f} s")
+            self._ended.set_exception(SandboxError(f"a sandbox was lost: {why}."))
 
     async def _end_keeper(self) -> None:
         """And, where it is gone without having ended its program, what carries the program's mark."""

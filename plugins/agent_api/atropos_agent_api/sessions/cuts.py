@@ -1,6 +1,6 @@
 """Where a reply ends for its call, though the policy sampled on: at a stop text, and after one call where only one may be.
 
-The engine knows neither, so what was sampled is cut behind the first token that completes the end; no token is split.
+What was sampled is cut behind the first token that completes the end; no token is split.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.prompts import Prompt, PromptBuilder
 from atropos_agent_api.sessions.record import SessionRecord, call_records, metrics_of
 from atropos_agent_api.sessions.replies import choice_of, reply_of
+from atropos_agent_api.sessions.sampling import sample_to_stop
 from atropos_agent_api.tokens.account import account_of, name_of
 from atropos_agent_api.tokens.canonical import digest
 from atropos_agent_api.tokens.formats import ChatFormat
@@ -134,7 +135,7 @@ class Session:
 
     async def _sample(self, call: Call, turn: Turn, prompt: Prompt, sampling: Sampling) -> Answer:
         try:
-            completions = await self._policy.sample(prompt.ids, n=call.n, sampling=sampling, seed=turn.seed)
+            completions = await sample_to_stop(self._policy, prompt.ids, call, sampling, turn.seed, self._format)
             replies = [await reply_of(call, turn, prompt, one, self._format, at) for at, one in enumerate(completions)]
             choices = [await choice_of(call, reply, self._format) for reply in replies]
         except AtroposError as error:

@@ -5,6 +5,7 @@ A format never encodes again what was sampled: `extend` gives only the ids that 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -43,6 +44,9 @@ class ChatFormat(Protocol):
 
     async def encode(self, text: str) -> Tokens:
         """Of a prompt that is no conversation. Raises DataError where there is no tokenizer."""
+
+    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
+        """Tokens that may be the last of one of these texts; none where there is no tokenizer."""
 
 
 class TemplateFormat(ChatFormat):
@@ -83,3 +87,8 @@ class TemplateFormat(ChatFormat):
         if self._tokenizer is None:
             raise DataError("this policy has no tokenizer, so a prompt that is no conversation cannot be encoded.")
         return self._tokenizer.encode(text)
+
+    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
+        if self._tokenizer is None:
+            return ()
+        return await asyncio.to_thread(self._tokenizer.ids_that_may_complete, texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,9 @@ class RendererFormat(ChatFormat):
 
     async def encode(self, text: str) -> Tokens:
         return self._tokenizer.encode(text)
+
+    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
+        return await asyncio.to_thread(self._tokenizer.ids_that_may_complete, texts)
 
 
 def renderer_names() -> list[str]:

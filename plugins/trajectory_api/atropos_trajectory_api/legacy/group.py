@@ -7,6 +7,7 @@ An 8 x 64 group takes 10 us to encode this way, and 147 as the 41 arrays of a Sc
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,7 +41,7 @@ from atropos_core.types import (
     offsets_of,
 )
 from atropos_trajectory_api.legacy.outgoing_groups import KEYS, MASKED, MASKED_LOGPROB, NO_LOGPROB, to_wire
-from atropos_trajectory_api.legacy.shared_settings import SharedSettings
+from atropos_trajectory_api.legacy.shared_settings import SETTINGS, SharedSettings
 from atropos_trajectory_api.legacy.wire_json import dumps
 from atropos_trajectory_api.legacy.wire_lists import index_of
 
@@ -77,25 +78,39 @@ class OldGroup:
     def check(self, vocabulary: int = 0) -> None:
         """Raises DataError for values that must not be trained (`atropos_core.group_schema`), under the protocol's names
         for them. A `vocabulary` of 0 is not known."""
-        if not all(-LARGEST_REWARD <= score <= LARGEST_REWARD for score in self.scores):
-            for number, score in enumerate(self.scores):
+        scores = self.scores
+        if not (min(scores) >= -LARGEST_REWARD and max(scores) <= LARGEST_REWARD and not math.isnan(sum(scores))):
+            for number, score in enumerate(scores):
                 check_number(f"scores[{number}]", score)
         check_token_columns(self._columns(), vocabulary, lambda name, at: _NAMES.get(name, name) + self.place(at))
+        if SETTINGS.isdisjoint(self.rest):
+            return
         settings = SharedSettings(self.rest, len(self.lengths))
         for number, temperature in enumerate(settings.temperatures) if 0 in settings.temperatures else ():
             if temperature == 0 and not settings.zeroed[number]:
                 at = offsets_of(self.lengths)
-                own = self._columns(slice(int(at[number]), int(at[number + 1])))
+                own = self._columns_of(slice(int(at[number]), int(at[number + 1])))
                 check_greedy(f"sequence {number}: its", own, sft=settings.sft[number])
 
-    def _columns(self, part: slice = slice(None)) -> TokenColumns:
-        """Of a part, without the teacher."""
-        whole = part == slice(None)
-        own = {name: values[part] for name, values in self.columns.items()}
+    def _columns(self) -> TokenColumns:
+        teacher, own = self.teacher, self.columns
         return TokenColumns(
-            self.tokens[part], self.sampled[part], self.sampled[part], own.get("inference_logprobs"), own.get("ref_logprobs"),
-            own.get("advantages"), TopK(*self.teacher) if whole and self.teacher is not None else None,
+            self.tokens, self.sampled, self.sampled, own.get("inference_logprobs"), own.get("ref_logprobs"),
+            own.get("advantages"), None if teacher is None else TopK(*teacher),
         )  # fmt: skip
+
+    def _columns_of(self, part: slice) -> TokenColumns:
+        """Without the teacher."""
+        sampled, own = self.sampled[part], {name: values[part] for name, values in self.columns.items()}
+        return TokenColumns(
+            self.tokens[part],
+            sampled,
+            sampled,
+            own.get("inference_logprobs"),
+            own.get("ref_logprobs"),
+            own.get("advantages"),
+            None,
+        )
 
     def frame(self) -> bytes:
         """What `held` reads again."""

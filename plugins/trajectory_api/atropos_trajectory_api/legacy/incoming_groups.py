@@ -47,6 +47,8 @@ MOST_WARNED = 1000
 _WARNED: set[str] = set()  # environments whose advantages were ignored
 
 _COLUMNS = ("advantages", "ref_logprobs", "inference_logprobs")
+_TEACHER = ("distill_token_ids", "distill_logprobs")
+_SAID = ("messages", *VERBATIM)
 
 
 class _First(FailFast):
@@ -126,7 +128,7 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
     rest: dict[str, Any] = {"env_id": data.get("env_id")}
     if type(rest["env_id"]) not in (int, type(None)):
         raise TypeError
-    if np.count_nonzero(sampled) + np.count_nonzero(masks == MASKED) < len(masks):
+    if not np.logical_or(sampled, masks == MASKED).all():
         if type(data["masks"]) is FlatRows:
             raise TypeError
         rest["masks"] = [list(map(int, row)) for row in data["masks"]]
@@ -141,8 +143,9 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
         elif given is not None:  # an empty list says nothing, and is given back as it came
             rest[name] = lists(given)
     teacher = _teacher(data, rest, lengths)
-    _check_messages(data.get("messages"))
-    for key in ("messages", *VERBATIM):
+    if (messages := data.get("messages")) is not None:
+        _check_messages(messages)
+    for key in _SAID:
         if (said := data.get(key)) is not None:
             _bounded(key, said)
             rest[key] = said
@@ -179,7 +182,7 @@ def _as_numbers(scores: list[Any]) -> list[Any]:
 def _teacher(
     data: Mapping[str, Any], rest: dict[str, Any], lengths: Sequence[int]
 ) -> tuple[NDArray[np.int64], Tokens, Floats] | None:
-    names = ("distill_token_ids", "distill_logprobs")
+    names = _TEACHER
     given = [data.get(name) for name in names]
     if not any(given):
         rest |= {name: lists(rows) for name, rows in zip(names, given, strict=True) if rows is not None}
@@ -205,10 +208,9 @@ def _teacher(
 
 
 def _check_messages(given: Any) -> None:
-    if given is not None:
-        every = list(chain.from_iterable(lists(given)))
-        if types_of(every) - {dict} or not all("role" in one and "content" in one for one in every):
-            raise TypeError
+    every = list(chain.from_iterable(lists(given)))
+    if types_of(every) - {dict} or not all("role" in one and "content" in one for one in every):
+        raise TypeError
 
 
 def _bounded(name: str, value: Any, depth: int = 0) -> None:

@@ -43,7 +43,10 @@ class QuickReader:
             if name in group:  # of two, the last counts
                 return None
             value = document[name]
-            if name in ROWS and value is not None:
+            if value is None:
+                group[name] = None
+                continue
+            if name in ROWS:
                 if not isinstance(value, simdjson.Array):
                     return None
                 lengths = [len(row) for row in value]  # type: ignore[arg-type] # TypeError for a number
@@ -54,7 +57,7 @@ class QuickReader:
                 value = value.as_list()
             elif isinstance(value, simdjson.Object):
                 value = value.as_dict()
-            if type(value) is not int and value is not None:
+            if type(value) is not int:
                 brackets += _brackets(value)
             group[name] = value
         # a list within a row would have been read as if its numbers were the row's

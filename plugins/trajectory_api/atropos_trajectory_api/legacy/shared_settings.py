@@ -10,6 +10,10 @@ from atropos_core.errors import DataError
 from atropos_core.group_schema import brief, check_temperature
 from atropos_trajectory_api.legacy.wire_lists import types_of
 
+SETTINGS = frozenset(
+    {"overrides", "group_overrides", "generation_params"}
+)  # without any of these, all is as it was sampled
+
 
 class SharedSettings:
     """What the overrides of a group say of each sequence: over the generation parameters, over the group's. Raises

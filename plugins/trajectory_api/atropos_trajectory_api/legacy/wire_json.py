@@ -26,9 +26,13 @@ MOST_VALUES = 2_000_000  # outside long lists of numbers: 80 MB
 MOST_OTHERS = 250_000  # in long lists of numbers that are no rows: scores, what a client says of its sampling
 LONG_BYTES = 1 << 18  # what is shorter cannot hold many
 APART_BYTES = 1 << 19  # from here on, lists of numbers are read apart
-PART_BYTES = 1 << 16  # of a list of numbers that become Python's at one time, and whose reading keeps Python's lock
+PART_BYTES = 1 << 16  # of a body that are looked at, or become Python's numbers, at one time: that keeps Python's lock
 ROWS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")  # a list of numbers for each sequence
-_STRING_OR_NUMBERS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[[0-9eE+\-., \t\r\n]{256,}+\]', re.DOTALL)
+LONG_LIST = 256  # characters of a list of numbers that is read apart
+_STRING_OR_LIST = re.compile(rb'["\[]')
+_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_IN_NUMBERS = re.compile(rb"[0-9eE+\-., \t\r\n]*+")
+_QUOTE = ord('"')
 _EXACT = 2**53  # up to which a fraction of 64 bits is equal to each integer
 _INT32_MAX = 2**31 - 1
 _APART = secrets.token_hex(8)  # no client can know what stands for a list that was read apart
@@ -47,7 +51,7 @@ def parse(body: bytes) -> dict[str, Any] | list[Any]:
     try:
         value = orjson.loads(body) if len(body) < APART_BYTES else read_in_parts(body)
         if holds_a_large_float(value):  # or else an integer that orjson made a float of
-            json.loads(body, parse_int=_integer)
+            json.loads(body, parse_int=_integer, parse_float=_fraction)
     except (ValueError, RecursionError) as error:
         raise DataError(f"the body is not JSON as the protocol has it: {error}") from error
     if not isinstance(value, (dict, list)):
@@ -72,18 +76,24 @@ class _Numbers:
 def read_in_parts(body: bytes) -> Any:
     """The same value, but long rows of `ROWS` are arrays: of integers where all are of 32 bits, else of fractions."""
     apart: list[_Numbers | None] = []
-
-    def set_apart(found: re.Match[bytes]) -> bytes:
-        text = found[0]
-        if text[:1] == b'"':
-            return text
-        numbers = _numbers(text)
-        if numbers is None:
-            return text
+    pieces: list[bytes] = []
+    at = kept = 0  # so far it is looked at, and in `pieces`
+    while at < len(body):
+        found = _STRING_OR_LIST.search(body, at, at + PART_BYTES)
+        if found is None:
+            at += PART_BYTES
+            continue
+        start = found.start()
+        if body[start] == _QUOTE:
+            at = _run(_IN_STRING, body, start + 1) + 1
+            continue
+        at = _run(_IN_NUMBERS, body, start + 1)
+        if at - start <= LONG_LIST or body[at : at + 1] != b"]" or (numbers := _numbers(body, start + 1, at)) is None:
+            continue
+        pieces += body[kept:start], f'"{_APART}{len(apart)}"'.encode()
         apart.append(numbers)
-        return f'"{_APART}{len(apart) - 1}"'.encode()
-
-    rest = _STRING_OR_NUMBERS.sub(set_apart, body)
+        at = kept = at + 1
+    rest = b"".join((*pieces, body[kept:]))
     if (values := rest.count(b",")) > MOST_VALUES:
         raise DataError(
             f"the body holds some {values} values outside long lists of numbers, and up to {MOST_VALUES} are read.",
@@ -100,12 +110,22 @@ def read_in_parts(body: bytes) -> Any:
     return _with_lists(value, apart)
 
 
-def _numbers(text: bytes) -> _Numbers | None:
-    """Of a list of them; None where it is empty, or has an integer that no fraction of 64 bits is equal to: such a list has
-    17 bytes for each of them, and may be read as a whole. Raises ValueError."""
+def _run(of: re.Pattern[bytes], body: bytes, at: int) -> int:
+    """Where what begins there ends. In parts: a text of eight million characters would hold everyone up for half a second."""
+    while True:
+        found = of.match(body, at, at + PART_BYTES)
+        assert found is not None, "it may be empty"
+        end = found.end()
+        if end == at or end < at + PART_BYTES - 1:  # the last one may be the first half of an escape
+            return end
+        at = end
+
+
+def _numbers(text: bytes, at: int, end: int) -> _Numbers | None:
+    """Of a list of them, from after its bracket to its end; None where it is empty, or has an integer that no fraction of 64
+    bits is equal to: such a list has 17 bytes for each of them, and may be read as a whole. Raises ValueError."""
     parts: list[NDArray[Any]] = []
     kinds: list[NDArray[np.bool_]] = []
-    at, end = 1, len(text) - 1
     while at <= end:
         cut = end if end - at <= PART_BYTES else max(text.rfind(b",", at, at + PART_BYTES), at)
         numbers = orjson.loads(b"[%b]" % text[at:cut])
@@ -201,6 +221,11 @@ def _integer(text: str) -> int:
     if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
         raise ValueError(f"the integer {text[:24]}... is beyond 64 bits")
     return int(text)
+
+
+def _fraction(text: str) -> float:
+    """Of Python, so that others have a turn between two of a million."""
+    return float(text)
 
 
 def _listed(value: Any) -> Any:

@@ -32,6 +32,7 @@ from atropos_core.cli.options import (
 if TYPE_CHECKING:
     from atropos_core.exports.selection import Selection
     from atropos_core.launch.assemble import Plan
+    from atropos_core.rollouts.tool_sets import Tools
     from atropos_core.types import ScoredGroup, Split
 
 
@@ -128,7 +129,7 @@ def _as_lines(plan: Plan, groups: int, split: Split, out: Path, *, old_schema: b
     line = wire.line if old_schema else native_line
     try:
         left_out = asyncio.run(
-            _process(plan, groups, split, lambda group: lines.write(line(group)), whole_groups=old_schema)
+            _process(plan, groups, split, lambda group, _: lines.write(line(group)), whole_groups=old_schema)
         )
     except asyncio.CancelledError:
         raise Interrupted(f"stopped: {out} has the {lines.count} groups that were ready") from None
@@ -153,7 +154,7 @@ def _as_dataset(plan: Plan, groups: int, split: Split, form: str, out: Path, sel
 
     export = DatasetExport(form, out, selection)
     try:
-        asyncio.run(_process(plan, groups, split, lambda group: export.add(live_group(group))))
+        asyncio.run(_process(plan, groups, split, lambda group, tools: export.add(live_group(group, tools))))
         show(export.finish())
     except asyncio.CancelledError:
         if not export.written:
@@ -165,7 +166,7 @@ def _as_dataset(plan: Plan, groups: int, split: Split, form: str, out: Path, sel
 
 
 async def _process(
-    plan: Plan, groups: int, split: Split, put: Callable[[ScoredGroup], None], *, whole_groups: bool = False
+    plan: Plan, groups: int, split: Split, put: Callable[[ScoredGroup, Tools], None], *, whole_groups: bool = False
 ) -> int:
     """How many groups were left out because `whole_groups` are wanted. Raises CancelledError where it was stopped."""
     import asyncio
@@ -215,6 +216,8 @@ async def _process(
                 async with aclosing(
                     scored_groups(runner, drawn, size, config.sampling.record(), at_once=at_once)
                 ) as scored:
-                    return await write(scored, put, whole=whole_groups, shown=shown)
+                    return await write(
+                        scored, lambda group: put(group, runner.tools_of(group)), whole=whole_groups, shown=shown
+                    )
         finally:
             await parts.close()

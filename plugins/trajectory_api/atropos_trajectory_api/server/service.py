@@ -133,7 +133,7 @@ class Service:
             trainer = {
                 **vars(self.trainer),
                 "policy": asdict(self.trainer.policy),
-                "sampling": asdict(self.trainer.sampling),
+                "sampling": self.trainer.sampling.of_run(),
             }
         self._store.save_meta(
             {"trainer": trainer, "number": self._number, "version": self.version, "old": self.old.state(),

@@ -6,6 +6,7 @@ import { Curves } from "./curves.js";
 import { Rollouts } from "./rollouts.js";
 import { Evaluations } from "./evaluations.js";
 import { Times } from "./times.js";
+import { Keys } from "./keys.js";
 
 const FOLLOW_MS = 1500;
 const REST_MS = 10000; // between looks at runs that have ended: one may be resumed
@@ -27,6 +28,7 @@ class App {
     this.tables = this.runs.map(() => ({ edition: "0", steps: [], columns: {}, findings: [] }));
     this.build();
     addEventListener("hashchange", () => this.route());
+    addEventListener("keydown", (event) => this.keys.pressed(event));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.view?.restyle?.());
     this.route(); // rollouts need no curves
     await Promise.all(this.runs.map((_, at) => this.readMetrics(at)));
@@ -80,11 +82,13 @@ class App {
     this.runList = el("div", { class: "runs", role: "group", "aria-label": "runs" });
     this.tabs = el("div", { class: "tabs", role: "tablist", "aria-label": "views" },
       Object.entries(VIEWS).map(([name, [title]]) => el("button", {
-        role: "tab", id: `tab-${name}`, "aria-controls": "view", "aria-selected": "false", onclick: () => this.go(name),
+        role: "tab", id: `tab-${name}`, "aria-controls": "view", "aria-selected": "false", onclick: () => this.show(name),
       }, title)));
     roving(this.tabs, "[role=tab]", { vertical: false });
     this.main = el("main", { id: "view", role: "tabpanel", tabindex: -1 });
-    fill(this.root, el("header", {}, el("h1", {}, "atropos ", el("span", {}, "view")), this.tabs, this.runList), this.problems, this.main);
+    this.keys = new Keys(this);
+    const skip = el("button", { class: "skip", onclick: () => this.view.focus() }, "Skip to the list, or the curves");
+    fill(this.root, skip, el("header", {}, el("h1", {}, "atropos ", el("span", {}, "view")), this.tabs, this.keys.button, this.runList), this.problems, this.main, this.keys.dialog);
     this.drawRuns();
   }
 
@@ -103,6 +107,8 @@ class App {
   toggle(at, is) {
     if (is) this.shown.add(at);
     else this.shown.delete(at);
+    const { name, values } = this.here();
+    this.go(name, values, true);
     this.view?.update?.(true);
   }
 
@@ -111,9 +117,12 @@ class App {
     fill(this.problems, error ? [error.message, error.remedy ? ` ${error.remedy}` : ""] : []);
   }
 
-  // Addresses are `#view?run=0&step=3&row=7`: back and forward work, and a place can be kept.
+  // The address has all that was chosen, `#rollouts?step=3&outcome=wrong&row=7`: back, forward and reload work, and a place can be
+  // kept and sent. Of the runs it has those that are shown, where some are not.
   go(name, values = {}, replace = false) {
-    const query = new URLSearchParams(values).toString();
+    const kept = Object.entries(values).filter(([key, value]) => key !== "runs" && value !== undefined && value !== "");
+    if (this.shown.size < this.runs.length) kept.push(["runs", [...this.shown].sort((a, b) => a - b).join(".")]);
+    const query = new URLSearchParams(kept).toString();
     const hash = `#${name}${query ? `?${query}` : ""}`;
     if (replace) {
       history.replaceState(null, "", hash);
@@ -123,9 +132,25 @@ class App {
     else location.hash = hash;
   }
 
-  route() {
+  here() {
     const [wanted, query] = location.hash.slice(1).split("?");
-    const name = wanted in VIEWS ? wanted : "curves";
+    return { name: wanted in VIEWS ? wanted : "curves", values: Object.fromEntries(new URLSearchParams(query ?? "")) };
+  }
+
+  // A view as it was left.
+  show(name) {
+    this.go(name, this.views[name]?.values?.() ?? {});
+  }
+
+  route() {
+    const { name, values } = this.here();
+    if (values.token !== undefined) this.go(name, { ...values, token: undefined }, true); // an address with it, in a page that has it
+    const shown = values.runs === undefined ? [...this.runs.keys()] : values.runs.split(".").filter(Boolean).map(Number).filter((at) => at in this.runs);
+    if (shown.join() !== [...this.shown].sort((a, b) => a - b).join()) {
+      this.shown = new Set(shown);
+      this.drawRuns();
+      this.view?.update?.(true);
+    }
     for (const tab of this.tabs.children) {
       const is = tab.id === `tab-${name}`;
       tab.setAttribute("aria-selected", String(is));
@@ -138,7 +163,7 @@ class App {
       this.view = view;
       fill(this.main, view.element);
     }
-    view.enter(Object.fromEntries(new URLSearchParams(query ?? "")));
+    view.enter(values);
   }
 }
 

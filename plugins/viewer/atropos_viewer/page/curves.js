@@ -1,6 +1,7 @@
 // A curve of every metric, grouped and searchable, all runs in each; health findings are marked on the curves that they judged.
 
 import { debounced, el, fill, roving, show } from "./dom.js";
+import { nearest } from "./rollouts.js";
 import { Standouts } from "./standouts.js";
 
 const FIRST = ["reward", "accuracy", "eval", "loss"]; // groups in this order, then by name
@@ -12,9 +13,9 @@ export class Curves {
   constructor(app) {
     this.app = app;
     this.cards = new Map();
-    this.text = "";
+    this.wanted = "";
     this.search = el("input", { type: "search", placeholder: "Search metrics", "aria-label": "Search metrics",
-      oninput: debounced((event) => { this.text = this.search.value.trim().toLowerCase(); this.layout(); }) });
+      oninput: debounced(() => { this.wanted = this.search.value.trim().toLowerCase(); this.app.go("curves", this.values(), true); this.layout(); }) });
     this.count = el("span", { class: "count", role: "status" });
     this.findings = el("div", { class: "findings" });
     this.standouts = new Standouts(app);
@@ -27,12 +28,18 @@ export class Curves {
   }
 
   enter(values) {
-    if (values.metric !== undefined) {
-      this.text = values.metric.toLowerCase();
-      this.search.value = values.metric;
-    }
+    this.wanted = (values.metric ?? "").toLowerCase();
+    if (document.activeElement !== this.search) this.search.value = values.metric ?? "";
     this.layout();
     if (this.app.read) this.standouts.look();
+  }
+
+  values() {
+    return { metric: this.search.value.trim() };
+  }
+
+  focus() {
+    this.groups.querySelector("details[open] .card")?.focus();
   }
 
   update() {
@@ -54,7 +61,7 @@ export class Curves {
 
   layout() {
     this.drawFindings();
-    const wanted = this.names().filter((name) => name.toLowerCase().includes(this.text));
+    const wanted = this.names().filter((name) => name.toLowerCase().includes(this.wanted));
     const key = `${this.app.read}\n${wanted.join("\n")}`;
     if (key === this.laid) return;
     this.laid = key;
@@ -80,9 +87,9 @@ export class Curves {
         this.seen.observe(this.cards.get(name).element);
       }
       roving(grid, ".card", { horizontal: false });
-      const open = this.text !== "" || (folded.get(group) ?? !FOLDED.includes(group));
+      const open = this.wanted !== "" || (folded.get(group) ?? !FOLDED.includes(group));
       return el("details", { open, "data-group": group }, el("summary", {}, group, el("span", { class: "count" }, names.length)), grid);
-    }), wanted.length ? null : el("p", { class: "empty" }, this.names().length ? `No metric has “${this.text}” in its name.` : this.app.read ? "No step is recorded yet." : "Reading …"));
+    }), wanted.length ? null : el("p", { class: "empty" }, this.names().length ? `No metric has “${this.wanted}” in its name.` : this.app.read ? "No step is recorded yet." : "Reading …"));
     if (focused) this.cards.get(focused)?.element.focus();
   }
 
@@ -107,7 +114,7 @@ export class Curves {
   stepAt(run, step) {
     const steps = this.app.runs[run].rollouts;
     if (!steps.length) return null;
-    return steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
+    return nearest(steps, step);
   }
 }
 

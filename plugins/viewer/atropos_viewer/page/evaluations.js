@@ -3,24 +3,25 @@
 import { debounced, el, fill, show } from "./dom.js";
 import { List } from "./list.js";
 
-const CHANGES = { "": "all problems", won: "won", lost: "lost", right: "right in both", wrong: "wrong in both" };
+const CHANGES = { "": "all problems", won: "won", lost: "lost", right: "right in both", wrong: "wrong in both", cut: "cut off after", failed: "failed after" };
 
 export class Evaluations {
   constructor(app) {
     this.app = app;
     const pick = (label, change) => el("select", { "aria-label": label, onchange: change });
-    this.before = pick("before", () => this.enter());
-    this.after = pick("after", () => this.enter());
-    this.change = el("select", { "aria-label": "change", onchange: () => this.filter() }, Object.entries(CHANGES).map(([value, text]) => el("option", { value }, text)));
-    this.text = el("input", { type: "search", placeholder: "Search problems and replies", "aria-label": "Search problems and replies", oninput: debounced(() => this.filter()) });
+    this.before = pick("before", () => this.chosen({}));
+    this.after = pick("after", () => this.chosen({}));
+    this.change = el("select", { "aria-label": "change", onchange: () => this.chosen({}) }, Object.entries(CHANGES).map(([value, text]) => el("option", { value }, text)));
+    this.text = el("input", { type: "search", placeholder: "Search problems and replies", "aria-label": "Search problems and replies", oninput: debounced(() => this.chosen({})) });
     this.summary = el("div", { class: "summary" });
+    this.flags = el("ul", { class: "insights", "aria-label": "what went wrong" });
     this.count = el("span", { class: "count", role: "status" });
-    this.list = new List({ label: "problems", rowHeight: 52, draw: (row, at) => this.drawRow(row, this.kept[at]), open: (at) => this.drawDetail(this.kept[at]) });
+    this.list = new List({ label: "problems", rowHeight: 52, draw: (row, at) => this.drawRow(row, this.kept[at]), open: (at) => this.chosen({ problem: this.kept[at].after }, false), isOpen: () => this.opened !== undefined });
     this.detail = el("div", { class: "detail", tabindex: -1, role: "region", "aria-label": "one problem" });
     this.detail.addEventListener("keydown", (event) => { if (event.key === "Escape") this.back(); });
     this.panes = el("div", { class: "panes" }, this.list.element, this.detail);
     this.element = el("section", { class: "evaluations", "aria-label": "evaluation" },
-      el("div", { class: "bar" }, el("label", {}, "before ", this.before), el("label", {}, "after ", this.after), this.text, this.change, this.count), this.summary, this.panes);
+      el("div", { class: "bar" }, el("label", {}, "before ", this.before), el("label", {}, "after ", this.after), this.text, this.change, this.count), this.summary, this.flags, this.panes);
     this.kept = [];
   }
 
@@ -29,41 +30,87 @@ export class Evaluations {
   }
 
   update() {
-    if (this.options().map((one) => one.value).join() !== this.offered) this.enter();
+    if (this.options().map((one) => one.value).join() !== this.offered) this.enter(this.values());
   }
 
-  async enter() {
+  focus() {
+    this.list.box.focus();
+  }
+
+  // All that is chosen here, as an address has it; what was not chosen follows the run.
+  values() {
+    const problem = this.opened;
+    return { before: this.picked?.before, after: this.picked?.after, change: this.change.value, text: this.text.value.trim(), problem };
+  }
+
+  // Something is chosen: into the address, and shown. A problem that is opened can be left by going back.
+  chosen(more, replace = true) {
+    const shown = Object.fromEntries(["before", "after"].map((name) => [name, this[name].value === this.followed?.[name] ? undefined : this[name].value]));
+    this.picked = shown;
+    const values = { ...this.values(), problem: undefined, ...more };
+    this.app.go("evaluations", values, replace);
+    if (replace) this.enter(Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined).map(([name, value]) => [name, String(value)])));
+  }
+
+  async enter(values) {
+    const entered = (this.entered = {});
+    this.change.value = values.change ?? "";
+    if (document.activeElement !== this.text) this.text.value = values.text ?? "";
     const options = this.options();
     if (!options.length) {
+      fill(this.flags);
       fill(this.summary, el("p", { class: "empty" }, "No evaluation is recorded: `evaluation.problems` of the run file says how many problems a run keeps for it."));
       this.list.set(0);
       return;
     }
     const key = options.map((one) => one.value).join();
-    if (key !== this.offered) {
-      const chosen = [this.before.value, this.after.value];
-      for (const select of [this.before, this.after]) fill(select, options.map((one) => el("option", { value: one.value }, one.name)));
-      const own = options.filter((one) => one.at === options[0].at); // the first run's own, before and after
-      const followed = !this.offered || chosen[1] === this.newest;
-      this.newest = own.at(-1).value;
-      this.before.value = chosen[0] || own[0].value;
-      this.after.value = followed ? this.newest : chosen[1];
-      this.offered = key;
+    if (key !== this.offered) for (const select of [this.before, this.after]) fill(select, options.map((one) => el("option", { value: one.value }, one.name)));
+    this.offered = key;
+    const own = options.filter((one) => one.at === options[0].at); // the first run's own, before and after
+    this.followed = { before: own[0].value, after: own.at(-1).value };
+    this.picked = { before: values.before, after: values.after };
+    for (const name of ["before", "after"]) {
+      const known = options.some((one) => one.value === values[name]);
+      this[name].value = known ? values[name] : this.followed[name];
     }
+    const both = `${this.before.value} ${this.after.value}`;
+    if (both !== this.read && !(await this.readBoth(entered))) return;
+    this.read = both;
+    const filtered = JSON.stringify([both, this.change.value, this.text.value]);
+    if (filtered !== this.filtered) this.filter();
+    this.filtered = filtered;
+    this.opened = undefined;
+    const one = this.rows.find((row) => String(row.after) === values.problem);
+    if (one) {
+      this.opened = one.after;
+      if (this.kept.includes(one)) this.list.choose(this.kept.indexOf(one), false);
+      this.drawDetail(one);
+    } else {
+      this.panes.classList.remove("opened");
+      fill(this.detail, el("p", { class: "empty" }, "Choose a problem: Enter or a click opens it."));
+    }
+  }
+
+  // Whether both evaluations are there, and still wanted.
+  async readBoth(entered) {
     try {
-      [this.first, this.second] = await Promise.all([this.before, this.after].map((select) => {
+      const both = await Promise.all([this.before, this.after].map((select) => {
         const [run, step] = select.value.split("/");
         return this.app.source.get(`runs/${run}/evaluations/${step}`);
       }));
+      if (entered !== this.entered) return false;
+      [this.first, this.second] = both;
     } catch (error) {
+      fill(this.flags);
       fill(this.summary, el("p", { class: "empty", role: "alert" }, error.message, " ", error.remedy ?? ""));
       this.list.set(0);
-      return;
+      this.read = undefined;
+      return false;
     }
     this.isGraded = this.graded();
     this.join();
     this.drawSummary();
-    this.filter();
+    return true;
   }
 
   join() {
@@ -98,6 +145,7 @@ export class Evaluations {
       const change = this.changeOf(row);
       if (change) counts[change] += 1;
     }
+    this.drawFlags(counts);
     const both = this.rows.filter((row) => row.before !== undefined);
     const mean = (table, side) => {
       const values = both.map((row) => this.share(table, row[side])).filter((one) => one !== null);
@@ -110,15 +158,30 @@ export class Evaluations {
         el("span", { class: "soft" }, `, ${show(counts.right)} right in both, ${show(counts.wrong)} wrong in both`)));
   }
 
+  // What a reader should look at first, each a way to these problems.
+  drawFlags(counts) {
+    const all = this.rows.length;
+    const [cut, cutBefore, failed] = [this.rows.filter((one) => this.is(one, "cut")).length, this.first.cut.filter((one) => one).length, this.rows.filter((one) => this.is(one, "failed")).length];
+    const flag = (change, name, text) => el("li", { class: "flag" }, el("button", { class: "link", onclick: () => { this.change.value = change; this.chosen({}); } }, name), ` ${text}`);
+    fill(this.flags,
+      counts.lost ? flag("lost", `${show(counts.lost)} lost`, this.isGraded ? "right more often before than after" : "less reward after than before") : null,
+      cut ? flag("cut", `${show(cut)} cut off`, `of ${show(all)} replies reached max_tokens; ${show(cutBefore)} before`) : null,
+      failed ? flag("failed", `${show(failed)} failed`, `of ${show(all)} problems`) : null);
+  }
+
+  is(one, change) {
+    if (change === "cut") return this.second.cut[one.after] > 0;
+    if (change === "failed") return Boolean(this.second.failed[one.after]);
+    return this.changeOf(one) === change;
+  }
+
   filter() {
     if (!this.rows) return;
     const wanted = this.text.value.trim().toLowerCase();
     const has = ({ before, after }) => !wanted || [this.second.task[after], this.second.question[after], this.second.reply[after], before === undefined ? "" : this.first.reply[before]].some((text) => text.toLowerCase().includes(wanted));
-    this.kept = this.rows.filter((row) => (!this.change.value || this.changeOf(row) === this.change.value) && has(row));
+    this.kept = this.rows.filter((row) => (!this.change.value || this.is(row, this.change.value)) && has(row));
     this.count.textContent = `${show(this.kept.length)} of ${show(this.rows.length)} problems`;
     this.list.set(this.kept.length);
-    this.panes.classList.remove("opened");
-    fill(this.detail, el("p", { class: "empty" }, "Choose a problem: Enter or a click opens it."));
   }
 
   drawRow(row, one) {
@@ -126,13 +189,15 @@ export class Evaluations {
     row.append(
       el("span", { class: `reward ${change === "won" || change === "right" ? "good" : change ? "poor" : ""}` }, `${this.figure(this.share(this.first, one.before))} → ${this.figure(this.share(this.second, one.after))}`),
       el("span", { class: "main" }, el("span", { class: "preview" }, this.second.question[one.after].replaceAll(/\s+/g, " ").slice(0, 160)),
-        el("span", { class: "under" }, `${this.second.task[one.after]}${change ? ` · ${CHANGES[change]}` : ""}`)));
+        el("span", { class: "under" }, `${this.second.task[one.after]}${change && change !== "lost" ? ` · ${CHANGES[change]}` : ""}`,
+          [["lost", "lost"], ["cut", "cut off"], ["failed", "failed"]].filter(([name]) => this.is(one, name)).map(([, title]) => el("span", { class: "out" }, ` · ${title}`)))));
   }
 
   drawDetail(one) {
     const side = (title, table, at) => el("article", {}, el("h3", {}, title),
       at === undefined ? el("p", { class: "empty" }, "not in this evaluation") : [
-        el("p", { class: "soft" }, table.correct[at] !== null ? `${table.correct[at]} of ${table.total[at]} right, reward ${show(table.reward[at])}` : `reward ${show(table.reward[at])}`),
+        el("p", { class: "soft" }, table.correct[at] !== null ? `${table.correct[at]} of ${table.total[at]} right, reward ${show(table.reward[at])}` : `reward ${show(table.reward[at])}`,
+          table.cut[at] ? el("span", { class: "out" }, table.total[at] > 1 ? `, ${table.cut[at]} cut off` : ", cut off") : null),
         table.failed[at] ? el("p", { class: "problem" }, table.failed[at]) : el("div", { class: "said" }, table.reply[at] || "(no text)")]);
     this.panes.classList.add("opened");
     fill(this.detail, el("button", { class: "back", onclick: () => this.back() }, "‹ List"),
@@ -143,7 +208,10 @@ export class Evaluations {
   }
 
   back() {
+    if (this.opened === undefined) return;
+    this.opened = undefined;
     this.panes.classList.remove("opened");
+    this.app.go("evaluations", this.values(), true);
     this.list.box.focus();
   }
 }

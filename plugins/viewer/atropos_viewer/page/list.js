@@ -5,9 +5,10 @@ import { el } from "./dom.js";
 const BEYOND = 8; // rows above and below what is in sight
 
 export class List {
-  // `draw(row, at)` fills an element; `open(at)` is called for a click and for Enter, `moved(at)` for an arrow.
-  constructor({ label, rowHeight, draw, open, moved }) {
-    Object.assign(this, { rowHeight, draw, open, moved });
+  // `draw(row, at)` fills an element; `open(at)` is called for a click and for Enter, `moved(at)` for an arrow. `isOpen()`: whether
+  // a row is.
+  constructor({ label, rowHeight, draw, open, moved, isOpen }) {
+    Object.assign(this, { rowHeight, draw, open, moved, isOpen });
     this.count = 0;
     this.at = 0;
     this.space = el("div", { class: "list-space", role: "presentation" });
@@ -79,6 +80,11 @@ export class List {
     else if (top + this.rowHeight > this.box.scrollTop + this.box.clientHeight) this.box.scrollTop = top + this.rowHeight - this.box.clientHeight;
     this.paint();
     if (opens) this.open(this.at);
+  }
+
+  // To the row before or after, and open it.
+  step(by) {
+    this.choose(this.isOpen() ? this.at + by : this.at, true);
   }
 
   key(event) {

@@ -25,6 +25,15 @@ export function factsOf(one, openGroup) {
     one.draw !== null && one.draw !== undefined ? el("p", {}, el("button", { class: "link", onclick: () => openGroup(one.draw) }, "The whole group side by side")) : null);
 }
 
+// What the policy could call, as it was told.
+export function toolsOf(tools) {
+  if (!tools?.length) return null;
+  return el("details", { class: "tools" }, el("summary", {}, "Tools", el("span", { class: "count" }, tools.length)), tools.map((tool) => {
+    const { name, description, parameters } = tool?.function ?? tool ?? {};
+    return el("div", { class: "call" }, el("strong", {}, String(name ?? "?")), description ? ` ${String(description)}` : null, el("pre", {}, JSON.stringify(parameters ?? {}, null, 1)));
+  }));
+}
+
 export function conversation(messages) {
   return el("ol", { class: "conversation", "aria-label": "conversation" }, messages.map((message) => el("li", { class: `turn ${roleClass(message.role)}` },
     el("div", { class: "role" }, String(message.role ?? "?"), message.name ? ` ${message.name}` : "", message.tool_call_id ? el("span", { class: "soft" }, ` answers ${message.tool_call_id}`) : null),

@@ -3,7 +3,8 @@
 import { debounced, el, fill, show } from "./dom.js";
 import { insights, nameOf } from "./insights.js";
 import { List } from "./list.js";
-import { conversation, factsOf, rewardClass } from "./rollout.js";
+import { Marks } from "./marks.js";
+import { conversation, factsOf, rewardClass, toolsOf } from "./rollout.js";
 import { TokenView } from "./tokens.js";
 
 const OUTCOMES = { "": "any outcome", right: "right", wrong: "wrong", failed: "failed", cut: "cut off", out: "left out of training", masked: "masked tokens" };
@@ -15,12 +16,13 @@ export class Rollouts {
     this.run = 0;
     this.groups = false;
     this.pinned = null;
-    const again = debounced(() => this.filter());
-    const pick = (label, options) => el("select", { "aria-label": label, onchange: () => this.filter() }, Object.entries(options).map(([value, text]) => el("option", { value }, text)));
+    const again = debounced(() => this.chosen());
+    const pick = (label, options) => el("select", { "aria-label": label, onchange: () => this.chosen() }, Object.entries(options).map(([value, text]) => el("option", { value }, text)));
     const bound = (label, placeholder) => el("input", { class: "bound", type: "text", inputmode: "decimal", "aria-label": label, placeholder, oninput: again });
-    this.runPick = el("select", { "aria-label": "run", onchange: () => this.app.go("rollouts", { run: this.runPick.value }) });
+    this.runPick = el("select", { "aria-label": "run", onchange: () => this.app.go("rollouts", { ...this.filters(), run: this.runPick.value }) });
     this.stepBox = el("input", { class: "step", type: "text", inputmode: "numeric", "aria-label": "step", onchange: () => this.goStep(Number(this.stepBox.value)) });
     this.slider = el("input", { type: "range", min: 0, "aria-label": "recorded step", oninput: debounced(() => this.goStep(this.steps()[Number(this.slider.value)]), 80) });
+    this.marks = new Marks((step) => this.goStep(nearest(this.steps(), step)));
     this.of = el("span", { class: "count" });
     this.previous = el("button", { "aria-label": "previous recorded step", onclick: () => this.move(-1) }, "‹");
     this.next = el("button", { "aria-label": "next recorded step", onclick: () => this.move(1) }, "›");
@@ -31,21 +33,29 @@ export class Rollouts {
     this.task = el("input", { type: "text", class: "task-filter", placeholder: "Task", "aria-label": "task", oninput: again });
     [this.rewardFrom, this.rewardTo] = [bound("lowest reward", "reward ≥"), bound("highest reward", "reward ≤")];
     [this.tokensFrom, this.tokensTo] = [bound("least tokens", "tokens ≥"), bound("most tokens", "tokens ≤")];
-    this.byGroup = el("button", { "aria-pressed": "false", onclick: () => { this.groups = !this.groups; this.byGroup.setAttribute("aria-pressed", String(this.groups)); this.filter(); } }, "By group");
+    this.byGroup = el("button", { "aria-pressed": "false", onclick: () => { this.groups = !this.groups; this.chosen(); } }, "By group");
+    this.more = el("button", { class: "narrow", "aria-expanded": "false", onclick: () => this.more.setAttribute("aria-expanded", String(this.filterBar.classList.toggle("all"))) }, "Filters");
+    // What the list is filtered and ordered by, under the names that an address has for it.
+    this.controls = {
+      text: this.text, task: this.task, environment: this.environment, outcome: this.outcome, reward_from: this.rewardFrom, reward_to: this.rewardTo,
+      tokens_from: this.tokensFrom, tokens_to: this.tokensTo, order: this.order,
+    };
+    this.filtered = JSON.stringify(this.filters());
     this.count = el("span", { class: "count", role: "status" });
     this.facts = el("ul", { class: "insights", "aria-label": "what stands out in this step" });
     this.list = new List({
       label: "rollouts", rowHeight: 52,
       draw: (row, at) => (this.groups ? this.drawGroup(row, this.kept[at]) : this.drawRow(row, this.kept[at])),
-      open: (at) => this.app.go("rollouts", this.placeOf(at)),
+      open: (at) => this.app.go("rollouts", this.at(this.placeOf(at))),
+      isOpen: () => this.panes.classList.contains("opened"),
       moved: debounced((at) => this.glance(at), 90),
     });
     this.detail = el("div", { class: "detail", tabindex: -1, role: "region", "aria-label": "one rollout" });
     this.panes = el("div", { class: "panes" }, this.list.element, this.detail);
     this.element = el("section", { class: "rollouts", "aria-label": "rollouts" },
-      el("div", { class: "bar steps" }, this.runPick, el("span", { class: "label", "aria-hidden": "true" }, "step"), this.previous, this.stepBox, this.next, this.slider, this.of),
+      el("div", { class: "bar steps" }, this.runPick, el("span", { class: "label", "aria-hidden": "true" }, "step"), this.previous, this.stepBox, this.next, el("span", { class: "slide" }, this.slider, this.marks.element), this.of, this.marks.legend),
       this.facts,
-      el("div", { class: "bar filters" }, this.text, this.task, this.environment, this.outcome, el("span", { class: "pair" }, this.rewardFrom, this.rewardTo), el("span", { class: "pair" }, this.tokensFrom, this.tokensTo), this.order, this.byGroup, this.count),
+      (this.filterBar = el("div", { class: "bar filters" }, this.text, this.more, this.task, this.environment, this.outcome, el("span", { class: "pair" }, this.rewardFrom, this.rewardTo), el("span", { class: "pair" }, this.tokensFrom, this.tokensTo), this.order, this.byGroup, this.count)),
       this.panes);
     this.detail.addEventListener("keydown", (event) => { if (event.key === "Escape") this.back(); });
   }
@@ -54,9 +64,51 @@ export class Rollouts {
     return this.app.runs[this.run].rollouts;
   }
 
+  // All that is chosen here, as an address has it.
+  values() {
+    return this.at(this.opened ?? {});
+  }
+
+  at(opened) {
+    const { colour, branch } = this.tokens ?? {};
+    const pin = this.pinned ? [this.pinned.run, this.pinned.step, this.pinned.draw].join(".") : undefined;
+    return { run: this.run, step: this.step, ...this.filters(), colour, branch: opened.row !== undefined && String(opened.row) === String(this.opened?.row) ? branch : undefined, pin, ...opened };
+  }
+
+  filters() {
+    const found = Object.entries(this.controls).map(([name, control]) => [name, control.value.trim()]);
+    return { ...Object.fromEntries(found.filter(([name, value]) => value && !(name === "order" && value === "recorded"))), ...(this.groups ? { by: "group" } : {}) };
+  }
+
+  // A filter or the order is another one.
+  async chosen() {
+    this.app.go("rollouts", this.values(), true);
+    await this.filter();
+  }
+
+  setFilters(values) {
+    if (values.environment) this.offerEnvironments([values.environment]);
+    for (const [name, control] of Object.entries(this.controls)) {
+      if (document.activeElement !== control) control.value = values[name] ?? (name === "order" ? "recorded" : "");
+    }
+    this.groups = values.by === "group";
+  }
+
+  offerEnvironments(names) {
+    const chosen = this.environment.value;
+    fill(this.environment, el("option", { value: "" }, "any environment"), [...new Set([...names, ...(chosen ? [chosen] : [])])].map((name) => el("option", { value: name }, name)));
+    this.environment.value = chosen;
+  }
+
+  focus() {
+    this.list.box.focus();
+  }
+
   async enter(values) {
     const run = Number(values.run ?? this.run);
     this.run = run in this.app.runs ? run : 0;
+    this.setFilters(values);
+    this.tokens = { colour: values.colour, branch: values.branch };
     this.drawSteps();
     const steps = this.steps();
     if (!steps.length) {
@@ -64,10 +116,11 @@ export class Rollouts {
       return;
     }
     const wanted = values.step === undefined ? (this.shownRun === this.run && this.step) || steps.at(-1) : Number(values.step);
-    this.following = values.step === undefined || wanted === steps.at(-1);
     try {
       await this.read(this.run, wanted);
+      await this.pin(values.pin);
       await this.openOne(values);
+      if (values.step === undefined && this.app.view === this) this.app.go("rollouts", this.values(), true);
     } catch (error) {
       this.empty(error.message, error.remedy ?? "");
     }
@@ -84,7 +137,10 @@ export class Rollouts {
   }
 
   async read(run, step) {
-    if (this.table && this.shownRun === run && this.step === step) return;
+    if (this.table && this.shownRun === run && this.step === step) {
+      if (JSON.stringify(this.filters()) !== this.filtered) await this.filter();
+      return;
+    }
     this.table = undefined;
     this.shownRun = run;
     this.step = step;
@@ -94,10 +150,9 @@ export class Rollouts {
     const table = await this.app.source.get(`runs/${run}/rollouts/${step}`);
     if (this.shownRun !== run || this.step !== step) return;
     this.table = table;
-    const chosen = this.environment.value;
-    fill(this.environment, el("option", { value: "" }, "any environment"), table.environment.names.map((name) => el("option", { value: name }, name)));
-    this.environment.value = table.environment.names.includes(chosen) ? chosen : "";
-    fill(this.facts, table.notices.map((text) => el("li", { class: "notice" }, text)), insights(table, this.app.runs[run].max_staleness).map((one) => el("li", { class: one.flag ? "flag" : "" },
+    this.offerEnvironments(table.environment.names);
+    const found = insights(table, this.app.runs[run].max_staleness);
+    fill(this.facts, table.notices.map((text) => el("li", { class: "notice" }, text)), [...found.filter((one) => one.flag), ...found.filter((one) => !one.flag)].map((one) => el("li", { class: one.flag ? "flag" : "" },
       el("span", { class: "name" }, one.name), " ", el("span", {}, one.text))));
     await this.filter();
   }
@@ -110,7 +165,8 @@ export class Rollouts {
     const at = Math.max(0, steps.indexOf(this.step));
     this.slider.max = String(Math.max(0, steps.length - 1));
     this.slider.value = String(at);
-    this.slider.setAttribute("aria-valuetext", `step ${this.step ?? ""}`);
+    this.marks.draw(steps, this.app.runs[this.run], this.app.tables[this.run].findings);
+    this.slider.setAttribute("aria-valuetext", `step ${this.step ?? ""}${this.marks.said(this.step)}`);
     if (document.activeElement !== this.stepBox) this.stepBox.value = this.step === undefined ? "" : String(this.step);
     this.of.textContent = steps.length ? `${at + 1} of ${steps.length} recorded` : "none recorded";
     this.previous.disabled = at === 0;
@@ -126,7 +182,7 @@ export class Rollouts {
   }
 
   goStep(step) {
-    if (Number.isFinite(step)) this.app.go("rollouts", { run: this.run, step });
+    if (Number.isFinite(step)) this.app.go("rollouts", { ...this.at({}), step });
   }
 
   move(by) {
@@ -138,13 +194,18 @@ export class Rollouts {
   back() {
     if (!this.panes.classList.contains("opened")) return;
     this.panes.classList.remove("opened");
-    this.app.go("rollouts", { run: this.run, step: this.step }, true);
+    this.opened = undefined;
+    this.app.go("rollouts", this.values(), true);
     this.list.box.focus();
   }
 
   async filter() {
     const table = this.table;
+    const chosen = Object.values(this.filters()).length;
+    this.more.textContent = chosen ? `Filters (${chosen})` : "Filters";
+    this.byGroup.setAttribute("aria-pressed", String(this.groups));
     if (!table) return;
+    this.filtered = JSON.stringify(this.filters());
     const text = this.text.value.trim();
     const asked = (this.asked = (this.asked ?? 0) + 1);
     const found = text ? new Set(await this.app.source.search(this.run, this.step, text)) : null;
@@ -227,19 +288,21 @@ export class Rollouts {
   }
 
   placeOf(at) {
-    return { run: this.run, step: this.step, [this.groups ? "group" : "row"]: this.groups ? this.kept[at].draw : this.kept[at] };
+    return this.groups ? { group: this.kept[at].draw } : { row: this.kept[at] };
   }
 
   // Arrows in the list take an open rollout along, and stay in the list.
   async glance(at) {
     if (!this.panes.classList.contains("opened") || this.kept[at] === undefined || document.activeElement !== this.list.box) return;
-    this.app.go("rollouts", this.placeOf(at), true);
+    this.app.go("rollouts", this.at(this.placeOf(at)), true);
     await this.openOne(this.placeOf(at), false);
   }
 
   async openOne(values, focus = true) {
     const wanted = (this.wanted = {}); // what comes late, of a place that was left, is not shown
+    this.opened = values.row !== undefined ? { row: values.row } : values.group !== undefined ? { group: values.group } : undefined;
     if (!this.table) return;
+    if (!this.opened) this.panes.classList.remove("opened");
     if (values.row !== undefined) {
       const at = Number(values.row);
       const one = await this.app.source.get(`runs/${this.run}/rollouts/${this.step}/${at}`);
@@ -248,31 +311,45 @@ export class Rollouts {
       if (place >= 0) this.list.choose(place, false);
       this.drawDetail(one, focus);
     } else if (values.group !== undefined) {
-      const draw = this.table.draw[0] === null ? null : Number(values.group);
-      const members = [...Array(this.table.count).keys()].filter((at) => this.table.draw[at] === draw);
-      const all = await Promise.all(members.map((at) => this.app.source.get(`runs/${this.run}/rollouts/${this.step}/${at}`)));
+      const group = await this.members(this.table, this.run, this.step, Number(values.group));
       if (wanted !== this.wanted) return;
-      const place = this.groups ? this.kept.findIndex((group) => group.draw === draw) : -1;
+      const place = this.groups ? this.kept.findIndex((one) => one.draw === group.draw) : -1;
       if (place >= 0) this.list.choose(place, false);
-      this.drawMembers({ run: this.run, step: this.step, draw, all }, focus);
+      this.drawMembers(group, focus);
     }
+  }
+
+  async members(table, run, step, draw) {
+    const rows = [...Array(table.count).keys()].filter((at) => table.draw[at] === draw);
+    return { run, step, draw, all: await Promise.all(rows.map((at) => this.app.source.get(`runs/${run}/rollouts/${step}/${at}`))) };
+  }
+
+  // `run.step.draw` of an address: the group that stays above.
+  async pin(place) {
+    if (place === undefined) this.pinned = null;
+    if (place === undefined || place === (this.pinned && [this.pinned.run, this.pinned.step, this.pinned.draw].join("."))) return;
+    const [run, step, draw] = place.split(".").map(Number);
+    const table = run === this.run && step === this.step ? this.table : await this.app.source.get(`runs/${run}/rollouts/${step}`);
+    const group = await this.members(table, run, step, draw);
+    this.pinned = group.all.length ? group : null;
   }
 
   open(focus, ...content) {
     this.panes.classList.add("opened");
     fill(this.detail, el("button", { class: "back", onclick: () => this.back() }, "‹ List"), content);
     this.detail.scrollTop = 0;
-    if (focus) this.detail.focus({ preventScroll: true });
+    if (focus && !document.activeElement?.matches("input, select")) this.detail.focus({ preventScroll: true });
   }
 
   drawDetail(one, focus) {
     this.detail.setAttribute("aria-label", `rollout ${one.at} of step ${this.step}`);
     this.open(focus,
       el("h2", {}, one.task, el("span", { class: "soft" }, ` ${one.environment}, step ${this.step}, rollout ${one.at}`)),
-      factsOf(one, (draw) => this.app.go("rollouts", { run: this.run, step: this.step, group: draw })),
+      factsOf(one, (draw) => this.app.go("rollouts", this.at({ group: draw }))),
       one.notices.map((text) => el("p", { class: "notice" }, text)),
       one.failed ? el("p", { class: "problem" }, one.where ? `${one.where}: ` : "", one.failed) : null,
-      one.sequences.length ? new TokenView(one).element : null,
+      one.sequences.length ? new TokenView(one, this.tokens, (tokens) => { this.tokens = tokens; this.app.go("rollouts", this.values(), true); }).element : null,
+      toolsOf(one.tools),
       conversation(one.messages));
   }
 
@@ -280,13 +357,17 @@ export class Rollouts {
   drawMembers(group, focus = true) {
     const columns = (one) => el("section", { class: "group", "aria-label": `group of task ${one.all[0].task}` },
       el("h2", {}, one.all[0].task, el("span", { class: "soft" }, ` step ${one.step}, ${one.all.length} rollouts, ${one.all[0].left_out ? `left out: ${one.all[0].left_out}` : "trained"}`),
-        el("button", { class: "pin", "aria-pressed": String(this.pinned === one), onclick: () => { this.pinned = this.pinned === one ? null : one; this.drawMembers(group); } }, this.pinned === one ? "Unpin" : "Pin to compare")),
+        el("button", { class: "pin", "aria-pressed": String(this.pinned === one), onclick: () => { this.pinned = this.pinned === one ? null : one; this.app.go("rollouts", this.values(), true); this.drawMembers(group); } }, this.pinned === one ? "Unpin" : "Pin to compare")),
       el("div", { class: "members", tabindex: 0, role: "region", "aria-label": "rollouts side by side" }, one.all.map((member) => el("article", {},
         el("h3", {}, el("span", { class: `reward ${rewardClass(member.correct, member.failed)}` }, member.failed ? "failed" : show(member.reward, 3)),
-          el("button", { class: "link", onclick: () => this.app.go("rollouts", { run: one.run, step: one.step, row: member.at }) }, `rollout ${member.at}`)),
+          el("button", { class: "link", onclick: () => this.app.go("rollouts", { ...this.at({ row: member.at }), run: one.run, step: one.step }) }, `rollout ${member.at}`)),
         member.failed ? el("p", { class: "problem" }, member.failed) : conversation(member.messages.filter((message) => message.role !== "system").slice(1))))));
     const opening = group.all[0].messages.filter((message) => message.role === "user").slice(0, 1);
     this.detail.setAttribute("aria-label", `group of task ${group.all[0].task}`);
     this.open(focus, this.pinned && this.pinned !== group ? columns(this.pinned) : null, columns(group), conversation(opening));
   }
+}
+
+export function nearest(steps, step) {
+  return steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
 }

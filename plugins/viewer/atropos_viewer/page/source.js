@@ -28,6 +28,11 @@ class Served {
     return value;
   }
 
+  // With the token: for another tab of this machine, or after the browser forgot it.
+  address() {
+    return `${location.origin}/${location.hash || "#curves"}&token=${this.token}`;
+  }
+
   search(run, step, text) {
     return this.get(`runs/${run}/rollouts/${step}/search`, { text });
   }
@@ -37,6 +42,10 @@ class Embedded {
   constructor() {
     this.follows = false;
     this.kept = new Map();
+  }
+
+  address() {
+    return location.href;
   }
 
   async get(address) {

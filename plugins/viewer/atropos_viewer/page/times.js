@@ -20,6 +20,10 @@ export class Times {
 
   restyle() {}
 
+  focus() {
+    this.element.querySelector(".scroll")?.focus();
+  }
+
   run(at) {
     const { name, times, config, directory } = this.app.runs[at];
     const stages = times.length ? times.filter((one) => one.kind === "stage") : this.summed(at);

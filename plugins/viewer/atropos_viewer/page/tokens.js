@@ -15,11 +15,13 @@ const HUES = ["37,99,235", "217,119,6", "5,150,105", "147,51,234", "220,38,38", 
 
 export class TokenView {
   // `one.sequences`: of each branch its pieces of text, ids, sampled and trained, and a column a value where it is recorded.
-  constructor(one) {
+  // `given`, `chosen()`: the colouring and the branch, from 1, that an address has.
+  constructor(one, given, chosen) {
     this.newest = one.policy_version;
     this.sequences = one.sequences;
-    this.at = 0;
-    this.value = Object.keys(VALUES).find((name) => this.sequences.some((sequence) => has(sequence[name]))) ?? "advantage";
+    this.chosen = chosen;
+    this.at = Number(given?.branch) - 1 in one.sequences ? Number(given.branch) - 1 : 0;
+    this.value = has(this.sequence[given?.colour]) ? given.colour : Object.keys(VALUES).find((name) => this.sequences.some((sequence) => has(sequence[name]))) ?? "advantage";
     this.branches = el("div", { class: "segments", role: "radiogroup", "aria-label": "branch" });
     this.choices = el("div", { class: "segments", role: "radiogroup", "aria-label": "colour by" });
     this.legend = el("div", { class: "legend" });
@@ -37,16 +39,22 @@ export class TokenView {
     return this.sequences[this.at];
   }
 
+  choose() {
+    this.chosen({ colour: this.value, branch: this.at ? String(this.at + 1) : undefined });
+    this.drawChoices();
+    this.draw();
+  }
+
   drawBranches() {
     this.branches.hidden = this.sequences.length < 2;
-    fill(this.branches, this.sequences.map((_, at) => radio(`branch ${at + 1}`, at === this.at, () => { this.at = at; this.drawBranches(); this.drawChoices(); this.draw(); })));
+    fill(this.branches, this.sequences.map((_, at) => radio(`branch ${at + 1}`, at === this.at, () => { this.at = at; this.choose(); this.drawBranches(); })));
     roving(this.branches, "[role=radio]");
   }
 
   drawChoices() {
     fill(this.choices, Object.entries(VALUES).map(([name, [title]]) => {
       const there = has(this.sequence[name]);
-      return radio(title, name === this.value, () => { this.value = name; this.drawChoices(); this.draw(); this.choices.querySelector("[aria-checked=true]").focus(); }, there ? null : "not recorded in this run", name);
+      return radio(title, name === this.value, () => { this.value = name; this.choose(); this.choices.querySelector("[aria-checked=true]").focus(); }, there ? null : "not recorded in this run", name);
     }));
     roving(this.choices, "[role=radio]:not([disabled])");
   }
@@ -68,7 +76,9 @@ export class TokenView {
         const value = this.sequence[this.value]?.[i];
         if (value !== null && value !== undefined) {
           span.dataset.value = String(value);
-          span.style.backgroundColor = scale.colour(value);
+          // The grey of a masked token would not be read on a colour: it has a line of it.
+          if (trained[i] || !sampled[i]) span.style.backgroundColor = scale.colour(value);
+          else span.style.boxShadow = `inset 0 -3px ${scale.colour(value)}`;
         }
         this.spans.push(span);
         part.append(span);

@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from atropos_core.errors import DataError, DeadlineExceeded, ProcessDied, RemoteError
-from atropos_env_gsm8k.function_worker import Worker
+from atropos_core.errors import DataError, DeadlineExceeded, RemoteError, WorkerLost
+from atropos_core.processes.function_worker import Worker
 
 FUNCTIONS = """
 import os, sys, time
@@ -161,7 +161,7 @@ async def test_kill_9_ends_the_call_by_name_and_the_next_gets_a_new_process(func
     call = asyncio.ensure_future(worker.call("hang", deadline_s=60))
     await asyncio.sleep(0.05)
     os.kill(before, signal.SIGKILL)
-    with pytest.raises(ProcessDied, match="worker of functions_of_the_worker_test:either .* was killed by SIGKILL"):
+    with pytest.raises(WorkerLost, match="worker of functions_of_the_worker_test:either .* was killed by SIGKILL"):
         await call
     assert await worker.call("pid", deadline_s=30) != before
 
@@ -176,7 +176,7 @@ async def test_a_process_that_was_killed_between_calls_is_replaced(functions):
 
 async def test_a_function_that_ends_its_process_is_named_with_its_last_words(functions, tmp_path):
     worker = functions("either", tmp_path / "log")
-    with pytest.raises(ProcessDied) as caught:
+    with pytest.raises(WorkerLost) as caught:
         await worker.call("exit", deadline_s=30)
     assert "exit code 3" in str(caught.value)
     assert "last words" in str(caught.value)
@@ -204,6 +204,6 @@ async def test_closing_ends_a_call_that_is_still_waiting(functions):
     call = asyncio.ensure_future(worker.call("hang", deadline_s=60))
     await asyncio.sleep(0.05)
     await worker.close()
-    with pytest.raises(ProcessDied):
+    with pytest.raises(WorkerLost):
         await call
     assert ours() == []

@@ -1,0 +1,1 @@
+"""Environments that were written for atroposlib, by import and without it."""

@@ -1,0 +1,283 @@
+"""An environment written for atroposlib, as a run sees it. Its code runs in a process of its own, which asks here for samples."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, overload
+
+from atropos_core import console
+from atropos_core.errors import ConfigError, DataError, ProcessDied, RemoteError
+from atropos_core.interfaces import Environment, Policy
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.child import Child
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.seeds import derive
+from atropos_core.types import Completion, Episode, Failed, Metrics, Sampling, Split, Task, Tokens
+from atropos_env_atroposlib.matching import Matcher, Sampled
+from atropos_env_atroposlib.options import AtroposlibOptions
+
+EVALUATION = "evaluation"
+COLLECT_DEADLINE_S = 24 * 3600.0  # the run's own deadline of a rollout comes first
+NUMBERS = (
+    EVALUATION,
+    "accuracy",
+    "percent_correct",
+    "correct",
+    "score",
+    "reward",
+)  # what names an evaluation's one number
+
+
+@dataclass
+class Collected:
+    """One call of the environment's code: whom it samples from, and all that was sampled."""
+
+    policy: Policy
+    seed: int
+    calls: int = 0
+    sampled: Sampled = field(default_factory=Sampled)
+
+
+class Numbered(Sequence[Task]):
+    """Tasks of a stream: a number each."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        at = index % self._count
+        return Task(f"item-{at}", ({"role": "user", "content": f"item {at} of the environment's own stream"},))
+
+
+class AtroposlibEnvironment(Environment):
+    def __init__(self, options: AtroposlibOptions, context: RunContext) -> None:
+        """Raises ConfigError where the run promises what a stream of items cannot keep."""
+        if context.deterministic:
+            raise ConfigError(
+                "deterministic cannot hold with an environment of atroposlib: its items are a stream, and what it does between "
+                "samples is its own.",
+                remedy="Leave --deterministic out.",
+            )
+        self._options = options
+        self._context = context
+        self._child: Child | None = None
+        self._starting = asyncio.Lock()
+        self._calls: dict[int, Collected] = {}
+        self._numbers = 0
+        self._surplus: list[list[Episode]] = []  # groups beyond the one that was drawn for
+        self._step = 0
+        self._state: dict[str, Any] | None = None
+        self._loaded = True  # what a resumed run had, by the process
+        self._says: dict[str, Any] = {}
+        self._metrics: Metrics = {}
+        self._warned: set[str] = set()
+        self._tokenizer = ChatTokenizer(context.model)
+        self._matcher = Matcher(self._tokenizer.decode)
+
+    # -- what a run calls
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Of "train" numbers, of "test" its evaluate() as one task."""
+        if split == "train":
+            return Numbered(self._options.items)
+        return [Task(EVALUATION, ({"role": "user", "content": "the environment's own evaluate()"},))][
+            : int(self._options.evaluates)
+        ]
+
+    def source(self) -> str:
+        return f"{Path(self._options.file).name}, items as they come"
+
+    async def open(self) -> None:
+        """Start its process, and load its data there."""
+        await self._running()
+
+    async def rollout_group(
+        self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
+    ) -> Sequence[Episode | Failed | BaseException]:
+        """The next group that the environment has: one of what it gave before, or of its next item."""
+        if task.id == EVALUATION:
+            return [await self._evaluate(policy, seeds[0])] * n
+        if self._surplus:
+            return self._filled(self._surplus.pop(0), n)
+        number, call = self._call(policy, seeds[0])
+        try:
+            index = int(task.id.removeprefix("item-"))
+            answer = await self._request("collect", number, index, n, self._step, self._options.tries)
+            groups = [self._matcher.episodes(group, call.sampled) for group in answer["groups"]]
+        finally:
+            del self._calls[number]
+        self._say_unmatched()
+        if not groups:
+            raise DataError(f"the environment gave no group for {self._options.tries} items in turn (option tries)")
+        parts = [group[at : at + n] for group in groups for at in range(0, len(group), n)]
+        self._surplus += [part for part in parts[1:] if len(part) > 1]
+        return self._filled(parts[0], n)
+
+    def metrics(self) -> Metrics:
+        """What it logged since the last step, and how its sequences were found again."""
+        found, self._metrics = self._metrics, {}
+        return found | {f"sequences_{name}": float(count) for name, count in vars(self._matcher.counts).items()}
+
+    def state(self) -> Mapping[str, Any]:
+        """What its save_checkpoint() wrote when the present step began."""
+        return {"step": self._step, "data": self._state}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Its process takes it up with its next call."""
+        self._step, self._state = int(state["step"]), state["data"]
+        self._loaded = False
+
+    async def close(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await child.close()
+
+    # -- its process
+
+    async def _running(self) -> Child:
+        async with self._starting:
+            if self._child is not None and self._child.peer.lost.is_set():
+                console.warn(f"{self._child.role} has ended, and is started again: {Path(self._options.file).name}")
+                await self._child.close()
+                self._child = None
+            if self._child is None:
+                self._child = await self._start()
+            elif not self._loaded:
+                await self._child.peer.call("load", self._step, self._state, deadline_s=self._options.open_deadline_s)
+            self._loaded = True
+            return self._child
+
+    async def _start(self) -> Child:
+        options, context = self._options, self._context
+        role = f"environment-{context.label.rpartition('.')[2] or 'atroposlib'}"
+        logs = context.directory / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        wanted = {
+            "place": options.file,
+            "config": options.config,
+            "datasets": options.datasets,
+            "model": str(context.model),
+            "tables": str(logs / f"{role}-tables.jsonl"),
+        }
+        child = await Child.start(
+            role,
+            wanted,
+            logs / f"{role}.log",
+            threads=1,
+            program="atropos_env_atroposlib.host",
+            patience=context.patience,
+        )
+        child.peer.handlers["sample"] = self._sample
+        try:
+            self._says = await child.peer.call("open_environment", deadline_s=options.open_deadline_s)
+            if self._step or self._state is not None:
+                await child.peer.call("load", self._step, self._state, deadline_s=options.open_deadline_s)
+        except BaseException:
+            await child.close()
+            raise
+        return child
+
+    async def _request(self, method: str, *arguments: Any) -> dict[str, Any]:
+        """Of its process. Its end is the end of this rollout alone: the next call starts it again."""
+        child = await self._running()
+        try:
+            answer: dict[str, Any] = json.loads(
+                await child.peer.call(method, *arguments, deadline_s=COLLECT_DEADLINE_S)
+            )
+        except ProcessDied as error:
+            raise RemoteError(Exception.__str__(error), remedy=error.remedy) from error
+        self._metrics |= answer["metrics"]
+        self._state = answer["state"]
+        return answer
+
+    # -- what its code calls
+
+    def _call(self, policy: Policy, seed: int) -> tuple[int, Collected]:
+        self._numbers += 1
+        call = self._calls[self._numbers] = Collected(policy, seed)
+        return self._numbers, call
+
+    async def _sample(
+        self, number: int, prompt: Tokens, n: int, settings: Mapping[str, Any], stops: Sequence[str]
+    ) -> list[Completion]:
+        call = self._calls.get(number)
+        if call is None:
+            raise DataError("the group that this sample is for has ended")
+        seed, call.calls = derive(call.seed, call.calls), call.calls + 1
+        found = await call.policy.sample(prompt, n=n, sampling=self._sampling(call.policy, settings), seed=seed)
+        made = [self._cut(one, stops) for one in found]
+        for one in made:
+            call.sampled.add(prompt, one)
+            self._step = max(self._step, int(one.policy_version.max(initial=0)))
+        return made
+
+    def _sampling(self, policy: Policy, settings: Mapping[str, Any]) -> Sampling:
+        """The run's own where the environment leaves it open; never more tokens than a run's reply may have."""
+        usual = policy.sampling
+        most = min(int(settings.get("max_tokens", usual.max_tokens)), usual.max_tokens)
+        return replace(
+            usual,
+            max_tokens=most,
+            temperature=float(settings.get("temperature", usual.temperature)),
+            top_p=float(settings.get("top_p", usual.top_p)),
+            top_k=max(int(settings.get("top_k", usual.top_k)), 0),
+        )
+
+    def _cut(self, completion: Completion, stops: Sequence[str]) -> Completion:
+        """Behind the first token that completes a stop text."""
+        text = self._tokenizer.decode(completion.tokens, keep_special=True)
+        if not any(stop and stop in text for stop in stops):
+            return completion
+        low, high = 0, len(completion.tokens)
+        while high - low > 1:
+            middle = (low + high) // 2
+            said = self._tokenizer.decode(completion.tokens[:middle], keep_special=True)
+            low, high = (low, middle) if any(stop and stop in said for stop in stops) else (middle, high)
+        return replace(
+            completion,
+            tokens=completion.tokens[:high],
+            logprobs=completion.logprobs[:high],
+            policy_version=completion.policy_version[:high],
+            finish="stop",
+        )
+
+    # -- what comes of it
+
+    async def _evaluate(self, policy: Policy, seed: int) -> Episode | Failed:
+        number, call = self._call(policy, seed)
+        try:
+            answer = await self._request("evaluate", number, self._step)
+        finally:
+            del self._calls[number]
+        metrics = {name.removeprefix("eval/"): float(value) for name, value in answer["metrics"].items()}
+        if not call.sampled.histories:
+            raise DataError("evaluate() asked the policy for nothing: set evaluates = false for this environment")
+        score = next((metrics[name] for part in NUMBERS for name in metrics if part in name), 0.0)
+        return Episode(call.sampled.rollouts(), score, metrics=metrics)
+
+    def _filled(self, episodes: list[Episode], n: int) -> Sequence[Episode | Failed]:
+        missing = Failed(f"the environment gave {len(episodes)} of {n} sequences", "rollout_group")
+        return [*episodes[:n], *[missing] * (n - len(episodes))]
+
+    def _say_unmatched(self) -> None:
+        if self._matcher.counts.without_logprobs and "unmatched" not in self._warned:
+            self._warned.add("unmatched")
+            console.warn(
+                f"{Path(self._options.file).name} gives sequences that nobody sampled so, by ids or by text: they are trained without "
+                "logprobs, as if sampled from the present policy. The metric sequences_without_logprobs counts them."
+            )

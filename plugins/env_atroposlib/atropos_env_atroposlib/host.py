@@ -1,0 +1,229 @@
+"""The environment's own process: `python -m atropos_env_atroposlib.host DESCRIPTOR ROLE`, started by `AtroposlibEnvironment` alone."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.guards.deadlines import within
+from atropos_core.processes.child_main import Host, main
+from atropos_core.types import Completion
+
+SAMPLE_DEADLINE_S = 3600.0  # the rollout's own deadline comes first
+KEPT = ("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "overrides", "group_overrides")
+
+
+class EnvironmentHost(Host):
+    """One environment, and its stream of items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._environment: Any = None
+        self._items: dict[int, Any] = {}  # of draws that have no group yet, by their task's number
+        self._taking = asyncio.Lock()  # of items, one by one: the stream is a stateful one
+
+    async def build(self, wanted: dict[str, Any]) -> None:
+        """`wanted`: place, config, datasets, model, tables. Raises ConfigError, PluginError."""
+        from atropos_env_atroposlib.loading import configured, load_class
+        from atropos_env_atroposlib.standins import absent, install
+        from atropos_env_atroposlib.standins.link import Link, join
+        from atropos_env_atroposlib.tokenizer import load_tokenizer
+
+        os.environ.setdefault("WANDB_MODE", "disabled")
+        install()
+        absent.without_wandb()
+        absent.serve_datasets(wanted["datasets"])
+        self._link = Link(load_tokenizer(wanted["model"]), self._sample)
+        join(self._link)
+        self._tables = Path(wanted["tables"])
+        cls: Any = load_class(wanted["place"])
+        changes = {"tokenizer_name": wanted["model"], **wanted["config"]}
+        self._made = cls, *configured(cls, changes)
+        for call in (self.open_environment, self.collect, self.evaluate, self.load):
+            self.peer.handlers[call.__name__] = call
+
+    async def open_environment(self) -> dict[str, Any]:
+        """Make it and load its data. Says what it is."""
+        from atropos_env_atroposlib.standins.base import BaseEnv
+
+        cls, config, servers = self._made
+        takes = inspect.signature(cls.__init__).parameters
+        self._environment = cls(config, servers, **{name: False for name in ("slurm", "testing") if name in takes})
+        await self._environment.setup()
+        return {
+            "name": cls.name or cls.__name__,
+            "evaluates": cls.evaluate is not BaseEnv.evaluate,
+            "group_size": config.group_size,
+        }
+
+    async def load(self, step: int, data: dict[str, Any] | None) -> None:
+        """Take up what its save_checkpoint() said."""
+        environment = self._environment
+        environment.saved_data = data
+        environment.curr_step = step
+        environment.status_dict = {"current_step": step, "queue_size": 0}
+        if data is not None:
+            environment.load_checkpoint()
+
+    async def collect(self, number: int, index: int, n: int, step: int, tries: int) -> str:
+        """Groups of the next item as JSON, with what was logged; the item of `index` again where that has had no group."""
+        environment = self._environment
+        await self._at_step(step)
+        environment.config.group_size = n
+        groups: list[dict[str, Any]] = []
+        with _Collecting(self._link, number):
+            for attempt in range(1, tries + 1):
+                if attempt > 1 or index not in self._items:
+                    self._items[index] = await self._next_item()
+                try:
+                    groups = await self._groups_of(self._items[index])
+                except Exception:
+                    if attempt == tries:
+                        raise
+                    traceback.print_exc()  # into the log; atroposlib's loop goes on with another item as well
+                if groups:
+                    break
+        self._items.pop(index, None)
+        for group in groups:
+            await environment.add_rollouts_for_wandb(group, None)
+        return _json({"groups": [_plain_group(group) for group in groups], **self._said()})
+
+    async def _groups_of(self, item: Any) -> list[dict[str, Any]]:
+        """That are there: none, one or several."""
+        environment = self._environment
+        found, backlog = _pair(await environment.collect_trajectories(item))
+        environment.backlog.extend(backlog)
+        found = await environment.postprocess_histories(found)
+        return [one for one in (found if isinstance(found, list) else [found]) if _has_tokens(one)]
+
+    async def evaluate(self, number: int, step: int) -> str:
+        """What its evaluate() logged, as JSON."""
+        environment = self._environment
+        await self._at_step(step)
+        with _Collecting(self._link, number):
+            await environment.evaluate()
+            while environment.eval_workers:
+                await asyncio.gather(*environment.eval_workers)
+        await environment.wandb_log()
+        return _json(self._said())
+
+    async def close(self) -> None:
+        for name in ("cleanup", "close"):
+            if self._environment is not None:
+                made = getattr(self._environment, name)()
+                if asyncio.iscoroutine(made):
+                    await within(made, 5.0, f"{name}()")
+        self.ended.set()
+
+    async def _next_item(self) -> Any:
+        async with self._taking:
+            if self._environment.backlog:
+                return self._environment.backlog.pop(0)
+            item = await self._environment.get_next_item()
+        if item is None:
+            raise DataError("get_next_item() returned None: the environment has no more items")
+        return item
+
+    async def _at_step(self, step: int) -> None:
+        """The trainer has come to another step: what atroposlib's loop does there."""
+        environment = self._environment
+        if step == environment.curr_step and environment.saved_data is not None:
+            return
+        if step != environment.curr_step:
+            environment.curr_step = step
+            environment.status_dict = {"current_step": step, "queue_size": 0}
+            await environment.wandb_log()
+        environment.save_checkpoint(step)
+
+    def _said(self) -> dict[str, Any]:
+        """Numbers for the run's metrics; tables go to a file."""
+        environment = self._environment
+        logged, environment.logged = environment.logged, {}
+        numbers = {name: value for name, one in logged.items() if (value := _number(one)) is not None}
+        tables = {name: one for name, one in logged.items() if hasattr(one, "columns") and hasattr(one, "data")}
+        if tables:
+            with self._tables.open("a") as file:
+                for name, one in tables.items():
+                    row = {"step": environment.curr_step, "table": name, "columns": one.columns, "rows": one.data}
+                    file.write(_json(row) + "\n")
+        return {"metrics": numbers, "state": environment.saved_data}
+
+    async def _sample(
+        self, number: int, prompt: Sequence[int], n: int, settings: Mapping[str, Any], stops: Sequence[str]
+    ) -> list[Completion]:
+        ids = np.asarray(prompt, np.int32)
+        found: list[Completion] = await self.peer.call(
+            "sample", number, ids, n, dict(settings), list(stops), deadline_s=SAMPLE_DEADLINE_S
+        )
+        return found
+
+
+class _Collecting:
+    """Inside, what is sampled belongs to this number."""
+
+    def __init__(self, link: Any, number: int) -> None:
+        from atropos_env_atroposlib.standins.link import Collecting
+
+        self._link, self._made = link, Collecting(number)
+
+    def __enter__(self) -> None:
+        from atropos_env_atroposlib.standins.link import COLLECTING
+
+        self._link.running[self._made.number] = self._made
+        self._token = COLLECTING.set(self._made)
+
+    def __exit__(self, *error: object) -> None:
+        from atropos_env_atroposlib.standins.link import COLLECTING
+
+        del self._link.running[self._made.number]
+        COLLECTING.reset(self._token)
+
+
+def _pair(given: Any) -> tuple[Any, list[Any]]:
+    """A group with a backlog, or without one. (A list of groups is no pair.)"""
+    if isinstance(given, tuple) and len(given) == 2:
+        return given[0], list(given[1] or ())
+    return given, []
+
+
+def _has_tokens(group: Any) -> bool:
+    if group is None:
+        return False
+    if not isinstance(group, Mapping):
+        raise ConfigError(f"collect_trajectories() gave {group!r:.80} where a group is a dict")
+    return bool(group.get("tokens"))
+
+
+def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises DataError for a group with images, which nothing here could train on."""
+    if any(one is not None and one != [] for one in group.get("images") or ()):
+        raise DataError("this environment's groups have images, and a policy here samples and trains text alone.")
+    return {name: group[name] for name in KEPT if group.get(name) is not None}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        made = float(value)
+    except (TypeError, ValueError):
+        return None
+    return made if np.isfinite(made) else None
+
+
+def _json(value: Any) -> str:
+    def plain(one: Any) -> Any:
+        return one.tolist() if hasattr(one, "tolist") else list(one) if isinstance(one, (set, frozenset)) else str(one)
+
+    return json.dumps(value, default=plain)
+
+
+if __name__ == "__main__":
+    main(EnvironmentHost)

@@ -1,0 +1,31 @@
+"""What this package offers: `--env atroposlib:path/to/file.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.plugins.provider import Provider, RunContext
+from atropos_env_atroposlib.options import AtroposlibOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Environment
+
+
+def build(options: AtroposlibOptions, context: RunContext) -> Environment:
+    from atropos_env_atroposlib.environment import AtroposlibEnvironment
+
+    return AtroposlibEnvironment(options, context)
+
+
+@hookimpl
+def atropos_environments() -> Iterable[Provider[Environment]]:
+    yield Provider(
+        "atroposlib",
+        "an environment file written for atroposlib, unmodified, in a process of its own",
+        AtroposlibOptions,
+        build,
+        requires=frozenset({"transformers"}),
+        argument="file",
+    )

@@ -1,0 +1,105 @@
+"""What the stand-ins have of the run: its tokenizer, and the policy through the supervisor. One of each in this process.
+
+Whatever is sampled belongs to the group that is being collected, which a context variable knows: tasks that the environment starts
+inherit it. A prompt that goes on from an earlier sample of the same group keeps that one's ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from atropos_core.errors import ConfigError
+from atropos_core.types import Completion
+
+ENDED = {"stop": "stop", "length": "length"}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One sampled continuation as the stand-ins hand it out."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    text: str  # without special tokens
+    marked: str  # with them
+    finish: str
+
+
+@dataclass
+class Collecting:
+    """One group that is being collected, or an evaluation."""
+
+    number: int
+    histories: list[tuple[str, list[int]]] = field(default_factory=list)  # text and ids of each prompt with its reply
+
+
+@dataclass
+class Link:
+    tokenizer: Any
+    sample: Callable[..., Awaitable[list[Completion]]]  # (number, prompt ids, n, settings)
+    running: dict[int, Collecting] = field(default_factory=dict)
+
+    def collecting(self) -> Collecting:
+        """Raises ConfigError where nothing is being collected."""
+        found = COLLECTING.get()
+        if found is not None and found.number in self.running:
+            return found
+        if len(self.running) == 1:  # a thread or task that was there before
+            return next(iter(self.running.values()))
+        raise ConfigError(
+            "the environment sampled while no group was being collected, or from a task that belongs to none of several.",
+            remedy="Sample inside collect_trajectories(), collect_trajectory() or evaluate().",
+        )
+
+    def ids(self, text: str, *, special: bool, history: tuple[str, list[int]] | None = None) -> list[int]:
+        """Of a prompt. What was sampled of it before in this group is not encoded again."""
+        found = history or self.history(text)
+        if found is not None:
+            return [*found[1], *self.tokenizer.encode(text[len(found[0]) :], add_special_tokens=False)]
+        bos = self.tokenizer.bos_token
+        special = special and not (bos and text.startswith(bos))
+        return list(self.tokenizer.encode(text, add_special_tokens=special))
+
+    def history(self, text: str) -> tuple[str, list[int]] | None:
+        """The longest one that the text begins with."""
+        known = [one for one in self.collecting().histories if text.startswith(one[0])]
+        return max(known, key=lambda one: len(one[0]), default=None)
+
+    async def replies(
+        self, prompt: Sequence[int], text: str, n: int, settings: dict[str, Any], stops: Sequence[str] = ()
+    ) -> list[Reply]:
+        """`n` of them. Each is cut behind the first token that completes one of `stops`."""
+        group = self.collecting()
+        ids = [int(token) for token in prompt]
+        done = []
+        for found in await self.sample(group.number, ids, n, settings, list(stops)):
+            tokens = found.tokens.tolist()
+            marked = self.tokenizer.decode(tokens, skip_special_tokens=False)
+            shown = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            for stop in stops:
+                shown = shown.split(stop)[0] if stop else shown
+            ended = any(stop and stop in marked for stop in stops)
+            done.append(
+                Reply(ids, tokens, found.logprobs.tolist(), shown, marked, "stop" if ended else ENDED[found.finish])
+            )
+            group.histories.append((text + marked, [*ids, *tokens]))
+        return done
+
+
+COLLECTING: ContextVar[Collecting | None] = ContextVar("collecting", default=None)
+_LINKS: list[Link] = []
+
+
+def join(link: Link) -> None:
+    _LINKS[:] = [link]
+
+
+def link() -> Link:
+    """Raises ConfigError before the environment is opened."""
+    if not _LINKS:
+        raise ConfigError("there is no policy here: the environment was not started by a run.")
+    return _LINKS[0]

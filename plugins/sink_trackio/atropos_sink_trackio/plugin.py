@@ -1,0 +1,25 @@
+"""What this package offers: the sink `trackio`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.plugins.provider import Provider, RunContext
+from atropos_sink_trackio.config import TrackioOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Sink
+
+
+def build(options: TrackioOptions, context: RunContext) -> Sink:
+    from atropos_sink_trackio.sink import TrackioSink
+
+    return TrackioSink(options, context.directory)
+
+
+@hookimpl
+def atropos_sinks() -> Iterable[Provider[Sink]]:
+    summary = "Trackio, in its files on this machine"
+    return [Provider("trackio", summary, TrackioOptions, build, requires=frozenset({"trackio"}))]

@@ -1,0 +1,23 @@
+"""docs/catalogue.md is what the script makes of the results."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.worlds import write_rows
+from tools.make_catalogue import PAGE, RESULTS, page
+
+
+def test_the_page_is_what_the_results_say():
+    assert PAGE.read_text() == page(json.loads(RESULTS.read_text())), "run `python -m tools.make_catalogue`"
+
+
+def test_the_rows_of_a_source_replace_its_own_alone(tmp_path):
+    row = {"name": "a", "imports": True, "runs": False, "trains": None, "note": "no | answer"}
+    write_rows("one", "1.0", [row], tmp_path / "worlds.json")
+    write_rows("two", "2.0", [row, {**row, "name": "B", "runs": True, "trains": True}], tmp_path / "worlds.json")
+    write_rows("one", "1.1", [{**row, "name": "c"}], tmp_path / "worlds.json")
+    made = page(json.loads((tmp_path / "worlds.json").read_text()))
+    assert "## one 1.1" in made and "## two 2.0" in made and "1.0\n" not in made
+    assert "| c | yes | no | – | no \\| answer |" in made
+    assert "2 of 2 import, 1 run, 1 of 1 that were tried train." in made

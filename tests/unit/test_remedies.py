@@ -1,0 +1,127 @@
+"""What an error says to do, where no other test reads it: each is raised by what a user does, and read whole."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atropos_core
+from atropos_core.api_client.chat_model import ChatModel
+from atropos_core.api_client.client import Api
+from atropos_core.cli import run_app
+from atropos_core.cli.exhausted import named
+from atropos_core.errors import AtroposError
+from atropos_core.exports.dataset import DatasetExport
+from atropos_core.exports.hub import Hub
+from atropos_core.exports.policy import checkpoint_of
+from atropos_core.exports.selection import Selection
+from atropos_core.group_schema import check_task
+from atropos_core.http_server.tls import tls_context
+from atropos_core.http_server.tokens import read_server_token
+from atropos_core.hub.diagnostics import check_fits
+from atropos_core.hub.records import Label, Limits
+from atropos_core.launch.supervisor import make_directory
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.scripting.arguments import Arguments
+from atropos_core.storage.run_records import RunRecords
+from atropos_core.types import Task
+
+
+def raised(error: BaseException | None) -> None:
+    assert error is not None
+    raise error
+
+
+def with_an_old_method() -> None:
+    class Mine(atropos_core.Environment):
+        async def play(self, task: Any, policy: Any) -> None: ...
+
+
+def token_of_one_letter(folder: Path) -> None:
+    path = folder / "token"
+    path.write_text("a")
+    path.chmod(0o600)
+    read_server_token(path)
+
+
+def below_a_file(folder: Path) -> Path:
+    (folder / "file").write_text("")
+    return folder / "file" / "run"
+
+
+def run_records(folder: Path) -> RunRecords:
+    (folder / "config.toml").write_text("")
+    return RunRecords(folder)
+
+
+MADE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a model's address": (lambda at: ChatModel("ftp://there", "m"), "As http://127.0.0.1:8000/v1"),
+    "an API's address": (lambda at: Api("there"), "Give one like http://127.0.0.1:8000"),
+    "a certificate": (
+        lambda at: tls_context(at / "cert.pem", at / "key.pem"),
+        "Both are PEM files, the key is that of the certificate and has no passphrase.",
+    ),
+    "a token": (
+        token_of_one_letter,
+        "python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {folder}/token",
+    ),
+    "descriptors": (lambda at: raised(named(OSError(errno.EMFILE, "too many"))), "Raise `ulimit -n`."),
+    "a descriptor": (
+        lambda at: raised(named(OSError(errno.EBADF, "bad"))),
+        "Look for os.close and os.closerange in the components of this run: they may close what they opened, no more.",
+    ),
+    "a repository": (lambda at: Hub("nothing", public=False), "As --push OWNER/NAME"),
+    "no checkpoint": (
+        lambda at: checkpoint_of(run_records(at), None, print),
+        "A run saves one at its end; checkpoint.every: before.",
+    ),
+    "no tokenizer": (
+        ChatTokenizer,
+        "Save a fast tokenizer there: AutoTokenizer.from_pretrained(model).save_pretrained(directory)",
+    ),
+    "a run's directory": (lambda at: make_directory(below_a_file(at)), "Choose another with --dir."),
+    "an old method": (
+        lambda at: with_an_old_method(),
+        "Rename it to rollout: what it is given and what it returns are the same.",
+    ),
+    "a group beyond the hub": (
+        lambda at: check_fits(Limits(10), Label("one", 1, 11)),
+        "Raise hub.size_mb, or make groups smaller (training.group_size, sampling.max_tokens).",
+    ),
+    "a form": (
+        lambda at: DatasetExport("poem", at / "a.jsonl", Selection()),
+        "There are sft, dpo, parquet.",
+    ),
+    "a kind": (lambda at: atropos_core.check(object()), 'Say it: kind="reward", for example.'),
+    "no use": (lambda at: Arguments()._read("reward", {"weight": 1}), '{"use": ..., options}'),
+    "half a pair": (lambda at: check_task(Task("\ud83d", ())), "Send text that can be encoded as UTF-8."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_an_error_says_what_to_do(what: str, tmp_path: Path) -> None:
+    make, remedy = MADE[what]
+    with pytest.raises(AtroposError) as found:
+        make(tmp_path)
+    assert found.value.remedy == remedy.replace("{folder}", str(tmp_path))
+
+
+COMMANDS = {
+    "new loss mine --tools": "Leave --tools out.",
+    "run --dry-run --seed 1 --set seed=2": "Leave one of them out.",
+    "run --dry-run --env ./one.py:Sums --env ./two.py:Sums": "Name them apart in a run file.",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_is_refused_says_what_to_do(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_app(command.split()) == 2
+    assert COMMANDS[command] in re.sub(r"\s+", " ", capsys.readouterr().err)
