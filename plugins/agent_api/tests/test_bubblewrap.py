@@ -333,3 +333,16 @@ def test_a_command_is_visible_with_its_installation_and_what_interprets_it(tmp_p
     assert asked in needed_by(["codex", str(asked)], path)
     assert set(needed_by([str(tool / "bin/wrapper")], path)) == {tool, node}
     assert needed_by(["no-such-program"], path) == []
+
+
+async def test_a_program_may_reach_its_limit_before_it_is_said_to_have_started(sandbox, tmp_path, monkeypatch):
+    late = tmp_path / "inside.py"
+    text = bubblewrap.INSIDE.read_text()
+    says = '    say(control, {"event": "not_started"'
+    assert says in text
+    late.write_text(text.replace(says, f"    import time\n    time.sleep(0.5)\n{says}"))
+    monkeypatch.setattr(bubblewrap, "INSIDE", late)
+    flood = program(tmp_path, ["sh", "-c", "yes 12345678"], limits={"output_bytes": 100_001})
+    ended, printed = await run(sandbox, flood)
+    assert ended.limit == "output"
+    assert len(printed) == 100_001

@@ -133,7 +133,8 @@ def test_a_client_that_goes_without_reading_leaves_nothing_behind(tmp_path: Path
 
 def waiting_bytes() -> int:
     """Of requests that were sent ahead, on all connections of this process."""
-    return sum(len(one._rest) for one in gc.get_objects() if isinstance(one, Connection))
+    # the class of a proxy may be of what is gone already
+    return sum(len(one._rest) for one in gc.get_objects() if issubclass(type(one), Connection))
 
 
 def test_a_request_whose_body_does_not_come_costs_no_task_until_others_would_wait_for_it(tmp_path: Path):

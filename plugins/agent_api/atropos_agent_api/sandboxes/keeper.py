@@ -196,12 +196,14 @@ class Keeper:
             self._supervisor, selectors.EVENT_READ, lambda events: self.obey(self._supervisor.recv(64))
         )
         look_at = self._started
-        while not self._has_ended() and not self._limit and not self._stop:
+        while not self._has_ended() and not self._stop:
             now = time.monotonic()
             until = self._started + (self._limits["wall_time_s"] if self._has_started else START_S)
             if now >= until:
-                self._limit = "wall_time"
-            elif now >= look_at:
+                self._limit = self._limit or "wall_time"
+            if self._limit and (self._has_started or now >= until):  # its output may come before it is said to have started
+                break
+            if now >= look_at:
                 self._look()
                 look_at = now + max(LOOK_S, LOOK_SHARE * (time.monotonic() - now))
             else:
