@@ -132,8 +132,8 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     console.table(("component", "what", "device", "at most", ""), rows)
     console.facts(totals)
     console.say(f"for prompts of at most {PROMPT_TOKENS} tokens; nothing was started")
-    made.check()
     if not plan.config.oversubscribe:
+        made.check()
         check_disk(plan, directory)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core.errors import ConfigError, FitError, TokenizerMismatch
+from atropos_core.health.alignment import largest_rounding
 from atropos_core.interfaces import Environment
 from atropos_core.launch.memory_plan import workloads
 from atropos_core.rollouts.chat_template import ChatTemplate
@@ -31,7 +32,7 @@ def check_model(plan: Plan, directory: Path) -> None:
     components = workloads(plan, directory)
     for resolved, workload in components:
         resolved.offer.provider.check(resolved.options, workload)
-    _check_dtypes(components)
+    _check_dtypes(plan, components)
     _check_template(plan, directory, tokenizer)
 
 
@@ -73,8 +74,8 @@ def _check_ends(plan: Plan, tokenizer: ChatTokenizer) -> None:
         )
 
 
-def _check_dtypes(components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
-    """Engines that share the trainer's memory have its precision."""
+def _check_dtypes(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
+    """Engines that share the trainer's memory have its precision; others round no more than the run allows."""
     said = {
         resolved.label: (
             resolved.offer.provider.dtype(resolved.options, workload),
@@ -86,10 +87,20 @@ def _check_dtypes(components: Sequence[tuple[ResolvedComponent, Workload]]) -> N
     }
     trainer = next((dtype for dtype, _, kind in said.values() if kind == "trainer"), "")
     for label, (dtype, transport, kind) in said.items():
-        if kind == "engine" and transport in SHARED_MEMORY and dtype and trainer and dtype != trainer:
+        if kind != "engine" or not dtype or not trainer or dtype == trainer:
+            continue
+        if transport in SHARED_MEMORY:
             raise FitError(
                 f"the trainer's weights are {trainer} and those of {label} {dtype}, and the two are one memory ({transport}).",
                 remedy=f"--set {label}.dtype={trainer}, or another trainer.dtype; with --bridge checkpoint they may differ.",
+            )
+        bound, rounding = largest_rounding(trainer), largest_rounding(dtype)
+        if rounding > bound and plan.config.training.max_logprob_diff is None:
+            raise FitError(
+                f"the weights of {label} are {dtype} and the trainer's {trainer}: rounding alone moves the engine's logprobs by more "
+                f"than the {bound:g} nats to which a run with {trainer} weights holds them (training.max_logprob_diff).",
+                remedy=f"--set {label}.dtype={trainer}; or --set training.max_logprob_diff={rounding:g}, what weights of 16 bits are "
+                "held to, which trains on logprobs that far off.",
             )
 
 

@@ -74,6 +74,10 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...
         lambda model: None, ("--bridge", "ipc", "--set", "trainer.dtype=bfloat16"),
         ("trainer's weights are bfloat16 and those of engine float32", "--set engine.dtype=bfloat16"),
     ),
+    "rounding": (
+        lambda model: None, ("--bridge", "checkpoint", "--set", "engine.dtype=float16"),
+        ("weights of engine are float16 and the trainer's float32", "--set engine.dtype=float32", "training.max_logprob_diff=0.5"),
+    ),
     "targets": (lambda model: None, LORA, ("names 'query'", "It has: down_proj, gate_proj, k_proj")),
 }  # fmt: skip
 
@@ -94,6 +98,15 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(case,
     assert all(text in ended.err for text in wanted), ended.err
     assert "What to do:" in ended.err
     assert not (tmp_path / "run").exists(), "no process was started, and the directory is free for the next try"
+
+
+def test_weights_of_fewer_bits_in_the_engine_are_a_choice_that_a_run_file_can_make(atropos):
+    differing = ("--bridge", "checkpoint", "--set", "engine.dtype=bfloat16", "--dry-run")
+    ended = atropos("run", "--env", "gsm8k", *differing, "--set", "training.max_logprob_diff=0.5")
+    assert ended.code == 0, ended.err
+    finer = ("--bridge", "checkpoint", "--set", "trainer.dtype=bfloat16", "--dry-run")
+    ended = atropos("run", "--env", "gsm8k", *finer)
+    assert ended.code == 0, f"weights of more bits round less than is allowed: {ended.err}"
 
 
 def test_an_environment_that_renders_its_own_prompts_needs_no_template(model, atropos, tmp_path):

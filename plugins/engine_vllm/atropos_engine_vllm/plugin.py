@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
@@ -32,6 +33,18 @@ def check(options: VLLMOptions, workload: Workload) -> None:
     check_weights(workload.context.model)
 
 
+def dtype(options: VLLMOptions, workload: Workload) -> str:
+    """Of a server of somebody else's, only it knows."""
+    from atropos_engine_vllm import model
+
+    if options.url is not None:
+        return ""
+    directory = workload.context.model
+    if adapter := model.adapter_config(directory):
+        directory = Path(adapter["base_model_name_or_path"])
+    return model.dtype(model.read_config(directory), options.dtype, workload.context.devices[0] == "cpu")
+
+
 def idle(options: VLLMOptions, devices: Sequence[str]) -> Mapping[str, str]:
     if devices[0] == "cpu":
         return {"memory_share": "it is of a GPU's memory; on a CPU kv_cache_gb bounds keys and values"}
@@ -55,6 +68,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         transports=transports,
         holds=holds,
         check=check,
+        dtype=dtype,
         idle=idle,
         several_devices=True,
         requires=frozenset({"aiohttp"}),

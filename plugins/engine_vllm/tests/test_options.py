@@ -68,6 +68,25 @@ def test_the_memory_plan_has_the_keys_and_values_that_the_server_gets(options: A
     assert planned["keys and values"] == int(size) == 2**29
 
 
+def test_the_precision_of_the_weights_is_said_before_a_server_is_started(
+    options: Any, context: Any, tmp_path: Path
+) -> None:
+    def said(given: Any, **fields: Any) -> str:
+        return plugin.dtype(given, Workload(context(**fields), 8, 8, 64, 64))
+
+    assert [said(options(), devices=(device,)) for device in ("cpu", "cuda:0")] == ["float32", "bfloat16"]
+    assert said(options(dtype="float16"), devices=("cpu",)) == "float16"
+    assert said(options(url="http://127.0.0.1:1"), devices=("cpu",)) == "", "a server of somebody else's knows its own"
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    base = str(context().model)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 8}))
+    where = replace(context(devices=("cuda:0",)), model=adapter)
+    assert plugin.dtype(options(), Workload(where, 8, 8, 64, 64)) == "bfloat16"
+    [offered] = plugin.atropos_engines()
+    assert offered.dtype is plugin.dtype
+
+
 def test_a_server_on_gpus_has_them_alone(options: Any, context: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     where = context(devices=("cuda:2", "cuda:3"))

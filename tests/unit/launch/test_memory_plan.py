@@ -128,6 +128,9 @@ def test_a_run_that_cannot_fit_ends_before_anything_is_loaded(atropos, tmp_path)
     assert "lower hub.size_mb" in ended.err
     assert not list((tmp_path / "run" / "logs").glob("*"))
     assert atropos("run", "--env", "gsm8k", "--dry-run", *huge).code != 0
+    regardless = atropos("run", "--env", "gsm8k", "--dry-run", *huge, "--set", "oversubscribe=true")
+    assert regardless.code == 0, regardless.err
+    assert "100000 GB" in regardless.out, "the plan is still printed"
 
 
 def test_every_context_of_a_run_is_what_its_component_would_be_built_with(tmp_path):
