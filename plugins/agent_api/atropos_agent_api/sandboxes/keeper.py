@@ -201,7 +201,8 @@ class Keeper:
             until = self._started + (self._limits["wall_time_s"] if self._has_started else START_S)
             if now >= until:
                 self._limit = self._limit or "wall_time"
-            if self._limit and (self._has_started or now >= until):  # its output may come before it is said to have started
+            # Its output may come before it is said to have started.
+            if self._limit and (self._has_started or now >= until):
                 break
             if now >= look_at:
                 self._look()
