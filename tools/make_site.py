@@ -163,7 +163,7 @@ def options_page() -> str:
     ]
     for kind in KINDS:
         for offer in registry.offers(kind):
-            fields = offer.provider.config.model_fields
+            fields = offer.provider.options.model_fields
             lines += [
                 f"## {kind} `{offer.provider.name}`",
                 "",

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.builtin import config
 from atropos_core.plugins.provider import NoOptions, Provider, ResolvedModel, RunContext
 
 if TYPE_CHECKING:
+    from atropos_core.builtin.config import RemoteEngineOptions
     from atropos_core.interfaces import Bridge, Curriculum, Engine, Reward, Sink, Trainer, Transform, Transport
 
+CONFIG = "atropos_core.builtin.config"
 TOY_MODEL = Path(__file__).parent / "toy_model"
 
 
@@ -39,7 +40,7 @@ def _elsewhere(options: object, devices: object) -> Mapping[str, str]:
     return dict.fromkeys(("devices", "threads"), "whose engine runs elsewhere: tell that `atropos engine`")
 
 
-def _remote(options: config.RemoteEngineOptions, context: RunContext) -> Engine:
+def _remote(options: RemoteEngineOptions, context: RunContext) -> Engine:
     from atropos_core.api_client.remote_engine import RemoteEngine
     from atropos_core.config.run_file import read_token
 
@@ -53,17 +54,21 @@ def atropos_rewards() -> Iterable[Provider[Reward]]:
         return Provider(name, summary, options, _of("rewards", make))
 
     yield made("environment", "the score that the environment gave", NoOptions, lambda m, o, c: m.EnvironmentReward())
-    yield made("exact", "1 where the reply is the answer", config.ExactOptions, lambda m, o, c: m.ExactReward(o))
-    yield made("numeric", "1 where its last number is right", config.NumericOptions, lambda m, o, c: m.NumericReward(o))
-    yield made("format", "the share of patterns it has", config.FormatOptions, lambda m, o, c: m.FormatReward(o))
-    yield made("length", "0 for short, down to -1 for long", config.LengthOptions, lambda m, o, c: m.LengthReward(o))
+    yield made("exact", "1 where the reply is the answer", f"{CONFIG}:ExactOptions", lambda m, o, c: m.ExactReward(o))
+    yield made(
+        "numeric", "1 where its last number is right", f"{CONFIG}:NumericOptions", lambda m, o, c: m.NumericReward(o)
+    )
+    yield made("format", "the share of patterns it has", f"{CONFIG}:FormatOptions", lambda m, o, c: m.FormatReward(o))
+    yield made(
+        "length", "0 for short, down to -1 for long", f"{CONFIG}:LengthOptions", lambda m, o, c: m.LengthReward(o)
+    )
 
 
 @hookimpl
 def atropos_transforms() -> Iterable[Provider[Transform]]:
     advantage = _of("transforms", lambda m, o, c: m.GroupAdvantage(o))
     summary = "reward against the group's mean, by its deviation (GRPO)"
-    options = config.GroupAdvantageOptions
+    options = f"{CONFIG}:GroupAdvantageOptions"
     yield Provider("group_advantage", summary, options, advantage, announces=lambda o: {"advantages": o.announced()})
     flat = _of("transforms", lambda m, o, c: m.DropFlat())
     yield Provider("drop_flat", "leave out groups whose rewards are all equal", NoOptions, flat)
@@ -83,7 +88,7 @@ def atropos_sinks() -> Iterable[Provider[Sink]]:
     console = _of("sinks", lambda m, o, c: m.ConsoleSink(c.steps))
     yield Provider("console", "progress on the terminal", NoOptions, console)
     jsonl = _of("sinks", lambda m, o, c: m.JsonlSink(o, c.directory))
-    yield Provider("jsonl", "metrics.jsonl and rollouts/ in the run directory", config.JsonlOptions, jsonl)
+    yield Provider("jsonl", "metrics.jsonl and rollouts/ in the run directory", f"{CONFIG}:JsonlOptions", jsonl)
 
 
 @hookimpl
@@ -96,12 +101,17 @@ def atropos_bridges() -> Iterable[Provider[Bridge]]:
 def atropos_engines() -> Iterable[Provider[Engine]]:
     toy = _of("toy", lambda m, o, c: m.ToyEngine(o, c))
     yield Provider(
-        "toy", "a table of next-token logits, for tests", config.ToyEngineOptions, toy, _in_process, idle=_in_the_run
+        "toy",
+        "a table of next-token logits, for tests",
+        f"{CONFIG}:ToyEngineOptions",
+        toy,
+        _in_process,
+        idle=_in_the_run,
     )
     yield Provider(
         "remote",
         "an engine elsewhere: `atropos engine`",
-        config.RemoteEngineOptions,
+        f"{CONFIG}:RemoteEngineOptions",
         _remote,
         _by_files,
         idle=_elsewhere,
@@ -112,7 +122,12 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
 def atropos_trainers() -> Iterable[Provider[Trainer]]:
     toy = _of("toy", lambda m, o, c: m.ToyTrainer(o, c))
     yield Provider(
-        "toy", "REINFORCE on the toy table, for tests", config.ToyTrainerOptions, toy, _in_process, idle=_in_the_run
+        "toy",
+        "REINFORCE on the toy table, for tests",
+        f"{CONFIG}:ToyTrainerOptions",
+        toy,
+        _in_process,
+        idle=_in_the_run,
     )
 
 

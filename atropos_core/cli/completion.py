@@ -95,7 +95,7 @@ def settings(ctx: typer.Context, incomplete: str) -> list[str]:
     registry = load_plugins().registry
     for kind, path, use in named:
         try:
-            names += [f"{path}.{option.name}" for option in options_of(registry.find(kind, use).provider.config)]
+            names += [f"{path}.{option.name}" for option in options_of(registry.find(kind, use).provider.options)]
         except AtroposError:
             continue  # not installed: the command itself says so
     return sorted({f"{name}=" for name in names if name.startswith(incomplete) and "[" not in name})

@@ -58,7 +58,7 @@ def _show_one(loaded: Plugins, offer: Offer, as_json: bool) -> None:
     from atropos_core import console
     from atropos_core.config.meanings import options_of
 
-    options = options_of(offer.provider.config)
+    options = options_of(offer.provider.options)
     facts = _facts(loaded, offer)
     if as_json:
         return console.document({**facts, "options": [asdict(option) for option in options]})

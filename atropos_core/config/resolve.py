@@ -107,7 +107,7 @@ def resolve_component(registry: Registry, kind: str, label: str, component: Comp
     """Raises UnknownComponent, PluginError, ConfigError for options, FitError for what this machine has not."""
     offer = registry.find(kind, component.use)
     check_requires(offer)
-    model = offer.provider.config
+    model = offer.provider.options
     try:
         with contained(f"the options of {label}"):
             options = model.model_validate(component.options)

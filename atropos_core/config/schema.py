@@ -28,7 +28,7 @@ def run_file_schema(registry: Registry) -> dict[str, Any]:
     """With every component that is installed. A section without `use` may have the options of any component of its kind: a
     model's preset may say which one it is."""
     offers = {
-        kind: {offer.provider.name: offer.provider.config for offer in registry.offers(kind)}
+        kind: {offer.provider.name: offer.provider.options for offer in registry.offers(kind)}
         for kind in (*SINGLE, *NAMED)
     }
     models: list[type[BaseModel]] = [RunConfig, *(one for named in offers.values() for one in named.values())]

@@ -204,7 +204,7 @@ def _transports_by_default(offer: Offer) -> frozenset[Transport]:
     try:
         check_core_api(offer)
         check_requires(offer)
-        return offer.provider.transports(offer.provider.config())
+        return offer.provider.transports(offer.provider.options())
     except Exception:  # noqa: BLE001 - the plugin boundary: it needs options, another core or machine, or is broken
         return frozenset()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, PluginError
+from atropos_core.guards.exits import contained
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
 
 if TYPE_CHECKING:
@@ -161,7 +164,9 @@ class Provider(Generic[T_co]):
 
     name: str  # what the user types
     summary: str  # one line for `atropos plugins`
-    config: type[BaseModel]  # validated before anything heavy is imported
+    config: (
+        type[BaseModel] | str
+    )  # its options, or where they are, as "package.config:Options": a listing imports none of them
     build: Callable[[Any, RunContext], T_co]  # (options, context); imports torch inside, not above
     transports: Callable[[Any], frozenset[Transport]] = (
         no_transport  # engine, bridge, trainer: may depend on the options
@@ -192,6 +197,23 @@ class Provider(Generic[T_co]):
     runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface
     core_api: str = CORE_API  # refused by name when core is another
     argument: str = ""  # the option that what follows a colon gives, as in `--env NAME:ARGUMENT`; empty: there is none
+
+    @functools.cached_property
+    def options(self) -> type[BaseModel]:
+        """What `config` is or names, by which options are validated. Raises PluginError where it is not there."""
+        if not isinstance(self.config, str):
+            return self.config
+        module, _, name = self.config.partition(":")
+        try:
+            with contained(f"importing {module}"):
+                found = getattr(importlib.import_module(module), name)
+        except Exception as error:
+            raise PluginError(
+                f"the options of {self.name!r}, {self.config}, could not be imported: {type(error).__name__}: {error}"
+            ) from error
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            raise PluginError(f"the options of {self.name!r}, {self.config}, are {found!r}, not a class of Options.")
+        return found
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ class Registry:
                 f"{name!r} has nothing after its colon.", remedy=f"Name its {provider.argument}: {before}:..."
             )
         field: dict[str, Any] = {
-            provider.argument: (provider.config.model_fields[provider.argument].annotation, argument)
+            provider.argument: (provider.options.model_fields[provider.argument].annotation, argument)
         }
-        config = create_model(provider.config.__name__, __base__=provider.config, **field)
+        config = create_model(provider.options.__name__, __base__=provider.options, **field)
         return dataclasses.replace(offer, provider=dataclasses.replace(provider, name=name, config=config))
 
 

@@ -65,7 +65,7 @@ class Host:
         sys.path.extend(entry for entry in wanted.get("path", ()) if entry not in sys.path)
         with without_collector():
             offer = load_plugins().registry.find(wanted["kind"], wanted["name"])
-            options = offer.provider.config.model_validate(wanted["options"])
+            options = offer.provider.options.model_validate(wanted["options"])
             self.offer(wanted["kind"], offer.provider.build(options, RunContext.from_record(wanted["context"])))
 
     def offer(self, kind: str, component: Any) -> None:

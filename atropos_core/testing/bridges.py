@@ -140,7 +140,7 @@ class BridgeContract:
         try:
             check_requires(engine)
             check_requires(trainer)
-            sides = [offer.provider.transports(offer.provider.config()) for offer in (engine, trainer)]
+            sides = [offer.provider.transports(offer.provider.options()) for offer in (engine, trainer)]
         except (FitError, ValidationError):
             return False
         return bool(self._transports & sides[0] & sides[1])

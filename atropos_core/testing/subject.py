@@ -38,9 +38,9 @@ def find(kind: str, target: Target, options: Mapping[str, Any] | None, directory
     """Raises what a run that names the component would raise."""
     provider = _provider(kind, target)
     try:
-        values = provider.config.model_validate(dict(options or {}))
+        values = provider.options.model_validate(dict(options or {}))
     except ValidationError as error:
-        raise ConfigError(explain(error, provider.config, {}, f"{kind} {provider.name}: ")) from error
+        raise ConfigError(explain(error, provider.options, {}, f"{kind} {provider.name}: ")) from error
     context = RunContext(directory=directory, model=TOY_MODEL, steps=10, seed=0)
     return Subject(kind, f"{kind} {provider.name!r}", provider, values, context)
 

@@ -89,7 +89,7 @@ def opened(values: Mapping[str, Any]) -> Seen:
 
     async def main() -> str:
         engine = load_plugins().registry.find("engine", "toy").provider
-        made = engine.build(engine.config(), RunContext(Path("/"), TOY_MODEL))
+        made = engine.build(engine.options(), RunContext(Path("/"), TOY_MODEL))
         section = ApiSection(url="http://h", engine_address=values["api.engine_address"])
         server = await load_plugins().engine_server()(made, section.engine_address, None, await made.open())
         await server.close()
@@ -160,7 +160,7 @@ async def connected(name: str, options: Any, provider: Provider[Any]) -> Seen:
             context = RunContext(Path(folder), TOY_MODEL, transport="posix_shm", transports=("posix_shm",))
             bridge = provider.build(options, context)
             engine = load_plugins().registry.find("engine", "toy").provider
-            sink = engine.build(engine.config(), context)
+            sink = engine.build(engine.options(), context)
             sink.endpoint = endpoint
             try:
                 await bridge.connect(endpoint, [sink])

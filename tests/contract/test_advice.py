@@ -129,7 +129,7 @@ def calls_in(text: str) -> Iterator[tuple[str, set[str]]]:
 @cache
 def options(kind: str) -> tuple[type[BaseModel], ...]:
     """The models of what is installed of this kind."""
-    return tuple(one.provider.config for one in load_plugins().registry.offers() if one.kind == kind)
+    return tuple(one.provider.options for one in load_plugins().registry.offers() if one.kind == kind)
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:

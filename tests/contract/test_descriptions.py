@@ -25,7 +25,7 @@ def test_every_option_of_every_component_says_what_it_means():
     assert [
         path
         for offer in offers
-        for path in without_meaning(offer.provider.config, f"{offer.kind} {offer.provider.name}")
+        for path in without_meaning(offer.provider.options, f"{offer.kind} {offer.provider.name}")
     ] == []
 
 

@@ -63,7 +63,7 @@ def every_option() -> dict[str, type[BaseModel]]:
     found = dict(leaves(RunConfig, "run"))
     for offer in load_plugins().registry.offers():
         if (offer.kind, offer.provider.name) != ("trainer", "grpo") and offer.distribution.startswith("atropos"):
-            found |= dict(leaves(offer.provider.config, f"{offer.kind} {offer.provider.name}"))
+            found |= dict(leaves(offer.provider.options, f"{offer.kind} {offer.provider.name}"))
     return found
 
 
@@ -230,7 +230,7 @@ async def seen_with(component: str, values: dict[str, Any]) -> object:
         kind, name = component.split()
         provider = load_plugins().registry.find(kind, name).provider
         look = OBSERVED.get(component) or OBSERVED[kind]
-        made = look(name, provider.config.model_validate(values), provider)
+        made = look(name, provider.options.model_validate(values), provider)
         CACHE[key] = await made if isawaitable(made) else made
     return CACHE[key]
 
@@ -332,7 +332,7 @@ FOR_ANOTHER_COMMAND = [  # of an adapter: options that its export, or its doctor
 @pytest.mark.parametrize(("name", "command", "options"), FOR_ANOTHER_COMMAND)
 def test_an_option_that_a_command_of_an_adapter_has_no_use_for_is_refused(name, command, options, tmp_path):
     provider = load_plugins().registry.find("adapter", name).provider
-    made = provider.build(provider.config.model_validate(options), RunContext(tmp_path, Path("tiny")))
+    made = provider.build(provider.options.model_validate(options), RunContext(tmp_path, Path("tiny")))
     with pytest.raises(ConfigError, match=f"{next(iter(options))} has no effect on"):
         made.doctor() if command == "doctor" else made.export(RunConfig(), tmp_path)
 
@@ -374,7 +374,7 @@ def test_an_option_for_another_kind_of_device_is_reported(device, options, messa
 def test_an_option_that_a_component_has_no_use_for_is_refused(option):
     kind, name = option.partition(".")[0].split()
     with pytest.raises(ValidationError, match=f"{option.rpartition('.')[2]} has no effect"):
-        load_plugins().registry.find(kind, name).provider.config.model_validate(REFUSED[option])
+        load_plugins().registry.find(kind, name).provider.options.model_validate(REFUSED[option])
 
 
 IDLE = [  # that are refused beside others; the trainer's own are in its tests
@@ -400,7 +400,7 @@ IDLE = [  # that are refused beside others; the trainer's own are in its tests
 
 @pytest.mark.parametrize(("component", "options"), IDLE, ids=str)
 def test_an_option_that_does_nothing_beside_another_is_refused(component, options):
-    config = RunConfig if component == "run" else load_plugins().registry.find(*component.split()).provider.config
+    config = RunConfig if component == "run" else load_plugins().registry.find(*component.split()).provider.options
     with pytest.raises(ValidationError, match="has no effect"):
         config.model_validate(options)
 

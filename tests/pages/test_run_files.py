@@ -61,7 +61,7 @@ def take(values: Mapping[str, Any]) -> None:
     """Validate as a run does, up to what this machine has. Raises ConfigError, ValidationError."""
     registry = load_plugins().registry
     for kind, component in components(values):
-        registry.find(kind, component.use).provider.config.model_validate(component.options)
+        registry.find(kind, component.use).provider.options.model_validate(component.options)
 
 
 def alternatives(text: str) -> Iterator[str]:

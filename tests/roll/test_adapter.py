@@ -28,7 +28,7 @@ def _one_ray_for_every_doctor(request):
 
 def adapter(**options):
     offer = load_plugins().registry.find("adapter", "roll")
-    return offer.provider.build(offer.provider.config(**options), RunContext(Path("."), Path(".")))
+    return offer.provider.build(offer.provider.options(**options), RunContext(Path("."), Path(".")))
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "tools"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from atropos_adapter_roll.config import AdapterOptions
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
+    from atropos_adapter_roll.config import AdapterOptions
     from atropos_core.interfaces import Adapter
 
 
@@ -22,5 +22,8 @@ def build(options: AdapterOptions, context: RunContext) -> Adapter:
 @hookimpl
 def atropos_adapters() -> Iterable[Provider[Adapter]]:
     yield Provider(
-        name="roll", summary="environments in ROLL, and in gem, as gem.Env", config=AdapterOptions, build=build
+        name="roll",
+        summary="environments in ROLL, and in gem, as gem.Env",
+        config="atropos_adapter_roll.config:AdapterOptions",
+        build=build,
     )

@@ -12,7 +12,7 @@ from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
 from pathlib import Path
 provider = load_plugins().registry.find("adapter", "roll").provider
-adapter = provider.build(provider.config(), RunContext(Path("."), Path(".")))
+adapter = provider.build(provider.options(), RunContext(Path("."), Path(".")))
 print(json.dumps([[one.subject, one.ok, one.detail, one.remedy] for one in adapter.doctor()]))
 """
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
+    from atropos_adapter_skyrl.config import SkyRLOptions
     from atropos_core.interfaces import Adapter
 
 
@@ -21,7 +21,12 @@ def build(options: SkyRLOptions, context: RunContext) -> Adapter:
 
 @hookimpl
 def atropos_adapters() -> Iterable[Provider[Adapter]]:
-    yield Provider("skyrl", "environments inside SkyRL's trainer, with its engines or without", SkyRLOptions, build)
+    yield Provider(
+        "skyrl",
+        "environments inside SkyRL's trainer, with its engines or without",
+        "atropos_adapter_skyrl.config:SkyRLOptions",
+        build,
+    )
 
 
 @hookimpl

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from atropos_agent_api.config import AgentOptions
-from atropos_agent_api.sandboxes.config import BubblewrapOptions, DockerOptions, ExternalOptions
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 
 if TYPE_CHECKING:
+    from atropos_agent_api.config import AgentOptions
+    from atropos_agent_api.sandboxes.config import BubblewrapOptions, DockerOptions, ExternalOptions
     from atropos_core.interfaces import Environment, Sandbox
 
 
@@ -60,7 +60,14 @@ def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothi
 
 @hookimpl
 def atropos_environments() -> Iterable[Provider[Environment]]:
-    return [Provider("agent", "any program that speaks to a model, unmodified", AgentOptions, build_agent)]
+    return [
+        Provider(
+            "agent",
+            "any program that speaks to a model, unmodified",
+            "atropos_agent_api.config:AgentOptions",
+            build_agent,
+        )
+    ]
 
 
 @hookimpl
@@ -68,7 +75,7 @@ def atropos_sandboxes() -> Iterable[Provider[Sandbox]]:
     yield Provider(
         name="local",
         summary="bubblewrap where this machine permits it, else process, said aloud",
-        config=BubblewrapOptions,
+        config="atropos_agent_api.sandboxes.config:BubblewrapOptions",
         build=build_local,
     )
     yield Provider(
@@ -80,18 +87,18 @@ def atropos_sandboxes() -> Iterable[Provider[Sandbox]]:
     yield Provider(
         name="bubblewrap",
         summary="namespaces of Linux: a program sees no file but the system's and its own, and no network but the API",
-        config=BubblewrapOptions,
+        config="atropos_agent_api.sandboxes.config:BubblewrapOptions",
         build=build_bubblewrap,
     )
     yield Provider(
         name="docker",
         summary="a container of an image of yours for each program, by a docker daemon of this machine",
-        config=DockerOptions,
+        config="atropos_agent_api.sandboxes.config:DockerOptions",
         build=build_docker,
     )
     yield Provider(
         name="external",
         summary="starts nothing: a program that you start asks for episodes over HTTP, and reports their ends",
-        config=ExternalOptions,
+        config="atropos_agent_api.sandboxes.config:ExternalOptions",
         build=build_external,
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
 from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
+    from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
     from atropos_core.interfaces import Bridge, Transport
 
 
@@ -35,7 +35,7 @@ def atropos_bridges() -> Iterable[Provider[Bridge]]:
     yield Provider(
         name="checkpoint",
         summary="whole checkpoints on disk, which engines reload: fits whatever can load a model, costs a copy",
-        config=CheckpointBridgeOptions,
+        config="atropos_bridge_checkpoint.config:CheckpointBridgeOptions",
         build=build,
         transports=transports,
         requires=frozenset({"torch", "transformers"}),

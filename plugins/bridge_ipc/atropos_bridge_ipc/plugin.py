@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from atropos_bridge_ipc.config import IpcOptions
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
+    from atropos_bridge_ipc.config import IpcOptions
     from atropos_core.interfaces import Bridge, Transport
 
 
@@ -35,7 +35,7 @@ def atropos_bridges() -> Iterable[Provider[Bridge]]:
     yield Provider(
         name="ipc",
         summary="one copy of the weights: the trainer writes where the engine reads (POSIX shared memory, CUDA IPC)",
-        config=IpcOptions,
+        config="atropos_bridge_ipc.config:IpcOptions",
         build=build,
         transports=transports,
         announces=announces,

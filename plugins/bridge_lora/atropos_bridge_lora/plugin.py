@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from atropos_bridge_lora.config import LoraBridgeOptions
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
+    from atropos_bridge_lora.config import LoraBridgeOptions
     from atropos_core.interfaces import Bridge, Transport
 
 
@@ -28,7 +28,7 @@ def atropos_bridges() -> Iterable[Provider[Bridge]]:
     yield Provider(
         name="lora",
         summary="adapters travel, the base model stays: a new one at each version, while the engines go on sampling",
-        config=LoraBridgeOptions,
+        config="atropos_bridge_lora.config:LoraBridgeOptions",
         build=build,
         transports=transports,
         requires=frozenset({"torch", "peft"}),

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_curriculum import config
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Curriculum
+    from atropos_curriculum.config import CurriculumOptions
+
+CONFIG = "atropos_curriculum.config"
 
 
-def build(options: config.CurriculumOptions, context: RunContext) -> Curriculum:
+def build(options: CurriculumOptions, context: RunContext) -> Curriculum:
     from atropos_curriculum.curriculum import AdaptiveCurriculum
     from atropos_curriculum.strategies import strategy_of
 
@@ -22,8 +24,8 @@ def build(options: config.CurriculumOptions, context: RunContext) -> Curriculum:
 
 @hookimpl
 def atropos_curricula() -> Iterable[Provider[Curriculum]]:
-    yield Provider("easy_first", "the easiest tasks that are not yet solved", config.EasyFirstOptions, build)
-    yield Provider("competence", "the easiest share of the tasks, which grows", config.CompetenceOptions, build)
-    yield Provider("learning_progress", "tasks whose success changes", config.LearningProgressOptions, build)
-    yield Provider("prioritized", "tasks by p(1-p) of their success", config.PrioritizedOptions, build)
-    yield Provider("window", "tasks neither too easy nor too hard: 0.2 < p < 0.8", config.WindowOptions, build)
+    yield Provider("easy_first", "the easiest tasks that are not yet solved", f"{CONFIG}:EasyFirstOptions", build)
+    yield Provider("competence", "the easiest share of the tasks, which grows", f"{CONFIG}:CompetenceOptions", build)
+    yield Provider("learning_progress", "tasks whose success changes", f"{CONFIG}:LearningProgressOptions", build)
+    yield Provider("prioritized", "tasks by p(1-p) of their success", f"{CONFIG}:PrioritizedOptions", build)
+    yield Provider("window", "tasks neither too easy nor too hard: 0.2 < p < 0.8", f"{CONFIG}:WindowOptions", build)

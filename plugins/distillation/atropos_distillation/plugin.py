@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from atropos_core import console, hookimpl
 from atropos_core.errors import FitError
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_distillation.config import TeacherOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Teacher
     from atropos_core.plugins.provider import Holding, Workload
+    from atropos_distillation.config import TeacherOptions
 
 
 def build(options: TeacherOptions, context: RunContext) -> Teacher:
@@ -91,7 +91,7 @@ def atropos_teachers() -> Iterable[Provider[Teacher]]:
     yield Provider(
         name="distillation",
         summary="logprobs of a teacher's model, on an engine of its own or behind a server",
-        config=TeacherOptions,
+        config="atropos_distillation.config:TeacherOptions",
         build=build,
         holds=holds,
     )

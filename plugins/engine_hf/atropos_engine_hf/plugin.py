@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_engine_hf.config import HFOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
     from atropos_core.plugins.provider import Holding, Workload
+    from atropos_engine_hf.config import HFOptions
 
 
 def build(options: HFOptions, context: RunContext) -> Engine:
@@ -63,7 +63,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
     yield Provider(
         name="hf",
         summary="samples from a Hugging Face model by a batched decode loop; CPU or one GPU",
-        config=HFOptions,
+        config="atropos_engine_hf.config:HFOptions",
         build=build,
         transports=transports,
         holds=holds,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_engine_vllm.config import VLLMOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
     from atropos_core.plugins.provider import Holding, Workload
+    from atropos_engine_vllm.config import VLLMOptions
 
 
 def build(options: VLLMOptions, context: RunContext) -> Engine:
@@ -63,7 +63,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
     yield Provider(
         name="vllm",
         summary="samples from a vLLM server that it starts, or attaches to; CPU, one GPU or several",
-        config=VLLMOptions,
+        config="atropos_engine_vllm.config:VLLMOptions",
         build=build,
         transports=transports,
         holds=holds,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_env_atroposlib.options import AtroposlibOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment
+    from atropos_env_atroposlib.options import AtroposlibOptions
 
 
 def build(options: AtroposlibOptions, context: RunContext) -> Environment:
@@ -24,7 +24,7 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
     yield Provider(
         "atroposlib",
         "an environment file written for atroposlib, unmodified, in a process of its own",
-        AtroposlibOptions,
+        "atropos_env_atroposlib.options:AtroposlibOptions",
         build,
         requires=frozenset({"transformers"}),
         argument="file",

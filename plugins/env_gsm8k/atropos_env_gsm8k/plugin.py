@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import NoOptions, Provider, ResolvedModel, RunContext
-from atropos_env_gsm8k.config import Gsm8kOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment
+    from atropos_env_gsm8k.config import Gsm8kOptions
 
 HERE = Path(__file__).parent
 MODELS = {  # by name: its folder, what is said of it, and its preset
@@ -36,7 +36,7 @@ def build_calculator(options: NoOptions, context: RunContext) -> Environment:
 @hookimpl
 def atropos_environments() -> Iterable[Provider[Environment]]:
     return [
-        Provider("gsm8k", "grade-school word problems, right or wrong", Gsm8kOptions, build),
+        Provider("gsm8k", "grade-school word problems, right or wrong", "atropos_env_gsm8k.config:Gsm8kOptions", build),
         Provider("calculator", "word problems in up to four turns, with a calculator", NoOptions, build_calculator),
     ]
 

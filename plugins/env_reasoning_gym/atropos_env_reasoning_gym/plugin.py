@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_env_reasoning_gym.config import ReasoningGymOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment
+    from atropos_env_reasoning_gym.config import ReasoningGymOptions
 
 
 def build(options: ReasoningGymOptions, context: RunContext) -> Environment:
@@ -24,7 +24,7 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
     yield Provider(
         "reasoning_gym",
         "reasoning-gym's task generators, and mixtures of them: reasoning_gym:chain_sum",
-        ReasoningGymOptions,
+        "atropos_env_reasoning_gym.config:ReasoningGymOptions",
         build,
         requires=frozenset({"reasoning_gym"}),
         argument="dataset",

@@ -32,7 +32,7 @@ def test_options_that_cannot_be_are_refused(options, says):
 
 def test_what_follows_the_colon_is_the_data_set():
     provider = load_plugins().registry.find("environment", "reasoning_gym:chain_sum").provider
-    assert provider.config().dataset == "chain_sum"
+    assert provider.options().dataset == "chain_sum"
 
 
 @pytest.mark.skipif(find_spec("reasoning_gym") is not None, reason="reasoning-gym is installed here")

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_normalization.config import EqualGroupOptions, LengthPenaltyOptions, ZScoreOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Transform
+    from atropos_normalization.config import EqualGroupOptions, LengthPenaltyOptions, ZScoreOptions
+
+CONFIG = "atropos_normalization.config"
 
 
 def build_zscore(options: ZScoreOptions, context: RunContext) -> Transform:
@@ -34,6 +36,10 @@ def build_equal_group(options: EqualGroupOptions, context: RunContext) -> Transf
 
 @hookimpl
 def atropos_transforms() -> Iterable[Provider[Transform]]:
-    yield Provider("zscore", "rewards by their running mean and deviation", ZScoreOptions, build_zscore)
-    yield Provider("length_penalty", "less reward for long replies", LengthPenaltyOptions, build_length_penalty)
-    yield Provider("equal_group", "length decides where all are right", EqualGroupOptions, build_equal_group)
+    yield Provider("zscore", "rewards by their running mean and deviation", f"{CONFIG}:ZScoreOptions", build_zscore)
+    yield Provider(
+        "length_penalty", "less reward for long replies", f"{CONFIG}:LengthPenaltyOptions", build_length_penalty
+    )
+    yield Provider(
+        "equal_group", "length decides where all are right", f"{CONFIG}:EqualGroupOptions", build_equal_group
+    )

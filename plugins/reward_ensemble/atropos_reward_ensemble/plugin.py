@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_reward_ensemble.config import EnsembleOptions, JudgeOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Reward
+    from atropos_reward_ensemble.config import EnsembleOptions, JudgeOptions
 
 
 def build_ensemble(options: EnsembleOptions, context: RunContext) -> Reward:
@@ -29,11 +29,16 @@ def build_judge(options: JudgeOptions, context: RunContext) -> Reward:
 @hookimpl
 def atropos_rewards() -> Iterable[Provider[Reward]]:
     return [
-        Provider("ensemble", "several rewards as one, their agreement measured", EnsembleOptions, build_ensemble),
+        Provider(
+            "ensemble",
+            "several rewards as one, their agreement measured",
+            "atropos_reward_ensemble.config:EnsembleOptions",
+            build_ensemble,
+        ),
         Provider(
             "judge",
             "what an OpenAI-compatible model says of a reply",
-            JudgeOptions,
+            "atropos_reward_ensemble.config:JudgeOptions",
             build_judge,
             requires=frozenset({"httpx"}),
         ),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_sink_csv.config import CsvOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Sink
+    from atropos_sink_csv.config import CsvOptions
 
 
 def build(options: CsvOptions, context: RunContext) -> Sink:
@@ -21,4 +21,6 @@ def build(options: CsvOptions, context: RunContext) -> Sink:
 
 @hookimpl
 def atropos_sinks() -> Iterable[Provider[Sink]]:
-    return [Provider("csv", "metrics.csv in the run directory: a row a step", CsvOptions, build)]
+    return [
+        Provider("csv", "metrics.csv in the run directory: a row a step", "atropos_sink_csv.config:CsvOptions", build)
+    ]

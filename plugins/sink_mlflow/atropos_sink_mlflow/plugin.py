@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_sink_mlflow.config import MlflowOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Sink
+    from atropos_sink_mlflow.config import MlflowOptions
 
 
 def build(options: MlflowOptions, context: RunContext) -> Sink:
@@ -22,4 +22,6 @@ def build(options: MlflowOptions, context: RunContext) -> Sink:
 @hookimpl
 def atropos_sinks() -> Iterable[Provider[Sink]]:
     summary = "MLflow, on a tracking server or in files"
-    return [Provider("mlflow", summary, MlflowOptions, build, requires=frozenset({"mlflow"}))]
+    return [
+        Provider("mlflow", summary, "atropos_sink_mlflow.config:MlflowOptions", build, requires=frozenset({"mlflow"}))
+    ]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_sink_tensorboard.config import TensorboardOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Sink
+    from atropos_sink_tensorboard.config import TensorboardOptions
 
 
 def build(options: TensorboardOptions, context: RunContext) -> Sink:
@@ -22,4 +22,12 @@ def build(options: TensorboardOptions, context: RunContext) -> Sink:
 @hookimpl
 def atropos_sinks() -> Iterable[Provider[Sink]]:
     summary = "event files in tensorboard/ of the run directory"
-    return [Provider("tensorboard", summary, TensorboardOptions, build, requires=frozenset({"tensorboard"}))]
+    return [
+        Provider(
+            "tensorboard",
+            summary,
+            "atropos_sink_tensorboard.config:TensorboardOptions",
+            build,
+            requires=frozenset({"tensorboard"}),
+        )
+    ]

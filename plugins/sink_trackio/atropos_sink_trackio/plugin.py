@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_sink_trackio.config import TrackioOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Sink
+    from atropos_sink_trackio.config import TrackioOptions
 
 
 def build(options: TrackioOptions, context: RunContext) -> Sink:
@@ -22,4 +22,8 @@ def build(options: TrackioOptions, context: RunContext) -> Sink:
 @hookimpl
 def atropos_sinks() -> Iterable[Provider[Sink]]:
     summary = "Trackio, in its files on this machine"
-    return [Provider("trackio", summary, TrackioOptions, build, requires=frozenset({"trackio"}))]
+    return [
+        Provider(
+            "trackio", summary, "atropos_sink_trackio.config:TrackioOptions", build, requires=frozenset({"trackio"})
+        )
+    ]

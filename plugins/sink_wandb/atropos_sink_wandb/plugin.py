@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_sink_wandb.config import WandbOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Sink
+    from atropos_sink_wandb.config import WandbOptions
 
 
 def build(options: WandbOptions, context: RunContext) -> Sink:
@@ -22,4 +22,4 @@ def build(options: WandbOptions, context: RunContext) -> Sink:
 @hookimpl
 def atropos_sinks() -> Iterable[Provider[Sink]]:
     summary = "Weights & Biases, online or offline"
-    return [Provider("wandb", summary, WandbOptions, build, requires=frozenset({"wandb"}))]
+    return [Provider("wandb", summary, "atropos_sink_wandb.config:WandbOptions", build, requires=frozenset({"wandb"}))]

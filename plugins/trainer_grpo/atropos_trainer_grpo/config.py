@@ -9,14 +9,6 @@ from pydantic import Field, field_validator, model_validator
 
 from atropos_core.plugins.provider import Options
 
-LOSSES = {
-    "grpo": "clipped ratios; mean over each sequence, then over sequences",
-    "dr_grpo": "clipped ratios; token sum over a constant length",
-    "dapo": "clipped ratios with more room upwards; mean over all tokens",
-    "gspo": "clipped ratios of whole sequences",
-    "cispo": "clipped ratios as weights: no token loses its gradient",
-    "reinforce": "the policy gradient itself, without a ratio",
-}
 Average = Literal["sequence", "token", "constant", "sum"]
 Correction = Literal["tis", "mis", "icepop", "sequence_tis", "sequence_mis", "geometric_mis"]
 Estimator = Literal["k1", "k2", "k3"]
@@ -163,7 +155,7 @@ class GrpoOptions(Options):
     loss: str = Field(
         "grpo",
         min_length=1,
-        description=f"{', '.join(LOSSES)}, or one of your own: README.md, Losses",
+        description=f"{', '.join(CLIPS)}, or one of your own: README.md, Losses",
     )
     average: Average | None = Field(None, description="how token losses are averaged; unset: as the loss has it")
     clip_low: float | None = Field(
@@ -263,7 +255,7 @@ class GrpoOptions(Options):
             raise ValueError(
                 f'loss = "{self.loss}" averages over a constant length here: set loss_length, e.g. to max_tokens'
             )
-        if not constant and self.loss_length is not None and self.loss in LOSSES:
+        if not constant and self.loss_length is not None and self.loss in CLIPS:
             raise ValueError(
                 f'loss_length has no meaning for loss = "{self.loss}": remove it, or use dr_grpo or average = "constant"'
             )

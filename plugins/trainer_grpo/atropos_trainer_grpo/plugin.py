@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Any
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
-from atropos_trainer_grpo.config import LOSSES, GrpoOptions, LoraOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from atropos_core.interfaces import Loss, Trainer, Transport
     from atropos_core.plugins.provider import Holding, Workload
+    from atropos_trainer_grpo.config import GrpoOptions
+
+LOSSES = {
+    "grpo": "clipped ratios; mean over each sequence, then over sequences",
+    "dr_grpo": "clipped ratios; token sum over a constant length",
+    "dapo": "clipped ratios with more room upwards; mean over all tokens",
+    "gspo": "clipped ratios of whole sequences",
+    "cispo": "clipped ratios as weights: no token loses its gradient",
+    "reinforce": "the policy gradient itself, without a ratio",
+}
 
 
 def build(options: GrpoOptions, context: RunContext) -> Trainer:
@@ -114,6 +123,8 @@ def transports(options: GrpoOptions) -> frozenset[Transport]:
 
 def announces(options: GrpoOptions) -> Mapping[str, Any]:
     """What an engine must make room for, where the run's transport is adapters; how a teacher is learnt from, if at all."""
+    from atropos_trainer_grpo.config import LoraOptions
+
     lora = options.lora or LoraOptions()
     targets = [lora.targets] if isinstance(lora.targets, str) else list(lora.targets)
     return {
@@ -153,7 +164,7 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
     yield Provider(
         name="grpo",
         summary="policy gradients (loss = ...) on packed sequences; AdamW with fp32 masters; whole models or LoRA",
-        config=GrpoOptions,
+        config="atropos_trainer_grpo.config:GrpoOptions",
         build=build,
         transports=transports,
         holds=holds,

@@ -232,7 +232,7 @@ class GrpoTrainer(Trainer):
             from atropos_core.plugins.manager import load_plugins
 
             offered: Any = load_plugins().registry.find("loss", name).provider
-            made = offered.build(offered.config(), self._context)
+            made = offered.build(offered.options(), self._context)
         if not isinstance(made, Loss):
             raise ConfigError(f"trainer.loss = {name!r} is a loss for another trainer: {made!r}.")
         if (self._options.average or made.average) == "constant" and self._options.loss_length is None:

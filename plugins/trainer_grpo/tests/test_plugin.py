@@ -8,7 +8,7 @@ def test_offering_the_trainer_imports_neither_torch_nor_transformers():
     code = (
         "import sys; from atropos_core.plugins.manager import load_plugins; "
         "offer = load_plugins().registry.find('trainer', 'grpo'); "
-        "options = offer.provider.config(); "
+        "options = offer.provider.options(); "
         "assert offer.provider.runs_in == 'process'; "
         "every = {'posix_shm', 'cuda_ipc', 'copy', 'checkpoint', 'adapter'}; "
         "assert offer.provider.transports(options) == every; "

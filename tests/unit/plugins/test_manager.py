@@ -223,7 +223,7 @@ SOME = {  # of options that cannot all be left out, and of forms that are not th
 def every_options() -> list[Any]:
     offers = load_plugins().registry.offers()
     return [
-        pytest.param(offer.provider.config, some, id=f"{offer.kind}-{offer.provider.name}-{at}")
+        pytest.param(offer.provider.options, some, id=f"{offer.kind}-{offer.provider.name}-{at}")
         for offer in offers
         for at, some in enumerate(SOME.get(offer.provider.name, [{}]))
     ]
@@ -265,7 +265,7 @@ def atropos_rewards():
 def test_what_follows_a_colon_is_the_option_that_the_component_takes_there(install: Install) -> None:
     install("reward_says", TAKING)
     registry = load_plugins().registry
-    config = registry.find("reward", "says:./a.py:B").provider.config
+    config = registry.find("reward", "says:./a.py:B").provider.options
     assert dump(config.model_validate({"times": 2})) == {"word": "./a.py:B", "times": 2}
     assert dump(config.model_validate({"word": "other"}))["word"] == "other", "what a run file says of it stands"
     with pytest.raises(ConfigError, match="'says:' has nothing after its colon"):
@@ -311,3 +311,26 @@ def test_the_server_of_a_runs_engines_is_what_a_plugin_offers(
 def test_a_run_that_runs_its_own_environments_needs_no_such_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATROPOS_DISABLE_PLUGINS", "trajectory_api")
     plan_with_reward(load_plugins(), "numeric")
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ("atropos_p.config:Missing", "No module named 'atropos_p.config'"),
+        ("atropos_p:Missing", "module 'atropos_p' has no attribute 'Missing'"),
+        ("atropos_p", "has no attribute ''"),
+        ("", "Empty module name"),
+        ("atropos_p:ends", "which is how a process is ended"),
+        ("atropos_p:Reward", "not a class of Options"),
+    ],
+)
+def test_options_that_are_not_where_a_provider_says_are_named_where_they_are_needed(
+    install: Install, config: str, why: str
+) -> None:
+    source = good("p").replace("NoOptions, lambda", f"{config!r}, lambda")
+    ends = "def __getattr__(name):\n    if name == 'ends':\n        raise SystemExit(3)\n    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')\n"
+    install("p", source + ends)
+    plugins = load_plugins()
+    assert report(plugins, "p").error is None  # a listing does not look
+    with pytest.raises(PluginError, match=f"the options of 'p', {config}, (could not be imported: .*|are .*){why}"):
+        _ = plugins.registry.find("reward", "p").provider.options

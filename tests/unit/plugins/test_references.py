@@ -105,7 +105,7 @@ def file(tmp_path: Path) -> Path:
 def built(kind: str, reference: str, **options: Any) -> Any:
     provider = load_plugins([]).registry.find(kind, reference).provider
     context = RunContext(directory=Path(), model=Path(), seed=11)
-    return provider.build(provider.config.model_validate(options), context)
+    return provider.build(provider.options.model_validate(options), context)
 
 
 def test_every_kind_of_component_can_be_given_by_reference():
