@@ -313,6 +313,14 @@ def test_a_run_that_runs_its_own_environments_needs_no_such_server(monkeypatch: 
     plan_with_reward(load_plugins(), "numeric")
 
 
+ENDS = """
+def __getattr__(name):
+    if name == 'ends':
+        raise SystemExit(3)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+"""
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -328,8 +336,7 @@ def test_options_that_are_not_where_a_provider_says_are_named_where_they_are_nee
     install: Install, config: str, why: str
 ) -> None:
     source = good("p").replace("NoOptions, lambda", f"{config!r}, lambda")
-    ends = "def __getattr__(name):\n    if name == 'ends':\n        raise SystemExit(3)\n    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')\n"
-    install("p", source + ends)
+    install("p", source + ENDS)
     plugins = load_plugins()
     assert report(plugins, "p").error is None  # a listing does not look
     with pytest.raises(PluginError, match=f"the options of 'p', {config}, (could not be imported: .*|are .*){why}"):
