@@ -90,11 +90,10 @@ class OutOfMemory(AtroposError):
     """The system, or a device, refused memory that a process requested."""
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
-        less = (
-            "Give it more (`ulimit -v`, the machine, its container), or ask for less: `atropos run ... --dry-run` says what each "
-            "part holds."
+        more = (
+            "Give it more (`ulimit -v`, the machine, its container), or ask for less: `atropos run ... --dry-run` says"
         )
-        super().__init__(message, remedy=remedy or less)
+        super().__init__(message, remedy=remedy or f"{more} what each part holds.")
 
 
 class EndsProcess(AtroposError):

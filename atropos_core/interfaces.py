@@ -35,9 +35,8 @@ from atropos_core.types import (
 
 Transport = Literal["in_process", "posix_shm", "cuda_ipc", "checkpoint", "adapter", "copy"]
 Outcome = Literal["trained", "flat", "stale", "failed", "dropped"]
-Network = Literal[
-    "none", "api", "host"
-]  # that a program in a sandbox has: none, the agent API alone, all of the machine's
+# that a program in a sandbox has: none, the agent API alone, all of the machine's
+Network = Literal["none", "api", "host"]
 Limit = Literal["wall_time", "output", "processes", "memory", "disk"]
 
 
@@ -89,9 +88,7 @@ class Environment(ABC):
     (`atropos_core.Conversation` keeps the token history; docs/multi-turn.md builds one with tools).
     """
 
-    at_once: int | None = (
-        None  # rollouts that may run at the same time: a run has others wait, outside of their deadlines
-    )
+    at_once: int | None = None  # rollouts that may run at the same time: others wait, outside of their deadlines
     waits_for: str = ""  # whom a rollout needs that nobody here starts: `atropos check` runs none then
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -42,9 +42,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0: all
-    stop_ids: tuple[
-        int, ...
-    ] = ()  # tokens that end a completion beside the model's own ends; one call's, never a run's
+    stop_ids: tuple[int, ...] = ()  # that end a completion beside the model's own ends; one call's, never a run's
 
     @property
     def truncated(self) -> bool:

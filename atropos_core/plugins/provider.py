@@ -66,37 +66,6 @@ class NoOptions(Options):
     """For components with nothing to configure."""
 
 
-def no_transport(options: Any) -> frozenset[Transport]:
-    return frozenset()
-
-
-def nothing(options: Any) -> Mapping[str, Any]:
-    return {}
-
-
-def holds_nothing(options: Any, workload: Workload) -> Iterable[Holding]:
-    return ()
-
-
-def dtype_not_known(options: Any, workload: Workload) -> str:
-    """The default of `Provider.dtype`."""
-    return ""
-
-
-def saves_nothing(options: Any, workload: Workload) -> int:
-    """The default of `Provider.saves`."""
-    return 0
-
-
-def nothing_to_check(options: Any, workload: Workload) -> None:
-    """The default of `Provider.check`."""
-
-
-def nothing_idle(options: Any, devices: Sequence[str]) -> Mapping[str, str]:
-    """The default of `Provider.idle`."""
-    return {}
-
-
 @dataclass(frozen=True)
 class RunContext:
     """What `Provider.build` may know of the run around it."""
@@ -106,15 +75,12 @@ class RunContext:
     steps: int = 0  # that the run will take in all
     seed: int = 0
     deterministic: bool = False
-    transport: Transport | None = (
-        None  # how weights travel in this run (for a bridge and a trainer: to the first engine)
-    )
+    transport: Transport | None = None  # how weights travel (for a bridge and a trainer: to the first engine)
     transports: tuple[Transport, ...] = ()  # to each of the engines
     is_trained: bool = False  # what is sampled, here or by a trainer elsewhere that a worker samples for
     max_staleness: int = 0  # policy versions that a trained token may be behind
-    announced: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what trainer, bridge and transforms say that others must know to be built: Provider.announces
+    # what trainer, bridge and transforms say that others must know to be built: Provider.announces
+    announced: Mapping[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu",)  # of the component being built
     threads: int | None = None  # CPU threads of the component being built; None: its own choice
     label: str = ""  # of the component being built: its path in the run file, such as "teacher.NAME"
@@ -164,34 +130,25 @@ class Provider(Generic[T_co]):
 
     name: str  # what the user types
     summary: str  # one line for `atropos plugins`
-    config: (
-        type[BaseModel] | str
-    )  # its options, or where they are, as "package.config:Options": a listing imports none of them
+    # its options, or where they are, as "package.config:Options": then a listing imports none of them
+    config: type[BaseModel] | str
     build: Callable[[Any, RunContext], T_co]  # (options, context); imports torch inside, not above
-    transports: Callable[[Any], frozenset[Transport]] = (
-        no_transport  # engine, bridge, trainer: may depend on the options
-    )
-    announces: Callable[[Any], Mapping[str, Any]] = (
-        nothing  # trainer, bridge, transform: what others must know to be built (JSON)
-    )
-    holds: Callable[[Any, Workload], Iterable[Holding]] = (
-        holds_nothing  # engine, trainer, bridge: the memory that it will take; from files and options alone
-    )
-    check: Callable[[Any, Workload], None] = (
-        nothing_to_check  # engine, trainer, bridge, teacher: raises for a model that it could not run; from files and options alone
-    )
-    dtype: Callable[[Any, Workload], str] = (
-        dtype_not_known  # engine, trainer: of its weights, as "float32", from files and options alone; "" where these do not say it
-    )
-    saves: Callable[[Any, Workload], int] = (
-        saves_nothing  # trainer: bytes of a checkpoint, from files and options alone; 0 where that is not known, or little
-    )
-    idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = (
-        nothing_idle  # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why
-    )
-    merge: Callable[[Path, Path], None] | None = (
-        None  # trainer: makes a whole model of the directory of an adapter that it saved, in another directory that is empty
-    )
+    # engine, bridge, trainer: how its weights may travel
+    transports: Callable[[Any], frozenset[Transport]] = lambda options: frozenset()
+    # trainer, bridge, transform: what others must know to be built (JSON)
+    announces: Callable[[Any], Mapping[str, Any]] = lambda options: {}
+    # engine, trainer, bridge: the memory that it will take; from files and options alone, as the four below
+    holds: Callable[[Any, Workload], Iterable[Holding]] = lambda options, workload: ()
+    # engine, trainer, bridge, teacher: raises for a model that it could not run
+    check: Callable[[Any, Workload], None] = lambda options, workload: None
+    # engine, trainer: of its weights, as "float32"; "" where these do not say it
+    dtype: Callable[[Any, Workload], str] = lambda options, workload: ""
+    # trainer: bytes of a checkpoint; 0 where that is not known, or little
+    saves: Callable[[Any, Workload], int] = lambda options, workload: 0
+    # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why
+    idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = lambda options, devices: {}
+    # trainer: makes a whole model of the directory of an adapter that it saved, in another directory that is empty
+    merge: Callable[[Path, Path], None] | None = None
     several_devices: bool = False  # engine, trainer: one instance may span several
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), or "cuda"; checked before build
     runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface

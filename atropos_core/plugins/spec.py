@@ -22,21 +22,7 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from atropos_core.interfaces import (
-        Adapter,
-        Bridge,
-        Curriculum,
-        Engine,
-        Environment,
-        Loss,
-        Reward,
-        Sandbox,
-        ServeEngine,
-        Sink,
-        Teacher,
-        Trainer,
-        Transform,
-    )
+    from atropos_core import interfaces
     from atropos_core.plugins.provider import Provider, ResolvedModel
 
 hookimpl = pluggy.HookimplMarker("atropos")
@@ -44,67 +30,67 @@ hookspec = pluggy.HookspecMarker("atropos")
 
 
 @hookspec
-def atropos_environments() -> Iterable[Provider[Environment]]:  # type: ignore[empty-body]
+def atropos_environments() -> Iterable[Provider[interfaces.Environment]]:  # type: ignore[empty-body]
     """Offer sources of tasks and the way they are run. Chosen by `--env NAME` or `[environment.NAME]`."""
 
 
 @hookspec
-def atropos_rewards() -> Iterable[Provider[Reward]]:  # type: ignore[empty-body]
+def atropos_rewards() -> Iterable[Provider[interfaces.Reward]]:  # type: ignore[empty-body]
     """Offer scores of a group's episodes. Chosen by `--reward NAME` or `[reward.NAME]`; several are summed by weight."""
 
 
 @hookspec
-def atropos_engines() -> Iterable[Provider[Engine]]:  # type: ignore[empty-body]
+def atropos_engines() -> Iterable[Provider[interfaces.Engine]]:  # type: ignore[empty-body]
     """Offer ways to sample from the policy. Chosen by `--engine NAME` or `[engine]`."""
 
 
 @hookspec
-def atropos_trainers() -> Iterable[Provider[Trainer]]:  # type: ignore[empty-body]
+def atropos_trainers() -> Iterable[Provider[interfaces.Trainer]]:  # type: ignore[empty-body]
     """Offer ways to turn batches into updates. Chosen by `--trainer NAME` or `[trainer]`."""
 
 
 @hookspec
-def atropos_losses() -> Iterable[Provider[Loss]]:  # type: ignore[empty-body]
+def atropos_losses() -> Iterable[Provider[interfaces.Loss]]:  # type: ignore[empty-body]
     """Offer what a trainer minimises. Chosen by `[trainer] loss = "NAME"`, where the trainer has such an option."""
 
 
 @hookspec
-def atropos_bridges() -> Iterable[Provider[Bridge]]:  # type: ignore[empty-body]
+def atropos_bridges() -> Iterable[Provider[interfaces.Bridge]]:  # type: ignore[empty-body]
     """Offer ways to move trained weights into running engines. Chosen by `--bridge NAME` or `[bridge]`."""
 
 
 @hookspec
-def atropos_curricula() -> Iterable[Provider[Curriculum]]:  # type: ignore[empty-body]
+def atropos_curricula() -> Iterable[Provider[interfaces.Curriculum]]:  # type: ignore[empty-body]
     """Offer orders in which tasks are drawn. Chosen by `[curriculum]`."""
 
 
 @hookspec
-def atropos_transforms() -> Iterable[Provider[Transform]]:  # type: ignore[empty-body]
+def atropos_transforms() -> Iterable[Provider[interfaces.Transform]]:  # type: ignore[empty-body]
     """Offer steps from scored groups to groups with advantages. Named, in order, by `[transform.NAME]`."""
 
 
 @hookspec
-def atropos_teachers() -> Iterable[Provider[Teacher]]:  # type: ignore[empty-body]
+def atropos_teachers() -> Iterable[Provider[interfaces.Teacher]]:  # type: ignore[empty-body]
     """Offer annotators of groups, called before any transform. Named by `[teacher.NAME]`."""
 
 
 @hookspec
-def atropos_sinks() -> Iterable[Provider[Sink]]:  # type: ignore[empty-body]
+def atropos_sinks() -> Iterable[Provider[interfaces.Sink]]:  # type: ignore[empty-body]
     """Offer destinations where metrics and rollouts are recorded. Named by `[sink.NAME]`."""
 
 
 @hookspec
-def atropos_adapters() -> Iterable[Provider[Adapter]]:  # type: ignore[empty-body]
+def atropos_adapters() -> Iterable[Provider[interfaces.Adapter]]:  # type: ignore[empty-body]
     """Offer other frameworks in which our environments can run. Chosen by `atropos adapter NAME`."""
 
 
 @hookspec
-def atropos_sandboxes() -> Iterable[Provider[Sandbox]]:  # type: ignore[empty-body]
+def atropos_sandboxes() -> Iterable[Provider[interfaces.Sandbox]]:  # type: ignore[empty-body]
     """Offer places where programs run that are not trusted. Chosen by `sandbox` of an environment that starts programs."""
 
 
 @hookspec
-def atropos_engine_servers() -> Iterable[ServeEngine]:  # type: ignore[empty-body]
+def atropos_engine_servers() -> Iterable[interfaces.ServeEngine]:  # type: ignore[empty-body]
     """Offer the server by which workers elsewhere sample from a run's engines. Used by every run with an [api]: one plugin
     may offer one."""
 
