@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from atropos_core.config.component import Component, ComponentOnDevices
 from atropos_core.interfaces import ModelInfo, Transport
 from atropos_core.launch.assemble import Plan
 from atropos_core.plugins.requirements import cuda_devices
-from atropos_core.rollouts.runner import task_count
 from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.training.parts import Parts
+from atropos_core.types import Split
 
 CARRIED: dict[Transport, str] = {
     "posix_shm": "one copy of the weights, in shared memory, since both ends are on the CPU",
@@ -23,17 +24,20 @@ CARRIED: dict[Transport, str] = {
 
 
 def banner(
-    plan: Plan, parts: Parts, model: ModelInfo, directory: Path, checkpoint: Checkpoint | None
+    plan: Plan,
+    parts: Parts,
+    sizes: Mapping[str, Mapping[Split, int]],
+    model: ModelInfo,
+    directory: Path,
+    checkpoint: Checkpoint | None,
 ) -> list[tuple[str, str]]:
-    """Name and text of each line."""
+    """Name and text of each line. `sizes`: tasks of each environment, by split."""
     config, training = plan.config, plan.config.training
     data = []
     for name, environment in parts.environments.items():
         source = f" ({environment.source()})" if environment.source() else ""
-        sizes = f"{task_count(name, environment, 'train'):,} training tasks"
-        if config.evaluation.problems:
-            sizes += f", {task_count(name, environment, 'test'):,} held out"
-        data.append(f"{name}: {sizes}{source}")
+        held_out = f", {sizes[name]['test']:,} held out" if "test" in sizes[name] else ""
+        data.append(f"{name}: {sizes[name]['train']:,} training tasks{held_out}{source}")
     if config.api is not None:
         data = [f"by workers at {config.api.url}", *(f"evaluated here: {one}" for one in data)]
     rows = [

@@ -110,6 +110,8 @@ def load_reference(reference: str, kind: str = "environment") -> Any:
         raise PluginError(f"{reference!r} could not be imported: {error}") from error
     except Exception as error:
         raise PluginError(f"{reference!r} could not be imported: {type(error).__name__}: {error}") from error
+    if where.endswith(".py"):
+        _refuse_modules_of_another_file(module)
     if not name:
         found = [
             value for value in vars(module).values() if _is_of(kind, value) and value.__module__ == module.__name__
@@ -238,9 +240,26 @@ def _load_file(path: Path) -> Any:
     assert spec is not None and spec.loader is not None  # a .py file always has both
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last: no file of a user's stands in for an installed module
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def _refuse_modules_of_another_file(module: Any) -> None:
+    """Of two folders with a module of one name, Python imports the one that came first. Raises ConfigError."""
+    here = Path(module.__file__).parent
+    others = {Path(str(one.__file__)).parent for name, one in sys.modules.items() if name.startswith(_FILE)} - {here}
+    for value in vars(module).values():
+        used = value if inspect.ismodule(value) else sys.modules.get(str(getattr(value, "__module__", None)))
+        place = Path(getattr(used, "__file__", None) or "")
+        if used is not module and place.parent in others and (here / place.name).is_file():
+            raise ConfigError(
+                f"{module.__file__} got {place.name} from {place.parent}, which another component imported first, and has one of "
+                "that name beside it.",
+                remedy="Rename one of the two.",
+            )

@@ -51,6 +51,15 @@ class Evaluation:
         written(path, "".join(json.dumps(_row(group), ensure_ascii=False, default=str) + "\n" for group in self.groups))
 
 
+def check_held_out(tasks: int) -> None:
+    """Raises DataError where there is nothing to evaluate on."""
+    if not tasks:
+        raise DataError(
+            "no environment has held-out tasks to evaluate on.",
+            remedy="Have tasks('test') give some; a run does without by evaluation.problems=0.",
+        )
+
+
 async def evaluate(
     runner: RolloutRunner,
     environments: Mapping[str, Environment],
@@ -68,11 +77,7 @@ async def evaluate(
     for name, environment in environments.items():
         for index in range(min(share, task_count(name, environment, "test"))):
             draws.append(Draw(len(draws), name, "test", index, derive(seed, "evaluation", name, index)))
-    if not draws:
-        raise DataError(
-            "no environment has held-out tasks to evaluate on.",
-            remedy="Have tasks('test') give some; a run does without by evaluation.problems=0.",
-        )
+    check_held_out(len(draws))
     with console.waiting(f"{len(draws):,} held-out problems to be evaluated") as wait:
         groups = await _run(runner, draws, section, section.sampling(sampling), wait)
     tokens = sum(_sampled(episode) for group in groups for episode in group.episodes)

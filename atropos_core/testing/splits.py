@@ -18,6 +18,10 @@ LOOKED_AT = 2000  # tasks of a split
 PATIENCE_S = 10.0  # a split that makes its tasks slowly is looked at in part
 COMPARING_S = 1.0  # for reading the train tasks that were not looked at, to see whether test tasks are among them
 ROLES = ("system", "developer", "user", "assistant", "tool")
+SPLITS = (
+    "tasks('train') is trained on; tasks('test') is only evaluated, and held-out accuracy is of tasks that were never trained on. "
+    "Divide the data once, and give each task to one of the two, under an id of its own."
+)
 SAME_PROMPTS = 0.5  # of the held-out questions that are also training questions: above, nothing is held out
 DISTINCT = 0.9  # of the training questions, for that to be a mistake
 
@@ -30,6 +34,7 @@ class Looked:
         self.size = 0
         self.found: Sequence[Task] = ()  # what tasks() gave
         self.tasks: dict[int, Task] = {}
+        self.unread = False  # tasks() raised
         self.problems: list[str] = []  # that kept tasks from being looked at, or made them no tasks
         self.unstable: list[str] = []
 
@@ -41,6 +46,7 @@ def look_at(environment: Environment, name: Split, at: Sequence[int] | None = No
         found, anew = environment.tasks(name), environment.tasks(name)
         split.size, split.found = len(found), found
     except RAISED as error:  # the plugin boundary: an environment's code
+        split.unread = True
         split.problems.append(f"tasks({name!r}) raises {of_error(error)}")
         return split
     until = perf_counter() + PATIENCE_S
@@ -74,10 +80,16 @@ def check_tasks(report: Report, train: Looked, test: Looked) -> None:
         "tasks",
         problems,
         good=f"{train.size:,} train, {test.size:,} test; {looked:,} looked at",
-        remedy="A Task has a text id, messages of {role, content} that end before the assistant's turn, and an answer or None.",
+        remedy="tasks(split) is called with 'train' and with 'test', and gives tasks for both; [] for 'test' where none are held out."
+        if train.unread or test.unread
+        else "A Task has a text id, messages of {role, content} that end before the assistant's turn, and an answer or None.",
     )
     if not test.size and not test.problems:
-        report.note("tasks", "tasks('test') is empty: a run with evaluation.problems above 0 stops at once")
+        report.note(
+            "tasks",
+            "tasks('test') is empty: nothing is held out, and a run that is to evaluate stops at once",
+            "Keep tasks for it that tasks('train') leaves out, or run with --set evaluation.problems=0.",
+        )
     report.check(
         "stable tasks",
         [*train.unstable, *test.unstable],
@@ -129,8 +141,23 @@ def portrait(task: Any) -> str:
 
 
 def _check_splits(report: Report, train: Looked, test: Looked) -> None:
-    shared = sorted({task.id for task in train.tasks.values()} & {task.id for task in test.tasks.values()})
-    problems = [f"id {name!r} is in train and in test" for name in shared]
+    if not test.size:
+        if not test.problems:
+            report.check("splits", [], good="no tasks are held out, so none can be in both splits", remedy=SPLITS)
+        return
+    by_id = {task.id: task for task in train.tasks.values()}
+    shared = [(task, by_id[task.id]) for task in test.tasks.values() if task.id in by_id]
+    leaked = [task for task, other in shared if _question(task) == _question(other)]
+    renamed = [task for task, other in shared if _question(task) != _question(other)]
+    of = f"{len(test.tasks):,} test tasks"
+    problems = []
+    if leaked:
+        problems.append(
+            f"{len(leaked):,} of {of} are train tasks as well, {leaked[0].id!r} among them: held-out accuracy would count "
+            "what was trained on"
+        )
+    if renamed:
+        problems.append(f"{len(renamed):,} of {of} have the id of another task in train, {renamed[0].id!r} among them")
     trained = _questions(train)
     held_out = [task for task in test.tasks.values() if task.answer is not None]
     prompts = set(trained)
@@ -140,15 +167,15 @@ def _check_splits(report: Report, train: Looked, test: Looked) -> None:
         f"{share:.1%} of the test tasks ({len(same):,} of {len(held_out):,}) are also train tasks"
         + (f", {same[0].id!r} among them" if same else "")
         + (f" ({len(trained):,} of {train.size:,} train tasks compared)" if len(trained) < train.size else "")
+        + ": held-out accuracy counts what was trained on"
     )
     # Tasks sampled from a small space repeat themselves in train already, and then repeat in test as well.
-    if share > SAME_PROMPTS and len(prompts) > DISTINCT * len(trained):
+    if not leaked and share > SAME_PROMPTS and len(prompts) > DISTINCT * len(trained):
         problems.append(overlap)
-    remedy = "Split the data once, and give train and test tasks ids of their own."
     if problems or not same:
-        report.check("splits", problems, good="no id and no question in both splits", remedy=remedy)
+        report.check("splits", problems, good="no test task is in train as well, by id or by question", remedy=SPLITS)
     else:
-        report.note("splits", f"{overlap}: held-out accuracy counts what was trained on", remedy)
+        report.note("splits", overlap, SPLITS)
 
 
 def _questions(split: Looked) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -107,3 +108,42 @@ def test_test_questions_that_are_in_train_are_a_warning_with_their_share() -> No
     assert found.ok is None
     assert f"{shared / 200:.1%} of the test tasks ({shared} of 200) are also train tasks" in found.detail
     assert "held-out accuracy counts what was trained on" in found.detail and found.remedy
+
+
+class NothingHeldOut(Sums):  # type: ignore[misc,valid-type]
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return super().tasks(split) if split == "train" else []
+
+
+class RefusesTest(Sums):  # type: ignore[misc,valid-type]
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return {"train": super().tasks("train")}[split]
+
+
+class OneSplitForBoth(Sums):  # type: ignore[misc,valid-type]
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return super().tasks("train")
+
+
+class SameNumbers(Sums):  # type: ignore[misc,valid-type]
+    """Different tasks, each split numbered from 0."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [replace(task, id=str(number)) for number, task in enumerate(super().tasks(split))]
+
+
+@pytest.mark.parametrize(
+    ("environment", "subject", "ok", "said", "remedy"),
+    [
+        (NothingHeldOut, "tasks", None, "nothing is held out", "run with --set evaluation.problems=0"),
+        (NothingHeldOut, "splits", True, "no tasks are held out", ""),
+        (RefusesTest, "tasks", False, "tasks('test') raises KeyError: 'test'", "[] for 'test' where none are held out"),
+        (OneSplitForBoth, "splits", False, "{n} of {n} test tasks are train tasks as well", "Divide the data once"),
+        (SameNumbers, "splits", False, "have the id of another task in train, '0' among them", "an id of its own"),
+    ],
+)
+def test_what_a_split_is_and_what_is_wrong_with_it_is_said(environment, subject, ok, said, remedy) -> None:
+    findings = [one for one in check("environment", environment) if one.subject == subject]
+    found = next(one for one in findings if one.ok is ok)
+    n = len(Sums().tasks("train"))
+    assert said.format(n=n) in found.detail and remedy in found.remedy, found

@@ -231,3 +231,33 @@ def test_a_read_only_run_directory_is_named(atropos, sevens, small_disk):
     assert ended.code == 1
     assert "Read-only file system" in ended.err
     assert "--dir" in ended.err
+
+
+SLOW = """
+import asyncio
+from atropos_core.builtin.toy import ToyEngine, ToyEngineOptions
+
+class Slow(ToyEngine):
+    Options = ToyEngineOptions
+    transports = {"in_process"}
+
+    async def open(self):
+        await asyncio.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        ("super().tasks(split) if split == 'test' else []", "environment 'mine' has no training tasks"),
+        ("super().tasks(split) if split == 'train' else []", "no environment has held-out tasks"),
+        ("{'train': super().tasks(split)}[split]", "environment 'mine': tasks('test') raised KeyError: 'test'"),
+    ],
+)
+def test_tasks_that_are_missing_are_found_while_the_model_loads(atropos, tmp_path, tasks, said):
+    named = environment(tmp_path, "return 1.0")
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"{mine.read_text()}\n\nclass Mine(Mine):\n    def tasks(self, split):\n        return {tasks}\n")
+    (tmp_path / "slow.py").write_text(SLOW)
+    ended = atropos(*TOY, "--env", named, "--engine", "./slow.py:Slow", timeout=60)
+    assert ended.code == 1 and said in ended.err, ended.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,24 @@ def test_a_file_that_could_not_be_imported_is_read_anew_and_never_half_made(tmp_
     file.write_text("half = 2  # and this time all of it\nwhole = half\n")
     assert load_reference(f"{file}:whole") == 2
     assert load_reference(f"{file}:half") == 2
+
+
+def test_a_file_imports_what_is_beside_it_but_never_what_is_beside_another(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder, value in (("one", 1), ("two", 2), ("three", 3)):
+        (tmp_path / folder).mkdir()
+        grader = "other_grader" if folder == "three" else "neighbour_grader"
+        (tmp_path / folder / f"{grader}.py").write_text(f"def grade():\n    return {value}\n")
+        (tmp_path / folder / "mine.py").write_text(f"from {grader} import grade\nvalue = grade()\n")
+    (tmp_path / "one" / "colorsys.py").write_text("raise RuntimeError('in place of an installed module')\n")
+    (tmp_path / "one" / "with_json.py").write_text("import json\nvalue = json.loads('1')\n")
+    assert load_reference(f"{tmp_path}/one/mine.py:value") == 1
+    assert load_reference(f"{tmp_path}/three/mine.py:value") == 3
+    sys.modules.pop("colorsys", None)
+    assert load_reference(f"{tmp_path}/one/colours.py:value") == 1
+    with pytest.raises(ConfigError, match=r"two/mine.py got neighbour_grader.py from .*one, which another component"):
+        load_reference(f"{tmp_path}/two/mine.py:value")
+    del sys.modules["neighbour_grader"], sys.modules["other_grader"]
 
 
 COMPLETE = '''
