@@ -36,7 +36,7 @@ def test_a_file_imports_what_is_beside_it_but_never_what_is_beside_another(tmp_p
         (tmp_path / folder / f"{grader}.py").write_text(f"def grade():\n    return {value}\n")
         (tmp_path / folder / "mine.py").write_text(f"from {grader} import grade\nvalue = grade()\n")
     (tmp_path / "one" / "colorsys.py").write_text("raise RuntimeError('in place of an installed module')\n")
-    (tmp_path / "one" / "with_json.py").write_text("import json\nvalue = json.loads('1')\n")
+    (tmp_path / "one" / "colours.py").write_text("import colorsys\nvalue = colorsys.rgb_to_hsv(0, 0, 1)[2]\n")
     assert load_reference(f"{tmp_path}/one/mine.py:value") == 1
     assert load_reference(f"{tmp_path}/three/mine.py:value") == 3
     sys.modules.pop("colorsys", None)
