@@ -19,7 +19,7 @@ WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site soak bench bench-bridges bench-api clean
+.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -111,6 +111,10 @@ site: .venv/test.stamp .venv-docs/stamp
 	$(BIN)/python -m tools.make_site build/site
 	cd build/site && NO_MKDOCS_2_WARNING=1 ../../.venv-docs/bin/mkdocs build --quiet --strict
 	@echo "the site is in build/site/site: open index.html"
+
+# That site opened from its folder in a real Chromium: nothing comes from elsewhere, and its search finds a word.
+test-site: site .venv-view/stamp
+	SITE=build/site/site .venv-view/bin/python -m pytest tests/site
 
 # Real clients of the agents' API, each of which completes a task with a tool and is trained. Their environments hold nothing of
 # ours: the clients are processes, and only speak HTTP.

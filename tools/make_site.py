@@ -20,6 +20,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+WORKER = Path("tools/site/iframe-worker.js")
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "install.md", "how-a-run-works.md", "multi-turn.md", "view.md", "python.md", "glossary.md"),
     "Tutorial": tuple(
@@ -83,6 +84,7 @@ class Site:
             self.write(place, self._linked(source, place, (REPOSITORY / source).read_text()))
         for extra in [*(REPOSITORY / "docs").rglob("*.png"), *(REPOSITORY / "docs").rglob("*.ipynb")]:
             self._copy(extra.relative_to(REPOSITORY), extra.relative_to(REPOSITORY / "docs"))
+        self._copy(WORKER, Path(WORKER.name))
 
     def _copy(self, source: Path, place: Path) -> None:
         path = self.pages / place
@@ -198,6 +200,7 @@ def settings(navigation: list[Any]) -> str:
         "docs_dir": "pages",
         "site_dir": "site",
         "use_directory_urls": False,  # so that the pages open from a folder as well
+        "extra": {"polyfills": [WORKER.name]},
         "theme": {
             "name": "material",
             "font": False,  # nothing from elsewhere
@@ -211,6 +214,7 @@ def settings(navigation: list[Any]) -> str:
         },
         "plugins": [
             "search",
+            "offline",  # the search's index as a script, which a page from a folder may load
             {
                 "mkdocstrings": {
                     "handlers": {
