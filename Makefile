@@ -11,7 +11,7 @@ ROLL_VENV := $(if $(ROLL_SOURCE),.venv-roll-source,.venv-roll)
 SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
-WORLDS := plugins/env_reasoning_gym/pyproject.toml
+WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena)
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(filter-out $(WORLDS),$(PLUGINS)))
 WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 

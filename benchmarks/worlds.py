@@ -1,9 +1,10 @@
-"""Which environments of other worlds import, run and train here: python -m benchmarks.worlds
+"""Which environments of other worlds import, run and train here: python -m benchmarks.worlds [SOURCE ...]
 
 Writes the rows of a source into benchmarks/results/worlds.json, from which `python -m tools.make_catalogue` makes docs/catalogue.md:
 
     name              the environment, as the source calls it
-    imports, runs     whether it could be made; whether a task of it was run and its own answer scored as right
+    imports, runs     whether it could be made; whether a task of it was run and its own answer scored as right, or, where it is
+                      stepped, whether an episode began and took a step
     trains            whether groups of it were trained within five steps of the tiny policy; null: not tried
     note              why not, or what is to be known
 
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,21 +61,81 @@ async def reasoning_gym() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    from tests.worlds.test_reasoning_gym import TRAINED, options_of
+async def stepped(function: str, parameters: Mapping[str, Any], action: str) -> list[dict[str, Any]]:
+    """Of a source whose environments are stepped in a process: each begun, and given an action that it may not know."""
+    worker = Worker(function, environment={"PYTHONHASHSEED": "0"})
+    rows = []
+    for number, name in enumerate(await worker.call("names", deadline_s=300)):
+        source = json.dumps({"name": name, "parameters": parameters})
+        row: dict[str, Any] = {"name": name, "imports": False, "runs": False, "trains": None, "note": ""}
+        rows.append(row)
+        try:
+            shown = await worker.call("step", source, number, 1, [], "", deadline_s=MAKING_S)
+            row["imports"] = True
+            await worker.call("step", source, number, 1, [action], shown["text"], deadline_s=MAKING_S)
+            row["runs"] = True
+        except AtroposError as error:
+            row["note"] = said(error)
+        print(row, flush=True)
+    await worker.close()
+    return rows
+
+
+def said(error: AtroposError) -> str:
+    """Its first line with a word in it: what nltk raises begins with a frame."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" *")]
+    return (lines[0] + (f" {lines[1]}" if len(lines) > 1 and lines[0].endswith(":") else ""))[:160]
+
+
+def train_some(rows: Sequence[dict[str, Any]], options: Mapping[str, dict[str, Any]], **training: Any) -> None:
+    """Write into `rows` which of these environments were trained; `options`: of each, by its name there."""
     from tests.worlds.training import train, trained_groups
 
-    rows = asyncio.run(reasoning_gym())
+    tables = {f"e{number}": table for number, table in enumerate(options.values())}
     with tempfile.TemporaryDirectory() as folder:
-        train(Path(folder), {name: {"use": "reasoning_gym", **options_of(name)} for name in TRAINED})
+        train(Path(folder), tables, **training)
         learnt = trained_groups(Path(folder) / "run")
+    for name, count in zip(options, (learnt[table] for table in tables), strict=True):
+        [row] = [row for row in rows if row["name"] == name]
+        row["trains"] = count > 0
+        row["note"] = f"{count} groups in five steps"
+
+
+def measure_reasoning_gym() -> None:
+    from tests.worlds.test_reasoning_gym import TRAINED, options_of
+
+    rows = asyncio.run(reasoning_gym())
+    train_some(rows, {name: {"use": "reasoning_gym", **options_of(name)} for name in TRAINED})
     for row in rows:
-        if row["name"] in TRAINED:
-            row["trains"] = learnt[row["name"]] > 0
-            row["note"] = f"{learnt[row['name']]} groups in five steps"
-            row["note"] += f", with {json.dumps(TRAINED[row['name']])}" if TRAINED[row["name"]] else ""
+        if parameters := TRAINED.get(row["name"]):
+            row["note"] += f", with {json.dumps(parameters)}"
     write_rows("reasoning-gym", version("reasoning-gym"), rows)
 
 
+def measure_gem() -> None:
+    from tests.worlds.test_gem import SHORT, TRAINED, options_of
+
+    rows = asyncio.run(stepped("atropos_env_gem.episodes:call", {}, "\\boxed{1}"))
+    train_some(rows, {name: {"use": "gem", **options_of(name)} for name in TRAINED}, **SHORT)
+    write_rows("gem", version("gem-llm"), rows)
+
+
+def measure_textarena() -> None:
+    from tests.worlds.test_textarena import SHORT, TRAINED, options_of
+
+    rows = asyncio.run(stepped("atropos_env_textarena.episodes:call", {"players": 2}, "[1]"))
+    alone = asyncio.run(stepped("atropos_env_textarena.episodes:call", {"players": 1}, "[1]"))
+    rows = [one if one["imports"] and not two["imports"] else two for two, one in zip(rows, alone, strict=True)]
+    train_some(rows, {name: {"use": "textarena", **options_of(name)} for name in TRAINED}, **SHORT)
+    write_rows("textarena", version("textarena"), rows)
+
+
+SOURCES: Mapping[str, Callable[[], None]] = {
+    "reasoning-gym": measure_reasoning_gym,
+    "gem": measure_gem,
+    "textarena": measure_textarena,
+}
+
 if __name__ == "__main__":
-    main()
+    for source in sys.argv[1:] or SOURCES:
+        SOURCES[source]()

@@ -14,8 +14,8 @@ HEAD = """# Environments of other worlds
 
 *Made by `tools/make_catalogue.py` from `benchmarks/results/worlds.json`, which `benchmarks.worlds` writes. A test holds the two together.*
 
-**Imports**: it could be made. **Runs**: a task of it was run, and its own answer was scored as right. **Trains**: groups of it were
-trained within five steps of the tiny policy; a dash: not tried.
+**Imports**: it could be made. **Runs**: a task of it was run, and its own answer was scored as right; of environments that are stepped, an
+episode began and took a step. **Trains**: groups of it were trained within five steps of the tiny policy; a dash: not tried.
 """
 
 

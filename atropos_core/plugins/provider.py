@@ -150,7 +150,7 @@ class Provider(Generic[T_co]):
     # trainer: makes a whole model of the directory of an adapter that it saved, in another directory that is empty
     merge: Callable[[Path, Path], None] | None = None
     several_devices: bool = False  # engine, trainer: one instance may span several
-    requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), or "cuda"; checked before build
+    requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), packages ("gem-llm"), or "cuda"
     runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface
     core_api: str = CORE_API  # refused by name when core is another
     argument: str = ""  # the option that what follows a colon gives, as in `--env NAME:ARGUMENT`; empty: there is none

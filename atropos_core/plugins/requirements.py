@@ -51,8 +51,19 @@ def check_requires(offer: Offer, devices: Iterable[str] = ()) -> None:
         if need == "cuda":
             if not cuda_devices():
                 raise FitError(f"{offer.kind} {offer.provider.name!r} needs a CUDA device, and this machine has none.")
-        elif importlib.util.find_spec(need) is None:
+        elif not is_installed(need):
+            what = "package" if "-" in need else "module"
             raise FitError(
-                f"{offer.kind} {offer.provider.name!r} needs the module {need!r}, which is not installed.",
+                f"{offer.kind} {offer.provider.name!r} needs the {what} {need!r}, which is not installed.",
                 remedy=f"pip install {need}",
             )
+
+
+def is_installed(need: str) -> bool:
+    """Of a module, or of a package that has another name than its modules: by the dash in it."""
+    if "-" not in need:
+        return importlib.util.find_spec(need) is not None
+    try:
+        return bool(version(need))
+    except PackageNotFoundError:
+        return False

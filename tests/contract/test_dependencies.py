@@ -18,6 +18,7 @@ BY_ANOTHER = {  # which library that is imported does nothing without it
     ("bridge_checkpoint", "torch"): "transformers",
     ("bridge_lora", "torch"): "peft",
     ("engine_hf", "tokenizers"): "transformers",
+    ("env_gem", "gem-llm"): "gem",  # its module
 }
 
 

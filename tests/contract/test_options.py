@@ -539,6 +539,34 @@ plugins/env_gsm8k/tests/test_grading.py::test_the_hub_source_loads_a_data_set_wi
   environment gsm8k: dataset source
 plugins/env_gsm8k/tests/test_grading.py::test_a_folder_that_is_missing_names_the_other_sources
   environment gsm8k: path
+tests/worlds/test_gem.py::test_all_rollouts_of_a_task_begin_alike_and_tasks_differ_by_the_option_seed
+  environment gem: id seed
+tests/worlds/test_gem.py::test_parameters_reach_gem
+  environment gem: parameters
+tests/unit/rollouts/test_stepping.py::test_the_action_is_put_into_the_template_and_one_that_is_not_found_is_empty_and_counted
+  environment gem: action pattern template
+tests/unit/rollouts/test_stepping.py::test_the_system_message_comes_first_and_an_episode_is_cut_off_at_max_turns
+  environment gem: system max_turns
+tests/unit/rollouts/test_stepping.py::test_a_score_of_success_is_correct
+  environment gem: success
+tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
+  environment gem: tasks held_out
+tests/worlds/test_gem.py::test_a_step_that_takes_too_long_fails_by_name
+  environment gem: step_deadline_s
+tests/worlds/test_textarena.py::test_parameters_and_players_reach_textarena
+  environment textarena: game parameters players
+tests/worlds/test_textarena.py::test_a_game_that_is_cut_off_has_no_winner_and_all_games_of_a_task_begin_alike
+  environment textarena: max_turns seed
+tests/worlds/test_textarena.py::test_a_game_that_is_not_there_or_takes_too_long_is_named
+  environment textarena: step_deadline_s
+tests/unit/rollouts/test_stepping.py::test_the_action_is_put_into_the_template_and_one_that_is_not_found_is_empty_and_counted
+  environment textarena: action pattern template
+tests/unit/rollouts/test_stepping.py::test_the_system_message_comes_first_and_an_episode_is_cut_off_at_max_turns
+  environment textarena: system
+tests/unit/rollouts/test_stepping.py::test_a_score_of_success_is_correct
+  environment textarena: success
+tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
+  environment textarena: tasks held_out
 tests/worlds/test_reasoning_gym.py::test_a_mixture_has_its_parts_by_weight_and_levels_that_a_prior_reads
   environment reasoning_gym: mixture parameters levels tasks
 tests/worlds/test_reasoning_gym.py::test_no_question_of_a_small_data_set_is_in_both_splits

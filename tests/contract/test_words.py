@@ -76,6 +76,8 @@ ALLOWED = {  # names on the wire, of files, of options that are refused, and of 
     ("benchmarks/soak_skyrl.py", "groups played again"): "a key of its result file",
     ("docs/glossary.md", "what the names were before"): "the table of names that code no longer has",
     ("plugins/trajectory_api/atropos_trajectory_api/native/openapi.py", "playing"): "a field on the wire",
+    ("plugins/env_textarena/README.md", "players = 2"): "an option, by textarena's own word",
+    ("tests/worlds/test_textarena.py", "Player "): "what textarena says",
     ("tests/contract/test_flags.py", "--hands"): "a flag that is refused",
     ("tests/contract/test_words.py", "these words themselves"): "this test",
     ("tests/e2e/role_kills.py", "played.jsonl"): "a file that the programs of the test write",

@@ -202,6 +202,8 @@ SOME = {  # of options that cannot all be left out, and of forms that are not th
     "format": [{"patterns": ["7"]}],
     "remote": [{"url": "http://127.0.0.1:1"}],
     "atroposlib": [{"file": "/files/env.py:Words", "config": {"letter": "b"}, "datasets": {"a/b": "c"}}],
+    "gem": [{"id": "game:Sudoku-v0-easy"}, {"id": "x", "action": "pattern", "pattern": "a", "parameters": {"rows": 3}}],
+    "textarena": [{"game": "TicTacToe-v0"}, {"game": "x", "players": 1, "parameters": {"rows": 3}}],
     "reasoning_gym": [
         {"dataset": "gcd"},
         {"mixture": {"gcd": 1.0, "lcm": 2.0}, "parameters": {"gcd": {"max_value": 9}}},

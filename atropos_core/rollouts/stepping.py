@@ -1,0 +1,220 @@
+"""What environments that are stepped have in common: text is shown, an action is read from the reply, a step has a reward.
+
+It is in core because three plugins stand on it (gem, textarena, OpenEnv), and no plugin may import another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pydantic import Field, model_validator
+
+from atropos_core.conversation import Conversation
+from atropos_core.errors import DataError
+from atropos_core.interfaces import Environment, Policy, Score
+from atropos_core.plugins.provider import Options
+from atropos_core.seeds import derive
+from atropos_core.types import Episode, Message, Split, Task
+
+ACTION = "{action}"  # in a template: where the action stands
+
+
+class SteppingOptions(Options):
+    tasks: int = Field(2000, ge=1, description="size of the training split: each task begins from a seed of its own")
+    held_out: int = Field(200, ge=1, description="size of the test split")
+    seed: int = Field(0, ge=0, description="of the tasks' seeds")
+    action: Literal["reply", "boxed", "pattern"] = Field(
+        "reply",
+        description="what of a reply is the action. reply: all of it; boxed: what is in the last \\boxed{}; pattern: the last "
+        "match of `pattern`",
+    )
+    pattern: str | None = Field(
+        None, description="a regular expression; the action is its first group, or all of the match where it has none"
+    )
+    template: str = Field(
+        ACTION, description="how the environment is given the action, which stands in place of {action}"
+    )
+    system: str = Field("", description="a system message ahead of what the environment shows; empty for none")
+    max_turns: int = Field(20, ge=1, description="replies of a side at most; then the episode ends as it stands")
+    success: float = Field(1.0, description="the score of an episode from which on it counts as correct")
+    step_deadline_s: float = Field(60.0, gt=0, description="seconds for one step; later the rollout fails")
+
+    @model_validator(mode="after")
+    def _action_can_be_read(self) -> SteppingOptions:
+        if (self.action == "pattern") != (self.pattern is not None):
+            raise ValueError('action = "pattern" and pattern go together: give both or neither')
+        if ACTION not in self.template:
+            raise ValueError(f"template has no {ACTION}, so that every action would be the same")
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ValueError(f"pattern is no regular expression: {error}") from error
+        return self
+
+
+def action_of(reply: str, options: SteppingOptions) -> str | None:
+    """The action that a reply takes, without the template; None where it takes none."""
+    if options.action == "reply":
+        return reply
+    if options.action == "boxed":
+        return _last_boxed(reply)
+    matches = list(re.finditer(options.pattern or "", reply))
+    return matches[-1][1 if matches[-1].re.groups else 0] if matches else None
+
+
+def _last_boxed(text: str) -> str | None:
+    """What stands between the braces of the last \\boxed{...} that is closed."""
+    end = len(text)
+    while (begin := text.rfind("\\boxed{", 0, end)) >= 0:
+        inside, depth = begin + len("\\boxed{"), 1
+        for at in range(inside, len(text)):
+            depth += (text[at] == "{") - (text[at] == "}")
+            if not depth:
+                return text[inside:at]
+        end = begin
+    return None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a step led to: whose action is next, and what that side is shown since its last one."""
+
+    side: int
+    messages: Sequence[Message]
+    rewards: Sequence[float] = ()  # of the step, by side; none as it begins
+    ended: bool = False
+
+
+class Stepped(Protocol):
+    """One episode of an environment that is stepped."""
+
+    async def reset(self, seed: int) -> Turn: ...
+    async def step(self, reply: Message, action: str) -> Turn:
+        """`action` is of `reply`, for what reads more of it than text."""
+
+    async def close(self) -> None:
+        """Release what the episode has; called once, however it ended."""
+
+
+class Match:
+    """One or several sides, each the policy with a conversation of its own, until the environment ends it."""
+
+    def __init__(
+        self, stepped: Stepped, policy: Policy, options: SteppingOptions, *, seed: int, tools: Any = None
+    ) -> None:
+        self.ended = False
+        self._stepped = stepped
+        self._policy = policy
+        self._options = options
+        self._seed = seed
+        self._tools = tools
+        self._turn: Turn
+        self._action: tuple[Message, str]
+        self._talks: dict[int, Conversation] = {}
+        self._rewards: dict[int, list[float]] = {}
+        self._unread: dict[int, int] = {}
+        self._cut_off = False
+
+    async def begin(self, seed: int) -> None:
+        self._turn = await self._stepped.reset(seed)
+        if self._turn.ended:
+            raise DataError("the episode ended as it began: the policy had nothing to reply to")
+
+    async def reply(self) -> None:
+        """Of the side whose action is next."""
+        side, messages = self._turn.side, [*self._turn.messages]
+        if side not in self._talks:
+            self._talks[side] = Conversation(self._policy, seed=derive(self._seed, side), tools=self._tools)
+            self._rewards.setdefault(side, [])
+            self._unread[side] = 0
+            if self._options.system:
+                messages.insert(0, {"role": "system", "content": self._options.system})
+        answer = await self._talks[side].reply(*messages)
+        action = action_of(str(answer.get("content") or ""), self._options)
+        self._unread[side] += action is None
+        self._action = answer, "" if action is None else self._options.template.replace(ACTION, action)
+
+    async def step(self) -> None:
+        self._turn = await self._stepped.step(*self._action)
+        for side, reward in enumerate(self._turn.rewards):
+            self._rewards.setdefault(side, []).append(reward)
+        talk = self._talks.get(self._turn.side)
+        replies = sum(message["role"] == "assistant" for message in talk.messages) if talk else 0
+        self._cut_off = not self._turn.ended and replies >= self._options.max_turns
+        self.ended = self._turn.ended or self._cut_off
+
+    async def close(self) -> None:
+        await self._stepped.close()
+
+    def episodes(self) -> list[Episode]:
+        """One for each side that has replied, with its own tokens and its own rewards."""
+        return [self._episode(side, talk) for side, talk in sorted(self._talks.items())]
+
+    def _episode(self, side: int, talk: Conversation) -> Episode:
+        total = sum(self._rewards[side])
+        replies = sum(message["role"] == "assistant" for message in talk.messages)
+        metrics = {
+            "steps/turns": float(replies),
+            "steps/without_action": float(self._unread[side]),
+            "steps/cut_off": float(self._cut_off),
+        }
+        return talk.episode(Score(total, correct=total >= self._options.success, metrics=metrics))
+
+
+class SteppedEnvironment(Environment):
+    """Tasks are seeds: all rollouts of a task begin alike. One side; with several, override `rollout_group`."""
+
+    def __init__(self, name: str, options: SteppingOptions) -> None:
+        self.name = name
+        self.options = options
+        sizes: dict[Split, int] = {"train": options.tasks, "test": options.held_out}
+        self._tasks = {split: [self._task(split, index) for index in range(size)] for split, size in sizes.items()}
+
+    @abstractmethod
+    def stepped(self) -> Stepped:
+        """For one more episode."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return self._tasks[split]
+
+    def source(self) -> str:
+        return f"{self.name}, from seeds"
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        match = Match(self.stepped(), policy, self.options, seed=seed)
+        [outcome] = await run_matches([match], [task.data["seed"]])
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome[0]
+
+    def _task(self, split: Split, index: int) -> Task:
+        seed = derive(self.options.seed, split, index) % 2**31
+        said = {"role": "user", "content": f"{self.name}, as it begins from seed {seed}"}
+        return Task(f"{split}/{index}", (said,), data={"seed": seed})
+
+
+async def run_matches(matches: Sequence[Match], seeds: Sequence[int]) -> list[list[Episode] | BaseException]:
+    """All of them, each to its end or to what it raised. In rounds: all replies of a round are sampled together, whatever
+    the steps take, so that a deterministic run has the same batches again."""
+    raised: dict[int, BaseException] = {}
+
+    async def each(works: dict[int, Any]) -> None:
+        ended = await asyncio.gather(*works.values(), return_exceptions=True)
+        raised.update({at: one for at, one in zip(works, ended, strict=True) if isinstance(one, BaseException)})
+
+    def going() -> dict[int, Match]:
+        return {at: match for at, match in enumerate(matches) if at not in raised and not match.ended}
+
+    try:
+        await each({at: match.begin(seed) for at, (match, seed) in enumerate(zip(matches, seeds, strict=True))})
+        while live := going():
+            await each({at: match.reply() for at, match in live.items()})
+            await each({at: match.step() for at, match in going().items()})
+    finally:
+        await asyncio.gather(*(match.close() for match in matches), return_exceptions=True)
+    return [raised[at] if at in raised else match.episodes() for at, match in enumerate(matches)]

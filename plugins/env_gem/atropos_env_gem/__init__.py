@@ -1,0 +1,1 @@
+"""Any environment of gem, by id."""

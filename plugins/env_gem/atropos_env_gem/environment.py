@@ -1,0 +1,26 @@
+"""The environment `gem`: its episodes, stepped in a process of their own."""
+
+from __future__ import annotations
+
+from atropos_core.rollouts.step_process import StepProcess
+from atropos_core.rollouts.stepping import Stepped, SteppedEnvironment
+from atropos_env_gem.config import GemOptions
+
+
+class Gem(SteppedEnvironment):
+    """An episode's score is the sum of its steps' rewards."""
+
+    def __init__(self, options: GemOptions) -> None:
+        super().__init__(options.id, options)
+        self._process = StepProcess(
+            "atropos_env_gem.episodes:call", options.id, options.parameters, options.step_deadline_s
+        )
+
+    async def open(self) -> None:
+        await self._process.open("gem")
+
+    def stepped(self) -> Stepped:
+        return self._process.stepped()
+
+    async def close(self) -> None:
+        await self._process.close()

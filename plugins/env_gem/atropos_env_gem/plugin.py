@@ -1,0 +1,31 @@
+"""What this package offers: the environment `gem`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.plugins.provider import Provider, RunContext
+from atropos_env_gem.config import GemOptions
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Environment
+
+
+def build(options: GemOptions, context: RunContext) -> Environment:
+    from atropos_env_gem.environment import Gem
+
+    return Gem(options)
+
+
+@hookimpl
+def atropos_environments() -> Iterable[Provider[Environment]]:
+    yield Provider(
+        "gem",
+        "any environment of gem, by id: gem:game:GuessTheNumber-v0-easy",
+        GemOptions,
+        build,
+        requires=frozenset({"gem-llm"}),
+        argument="id",
+    )

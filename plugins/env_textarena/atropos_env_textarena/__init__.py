@@ -1,0 +1,1 @@
+"""Any game of textarena, the policy against itself."""

@@ -1,0 +1,52 @@
+"""The environment `textarena`: games in which every side is the policy.
+
+A group of n rollouts is n sides of as many games as that takes. Each side is an episode of its own: its tokens, its score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atropos_core.interfaces import Policy
+from atropos_core.rollouts.step_process import StepProcess
+from atropos_core.rollouts.stepping import Match, Stepped, SteppedEnvironment, run_matches
+from atropos_core.seeds import derive
+from atropos_core.types import Episode, Failed, Task
+from atropos_env_textarena.config import TextarenaOptions
+
+
+class Textarena(SteppedEnvironment):
+    def __init__(self, options: TextarenaOptions) -> None:
+        super().__init__(options.game, options)
+        self._players = options.players
+        parameters = {**options.parameters, "players": options.players}
+        self._process = StepProcess(
+            "atropos_env_textarena.episodes:call", options.game, parameters, options.step_deadline_s
+        )
+
+    async def open(self) -> None:
+        await self._process.open("textarena")
+
+    def stepped(self) -> Stepped:
+        return self._process.stepped()
+
+    async def rollout_group(
+        self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
+    ) -> Sequence[Episode | Failed | BaseException]:
+        """A game may end before a side's first turn: further games give the episodes that are then missing. A game that
+        fails fails for all of its sides."""
+        found: list[Episode | Failed | BaseException] = []
+        games = 0
+        while len(found) < n:
+            missing = -(-(n - len(found)) // self._players)
+            matches = [
+                Match(self.stepped(), policy, self.options, seed=derive(seeds[0], "game", games + at))
+                for at in range(missing)
+            ]
+            games += missing
+            for outcome in await run_matches(matches, [task.data["seed"]] * missing):
+                found += [outcome] * self._players if isinstance(outcome, BaseException) else outcome
+        return found[:n]
+
+    async def close(self) -> None:
+        await self._process.close()

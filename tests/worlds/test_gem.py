@@ -1,0 +1,145 @@
+"""gem's own games: the contract, what is random in them, kills, and training."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+from atropos_core.errors import ConfigError, DeadlineExceeded, WorkerLost
+from atropos_core.testing import check
+from atropos_core.testing.scripted import Script, ScriptedPolicy
+from atropos_env_gem.config import GemOptions
+from atropos_env_gem.environment import Gem
+from tests.worlds.readme import run_table
+from tests.worlds.training import train
+
+# By id, how numbers of the tiny policy become moves.
+TRAINED: dict[str, dict[str, Any]] = {
+    "game:GuessTheNumber-v0-easy": {"pattern": r"\d+", "template": "\\boxed{{action}}", "max_turns": 4},
+    "game:Mastermind-v0-easy": {"pattern": r"\d", "template": "\\boxed{{action} 4}", "max_turns": 3},
+    "game:Minesweeper-v0-easy": {"pattern": r"\d", "template": "\\boxed{reveal {action} 2}", "max_turns": 2},
+}
+SHORT = {"max_tokens": 12, "groups_per_step": 9}
+
+
+def options_of(name: str) -> dict[str, Any]:
+    return {"id": name, "action": "pattern", "tasks": 60, "held_out": 20, **TRAINED[name]}
+
+
+def made(**options: Any) -> Gem:
+    return Gem(GemOptions(**{"id": "game:GuessTheNumber-v0-easy", "tasks": 20, "held_out": 5, **options}))
+
+
+async def rollout(environment: Gem, *replies: str, index: int = 0) -> Any:
+    """With these replies, one after another."""
+    task, left = environment.tasks("train")[index], iter(replies)
+    policy = ScriptedPolicy(Script("test", lambda task, seed: next(left)), task)
+    return await environment.rollout(task, policy, seed=1)
+
+
+@pytest.mark.parametrize("name", [*TRAINED, "game:Game2048-v0-easy", "rg:chain_sum"])
+def test_an_environment_of_gem_keeps_the_contract(name):
+    found = check("environment", "gem", options_of(name) if name in TRAINED else {"id": name})
+    assert all(one.ok is not False for one in found), [one for one in found if one.ok is False]
+
+
+def test_the_tiny_policy_trains_for_five_steps_on_three_games(tmp_path):
+    train(
+        tmp_path,
+        {name.split(":")[1]: {"use": "gem", **options_of(name)} for name in TRAINED},
+        max_tokens=12,
+        groups_per_step=9,
+    )
+
+
+def test_the_table_of_the_readme_is_a_run(tmp_path):
+    run_table(tmp_path, "env_gem")
+
+
+async def test_a_number_is_guessed_by_gems_own_hints_and_the_whole_reply_is_read_as_gem_reads_it():
+    environment = made(max_turns=4)
+    await environment.open()
+    said = ["I take \\boxed{5}", "\\boxed{2}", "\\boxed{3}", "\\boxed{4}"]
+    scores = [await rollout(environment, *said, index=index) for index in range(20)]
+    await environment.close()
+    for episode in scores:
+        hints = [message["content"] for message in episode.messages if message["role"] == "user"]
+        assert "between 1 and 10" in hints[0] and hints[0].endswith("Enter your next guess.")
+        assert all("the target number is" in hint for hint in hints[1:])
+    right = [episode for episode in scores if episode.correct]
+    assert right and len(right) < 20 and {episode.score for episode in right} == {1.0}
+
+
+async def test_all_rollouts_of_a_task_begin_alike_and_tasks_differ_by_the_option_seed():
+    first, other = made(id="game:Game2048-v0-easy"), made(id="game:Game2048-v0-easy", seed=1)
+    boards = []
+    for environment in (first, first, other):
+        await environment.open()
+        found = await asyncio.gather(*(rollout(environment, "no move", index=index) for index in (0, 0, 1, 2)))
+        boards.append([episode.messages[0]["content"].split("Current board:")[1] for episode in found])
+        await environment.close()
+    assert boards[0] == boards[1] and boards[0][0] == boards[0][1]
+    assert len({*boards[0], *boards[2]}) == 6
+
+
+async def test_parameters_reach_gem():
+    environment = made(parameters={"max_number": 3})
+    await environment.open()
+    episode = await rollout(environment, "nothing")
+    await environment.close()
+    assert "between 1 and 3" in episode.messages[0]["content"]
+    assert (episode.score, episode.correct) == (-0.1, False)
+
+
+async def test_kill_9_of_the_process_fails_no_rollout_that_it_was_not_stepping():
+    environment = made()
+    await environment.open()
+    waits = asyncio.Event()
+
+    class Waiting(ScriptedPolicy):
+        async def _before_replying(self, seed: int) -> None:
+            if len(self.given) == 1:
+                await waits.wait()
+
+    task = environment.tasks("train")[0]
+    script = Script("test", lambda task, seed: "\\boxed{11}")
+    rollouts = [asyncio.ensure_future(environment.rollout(task, Waiting(script, task), seed=at)) for at in range(3)]
+    await asyncio.sleep(1.0)
+    [child] = [one for one in psutil.Process().children() if "atropos_env_gem" in " ".join(one.cmdline())]
+    os.kill(child.pid, signal.SIGKILL)
+    waits.set()
+    ended = await asyncio.gather(*rollouts, return_exceptions=True)
+    assert all(isinstance(one, WorkerLost) or one.metrics["steps/turns"] == 4.0 for one in ended)
+    assert sum(isinstance(one, WorkerLost) for one in ended) <= 1, "the step that it was at, if any"
+    assert (await rollout(environment, "nothing")).score == -0.1
+    await environment.close()
+
+
+async def test_a_step_that_takes_too_long_fails_by_name():
+    environment = made(id="game:Sokoban-v0-hard", step_deadline_s=0.05)
+    with pytest.raises(
+        DeadlineExceeded, match="atropos_env_gem.episodes:call: call\\(\\) gave no answer within 0.05 s"
+    ):
+        await environment.open()
+    await environment.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"id": "game:GuessTheNumber-v0"}, "no environment 'game:GuessTheNumber-v0'.*\n.*'game:GuessTheNumber-v0-"),
+        ({"id": "game:Minesweeper-v0-easy", "parameters": {"rows": "x"}}, "gem makes no game:Minesweeper-v0-easy"),
+    ],
+)
+async def test_what_gem_does_not_make_is_named(options, says):
+    environment = made(**options)
+    try:
+        with pytest.raises(ConfigError, match=f"(?s){says}"):
+            await environment.open()
+    finally:
+        await environment.close()
