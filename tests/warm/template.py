@@ -22,7 +22,7 @@ from atropos_core.cli.guarded import GUARDED
 from atropos_core.plugins.manager import load_plugins
 from tests.warm import NAME, forked, requests
 
-WARM = ("atropos_core", "atropos_core.processes.child_main", "atropos_trainer_grpo.rank")
+WARM = ("atropos_core", "atropos_core.processes.child_main", "atropos_trainer_grpo.rank", "atropos_env_atroposlib.host")
 PADDING = "/" * 4096  # room for the names of the processes to be
 IMPORTED = (
     "torch", "torch.distributed", "transformers", "transformers.models.qwen3.modeling_qwen3",

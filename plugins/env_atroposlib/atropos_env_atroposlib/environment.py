@@ -7,13 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import ConfigError, DataError, ProcessDied, RemoteError
 from atropos_core.interfaces import Environment, Policy
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import Child
+from atropos_core.rollouts.numbered_tasks import NumberedTasks
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Episode, Failed, Metrics, Sampling, Split, Task, Tokens
@@ -42,26 +43,8 @@ class Collected:
     sampled: Sampled = field(default_factory=Sampled)
 
 
-class Numbered(Sequence[Task]):
-    """Tasks of a stream: a number each."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(self._count))]
-        if not -self._count <= index < self._count:
-            raise IndexError(index)
-        at = index % self._count
-        return Task(f"item-{at}", ({"role": "user", "content": f"item {at} of the environment's own stream"},))
+def item(number: int) -> Task:
+    return Task(f"item-{number}", ({"role": "user", "content": f"item {number} of the environment's own stream"},))
 
 
 class AtroposlibEnvironment(Environment):
@@ -94,7 +77,7 @@ class AtroposlibEnvironment(Environment):
     def tasks(self, split: Split) -> Sequence[Task]:
         """Of "train" numbers, of "test" its evaluate() as one task."""
         if split == "train":
-            return Numbered(self._options.items)
+            return NumberedTasks(self._options.items, item)
         return [Task(EVALUATION, ({"role": "user", "content": "the environment's own evaluate()"},))][
             : int(self._options.evaluates)
         ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from atropos_core.errors import DataError
+from atropos_core.rollouts.numbered_tasks import NumberedTasks
 from atropos_core.types import Message, Split, Task
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.generate import problem
@@ -19,7 +20,7 @@ OTHERS = 'The other sources are source = "path" (JSONL files) and source = "gene
 def load(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
     """The tasks of a split. Raises DataError. The first load from the hub may take minutes."""
     if options.source == "generated":
-        return GeneratedTasks(options, split)
+        return generated(options, split)
     if options.source == "path":
         assert options.path is not None, "checked by the options"
         rows = _read(Path(options.path).expanduser() / f"{split}.jsonl")
@@ -43,28 +44,13 @@ def as_task(row: dict[str, Any], name: str, instruction: str) -> Task:
     return Task(name, (*system, {"role": "user", "content": question}), answer, {"number": gold_number(answer, name)})
 
 
-class GeneratedTasks(Sequence[Task]):
+def generated(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
     """Problems made when they are read."""
 
-    def __init__(self, options: Gsm8kOptions, split: Split) -> None:
-        self._options = options
-        self._split: Split = split
-        self._size = options.problems if split == "train" else options.held_out
+    def make(number: int) -> Task:
+        return as_task(problem(split, number, options.seed), f"{split}-{number}", options.instruction)
 
-    def __len__(self) -> int:
-        return self._size
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(self._size))]
-        if not -self._size <= index < self._size:
-            raise IndexError(index)
-        row = problem(self._split, index % self._size, self._options.seed)
-        return as_task(row, f"{self._split}-{index % self._size}", self._options.instruction)
+    return NumberedTasks(options.problems if split == "train" else options.held_out, make)
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
