@@ -19,7 +19,7 @@ WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site soak bench bench-bridges bench-api clean
+.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site screenshots soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -138,6 +138,13 @@ test-mlflow: .venv/test.stamp .venv-mlflow/stamp
 # The viewer's page in a real Chromium, driven by playwright: keys, widths, colours, hostile texts; two to three minutes.
 test-view: .venv-view/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-view/bin/python -m pytest tests/view
+
+# The pictures of docs/view.md, from two runs that it makes; two minutes.
+screenshots: .venv/run.stamp .venv-view/stamp
+	rm -rf build/screenshots
+	HF_HUB_OFFLINE=1 $(BIN)/atropos run --env gsm8k --model tiny --steps 30 --dir build/screenshots/gsm8k-default
+	HF_HUB_OFFLINE=1 $(BIN)/atropos run --env gsm8k --model tiny --steps 30 --set trainer.learning_rate=2e-3 --dir build/screenshots/gsm8k-fast
+	.venv-view/bin/python -m tools.make_screenshots build/screenshots/gsm8k-default build/screenshots/gsm8k-fast
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp

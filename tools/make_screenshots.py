@@ -1,7 +1,6 @@
-"""The pictures of docs/view.md: .venv-view/bin/python -m tools.make_screenshots RUN [RUN ...]
+"""The pictures of docs/view.md, by `make screenshots`: .venv-view/bin/python -m tools.make_screenshots RUN [RUN ...]
 
-Two runs of `atropos run --env gsm8k --model tiny --steps 30`, the second with --set trainer.learning_rate=2e-3, are what the page
-shows. The first run's rollouts and evaluations are shown, the curves of all.
+The first run's rollouts and evaluations are shown, the curves of all.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from atropos_core.storage.run_records import RunRecords
 from tests.view.conftest import CHROMIUM, go, until, viewing
 
 IMAGES = Path(__file__).parents[1] / "docs/images"
-COLOURS = 64  # of a picture: it is small, and letters stay sharp
+COLOURS = 128  # of a picture: it is small, and letters stay sharp
 
 
 def main(runs: list[Path]) -> None:
@@ -52,7 +51,7 @@ def main(runs: list[Path]) -> None:
         taken("curves", "curves", "light")
         taken("rollout", f"rollouts?run=0&step={step}&row={row}", "light", value="entropy")
         taken("group", f"rollouts?run=0&step={step}&group={draw}", "dark")
-        taken("evaluation", "evaluations", "light", height=520)
+        taken("evaluation", "evaluations?problem=0", "light", height=520)
         taken("narrow", f"rollouts?run=0&step={step}&row={row}", "dark", width=360, height=760)
         browser.close()
 
