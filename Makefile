@@ -19,7 +19,7 @@ WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site screenshots soak bench bench-bridges bench-api clean
+.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site screenshots soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -45,6 +45,10 @@ lint: .venv/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# What .ci/run needs beside .venv.
+environments: .venv-view/stamp .venv-atroposlib/stamp .venv-roll/stamp .venv-worlds/stamp .venv-skyrl/stamp .venv-agents/stamp \
+  .venv-agents-node/stamp .venv-trl/stamp .venv-docs/stamp .venv-vllm/stamp
 
 vllm: .venv-vllm/stamp
 
