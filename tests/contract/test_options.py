@@ -553,6 +553,22 @@ tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_
   environment gem: tasks held_out
 tests/worlds/test_gem.py::test_a_step_that_takes_too_long_fails_by_name
   environment gem: step_deadline_s
+tests/worlds/test_openenv.py::test_constant_fields_reach_openenvs_own_template
+  environment openenv: url field fields shown max_turns
+tests/worlds/test_openenv.py::test_tools_of_a_server_are_called_and_answered
+  environment openenv: tools system
+tests/worlds/test_openenv.py::test_no_more_episodes_at_once_than_the_server_holds
+  environment openenv: sessions
+tests/worlds/test_openenv.py::test_a_step_that_is_late_fails_its_rollout_and_its_session_begins_anew
+  environment openenv: step_deadline_s
+plugins/env_openenv/tests/test_options.py::test_a_server_that_never_answers_is_given_up
+  environment openenv: connect_deadline_s
+tests/unit/rollouts/test_stepping.py::test_the_action_is_put_into_the_template_and_one_that_is_not_found_is_empty_and_counted
+  environment openenv: action pattern template
+tests/unit/rollouts/test_stepping.py::test_a_score_of_success_is_correct
+  environment openenv: success
+tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
+  environment openenv: tasks held_out seed
 tests/worlds/test_textarena.py::test_parameters_and_players_reach_textarena
   environment textarena: game parameters players
 tests/worlds/test_textarena.py::test_a_game_that_is_cut_off_has_no_winner_and_all_games_of_a_task_begin_alike

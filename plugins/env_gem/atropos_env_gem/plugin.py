@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_env_gem.config import GemOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment
+    from atropos_env_gem.config import GemOptions
 
 
 def build(options: GemOptions, context: RunContext) -> Environment:
@@ -24,7 +24,7 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
     yield Provider(
         "gem",
         "any environment of gem, by id: gem:game:GuessTheNumber-v0-easy",
-        GemOptions,
+        "atropos_env_gem.config:GemOptions",
         build,
         requires=frozenset({"gem-llm"}),
         argument="id",

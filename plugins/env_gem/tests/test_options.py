@@ -22,7 +22,7 @@ def has_gem() -> bool:
 
 def test_all_that_follows_the_first_colon_is_the_id():
     provider = load_plugins().registry.find("environment", "gem:game:GuessTheNumber-v0-easy").provider
-    assert provider.config().id == "game:GuessTheNumber-v0-easy"
+    assert provider.options().id == "game:GuessTheNumber-v0-easy"
 
 
 def test_an_id_is_needed():

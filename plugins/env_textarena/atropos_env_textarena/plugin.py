@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_env_textarena.config import TextarenaOptions
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment
+    from atropos_env_textarena.config import TextarenaOptions
 
 
 def build(options: TextarenaOptions, context: RunContext) -> Environment:
@@ -24,7 +24,7 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
     yield Provider(
         "textarena",
         "any game of textarena, the policy against itself: textarena:TicTacToe-v0",
-        TextarenaOptions,
+        "atropos_env_textarena.config:TextarenaOptions",
         build,
         requires=frozenset({"textarena"}),
         argument="game",

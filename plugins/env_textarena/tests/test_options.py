@@ -15,7 +15,7 @@ from atropos_env_textarena.config import TextarenaOptions
 
 def test_what_follows_the_colon_is_the_game():
     provider = load_plugins().registry.find("environment", "textarena:TicTacToe-v0").provider
-    assert provider.config().game == "TicTacToe-v0"
+    assert provider.options().game == "TicTacToe-v0"
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,7 @@ SOME = {  # of options that cannot all be left out, and of forms that are not th
     "remote": [{"url": "http://127.0.0.1:1"}],
     "atroposlib": [{"file": "/files/env.py:Words", "config": {"letter": "b"}, "datasets": {"a/b": "c"}}],
     "gem": [{"id": "game:Sudoku-v0-easy"}, {"id": "x", "action": "pattern", "pattern": "a", "parameters": {"rows": 3}}],
+    "openenv": [{"url": "http://127.0.0.1:1", "field": "message"}, {"url": "ws://127.0.0.1:1", "tools": True}],
     "textarena": [{"game": "TicTacToe-v0"}, {"game": "x", "players": 1, "parameters": {"rows": 3}}],
     "reasoning_gym": [
         {"dataset": "gcd"},

@@ -1,0 +1,139 @@
+"""The environment `openenv`: episodes at a server, each in a session of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atropos_core import console
+from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Policy
+from atropos_core.plugins.provider import RunContext
+from atropos_core.rollouts.stepping import Match, Stepped, SteppedEnvironment, Turn, run_matches
+from atropos_core.types import Episode, Message, Task
+from atropos_env_openenv.config import OpenenvOptions
+from atropos_env_openenv.sessions import INVALID, Refused, Session, Sessions
+
+
+class OpenEnv(SteppedEnvironment):
+    """An episode's score is the sum of its steps' rewards."""
+
+    def __init__(self, options: OpenenvOptions, context: RunContext) -> None:
+        if context.deterministic:
+            raise ConfigError(
+                "deterministic cannot hold with an OpenEnv server: it holds so many sessions at once, and what it draws is its own.",
+                remedy="Leave --deterministic out.",
+            )
+        super().__init__(options.url, options)
+        self._options = options
+        self._sessions = Sessions(options)
+        self._tools: list[dict[str, Any]] = []
+
+    async def open(self) -> None:
+        if self.at_once is not None:
+            return
+        try:
+            self.at_once = await self._sessions.open()
+            async with self._sessions.one() as session:
+                first, again = [await session.request("reset", {"seed": 1}) for _ in range(2)]
+                if first != again:
+                    console.warn(
+                        f"{self.name} begins otherwise with the same seed: the rollouts of a group do not begin alike"
+                    )
+                if self._options.tools:
+                    self._tools = await listed(session)
+        except BaseException:
+            await self._sessions.close()
+            raise
+
+    def stepped(self) -> Stepped:
+        raise NotImplementedError("an episode here needs a session: rollout() has one")
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        async with self._sessions.one() as session:
+            match = Match(Remote(session, self._options), policy, self._options, seed=seed, tools=self._tools or None)
+            [outcome] = await run_matches([match], [task.data["seed"]])
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome[0]
+
+    async def close(self) -> None:
+        await self._sessions.close()
+
+
+class Remote(Stepped):
+    """An episode in a session."""
+
+    def __init__(self, session: Session, options: OpenenvOptions) -> None:
+        self._session = session
+        self._options = options
+
+    async def reset(self, seed: int) -> Turn:
+        answer = await self._session.request("reset", {"seed": seed})
+        return Turn(0, [user(text_of(answer, self._options.shown))], ended=bool(answer.get("done")))
+
+    async def step(self, reply: Message, action: str) -> Turn:
+        if self._options.tools:
+            return await self._call(reply.get("tool_calls") or [])
+        assert self._options.field is not None, "the options say so"
+        answer = await self._take({**self._options.fields, self._options.field: action})
+        return Turn(0, [user(text_of(answer, self._options.shown))], *ending(answer))
+
+    async def _call(self, calls: Sequence[Mapping[str, Any]]) -> Turn:
+        """All of a reply's calls in their order, each answered by a message; none once the episode has ended."""
+        messages: list[Message] = []
+        total, ended = 0.0, not calls
+        for call in calls:
+            wanted = call["function"]
+            answer = await self._take(
+                {"type": "call_tool", "tool_name": wanted["name"], "arguments": dict(wanted["arguments"])}
+            )
+            messages.append({"role": "tool", "content": text_of(answer, self._options.shown)})
+            [reward], ended = ending(answer)
+            total += reward
+            if ended:
+                break
+        return Turn(0, messages, [total], ended)
+
+    async def _take(self, action: dict[str, Any]) -> dict[str, Any]:
+        """What the server answers; of an action that it cannot read, what is wrong with it, for the policy to read."""
+        try:
+            return await self._session.request("step", action)
+        except Refused as error:
+            if error.code != INVALID:
+                raise
+            return {"observation": {self._options.shown or "error": f"error: {Exception.__str__(error)}"}}
+
+    async def close(self) -> None:
+        """The session goes on to the next episode."""
+
+
+async def listed(session: Session) -> list[dict[str, Any]]:
+    """The server's tools, in OpenAI's form. Raises ConfigError where it has none."""
+    try:
+        answer = await session.request("step", {"type": "list_tools"})
+    except Refused as error:
+        raise ConfigError(f"{error}: it has no tools.", remedy="Leave tools out, and give field.") from error
+    return [
+        {
+            "type": "function",
+            "function": {"name": one["name"], "description": one["description"], "parameters": one["input_schema"]},
+        }
+        for one in answer["observation"].get("tools", [])
+    ]
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def text_of(answer: Mapping[str, Any], shown: str | None) -> str:
+    observation = answer.get("observation") or {}
+    value = observation if shown is None else observation.get(shown, "")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def ending(answer: Mapping[str, Any]) -> tuple[list[float], bool]:
+    """The reward of a step, and whether the episode ended with it."""
+    return [float(answer.get("reward") or 0.0)], bool(answer.get("done"))

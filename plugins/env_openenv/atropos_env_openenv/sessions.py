@@ -1,0 +1,152 @@
+"""Sessions of an OpenEnv server: a WebSocket each, used for one episode after another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from atropos_core import console
+from atropos_core.errors import ConfigError, DeadlineExceeded, RemoteError, WorkerLost
+from atropos_core.guards.deadlines import within
+from atropos_env_openenv.config import OpenenvOptions
+
+LARGEST_BYTES = 64 << 20  # of an answer
+FULL, INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"  # the server's own codes
+
+
+class Refused(RemoteError):
+    """The server answered with an error, which has a code."""
+
+    def __init__(self, url: str, said: dict[str, Any]) -> None:
+        self.code = str(said.get("code", ""))
+        self.said = said
+        details = "; ".join(f"{one.get('loc')}: {one.get('msg')}" for one in said.get("errors") or [])
+        super().__init__(f"the server at {url} refused ({self.code}): {said.get('message', '')} {details}".rstrip())
+
+
+class Session:
+    """One at the server, connected anew where the connection was lost or a call on it was given up."""
+
+    def __init__(self, options: OpenenvOptions) -> None:
+        self._url = options.url
+        self._connect_s, self._step_s = options.connect_deadline_s, options.step_deadline_s
+        self._connection: ClientConnection | None = None
+
+    async def connect(self) -> None:
+        """Raises WorkerLost where nobody answers, Refused where the server has no session left."""
+        scheme, _, rest = self._url.partition("://")
+        address = f"{'wss' if scheme in ('https', 'wss') else 'ws'}://{rest}/ws"
+        local = urlsplit(self._url).hostname in ("localhost", "127.0.0.1", "::1")
+        try:
+            self._connection = await connect(
+                address,
+                open_timeout=self._connect_s,
+                max_size=LARGEST_BYTES,
+                ping_interval=None,  # calls have deadlines
+                proxy=None if local else True,
+            )
+        except (OSError, WebSocketException) as error:
+            raise WorkerLost(f"no OpenEnv server answers at {self._url}: {error or type(error).__name__}") from error
+        await self.request("state")  # a server that is full says so in answer to the first message
+
+    async def _connect_again(self) -> None:
+        """The server may not have noticed yet that the session before has ended."""
+        until = time.monotonic() + self._connect_s
+        while True:
+            try:
+                return await self.connect()
+            except Refused as error:
+                await self.close()
+                if error.code != FULL or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(0.1)
+
+    async def request(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What the server answers. Raises Refused, WorkerLost, DeadlineExceeded."""
+        lost = self._connection is not None and self._connection.close_code is not None
+        if self._connection is None or (lost and kind == "reset"):  # another episode may begin where one was lost
+            await self._connect_again()
+        connection, whole = self._connection, False
+        assert connection is not None
+        try:
+            message = {"type": kind} if data is None else {"type": kind, "data": data}
+            text = json.dumps(message, ensure_ascii=False).encode(errors="replace").decode()  # half a pair is no text
+            answer = await within(self._exchange(connection, text), self._step_s, f"{self._url}: {kind}")
+            whole = True
+        except WebSocketException as error:
+            raise WorkerLost(f"the server at {self._url} closed the connection: {error}") from error
+        finally:
+            if not whole:  # an answer may still come, and would be taken for the next one's
+                await self.close()
+        said: dict[str, Any] = answer.get("data") or {}
+        if answer.get("type") == "error":
+            raise Refused(self._url, said)
+        return said
+
+    async def _exchange(self, connection: ClientConnection, text: str) -> dict[str, Any]:
+        with suppress(ConnectionClosed):  # what a full server said before it closed is still to be read
+            await connection.send(text)
+        answer: dict[str, Any] = json.loads(await connection.recv())
+        return answer
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.transport.abort()  # at once: a server that hangs answers no goodbye, and ends the session all the same
+            await connection.wait_closed()
+
+
+class Sessions:
+    """As many as the server holds, at most `options.sessions`."""
+
+    def __init__(self, options: OpenenvOptions) -> None:
+        self._options = options
+        self._all: list[Session] = []
+        self._free: asyncio.Queue[Session] = asyncio.Queue()
+
+    async def open(self) -> int:
+        """How many there are. Raises ConfigError where nobody answers, or others have all of the server's sessions."""
+        full = ""
+        while len(self._all) < self._options.sessions and not full:
+            session = Session(self._options)
+            try:
+                await session.connect()
+            except Refused as error:
+                await session.close()
+                if error.code != FULL:
+                    raise ConfigError(str(error), remedy="Look at the server's log.") from error
+                full = f"{error.said.get('max_sessions', '?')} sessions"
+            except (WorkerLost, DeadlineExceeded) as error:
+                raise ConfigError(str(error), remedy="Start the server first, and give its URL.") from error
+            else:
+                self._all.append(session)
+                self._free.put_nowait(session)
+        if not self._all:
+            raise ConfigError(
+                f"the server at {self._options.url} holds {full}, and others have them all.",
+                remedy="Raise max_concurrent_envs where the server is made, or end who else uses it.",
+            )
+        if full:
+            console.say(f"{self._options.url} holds {full}: {len(self._all)} episodes at once")
+        return len(self._all)
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Session]:
+        session = await self._free.get()
+        try:
+            yield session
+        finally:
+            self._free.put_nowait(session)
+
+    async def close(self) -> None:
+        for session in self._all:
+            await session.close()
+        self._all, self._free = [], asyncio.Queue()

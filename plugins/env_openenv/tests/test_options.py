@@ -1,0 +1,73 @@
+"""What can be known of the environment without a server of OpenEnv."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from pydantic import ValidationError
+
+from atropos_core.errors import ConfigError
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import RunContext
+from atropos_env_openenv.config import OpenenvOptions
+from atropos_env_openenv.environment import OpenEnv, text_of
+
+URL = "http://127.0.0.1:9"  # nobody answers there
+
+
+def test_what_follows_the_colon_is_the_url():
+    found = load_plugins().registry.find("environment", "openenv:http://127.0.0.1:8000").provider
+    assert found.argument == "url"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"url": URL}, "give field"),
+        ({"url": URL, "field": "message", "tools": True}, "give field"),
+        ({"url": "127.0.0.1:8000", "field": "message"}, "begins with http://"),
+        ({"url": URL, "tools": True, "template": "x{action}"}, "template has no effect with tools"),
+        ({"url": URL, "tools": True, "fields": {"a": 1}}, "fields has no effect with tools"),
+        ({"url": URL, "field": "message", "sessions": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, says):
+    with pytest.raises(ValidationError, match=says):
+        OpenenvOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("observation", "shown", "text"),
+    [
+        ({"a": "x", "b": 1}, "a", "x"),
+        ({"a": ["x", "é"]}, "a", '["x", "é"]'),
+        ({"a": "x", "b": 1}, None, '{"a": "x", "b": 1}'),
+        ({"b": 1}, "a", ""),
+        (None, None, "{}"),
+    ],
+)
+def test_what_is_shown_of_an_observation(observation, shown, text):
+    assert text_of({"observation": observation}, shown) == text
+
+
+async def test_a_server_that_never_answers_is_given_up(tmp_path):
+    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    options = OpenenvOptions(url=url, field="message", connect_deadline_s=0.3)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=f"no OpenEnv server answers at {url}.*timed out"):
+        await OpenEnv(options, RunContext(tmp_path, tmp_path)).open()
+    assert time.monotonic() - began < 5
+    silent.close()
+
+
+async def test_a_server_that_is_not_there_and_a_deterministic_run_are_refused_by_name(tmp_path):
+    options = OpenenvOptions(url=URL, field="message", connect_deadline_s=5.0)
+    with pytest.raises(
+        ConfigError, match="(?s)no OpenEnv server answers at http://127.0.0.1:9.*Start the server first"
+    ):
+        await OpenEnv(options, RunContext(tmp_path, tmp_path)).open()
+    with pytest.raises(ConfigError, match="deterministic cannot hold with an OpenEnv server"):
+        OpenEnv(options, RunContext(tmp_path, tmp_path, deterministic=True))
