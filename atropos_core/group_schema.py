@@ -71,7 +71,7 @@ _TEACHER = (np.dtype(np.int64), np.dtype(np.int32), _FLOAT)
 Named = Callable[[str, int], str]  # a column and a token in it -> what whoever sent them calls that value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: that would take three times as long to make
 class TokenColumns:
     """The token columns of one rollout, or of several one after another: [N] each, `teacher` of N positions."""
 

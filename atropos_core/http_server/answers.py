@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from starlette.types import Scope, Send
 
@@ -19,6 +19,23 @@ def header(scope: Scope, name: bytes) -> bytes | None:
         if key == name:
             return bytes(value)
     return None
+
+
+class WholeAnswer(NamedTuple):
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class AnswerAtOnce(Protocol):
+    """What an application has, beside itself, for requests that arrive whole: it answers one without waiting for anything.
+    None where that cannot be: then nothing has happened, and the application is called as for any other request."""
+
+    def __call__(self, scope: Scope, body: bytes) -> WholeAnswer | None: ...
+
+
+def whole_answer(status: int, body: bytes, headers: Headers) -> WholeAnswer:
+    return WholeAnswer(status, [*headers, (b"content-length", b"%d" % len(body))], body)
 
 
 async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from isal import isal_zlib
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atropos_core.errors import DataError, DeadlineExceeded, HubFull, TooLarge
+from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubClosed, HubFull, TooLarge
 from atropos_core.http_server.answers import Refusals, header
 from atropos_core.http_server.connection import SCOPE_KEY, Connection
 
@@ -35,6 +35,7 @@ GIVE_BACK_S = 0.5
 LARGE = 1 << 20  # what a request takes after which memory is given back
 _GROWN = 1 << 23
 _STEP = 1 << 18  # decompressed at a time
+_PLAIN, _GZIP = (b"", b"identity"), (b"gzip", b"x-gzip")
 
 
 class GoneAway(Exception):
@@ -49,6 +50,7 @@ class Budget:
         self.size_bytes = size_bytes
         self._option = option
         self.held = 0
+        self.is_ending = False
         self._beyond: Share | None = None  # who may go beyond it
         self._waiting: deque[tuple[Share, int, asyncio.Future[None]]] = deque()
 
@@ -56,10 +58,12 @@ class Budget:
         return Share(self)
 
     async def take(self, share: Share, size: int, deadline_s: float) -> None:
-        """Raises HubFull at the deadline."""
+        """Raises HubFull at the deadline, HubClosed where the server ends before there is room."""
         if not self._waiting and self._fits(share, size):
             self._give(share, size)
             return
+        if self.is_ending:
+            raise _ending()
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = (share, size, ready)
         self._waiting.append(place)
@@ -77,6 +81,13 @@ class Budget:
             if place in self._waiting:
                 self._waiting.remove(place)
                 self.serve()
+
+    def stop(self) -> None:
+        """The server is ending: who waits hears so now, and nobody waits any more."""
+        self.is_ending = True
+        for _, _, ready in self._waiting:
+            if not ready.done():
+                ready.set_exception(_ending())
 
     def has_room(self, size: int) -> bool:
         """Whether `take` would not wait."""
@@ -166,6 +177,7 @@ class Limits:
         self._request_s = request_s
         self._hold_s = hold_s
         self.budget = Budget(in_flight_bytes, refusals.in_flight)
+        self._arriving: set[asyncio.Timeout] = set()  # deadlines of requests whose bodies are still to come
         self._giving_back: asyncio.TimerHandle | None = None
         self._returnable = returnable_bytes()  # the least since memory was last given back
 
@@ -180,6 +192,28 @@ class Limits:
             if share.most > LARGE:
                 self._give_back_soon()
             share.end()
+
+    def stop(self) -> None:
+        """The server is ending: whose request waits for room, or for the rest of its body, gets 503 now."""
+        self.budget.stop()
+        for deadline in self._arriving:
+            deadline.reschedule(0.0)
+
+    def short(self, scope: Scope, body: bytes) -> bytes | None:
+        """What the application gets of a body that is all there and within what is free; None for any other, of which the
+        ordinary way says what is wrong, or makes it wait."""
+        most = min(FREE, self._body_bytes)
+        coding = _coding(scope)
+        if coding in _PLAIN:
+            return body if len(body) <= most else None
+        if coding not in _GZIP:
+            return None
+        inflate = isal_zlib.decompressobj(wbits=31)
+        try:
+            whole = inflate.decompress(body, most + 1)
+        except isal_zlib.error:  # type: ignore[misc] # its stub takes the class for one of its errors
+            return None
+        return whole if inflate.eof and len(whole) <= most and not inflate.unused_data else None
 
     def _give_back_soon(self) -> None:
         if self._giving_back is None:
@@ -207,7 +241,9 @@ class Limits:
         except GoneAway:
             return
         except TooLarge as error:
-            await self._discard(receive)  # a client that sends reads no answer, and a reset would take that from it
+            connection: Connection | None = scope.get(SCOPE_KEY)
+            if connection is None or not connection.has_body:
+                await self._discard(receive)  # a client that sends reads no answer, and a reset would take that from it
             await refuse(scope, send, 413, error, closing)
             return
         except DataError as error:
@@ -216,7 +252,7 @@ class Limits:
         except DeadlineExceeded as error:
             await refuse(scope, send, 408, error, closing)
             return
-        except HubFull as error:
+        except (HubFull, HubClosed) as error:
             await refuse(scope, send, 503, error, [*closing, (b"retry-after", b"5")])
             return
         given = False
@@ -234,10 +270,10 @@ class Limits:
         declared = header(scope, b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > self._body_bytes:
             raise self._too_large(f"{int(declared) / 1e6:.1f} MB")
-        coding = (header(scope, b"content-encoding") or b"").strip().lower()
-        if coding not in (b"", b"identity", b"gzip", b"x-gzip"):
+        coding = _coding(scope)
+        if coding not in (*_PLAIN, *_GZIP):
             raise DataError(f"the body is encoded as {coding[:40]!r}.", remedy="Send it plain, or with gzip.")
-        inflate = isal_zlib.decompressobj(wbits=31) if b"gzip" in coding else None
+        inflate = isal_zlib.decompressobj(wbits=31) if coding in _GZIP else None
         connection: Connection | None = scope.get(SCOPE_KEY)
         whole = io.BytesIO()  # gives its own buffer: pieces that are joined are there twice
         size, received, spent_s = 0, 0, 0.0
@@ -281,20 +317,34 @@ class Limits:
                     pass
 
     async def _timely(self, receive: Receive, left_s: float) -> Message:
+        deadline = asyncio.timeout(0.0 if self.budget.is_ending else max(left_s, 0.001))
+        self._arriving.add(deadline)
         try:
-            async with asyncio.timeout(max(left_s, 0.001)):
+            async with deadline:
                 return await receive()
         except TimeoutError:
+            if self.budget.is_ending:
+                raise _ending() from None
             raise DeadlineExceeded(
                 f"the request was not whole after {self._request_s:g} s.",
                 remedy=_and_raise("Send less at once, or faster", self._refusals.request_s),
             ) from None
+        finally:
+            self._arriving.discard(deadline)
 
     def _too_large(self, size: str) -> TooLarge:
         return TooLarge(
             f"the body has {size} after decompression, and the limit is {self._body_bytes / 1e6:g} MB.",
             remedy=_and_raise("Send less at once", self._refusals.body),
         )
+
+
+def _ending() -> AtroposError:
+    return HubClosed("the server is ending.", remedy="Send it again: it may be back in a moment.")
+
+
+def _coding(scope: Scope) -> bytes:
+    return (header(scope, b"content-encoding") or b"").strip().lower()
 
 
 def _and_raise(remedy: str, option: str) -> str:

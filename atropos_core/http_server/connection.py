@@ -4,6 +4,9 @@ uvicorn's parser is fed whole heads, each within bounds, and one request at a ti
 read on when it is much, and gets its turn when the answer before it is written and others have had theirs. So no head
 costs more than its bytes, and no number of requests on one connection holds up another. A connection also gives up on
 heads that never end and on answers that nobody reads, and knows what has arrived.
+
+Where the application can say so at once (`at_once`), a request that arrives whole and alone is answered without a task, a
+cycle and messages, which cost more than a short request; what cannot be answered so goes the ordinary way.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ import fcntl
 import select
 import struct
 import termios
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from atropos_core.http_server.answers import AnswerAtOnce, WholeAnswer, whole_answer
 from atropos_core.http_server.gate import HEAD_BYTES, HEAD_LINES, URL_BYTES, WAITING_BYTES, Client, Gate, Peer
 
 SCOPE_KEY = "atropos.connection"
@@ -31,6 +36,7 @@ UNTAKEN_BYTES = 1 << 16  # of answers that a client has not taken: with more, it
 LOOK_AGAIN_S = 0.005, 0.25  # at what it has taken, at first and at most
 LINGER_S, LINGER_BYTES = 1.0, 1 << 24  # what is still read from who was refused, so that no reset takes the answer away
 _END = b"\r\n\r\n"
+_FAILED = whole_answer(500, b"Internal Server Error", [(b"content-type", b"text/plain; charset=utf-8")])
 
 
 class OneWrite:
@@ -40,6 +46,7 @@ class OneWrite:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
+        self.is_closing = transport.is_closing  # for each request several times
         self._held = b""
         self._flushing: asyncio.Handle | None = None
 
@@ -54,6 +61,12 @@ class OneWrite:
         else:
             self._held = data
             self._flushing = self._loop.call_soon(self._flush)
+
+    def write_whole(self, data: bytes) -> None:
+        """An answer, head and all."""
+        if self._held:
+            self._flush()
+        self._transport.write(data)
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size() + len(self._held)
@@ -92,6 +105,7 @@ class Connection(HttpToolsProtocol):
     """One client's connection; `scope["atropos.connection"]`."""
 
     gate: Gate
+    at_once: Mapping[tuple[bytes, bytes], AnswerAtOnce] = {}  # by method and URL
     peer: Peer = ""
     may_call = True  # its user may, where there is no token
     is_surplus = False
@@ -105,6 +119,9 @@ class Connection(HttpToolsProtocol):
     _in_head = True
     _refused = False
     _discarded = 0
+    _after_head = 0  # bytes that had arrived behind the head when it was looked at
+    _answer: AnswerAtOnce | None = None  # for the request that is being looked at, which is all there
+    _body = b""  # of that
     _held: tuple[RequestResponseCycle, Any] | None = None  # a request that the application was not called for yet
     _asking: asyncio.TimerHandle | None = None
     _pause_s = LOOK_AGAIN_S[0]
@@ -112,6 +129,7 @@ class Connection(HttpToolsProtocol):
     _unread_since: float | None = None
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _hang_up: Any = None  # a poll object
     _had_all = False  # when the connection ended, the client's machine had acknowledged all that was written
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -262,6 +280,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, "head_lines", f"the head of the request has more than {HEAD_LINES} lines")
         elif at >= 0:
             self._searched, self._left, self._chunked, self._around = 0, 0, False, 0
+            self._after_head = len(rest) - at - len(_END)
             self._fed(at + len(_END))
             return True
         elif self._late is None:
@@ -367,30 +386,85 @@ class Connection(HttpToolsProtocol):
             self._left = int(value)
         elif name == b"transfer-encoding":
             self._chunked = True
-        super().on_header(name, value)
+        elif name == b"expect":
+            super().on_header(name, value)
+            return
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._head_is_there()
         self._in_head = False
+        if (answer := self.at_once.get((self.parser.get_method(), self.url))) is not None and self._is_plain:
+            self._answer, self._body = answer, b""
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """The ordinary way: a cycle, and a call of the application."""
         self.gate.await_body(self)
         if self.is_surplus and self.gate.is_full:
             self.app = self.gate.busy
             self.gate.count("full")
         super().on_headers_complete()
 
+    @property
+    def _is_plain(self) -> bool:
+        """The request whose head was just read is all there, no other one with it, and nothing is in the way of an answer."""
+        return (
+            self._left == self._after_head
+            and not (self._chunked or self.expect_100_continue or self.flow.write_paused)
+            and self.parser.get_http_version() == "1.1"
+            and self.parser.should_keep_alive()
+            and not self.parser.should_upgrade()
+            and not (self.is_surplus and self.gate.is_full)
+        )
+
     def on_body(self, body: bytes) -> None:
+        if self._answer is not None:
+            self._body = self._body + body if self._body else body
+            return
         self._around -= (CHUNK_COST + 1) * len(body) if self._chunked else 0
         super().on_body(body)
         if self._held is not None and len(self.cycle.body) > HIGH_WATER_LIMIT:
             self._ask()
 
     def on_message_complete(self) -> None:
+        if self._answer is not None:
+            answer, body = self._answer, self._body
+            self._answer, self._body = None, b""
+            if self._is_answered(answer, body):
+                return
+            self._begin()
+            super().on_body(body)
         self._in_head = True
         self.gate.serve(self)
         super().on_message_complete()
         self._ask()
         if not self._is_served:
             self.gate.rest(self)
+
+    def _is_answered(self, answer: AnswerAtOnce, body: bytes) -> bool:
+        scope = cast(dict[str, Any], self.scope)
+        scope["method"], scope["path"] = self.parser.get_method().decode(), self.url.decode()
+        try:
+            given = answer(scope, body)
+        except Exception as error:  # as uvicorn does around the application
+            self.logger.error("Exception in ASGI application\n", exc_info=error)
+            given = _FAILED
+        if given is None:
+            return False
+        self._in_head = True
+        self._write(given)
+        super().on_response_complete()
+        self.gate.rest(self)
+        return True
+
+    def _write(self, given: WholeAnswer) -> None:
+        parts = [STATUS_LINE[given.status]]
+        for name, value in (*self.server_state.default_headers, *given.headers):
+            parts += (name, b": ", value, b"\r\n")
+        parts += (b"\r\n", given.body)
+        cast(OneWrite, self.transport).write_whole(b"".join(parts))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -419,6 +493,11 @@ class Connection(HttpToolsProtocol):
     def has_body(self) -> bool:
         """The body of the request that is answered now is all there."""
         return self.cycle is None or (not self.pipeline and not self.cycle.more_body)
+
+    @property
+    def has_begun(self) -> bool:
+        """Some of the answer to the request that is answered now has left."""
+        return self.cycle is None or self.cycle.response_started
 
     @property
     def keeps_alive(self) -> bool:
@@ -461,9 +540,10 @@ class Connection(HttpToolsProtocol):
         the loop has seen."""
         if self.is_gone or not hasattr(select, "POLLRDHUP"):
             return self.is_gone
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
-        return bool(poll.poll(0))
+        if self._hang_up is None:
+            self._hang_up = select.poll()
+            self._hang_up.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(self._hang_up.poll(0))
 
     def _await_reading(self) -> None:
         self._is_read()
@@ -496,6 +576,6 @@ class Connection(HttpToolsProtocol):
             self._late = None
 
 
-def connections(gate: Gate) -> type[Connection]:
+def connections(gate: Gate, app: Any) -> type[Connection]:
     """The class of the connections of one server."""
-    return type("Connection", (Connection,), {"gate": gate})
+    return type("Connection", (Connection,), {"gate": gate, "at_once": getattr(app, "at_once", {})})

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, Protocol
 from starlette.types import Receive, Scope, Send
 
 from atropos_core import console
-from atropos_core.errors import ApiError
+from atropos_core.errors import ApiError, HubClosed
 from atropos_core.http_server.answers import Refusals
 from atropos_core.http_server.peers import Peers, may_call
 
@@ -186,6 +186,11 @@ class Gate:
     async def busy(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI: what a connection gets that came when all were in use."""
         error = ApiError("too many connections are open.", remedy="Try again in a moment.")
+        await self._refusals.answer(scope, send, 503, error, [(b"retry-after", b"5"), (b"connection", b"close")])
+
+    async def ending(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI: what a request gets that is not answered by the time the server ends."""
+        error = HubClosed("the server is ending.", remedy="Send it again: it may be back in a moment.")
         await self._refusals.answer(scope, send, 503, error, [(b"retry-after", b"5"), (b"connection", b"close")])
 
     def _said_of(self, cause: str) -> str:

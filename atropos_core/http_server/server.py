@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atropos_core.errors import ConfigError, DeadlineExceeded
-from atropos_core.http_server.connection import Connection, connections
+from atropos_core.http_server.connection import SCOPE_KEY, Connection, connections
 from atropos_core.http_server.gate import AT_ONCE, SAY_AGAIN_S, Gate
 from atropos_core.http_server.tls import TlsListener
 
@@ -36,11 +36,12 @@ class HttpServer(uvicorn.Server):
         keep_alive_s: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`grace_s` for the answers that are under way at the end; `keep_alive_s` for a connection between two requests."""
+        """`grace_s` for the answers that are under way at the end; `keep_alive_s` for a connection between two requests. An `app`
+        may have `at_once`: for a method and URL, how a request that arrives whole is answered without waiting."""
         logging.getLogger("asyncio").addFilter(_ONCE_A_MINUTE)
         config = uvicorn.Config(
-            app,
-            http=connections(gate),
+            _Granted(app, gate),
+            http=connections(gate, app),
             ws="none",
             lifespan="on" if lifespan else "off",
             log_config=None,
@@ -73,6 +74,28 @@ class HttpServer(uvicorn.Server):
     def _connection(self) -> Connection:
         made: type[Connection] = self.config.http_protocol_class  # type: ignore[assignment]
         return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+
+class _Granted:
+    """The application, but whose call is not over when the server's time is hears so: uvicorn would answer 500, and print a
+    traceback for each."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            connection: Connection | None = scope.get(SCOPE_KEY)
+            if connection is None:  # the application's own start and end
+                raise
+            if not connection.has_begun:
+                await self._gate.ending(scope, receive, send)
+            elif not connection.is_gone:
+                connection.transport.abort()
+                await asyncio.sleep(0)  # in which the connection learns that it is over
 
 
 class _GuestServer(HttpServer):

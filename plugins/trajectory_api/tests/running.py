@@ -58,6 +58,7 @@ class Running:
         assert self._ready.wait(20)
 
     async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
         self.service = Service.open(self.options)
         self.app = App(self.service, self.options, **self._more)
         gate = Gate(

@@ -446,3 +446,27 @@ def test_a_full_disk_is_reported_once_and_when_it_is_over(small_disk: Path, serv
     assert httpx.post(f"{url}/scored_data", json=body).json() == {"status": "received"}
     server.process.terminate()
     assert server.process.wait(15) == 0
+
+
+def test_a_server_that_ends_answers_who_waits_for_room_or_for_the_rest_of_a_body(served: Callable[..., Served]) -> None:
+    """Without a traceback for each, and not after the time it grants to answers."""
+    server = served("--port", "0", "--in-flight-mb", "1", "--hold-s", "60", "--request-s", "60")
+    port = int(server.url.rsplit(":", 1)[1])
+    size = 2_000_000
+    head = f"POST /scored_data HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {size}\r\n\r\n".encode()
+    ends = [Connection(port, 30) for _ in range(6)]
+    for end in ends[:5]:  # the first goes beyond the bound and never ends, the others find no room
+        end.socket.settimeout(1)
+        with contextlib.suppress(TimeoutError):
+            end.send(head + b" " * (size - 1))
+        end.socket.settimeout(30)
+    ends[5].send(head[:-2] + b"x: y\r\n\r\n" + b" ")
+    time.sleep(1.5)
+    began = time.monotonic()
+    server.process.terminate()
+    for end in ends:
+        answer = end.receive()
+        assert answer.status == 503 and b"the server is ending" in answer.body and b"\r\nretry-after: 5" in answer.head
+    assert server.process.wait(20) == 0 and time.monotonic() - began < 8
+    assert "Traceback" not in server.text and "Exception" not in server.text, server.text
+    assert len(server.text.splitlines()) < 10, server.text

@@ -47,6 +47,7 @@ MOST_WARNED = 1000
 _WARNED: set[str] = set()  # environments whose advantages were ignored
 
 _COLUMNS = ("advantages", "ref_logprobs", "inference_logprobs")
+_NO_TEACHER = [None, None]
 _TEACHER = ("distill_token_ids", "distill_logprobs")
 _SAID = ("messages", *VERBATIM)
 
@@ -117,7 +118,7 @@ def read(data: Any, environment: str) -> OldGroup:
 
 def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
     """Raises one of `NOT_OF_ITS_TYPE` for a value that is not, DataError for what no coercion mends."""
-    if type(data) is not dict or not {"tokens", "masks", "scores"} <= data.keys():
+    if type(data) is not dict or not ("tokens" in data and "masks" in data and "scores" in data):
         raise TypeError
     rows = data["tokens"]
     lengths = lengths_of(rows)
@@ -128,7 +129,7 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
     rest: dict[str, Any] = {"env_id": data.get("env_id")}
     if type(rest["env_id"]) not in (int, type(None)):
         raise TypeError
-    if not np.logical_or(sampled, masks == MASKED).all():
+    if not np.logical_and.reduce(np.logical_or(sampled, masks == MASKED)):
         if type(data["masks"]) is FlatRows:
             raise TypeError
         rest["masks"] = [list(map(int, row)) for row in data["masks"]]
@@ -184,6 +185,8 @@ def _teacher(
 ) -> tuple[NDArray[np.int64], Tokens, Floats] | None:
     names = _TEACHER
     given = [data.get(name) for name in names]
+    if given == _NO_TEACHER:
+        return None
     if not any(given):
         rest |= {name: lists(rows) for name, rows in zip(names, given, strict=True) if rows is not None}
         return None

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope
 from atropos_core import console
 from atropos_core.errors import DataError, HubClosed, HubFull, StoreFull
 from atropos_core.http_server.body_limits import SHARE_KEY, GoneAway
-from atropos_core.http_server.connection import SCOPE_KEY
+from atropos_core.http_server.connection import SCOPE_KEY, Connection
 from atropos_core.hub.hub import Label
 from atropos_trajectory_api.legacy.group import OldGroup
 from atropos_trajectory_api.legacy.incoming_groups import parse, read
@@ -35,6 +35,7 @@ ANONYMOUS = "anonymous"
 MOST_GROUPS = 1024  # in one body: each is kept parsed and as bytes before the first is stored
 ASIDE_BYTES, LIST_ASIDE_BYTES = 1 << 19, 1 << 16  # reading a body of this size on the event loop holds everyone up
 READ_S = 30.0  # that a large body may wait until it is read
+READ_KEY = "atropos.read"  # in a scope: what was read of its body already
 MANY = 16  # groups that are stored before others have a turn
 PIECES_PART = 4  # pieces take up to this part of the hub's size
 SAY_AGAIN_S = 60.0
@@ -46,6 +47,10 @@ class Read(NamedTuple):
     environment: OldEnvironment | None
     group: OldGroup
     frame: bytes
+
+    @property
+    def sender(self) -> str:
+        return self.environment.name if self.environment else ANONYMOUS
 
 
 class Intake:
@@ -73,6 +78,31 @@ class Intake:
             lambda key: key in self.pieces.found or service.hub.knows(key), killed_at, options.hold_s
         )
 
+    def at_once(self, scope: Scope, body: bytes) -> dict[str, Any] | None:
+        """As `take` of a short body of one group, where that waits for nothing; None where it may wait, or has to be refused:
+        `take` then goes on from what was read."""
+        connection: Connection = scope[SCOPE_KEY]
+        if not self._service.durable_at_once:
+            return None
+        try:
+            (one,) = scope[READ_KEY] = self._read_all(body, many=False)
+            label = self._label(one.group, one.frame)
+            if self._is_piece(one) or connection.has_hung_up() or not self._service.hub.admits(label):
+                return None
+        except DataError:
+            return None
+        scope["atropos.worker"] = one.sender
+        body_digest = digest(one.frame)
+        if not self.retries.take(body_digest, 1):
+            key = self.retries.new_key(body_digest)
+            try:
+                self._service.put_old_at_once(one.frame, label, key=key)
+            except (StoreFull, HubClosed):
+                return None
+            self._note_whole(one)
+            self.latest = one.frame
+        return {"status": "received"}
+
     async def queue_wholes(self) -> None:
         """Queue what pieces have made: a killed server had not got round to it, or the hub had no room in time."""
         for number in self.pieces.environments():
@@ -82,14 +112,16 @@ class Intake:
     async def take(self, scope: Scope, receive: Receive, body: bytes, *, many: bool) -> list[dict[str, Any]]:
         """Store every group of a body, or none that is malformed; the answers in their order. Raises DataError for one
         that cannot be, HubFull where there is no room in time, GoneAway for a client that did not wait."""
-        if len(body) >= (LIST_ASIDE_BYTES if many else ASIDE_BYTES):
+        if READ_KEY in scope:
+            groups = scope.pop(READ_KEY)
+        elif len(body) >= (LIST_ASIDE_BYTES if many else ASIDE_BYTES):
             groups = await self._read_aside(body, many)
         else:
             groups = self._read_all(body, many)
         if share := scope.get(SHARE_KEY):
             share.read()
         for first in groups[:1]:
-            scope["atropos.worker"] = first.environment.name if first.environment else ANONYMOUS
+            scope["atropos.worker"] = first.sender
         body_digest = digest(*[one.frame for one in groups])
         stored = self.retries.take(body_digest, len(groups))
         until = time.monotonic() + self._hold_s
@@ -110,7 +142,7 @@ class Intake:
                     self.retries.remember(body_digest, kept)
                 raise
         connection = scope.get(SCOPE_KEY)
-        if connection is not None and connection.is_gone:
+        if connection is not None and connection.has_hung_up():
             self.retries.remember(body_digest, len(groups))
             raise GoneAway
         return replies
@@ -194,24 +226,29 @@ class Intake:
     async def _store(
         self, one: Read, body_digest: str, item: int, keys: list[str], receive: Receive, until: float
     ) -> dict[str, Any]:
-        environment, sequences = one.environment, len(one.group.lengths)
+        environment = one.environment
 
         def key_of(held: bool) -> str:
             keys.append(self.retries.new_key(body_digest, item, held=held))
             return keys[-1]
 
-        if environment is None:
-            self._old.anonymous_largest = max(self._old.anonymous_largest, sequences)
-        else:
+        if environment is not None and self._is_piece(one):
             environment.seen = time.monotonic()
-            if self._is_piece(one):
-                piece = Piece.of(key_of(True), one.group, one.frame)  # the whole may wait for room
-                await self._make_room(piece, receive, until)
-                self.pieces.add(environment.id, piece)
-                return await self._queue_whole(environment, receive, until)
-            environment.largest = max(environment.largest, sequences)
+            piece = Piece.of(key_of(True), one.group, one.frame)  # the whole may wait for room
+            await self._make_room(piece, receive, until)
+            self.pieces.add(environment.id, piece)
+            return await self._queue_whole(environment, receive, until)
+        self._note_whole(one)
         await self._put(one.group, one.frame, key_of, receive, until)
         return {"status": "received"}
+
+    def _note_whole(self, one: Read) -> None:
+        sequences = len(one.group.lengths)
+        if one.environment is None:
+            self._old.anonymous_largest = max(self._old.anonymous_largest, sequences)
+        else:
+            one.environment.seen = time.monotonic()
+            one.environment.largest = max(one.environment.largest, sequences)
 
     def _has(self, one: Read, key: str) -> bool:
         known = self._service.hub.knows(key)
@@ -267,10 +304,7 @@ class Intake:
     async def _put(
         self, group: OldGroup, frame: bytes, key_of: Callable[[bool], str], receive: Receive | None, until: float
     ) -> None:
-        label = Label(
-            environment=group.environment, sequences=len(group.lengths), size_bytes=len(frame),
-            oldest_version=self._version, draw=-1, task=group.task,
-        )  # fmt: skip
+        label = self._label(group, frame)
         try:
             await self._service.put(frame, label, key=key_of(False), worker=label.environment, deadline_s=0.0)
         except StoreFull:
@@ -280,6 +314,12 @@ class Intake:
                 raise
             await self._put_held(frame, label, key_of(True), receive, until)
         self.latest = frame
+
+    def _label(self, group: OldGroup, frame: bytes) -> Label:
+        return Label(
+            environment=group.environment, sequences=len(group.lengths), size_bytes=len(frame),
+            oldest_version=self._version, draw=-1, task=group.task,
+        )  # fmt: skip
 
     async def _put_held(self, frame: bytes, label: Label, key: str, receive: Receive, until: float) -> None:
         left_s = max(0.0, until - time.monotonic())

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import simdjson
 
-from atropos_trajectory_api.legacy.wire_json import ROWS, holds_a_large_float
+from atropos_trajectory_api.legacy.wire_json import COLUMNS, ROWS, holds_a_large_float
 from atropos_trajectory_api.legacy.wire_lists import FlatRows
 
+_ROWS = frozenset(ROWS)
 _WHOLE = ("tokens", "masks")  # the other rows hold fractions
 _BRACKET = ord("[")
 _NUMBERS = (float, int)  # they have no bracket: a call for each of a list's would be most of what the list costs
@@ -46,7 +47,7 @@ class QuickReader:
             if value is None:
                 group[name] = None
                 continue
-            if name in ROWS:
+            if name in _ROWS:
                 if not isinstance(value, simdjson.Array):
                     return None
                 lengths = [len(row) for row in value]  # type: ignore[arg-type] # TypeError for a number
@@ -59,13 +60,15 @@ class QuickReader:
                 value = value.as_dict()
             if type(value) is not int:
                 brackets += _brackets(value)
+                if name not in COLUMNS and holds_a_large_float(value):
+                    return None
             group[name] = value
         # a list within a row would have been read as if its numbers were the row's
         if brackets != np.count_nonzero(np.frombuffer(body, np.uint8) == _BRACKET):
             return None
         if b"\\" in body and b"\\u005" in body:  # a bracket in a text that is none in the body
             return None
-        return None if holds_a_large_float(group) else group
+        return group
 
 
 def _rows(column: Any, lengths: list[int], whole: bool) -> FlatRows:

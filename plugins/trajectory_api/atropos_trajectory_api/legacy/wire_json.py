@@ -26,7 +26,7 @@ MOST_VALUES = 2_000_000  # outside long lists of numbers: 80 MB
 MOST_OTHERS = 250_000  # in long lists of numbers that are no rows: scores, what a client says of its sampling
 LONG_BYTES = 1 << 18  # what is shorter cannot hold many
 APART_BYTES = 1 << 19  # from here on, lists of numbers are read apart
-PART_BYTES = 1 << 16  # of a body that are looked at, or become Python's numbers, at one time: that keeps Python's lock
+PART_BYTES = 1 << 14  # of a body that are looked at, or become Python's numbers, at one time: that keeps Python's lock
 ROWS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")  # a list of numbers for each sequence
 LONG_LIST = 256  # characters of a list of numbers that is read apart
 _STRING_OR_LIST = re.compile(rb'["\[]')
@@ -36,14 +36,14 @@ _QUOTE = ord('"')
 _EXACT = 2**53  # up to which a fraction of 64 bits is equal to each integer
 _INT32_MAX = 2**31 - 1
 _APART = secrets.token_hex(8)  # no client can know what stands for a list that was read apart
-_COLUMNS = frozenset(KEYS) - {"messages", "generation_params", "overrides", "group_overrides", "images", "env_id"}
+COLUMNS = frozenset(KEYS) - {"messages", "generation_params", "overrides", "group_overrides", "images", "env_id"}
 
 
 def parse(body: bytes) -> dict[str, Any] | list[Any]:
     """The object or list of a JSON body. Raises DataError, also for NaN and for an integer beyond 64 bits."""
     if len(body) > LONG_BYTES:
         most = MOST_IN_GROUP if body[:64].lstrip().startswith(b"{") else MOST_IN_LIST
-        if (found := body.count(b"[") + body.count(b"{")) > most:
+        if (found := _count(body, b"[") + _count(body, b"{")) > most:
             raise DataError(
                 f"the body holds {found} lists and objects, and up to {most} are read.",
                 remedy="Send fewer groups at once.",
@@ -94,7 +94,7 @@ def read_in_parts(body: bytes) -> Any:
         apart.append(numbers)
         at = kept = at + 1
     rest = b"".join((*pieces, body[kept:]))
-    if (values := rest.count(b",")) > MOST_VALUES:
+    if (values := _count(rest, b",")) > MOST_VALUES:
         raise DataError(
             f"the body holds some {values} values outside long lists of numbers, and up to {MOST_VALUES} are read.",
             remedy="Send fewer groups at once.",
@@ -108,6 +108,10 @@ def read_in_parts(body: bytes) -> Any:
     if (others := sum(len(numbers.values) for numbers in apart if numbers is not None)) > MOST_OTHERS:
         raise DataError(f"the body has {others} numbers outside {', '.join(ROWS)}, and up to {MOST_OTHERS} are read.")
     return _with_lists(value, apart)
+
+
+def _count(body: bytes, what: bytes) -> int:
+    return sum(body.count(what, at, at + PART_BYTES) for at in range(0, len(body), PART_BYTES))
 
 
 def _run(of: re.Pattern[bytes], body: bytes, at: int) -> int:
@@ -210,7 +214,7 @@ def holds_a_large_float(value: Any) -> bool:
     """Outside the token columns, whose numbers are checked where their types are known."""
     if type(value) is dict:
         return any(
-            holds_a_large_float(entry) for key, entry in value.items() if entry is not None and key not in _COLUMNS
+            holds_a_large_float(entry) for key, entry in value.items() if entry is not None and key not in COLUMNS
         )
     if type(value) is list:
         return any(map(holds_a_large_float, value))

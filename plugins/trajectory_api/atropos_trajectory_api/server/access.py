@@ -10,14 +10,14 @@ import base64
 import binascii
 import hmac
 import ipaddress
-from collections.abc import Collection
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import lru_cache, partial
 from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from atropos_core.http_server.answers import header
+from atropos_core.http_server.answers import Headers, header
 from atropos_core.http_server.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.server.answers import answer, plain_error
 
@@ -64,57 +64,76 @@ class Access:
             return
         if scope["type"] != "http":
             return  # there are no websockets here
-        origin = header(scope, b"origin")
-        own = b"%s://%s" % (scope.get("scheme", "http").encode(), header(scope, b"host") or b"")
-        named = origin is not None and origin.decode("latin-1") in self._cors
-        # an image or a link of a page sends no origin, and some routes change things on a GET
-        if not named and (origin not in (None, own) or header(scope, b"sec-fetch-site") not in OWN_SITES):
-            await plain_error(
-                scope, send, 403, "AccessRefused", "a page of another origin may not call this server.",
-                "`atropos serve --cors ORIGIN` lets in a page of yours; an address can be typed into the browser.",
-            )  # fmt: skip
+        if (refused := self._refused(scope)) is not None:
+            await refused(scope, send)
             return
-        preflight = named and scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method")
-        if preflight or scope["path"] == OPEN:
-            if _has_body(scope):
-                await plain_error(
-                    scope, send, 413, "TooLarge", f"{scope['path'][:100]} takes no body.", "Send it without one.",
-                    [(b"connection", b"close")],  # nothing is read for who has shown no token
-                )  # fmt: skip
-                return
-        elif not await self._admitted(scope, send):
-            return
-        app = self._preflight if origin is not None and self._preflight is not None else self._app
+        app = self._preflight if header(scope, b"origin") is not None and self._preflight is not None else self._app
         await app(scope, receive, send)
 
-    async def _admitted(self, scope: Scope, send: Send) -> bool:
-        if self._token is not None:
-            if hmac.compare_digest(credential(header(scope, b"authorization") or b""), self._token):
-                return True
-            await answer(
-                scope, send, 401,
-                {"error": {"kind": "AccessRefused", "message": "this server wants a token, and the one given is not it."
-                           if header(scope, b"authorization") else "this server wants a token.",
-                           "remedy": "Give `--token-file FILE`, or send `Authorization: Bearer TOKEN`; old clients: http://any:TOKEN@host:port."}},
-                [(b"www-authenticate", b'Bearer realm="atropos"')],
+    def lets_through(self, scope: Scope) -> bool:
+        """The application is called, and nothing is added to what it answers."""
+        return self._refused(scope) is None and (self._preflight is None or header(scope, b"origin") is None)
+
+    def _refused(self, scope: Scope) -> Callable[[Scope, Send], Awaitable[None]] | None:
+        """What says why this request goes no further; None where it does."""
+        given = dict(reversed(scope["headers"]))  # of several the first
+        origin = given.get(b"origin")
+        own = None if origin is None else b"%s://%s" % (scope.get("scheme", "http").encode(), given.get(b"host", b""))
+        named = origin is not None and origin.decode("latin-1") in self._cors
+        # an image or a link of a page sends no origin, and some routes change things on a GET
+        if not named and (origin not in (None, own) or given.get(b"sec-fetch-site") not in OWN_SITES):
+            return _refusing(
+                403, "AccessRefused", "a page of another origin may not call this server.",
+                "`atropos serve --cors ORIGIN` lets in a page of yours; an address can be typed into the browser.",
             )  # fmt: skip
-            return False
+        preflight = named and scope["method"] == "OPTIONS" and given.get(b"access-control-request-method")
+        if not (preflight or scope["path"] == OPEN):
+            return self._not_admitted(scope, given)
+        if not _has_body(scope):
+            return None
+        return _refusing(
+            413, "TooLarge", f"{scope['path'][:100]} takes no body.", "Send it without one.",
+            [(b"connection", b"close")],  # nothing is read for who has shown no token
+        )  # fmt: skip
+
+    def _not_admitted(
+        self, scope: Scope, given: Mapping[bytes, bytes]
+    ) -> Callable[[Scope, Send], Awaitable[None]] | None:
+        if self._token is not None:
+            if hmac.compare_digest(credential(given.get(b"authorization", b"")), self._token):
+                return None
+            return partial(
+                answer, status=401,
+                value={"error": {"kind": "AccessRefused", "message": "this server wants a token, and the one given is not it."
+                           if given.get(b"authorization") else "this server wants a token.",
+                           "remedy": "Give `--token-file FILE`, or send `Authorization: Bearer TOKEN`; old clients: http://any:TOKEN@host:port."}},
+                headers=[(b"www-authenticate", b'Bearer realm="atropos"')],
+            )  # fmt: skip
         connection: Connection | None = scope.get(SCOPE_KEY)
         if connection is not None and not connection.may_call:
-            connection.gate.count("user")
-            await plain_error(
-                scope, send, 403, "AccessRefused", "another user of this machine runs this server, which has no token.",
-                "Its user may start it with --token-file, and give you the token.", [(b"connection", b"close")],
-            )  # fmt: skip
-            return False
-        host = (header(scope, b"host") or b"localhost").decode("latin-1")
+            return _other_user
+        host = (given.get(b"host") or b"localhost").decode("latin-1")
         if _names_this_machine(host):
-            return True
-        await plain_error(
-            scope, send, 403, "AccessRefused", f"this server is for this machine, and was called {host[:100]!r}.",
+            return None
+        return _refusing(
+            403, "AccessRefused", f"this server is for this machine, and was called {host[:100]!r}.",
             "Use http://127.0.0.1:PORT, or start it at an address for others, with --token-file.",
         )  # fmt: skip
-        return False
+
+
+def _refusing(
+    status: int, kind: str, message: str, remedy: str, headers: Headers = ()
+) -> Callable[[Scope, Send], Awaitable[None]]:
+    return partial(plain_error, status=status, kind=kind, message=message, remedy=remedy, headers=headers)
+
+
+async def _other_user(scope: Scope, send: Send) -> None:
+    connection: Connection = scope[SCOPE_KEY]
+    connection.gate.count("user")
+    await plain_error(
+        scope, send, 403, "AccessRefused", "another user of this machine runs this server, which has no token.",
+        "Its user may start it with --token-file, and give you the token.", [(b"connection", b"close")],
+    )  # fmt: skip
 
 
 def _has_body(scope: Scope) -> bool:

@@ -16,6 +16,7 @@ from atropos_core.http_server.body_limits import JSON_COST
 COMPRESS_FROM = 1000  # bytes; as atroposlib's server
 ASIDE_FROM = 1 << 18  # compressing more than this would hold up everyone else
 PIECE = 1 << 16
+JSON = [(b"content-type", b"application/json")]
 
 
 async def answer(scope: Scope, send: Send, status: int, value: Any, headers: Headers = ()) -> None:
@@ -23,7 +24,7 @@ async def answer(scope: Scope, send: Send, status: int, value: Any, headers: Hea
     from atropos_trajectory_api.legacy.incoming_groups import dumps
 
     body, more = await encoded(scope, dumps(value))
-    await send_whole(send, status, body, [(b"content-type", b"application/json"), *more, *headers])
+    await send_whole(send, status, body, [*JSON, *more, *headers])
 
 
 async def encoded(scope: Scope, body: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:

@@ -170,9 +170,20 @@ class Service:
         if label is None:
             return await self.put_group(frame, self.read(frame), key=key, worker=worker, deadline_s=deadline_s)
         number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
+        self._count_old(label, worker)
+        return number
+
+    def put_old_at_once(self, frame: bytes, label: Label, *, key: str) -> int | None:
+        """As `put` of a group of an old client, where that need not wait for room; None where it must. Where it is not
+        `durable_at_once`, `written` says when it is."""
+        number = self.hub.try_put(frame, label, key=key)
+        if number is not None:
+            self._count_old(label, label.environment)
+        return number
+
+    def _count_old(self, label: Label, worker: str) -> None:
         self._undrawn.add(label.environment)
         self.observed.group(worker, label.environment, label.sequences, label.size_bytes)
-        return number
 
     def put_at_once(self, frame: bytes, *, key: str, worker: str) -> int | None:
         """As `put` of a frame from outside, where that need not wait for room; None where it must. Where it is not

@@ -30,7 +30,7 @@ from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 
 DRAIN_S = 10.0
-SWITCH_S = 0.001  # that the loop waits for a thread that reads a large body; 0.005 otherwise, several times in one call
+SWITCH_S = 0.0001  # that the loop waits for a thread that reads a large body, each time a socket has something: 0.005 otherwise
 KEEP_ALIVE_S = (
     75  # longer than clients keep a connection of theirs that idles: the one who sends must not find it closed
 )
