@@ -15,7 +15,7 @@ from typing import Any
 
 from atropos_core.errors import ConfigError, RemoteError
 from atropos_core.processes.function_worker import Worker
-from atropos_core.rollouts.stepping import Stepped, Turn
+from atropos_core.rollouts.stepping import Stepped, SteppingOptions, Turn
 from atropos_core.types import Message
 
 NAMES_DEADLINE_S = 60.0
@@ -24,11 +24,11 @@ NAMES_DEADLINE_S = 60.0
 class StepProcess:
     """Episodes of one environment, by name, in one process."""
 
-    def __init__(self, function: str, name: str, parameters: Mapping[str, Any], deadline_s: float) -> None:
-        """`function`: the `call` of a `step_host.StepHost`. `deadline_s`: of one step, and of making an environment."""
+    def __init__(self, function: str, name: str, parameters: Mapping[str, Any], options: SteppingOptions) -> None:
+        """`function`: the `call` of a `step_host.StepHost`. The deadline of a step is that of making an environment too."""
         self._name = name
         self._source = json.dumps({"name": name, "parameters": dict(parameters)})
-        self._deadline_s = deadline_s
+        self._deadline_s = options.step_deadline_s
         self._numbers = count()
         self._calls: set[asyncio.Future[Any]] = set()
         self._worker = Worker(function, environment={"PYTHONHASHSEED": "0"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -18,6 +18,7 @@ from atropos_core.conversation import Conversation
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Environment, Policy, Score
 from atropos_core.plugins.provider import Options
+from atropos_core.rollouts.numbered_tasks import NumberedTasks
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Message, Split, Task
 
@@ -105,14 +106,20 @@ class Match:
     """One or several sides, each the policy with a conversation of its own, until the environment ends it."""
 
     def __init__(
-        self, stepped: Stepped, policy: Policy, options: SteppingOptions, *, seed: int, tools: Any = None
+        self,
+        stepped: Stepped,
+        policy: Policy,
+        options: SteppingOptions,
+        *,
+        seed: int,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.ended = False
         self._stepped = stepped
         self._policy = policy
         self._options = options
         self._seed = seed
-        self._tools = tools
+        self._tools = tools or None
         self._turn: Turn
         self._action: tuple[Message, str]
         self._talks: dict[int, Conversation] = {}
@@ -169,24 +176,25 @@ class Match:
 class SteppedEnvironment(Environment):
     """Tasks are seeds: all rollouts of a task begin alike. One side; with several, override `rollout_group`."""
 
+    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas that the policy is shown
+
     def __init__(self, name: str, options: SteppingOptions) -> None:
         self.name = name
         self.options = options
-        sizes: dict[Split, int] = {"train": options.tasks, "test": options.held_out}
-        self._tasks = {split: [self._task(split, index) for index in range(size)] for split, size in sizes.items()}
 
     @abstractmethod
     def stepped(self) -> Stepped:
         """For one more episode."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        return self._tasks[split]
+        size = self.options.tasks if split == "train" else self.options.held_out
+        return NumberedTasks(size, lambda index: self._task(split, index))
 
     def source(self) -> str:
         return f"{self.name}, from seeds"
 
     async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
-        match = Match(self.stepped(), policy, self.options, seed=seed)
+        match = Match(self.stepped(), policy, self.options, seed=seed, tools=self.tools)
         [outcome] = await run_matches([match], [task.data["seed"]])
         if isinstance(outcome, BaseException):
             raise outcome

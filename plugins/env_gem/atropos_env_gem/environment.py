@@ -12,9 +12,7 @@ class Gem(SteppedEnvironment):
 
     def __init__(self, options: GemOptions) -> None:
         super().__init__(options.id, options)
-        self._process = StepProcess(
-            "atropos_env_gem.episodes:call", options.id, options.parameters, options.step_deadline_s
-        )
+        self._process = StepProcess("atropos_env_gem.episodes:call", options.id, options.parameters, options)
 
     async def open(self) -> None:
         await self._process.open("gem")

@@ -8,10 +8,9 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import ConfigError
-from atropos_core.interfaces import Policy
 from atropos_core.plugins.provider import RunContext
-from atropos_core.rollouts.stepping import Match, Stepped, SteppedEnvironment, Turn, run_matches
-from atropos_core.types import Episode, Message, Task
+from atropos_core.rollouts.stepping import Stepped, SteppedEnvironment, Turn
+from atropos_core.types import Message
 from atropos_env_openenv.config import OpenenvOptions
 from atropos_env_openenv.sessions import INVALID, Refused, Session, Sessions
 
@@ -28,48 +27,42 @@ class OpenEnv(SteppedEnvironment):
         super().__init__(options.url, options)
         self._options = options
         self._sessions = Sessions(options)
-        self._tools: list[dict[str, Any]] = []
 
     async def open(self) -> None:
         if self.at_once is not None:
             return
         try:
             self.at_once = await self._sessions.open()
-            async with self._sessions.one() as session:
-                first, again = [await session.request("reset", {"seed": 1}) for _ in range(2)]
-                if first != again:
-                    console.warn(
-                        f"{self.name} begins otherwise with the same seed: the rollouts of a group do not begin alike"
-                    )
-                if self._options.tools:
-                    self._tools = await listed(session)
+            session = await self._sessions.take()
+            first, again = [await session.request("reset", {"seed": 1}) for _ in range(2)]
+            if first != again:
+                console.warn(
+                    f"{self.name} begins otherwise with the same seed: the rollouts of a group do not begin alike"
+                )
+            if self._options.tools:
+                self.tools = await listed(session)
+            self._sessions.give_back(session)
         except BaseException:
             await self._sessions.close()
             raise
 
     def stepped(self) -> Stepped:
-        raise NotImplementedError("an episode here needs a session: rollout() has one")
-
-    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
-        async with self._sessions.one() as session:
-            match = Match(Remote(session, self._options), policy, self._options, seed=seed, tools=self._tools or None)
-            [outcome] = await run_matches([match], [task.data["seed"]])
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome[0]
+        return Remote(self._sessions, self._options)
 
     async def close(self) -> None:
         await self._sessions.close()
 
 
 class Remote(Stepped):
-    """An episode in a session."""
+    """An episode, in a session from its beginning to its end."""
 
-    def __init__(self, session: Session, options: OpenenvOptions) -> None:
-        self._session = session
+    def __init__(self, sessions: Sessions, options: OpenenvOptions) -> None:
+        self._sessions = sessions
         self._options = options
+        self._session: Session | None = None
 
     async def reset(self, seed: int) -> Turn:
+        self._session = await self._sessions.take()
         answer = await self._session.request("reset", {"seed": seed})
         return Turn(0, [user(text_of(answer, self._options.shown))], ended=bool(answer.get("done")))
 
@@ -98,6 +91,7 @@ class Remote(Stepped):
 
     async def _take(self, action: dict[str, Any]) -> dict[str, Any]:
         """What the server answers; of an action that it cannot read, what is wrong with it, for the policy to read."""
+        assert self._session is not None, "it has begun"
         try:
             return await self._session.request("step", action)
         except Refused as error:
@@ -107,6 +101,9 @@ class Remote(Stepped):
 
     async def close(self) -> None:
         """The session goes on to the next episode."""
+        if self._session is not None:
+            self._sessions.give_back(self._session)
+            self._session = None
 
 
 async def listed(session: Session) -> list[dict[str, Any]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -138,13 +137,12 @@ class Sessions:
             console.say(f"{self._options.url} holds {full}: {len(self._all)} episodes at once")
         return len(self._all)
 
-    @asynccontextmanager
-    async def one(self) -> AsyncIterator[Session]:
-        session = await self._free.get()
-        try:
-            yield session
-        finally:
-            self._free.put_nowait(session)
+    async def take(self) -> Session:
+        """One that no other episode has, until it is given back."""
+        return await self._free.get()
+
+    def give_back(self, session: Session) -> None:
+        self._free.put_nowait(session)
 
     async def close(self) -> None:
         for session in self._all:

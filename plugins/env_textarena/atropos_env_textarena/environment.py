@@ -20,9 +20,7 @@ class Textarena(SteppedEnvironment):
         super().__init__(options.game, options)
         self._players = options.players
         parameters = {**options.parameters, "players": options.players}
-        self._process = StepProcess(
-            "atropos_env_textarena.episodes:call", options.game, parameters, options.step_deadline_s
-        )
+        self._process = StepProcess("atropos_env_textarena.episodes:call", options.game, parameters, options)
 
     async def open(self) -> None:
         await self._process.open("textarena")

@@ -62,7 +62,8 @@ async def process(tmp_path, monkeypatch):
     made: list[StepProcess] = []
 
     def make(name: str = "dice", deadline_s: float = 30.0, **parameters: object) -> StepProcess:
-        made.append(StepProcess("hosted_of_the_stepping_test:call", name, parameters, deadline_s))
+        options = SteppingOptions(step_deadline_s=deadline_s)
+        made.append(StepProcess("hosted_of_the_stepping_test:call", name, parameters, options))
         return made[-1]
 
     yield make
