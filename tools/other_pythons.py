@@ -1,8 +1,8 @@
 """Tests on other interpreters than that of .venv: python -m tools.other_pythons [--short] 3.12 3.13
 
 Each gets an environment of its own, `.venv-python3.12`, with core and every plugin that needs no torch, and runs the quick files of
-their tests and of tests/unit, with `--short` those alone that test what differs between Pythons. An interpreter that this machine does not have is named, and no
-failure.
+their tests and of tests/unit, with `--short` only those of what differs between Pythons. An interpreter that this machine does not
+have is named, and no failure.
 """
 
 from __future__ import annotations
