@@ -26,15 +26,6 @@ NEEDS = {
 }
 
 
-def pytest_configure() -> None:
-    if importlib.util.find_spec("hypothesis"):
-        from hypothesis import HealthCheck, settings
-
-        unhurried = [HealthCheck.too_slow]  # two Pythons run at the same time
-        settings.register_profile("unhurried", deadline=None, suppress_health_check=unhurried)
-        settings.load_profile("unhurried")
-
-
 def missing() -> set[str]:
     return {name for name in PACKAGES if importlib.util.find_spec(name) is None}
 

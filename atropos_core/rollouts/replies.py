@@ -6,10 +6,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from atropos_core.types import Message
 
 SENTINEL = "\u2063reply\u2063"
 # What `message_of` reads: such a token is part of the text, though some tokenizers call it special.
 READ = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+_THINK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
+_TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
@@ -19,6 +24,40 @@ def end_of_turn(conversation: str, added: Iterable[str]) -> str:
     _, found, tail = conversation.rpartition(SENTINEL)
     begins = [token for token in added if token and found and tail.lstrip().startswith(token.strip())]
     return max(begins, key=len, default="")
+
+
+def message_of(text: str) -> Message:
+    """The assistant message that a sampled text is. `<think>` and `<tool_call>` blocks become `reasoning_content` and
+    `tool_calls`. Each call has a name, a str, and arguments, a dict; one that cannot be read so stays in the content."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if found := _THINK.match(text):
+        message["reasoning_content"] = found[1].strip()
+        text = text[found.end() :]
+    calls: list[dict[str, Any]] = []
+
+    def taken(found: re.Match[str]) -> str:
+        function = _function_of(found[1])
+        if function is None:
+            return found[0]
+        calls.append({"type": "function", "function": function})
+        return ""
+
+    text = _TOOL_CALL.sub(taken, text)
+    if calls:
+        message["tool_calls"] = calls
+    message["content"] = text.strip() if calls or "reasoning_content" in message else text
+    return message
+
+
+def _function_of(call: str) -> dict[str, Any] | None:
+    """Name and arguments; None where the JSON has none. Some models write the arguments as JSON in a string."""
+    try:
+        said = json.loads(call)
+        name, arguments = said["name"], said.get("arguments", {})
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, KeyError, RecursionError):
+        return None
+    return {"name": name, "arguments": arguments} if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
 @dataclass(frozen=True)

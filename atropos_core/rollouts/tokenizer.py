@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.rollouts.replies import READ, SENTINEL, ReplyReader, end_of_turn
+from atropos_core.rollouts.replies import READ, SENTINEL, ReplyReader, end_of_turn, message_of
 from atropos_core.types import Message, Tokens
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _LONGEST_TOKEN = 256  # characters, of those that are looked at
 _MOST_KEPT = 64  # sets of stop texts, whose ids are kept
-_THINK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
-_TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
 def fingerprint(directory: Path) -> str:
@@ -210,40 +208,6 @@ class ChatTokenizer:
         )
 
         return ChatTemplate(self.template, self.directory)
-
-
-def message_of(text: str) -> Message:
-    """The assistant message that a sampled text is. `<think>` and `<tool_call>` blocks become `reasoning_content` and
-    `tool_calls`. Each call has a name, a str, and arguments, a dict; one that cannot be read so stays in the content."""
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if found := _THINK.match(text):
-        message["reasoning_content"] = found[1].strip()
-        text = text[found.end() :]
-    calls: list[dict[str, Any]] = []
-
-    def taken(found: re.Match[str]) -> str:
-        function = _function_of(found[1])
-        if function is None:
-            return found[0]
-        calls.append({"type": "function", "function": function})
-        return ""
-
-    text = _TOOL_CALL.sub(taken, text)
-    if calls:
-        message["tool_calls"] = calls
-    message["content"] = text.strip() if calls or "reasoning_content" in message else text
-    return message
-
-
-def _function_of(call: str) -> dict[str, Any] | None:
-    """Name and arguments; None where the JSON has none. Some models write the arguments as JSON in a string."""
-    try:
-        said = json.loads(call)
-        name, arguments = said["name"], said.get("arguments", {})
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, KeyError, RecursionError):
-        return None
-    return {"name": name, "arguments": arguments} if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
 def _template(directory: Path, config: Mapping[str, Any]) -> str | None:

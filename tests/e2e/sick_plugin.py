@@ -84,7 +84,7 @@ class OtherTokenizer(ToyEngine):
 
 class Slowing(ToyEngine):
     async def sample(self, *arguments):
-        await asyncio.sleep(1.2 if is_sick() else 0.01)
+        await asyncio.sleep(4.0 if is_sick() else 0.01)
         return await super().sample(*arguments)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.rollouts.tokenizer import ChatTokenizer, message_of
+from atropos_core.rollouts.replies import message_of
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from tests.conftest import REPOSITORY, metrics_of
 from tests.pages.blocks import Block, blocks_of, the_block
 

@@ -15,8 +15,9 @@ from atropos_adapter_roll.trial import Stock, right_replies
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.rollouts.replies import message_of
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
-from atropos_core.rollouts.tokenizer import ChatTokenizer, message_of
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Draw, Sampling, Tokens
 from atropos_env_gsm8k.config import Gsm8kOptions

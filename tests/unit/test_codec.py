@@ -83,7 +83,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(values)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_value_comes_back_as_it_was(value: Any) -> None:
     assert same(decode(encode_bytes(value)), value)
 
@@ -198,7 +198,7 @@ def test_what_has_no_encoding_is_refused(value: Any) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_a_damaged_frame_decodes_to_something_or_raises_data_error(data: st.DataObject) -> None:
     frame = bytearray(encode_bytes([make_groups()[0], {"x": np.arange(5), "y": (1, b"abc", "text")}]))
     header_end = PREFIX_BYTES + frame_size(frame) if data.draw(st.booleans()) else len(frame) // 4
@@ -311,7 +311,7 @@ def test_a_group_of_short_rollouts_is_little_more_than_its_arrays() -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_columns_with_anything_in_any_place_are_refused_or_are_a_group(data: st.DataObject) -> None:
     frame = encode_bytes(_mixed_group())
     _, length, size = struct.unpack_from("<4sIQ", frame)

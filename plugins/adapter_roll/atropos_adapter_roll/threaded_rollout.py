@@ -19,8 +19,8 @@ from atropos_adapter_roll.shared import Loop
 from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Policy
+from atropos_core.rollouts.replies import message_of
 from atropos_core.rollouts.runner import checked, failed_by
-from atropos_core.rollouts.tokenizer import message_of
 from atropos_core.types import Completion, Episode, Failed, Message, Sampling, Tokens
 
 START_DEADLINE_S = 30.0  # for the loop to take up a rollout: beyond it, another one holds the loop

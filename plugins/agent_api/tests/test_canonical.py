@@ -87,7 +87,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), JSON, max_size=4))
 def test_arguments_written_as_text_are_the_arguments(arguments: dict[str, Any]):
     assert keys(said("", call(arguments))) == keys(said("", call(json.dumps(arguments, sort_keys=True, indent=1))))

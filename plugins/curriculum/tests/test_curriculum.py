@@ -99,7 +99,7 @@ def test_what_was_marked_is_the_state_of_that_moment_whatever_happened_since(nam
     assert through_json(resumed.state()) == then
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(NAMES), st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(0, 2**31))
 def test_between_two_settled_draws_draws_are_the_same_however_they_are_requested(name, portions, seed):
     sources = {"a": TaskSource(7, 1.0), "b": TaskSource(200, 2.0, DATA)}
@@ -108,7 +108,7 @@ def test_between_two_settled_draws_draws_are_the_same_however_they_are_requested
     assert in_parts == other.draw(sum(portions))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(NAMES), st.data())
 def test_draws_that_were_never_settled_come_first_and_once(name, data):
     one = made(name)

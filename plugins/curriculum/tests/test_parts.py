@@ -18,7 +18,7 @@ from atropos_curriculum.tree import CellTree
 VALUES = st.lists(st.sampled_from([-3.0, 0.0, 0.5, 1.0, 1.5, 7.0]) | st.floats(-100, 100), min_size=1, max_size=200)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 70_000), st.integers(1, 60), st.integers(0, 2**32 - 1))
 def test_a_tree_that_moved_is_the_tree_of_where_tasks_are_and_finds_every_one(size, count, seed):
     rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def test_tasks_are_read_spread_out_and_each_once(size, part):
     assert sorted(order.tolist()) == list(range(size))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 8)), min_size=1, max_size=60))
 def test_estimates_are_the_discounted_beta_bernoulli_mean(visits):
     """Against the sums in float64; all tasks are in one bin, whose own mean is of first visits."""

@@ -135,7 +135,7 @@ def test_the_window_forgets():
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10_000))
 def test_the_raters_agreements_average_to_alpha_where_none_is_missing(metric, seed):
     chance = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atropos_trainer_grpo.advantages import whitened, with_divergence
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000))
 def test_each_token_pays_for_the_divergence_from_it_on(seed):
     random = np.random.default_rng(seed)
@@ -28,7 +28,7 @@ def test_each_token_pays_for_the_divergence_from_it_on(seed):
             assert made[t] == pytest.approx(expected, abs=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), size=st.integers(2, 40))
 def test_whitened_advantages_have_mean_0_and_bessels_deviation_1(seed, size):
     random = np.random.default_rng(seed)

@@ -41,7 +41,7 @@ def computed(kind, old, rollout, known, lengths, low, high):
 
 
 @pytest.mark.parametrize("kind", list(BOUNDS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000))
 def test_each_correction_equals_an_independent_float64_computation(kind, seed):
     random = np.random.default_rng(seed)

@@ -76,7 +76,7 @@ def test_chunks_of_logits_change_no_logprob_and_no_gradient(model_of, make_batch
         torch.testing.assert_close(whole, pieces, atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), sequences=st.integers(1, 9), shared=st.booleans())
 def test_every_token_finds_its_place_in_the_packed_and_in_the_padded_layout(seed, sequences, shared):
     random = np.random.default_rng(seed)
@@ -134,7 +134,7 @@ def in_order(lengths, order, limit):
     return runs
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(made=groups_of_sequences(), limit=st.integers(1, 300), share=st.booleans())
 def test_micro_batches_hold_every_sequence_once_within_the_limit_and_in_no_more_runs_than_one_by_one(
     made, limit, share

@@ -120,7 +120,7 @@ FRAME = encode_bytes(GOOD)
 PREFIX = struct.Struct("<4sIQ")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, len(FRAME) - 1), st.binary(min_size=1, max_size=8))
 def test_flipped_bytes_are_refused_or_still_a_group(at: int, put: bytes):
     torn = (FRAME[:at] + put + FRAME[at + len(put) :])[: len(FRAME)]
@@ -156,7 +156,7 @@ def test_an_honest_group_needs_a_quick_look_and_no_more(frame: bytes):
 WORDS = st.sampled_from([None, True, -1, 0, 1.5, 1 << 70, "", "~a", [], {}, [[1]], {"~r": "Rollout", "~f": []}])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_header_with_anything_in_any_place_is_refused_or_still_a_group(data: st.DataObject):
     good = data.draw(st.sampled_from(FRAMES))

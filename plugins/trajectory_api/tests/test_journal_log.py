@@ -90,7 +90,7 @@ def test_a_flipped_bit_costs_the_record_that_it_is_in_and_no_other(tmp_path, cap
     assert f"{size} bytes from byte {start} on are damaged" in capsys.readouterr().err
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(at=st.integers(16, 16 + 5 * 16 + sum(map(len, BODIES)) - 1), garbage=st.binary(min_size=1, max_size=200))
 def test_garbage_anywhere_never_makes_up_a_record(tmp_path_factory, at, garbage):
     directory = tmp_path_factory.mktemp("journal")

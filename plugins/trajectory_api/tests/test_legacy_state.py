@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atropos_trajectory_api.legacy.schema import RegisterEnv, Registration
+from atropos_trajectory_api.legacy.registrations import RegisterEnv, Registration
 from atropos_trajectory_api.legacy.state import OldEnvironment, OldState
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER
 

@@ -238,7 +238,7 @@ CALLS = st.sampled_from(ROUTES).flatmap(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(CALLS)
 def test_nothing_that_is_sent_makes_the_server_fail(call: tuple[tuple[str, str], dict[str, Any], dict[str, Any]]):
     (method, pattern), changes, entry = call
@@ -252,7 +252,7 @@ def test_nothing_that_is_sent_makes_the_server_fail(call: tuple[tuple[str, str],
     asyncio.run(once())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_frame_are_refused(body: bytes):
     status, _, _ = asyncio.run(Wire().raw("POST", "/v1/groups", b"ATR1" + body))

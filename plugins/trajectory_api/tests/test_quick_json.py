@@ -89,7 +89,7 @@ NUMBERS = (
 )  # fmt: skip
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.data())
 def test_with_anything_in_any_place_both_ways_take_the_same(data: st.DataObject):
     group = json.loads(json.dumps(SMALL))
@@ -109,7 +109,7 @@ def test_with_anything_in_any_place_both_ways_take_the_same(data: st.DataObject)
         assert quick == the_whole_way(body)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(at=st.integers(0, 5000), put=st.binary(min_size=1, max_size=4))
 def test_torn_bodies_are_taken_as_the_whole_way_takes_them(at: int, put: bytes):
     whole = json.dumps(SMALL).encode()

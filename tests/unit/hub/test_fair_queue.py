@@ -167,7 +167,7 @@ class FairQueue:
         max_size=40,
     ),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_batch_is_the_one_that_start_time_fair_queuing_chooses(weights, steps):
     one, session = opened(1 << 40)
     for name, weight in weights.items():

@@ -319,7 +319,7 @@ class HubOnDiskModel(HubModel):
     on_disk = True
 
 
-HubModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-HubOnDiskModel.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+HubModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+HubOnDiskModel.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
 test_the_hub_behaves_as_its_model = HubModel.TestCase
 test_the_hub_on_its_journal_behaves_as_its_model = HubOnDiskModel.TestCase

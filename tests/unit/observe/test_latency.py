@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=300), st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
 def test_a_quantile_is_within_two_percent_of_the_value_at_its_rank(values, share):
     latency = Latency()
@@ -62,7 +62,7 @@ def test_what_is_longer_or_shorter_than_can_be_is_counted_at_the_ends():
     assert latency.quantile(1.0) == pytest.approx(LARGEST_S, rel=0.03)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1e4), max_size=50), st.lists(st.floats(0, 1e4), max_size=50))
 def test_state_comes_back_through_json_and_counting_goes_on_as_if_it_had_never_stopped(first, second):
     whole, before = Latency(), Latency()

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from atropos_core.rollouts.tokenizer import ChatTokenizer, message_of
+from atropos_core.rollouts.replies import message_of
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from tests.families import FAMILIES, write
 
 ENDS = [(name, end) for name, family in FAMILIES.items() for end in family.ends]

@@ -13,7 +13,8 @@ import numpy as np
 
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Policy
-from atropos_core.rollouts.tokenizer import ChatTokenizer, message_of
+from atropos_core.rollouts.replies import message_of
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens
 
 Tools = Sequence[Mapping[str, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from atropos_core.rollouts.tokenizer import message_of
+from atropos_core.rollouts.replies import message_of
 from atropos_env_atroposlib.standins.link import Reply
 
 
