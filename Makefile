@@ -105,7 +105,7 @@ test-dist: dist
 test-pythons: .venv/test.stamp
 	$(BIN)/python -m tools.other_pythons 3.12 3.13
 
-# Those of their files that take a second at most: three quarters of the files, a third of the time.
+# What differs between Pythons: servers, processes, what is sent between them, files, packages. Two to three minutes, and one or two to install.
 test-pythons-short: .venv/test.stamp
 	$(BIN)/python -m tools.other_pythons --short 3.12 3.13
 

@@ -1,4 +1,4 @@
-"""In which order the test files run, and `--quick` and `--short`: all by the seconds that each file took when they were last recorded.
+"""In which order the test files run, and `--quick`: both by the seconds that each file took when they were last recorded.
 And which signals the processes that tests start begin with."""
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import pytest
 REPOSITORY = Path(__file__).parent
 RECORDED = REPOSITORY / "tests" / "seconds.json"
 QUICK_S = 3.0  # a file that takes longer is no part of --quick; nearly all of those start processes or wait
-SHORT_S = 1.0  # the same of --short
 LEAST_S = 0.1  # what a file must take to be recorded
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("atropos")
     group.addoption("--quick", action="store_true", help=f"only files of at most {QUICK_S:g} s, and new ones")
-    group.addoption("--short", action="store_true", help=f"only files of at most {SHORT_S:g} s, and new ones")
     group.addoption(
         "--warm", action="store_true", help="start our own commands from an interpreter that has imported them"
     )
@@ -82,7 +80,7 @@ def children_begin_with_default_signals() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    longest_s = SHORT_S if config.getoption("--short") else QUICK_S if config.getoption("--quick") else math.inf
+    longest_s = QUICK_S if config.getoption("--quick") else math.inf
     return True if seconds_of(collection_path) > longest_s else None
 
 

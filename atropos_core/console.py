@@ -222,6 +222,10 @@ class _LiveLine:
             if self._on is not None and (self._on is not file or self._stays != stays):
                 self.close()
             begin = "\n" if self._unended else "\r\x1b[2K"
+            if self._unended:
+                for other in (sys.stdout, sys.stderr):  # Python keeps a line until it ends
+                    with suppress(OSError):
+                        other.flush()
             self._unended = False
             self._write(file, f"{begin}{line}")
             self._on, self._stays = file, stays

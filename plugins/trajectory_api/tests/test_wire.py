@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError, field_validator
 
@@ -264,10 +264,10 @@ def unusable(body: Upstream) -> bool:
     """What we refuse although the old server took it: lengths that disagree, numbers that do not fit, logprobs of trained
     tokens that are none."""
     lengths = [len(row) for row in body.tokens]
-    columns = [body.advantages, body.ref_logprobs, body.inference_logprobs]
+    columns = [body.ref_logprobs, body.inference_logprobs]  # advantages of another length are ignored
     teacher = (body.distill_token_ids, body.distill_logprobs)
     ids = [n for row in body.tokens for n in row] + [n for row in body.distill_token_ids or () for k in row for n in k]
-    floats = [n for column in columns for row in column or () for n in row] + body.scores
+    floats = [n for column in (*columns, body.advantages) for row in column or () for n in row] + body.scores
     floats += [n for row in body.distill_logprobs or () for k in row for n in k]
     temperatures = [body.generation_params, body.group_overrides, *(body.overrides or ())]
     return (
@@ -300,6 +300,7 @@ def trained_logprobs(body: Upstream) -> Iterator[float]:
 
 
 @given(bodies())
+@example({"tokens": [[0], [0, 1]], "masks": [[-100], [0, 1]], "scores": [0.0, 1.0], "advantages": [[]]})
 @settings(max_examples=600)
 def test_what_the_old_server_takes_comes_back_as_from_it_and_the_rest_is_refused(body):
     try:
