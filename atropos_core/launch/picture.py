@@ -20,6 +20,7 @@ from atropos_core.storage.run_records import HealthChange, MetricTable, RunRecor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NAME = "plot.png"
 AUTO_AFTER_S = 30.0  # a picture takes about a second, which a short run shall not be longer by
@@ -64,6 +65,17 @@ def draw(directory: Path, out: Path | None = None) -> Path:
     installed, DataError where the run has recorded no step, RunDirectoryError where the file cannot be written."""
     if not is_possible():
         raise FitError("a plot is drawn by matplotlib, which is not installed.", remedy=INSTALL)
+    path = directory / NAME if out is None else out
+    figure = figure_of(directory)
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return path
+
+
+def figure_of(directory: Path) -> Figure:
+    """What `draw` writes. Raises DataError, and ImportError where matplotlib is not installed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -90,12 +102,7 @@ def draw(directory: Path, out: Path | None = None) -> Path:
         one.set_axisbelow(True)
         one.spines[["top", "right"]].set_visible(False)
         one.set_xlim(left=0, right=max(int(metrics.steps[-1]), 1))
-    path = directory / NAME if out is None else out
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise unwritable(path, error) from error
-    return path
+    return figure
 
 
 def _held_out(metrics: MetricTable) -> tuple[str, np.ndarray, np.ndarray] | None:

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from atropos_core.errors import DataError, RunDirectoryError
-from atropos_core.launch.picture import HELD_OUT, ILL, REWARD, SUSPECT, draw, draw_at_end, where
+from atropos_core.launch.picture import HELD_OUT, ILL, REWARD, SUSPECT, draw, draw_at_end, figure_of, where
 from atropos_core.launch.terminal_pictures import escapes
 from atropos_core.scripting.results import RunResult
 
@@ -24,7 +24,7 @@ from atropos_core.scripting.results import RunResult
 def run_of(folder: Path, *, evaluated: bool = True, health: list[dict[str, object]] | None = None) -> Path:
     folder.mkdir()
     (folder / "config.toml").write_text('model = "tiny$x$"\n[environment.sums]\n')
-    rows: list[dict[str, object]] = [{"step": 0, "eval/accuracy": 0.25}] if evaluated else []
+    rows: list[dict[str, object]] = [{"step": 0, "eval/accuracy": 0.25, "reward/mean": 9.0}] if evaluated else []
     rows += [{"step": step, "reward/mean": step / 10, "reward/std": 0.2} for step in range(1, 21)]
     if evaluated:
         rows[-1]["eval/accuracy"] = 0.75
@@ -53,6 +53,22 @@ def test_rewards_evaluations_and_findings_are_drawn_each_in_its_colour(tmp_path:
     assert pixels(path, "#ffffff") > 250_000
     for color in (REWARD, HELD_OUT, SUSPECT, ILL):
         assert pixels(path, color) > 20, color
+
+
+def test_lines_and_labels_are_at_the_values_that_were_recorded(tmp_path: Path) -> None:
+    rewards, held_out = figure_of(run_of(tmp_path / "run", health=CHANGES)).axes
+    mean, *marks = rewards.lines
+    assert np.allclose(mean.get_xydata(), [(step, step / 10) for step in range(1, 21)]), "no reward at step 0"
+    assert [float(mark.get_xdata()[0]) for mark in marks] == [5, 8]
+    [spread] = rewards.collections
+    edges = spread.get_paths()[0].get_extents()
+    assert np.allclose([edges.ymin, edges.ymax], [0.1 - 0.2, 2.0 + 0.2])
+    evaluated, *_ = held_out.lines
+    assert np.allclose(evaluated.get_xydata(), [(0, 0.25), (20, 0.75)])
+    assert [(one.get_text(), tuple(map(float, one.xy))) for one in held_out.texts] == [
+        ("25.0%", (0.0, 0.25)), ("75.0%", (20.0, 0.75)),
+    ]  # fmt: skip
+    assert [one.get_text() for one in rewards.texts] == [" entropy: suspect", " entropy: ill"]
 
 
 def test_what_a_run_has_not_is_not_drawn(tmp_path: Path) -> None:
