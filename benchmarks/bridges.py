@@ -149,6 +149,7 @@ def main() -> None:
 
 
 def show_runs(runs: list[dict[str, Any]], work: Work) -> None:
+    console.say(f"{work.steps} steps, engine {work.engine}")
     console.table(
         (
             "bridge",
@@ -173,18 +174,17 @@ def show_runs(runs: list[dict[str, Any]], work: Work) -> None:
             )
             for run in runs
         ],
-        f"{work.steps} steps, engine {work.engine}",
     )
 
 
 def show_memory(memory: list[dict[str, Any]]) -> None:
+    console.say(f"A model of {memory[0]['weights'] / 1e6:.0f} MB, PSS of all processes")
     console.table(
         ("bridge", "copies of the weights, opened", "connected", "once the trainer has read them"),
         [
             (one["bridge"], f"{one['copies_before']:.2f}", f"{one['copies_after']:.2f}", f"{one['copies_read']:.2f}")
             for one in memory
         ],
-        f"A model of {memory[0]['weights'] / 1e6:.0f} MB, PSS of all processes",
     )
 
 

@@ -69,7 +69,8 @@ def main() -> None:
         for name, options in SINKS.items():
             result[name] = asyncio.run(recorded(name, options, lines, wanted.steps, folder / name))
     rows = [(name, *(f"{value:.3g}" for value in result[name].values())) for name in SINKS]
-    console.table(("sink", *result["csv"]), rows, title=f"{result['metrics']} metrics a step")
+    console.say(f"{result['metrics']} metrics a step")
+    console.table(("sink", *result["csv"]), rows)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "sinks.json").write_text(json.dumps(result, indent=1) + "\n")
 

@@ -316,6 +316,22 @@ def skyrl() -> Figures:
     return {"docs/skyrl.md": rows}
 
 
+def short_groups() -> Figures:
+    found = results("api_short")
+    assert f"{found['machine']['load_at_start']:.0f}" == "4", "the page says how busy the machine was"
+    table = []
+    for row in found["rows"]:
+        if "ingest" not in row["measure"]:
+            continue
+        off, on = (f"{row[kind]:,.0f} ({row['ratios'][kind]:.1f}" for kind in ("journal off", "journal on"))
+        cpu = " | ".join(f"{row['server_ms'][kind]:.2f}" for kind in ("upstream", "journal off", "journal on"))
+        table.append(
+            f"| {row['measure']}, groups/s | {row['upstream']:,.0f} | {off} times) | {on}) | "
+            f"| the same in processor time of the server, ms a group | {cpu} |"
+        )
+    return {"docs/trajectory-api.md": table}
+
+
 def hostile() -> Figures:
     found = results("soak_api_hostile")
     kinds, default = found["kinds"], found["defaults, plain JSON of 40 MB"]
@@ -366,6 +382,7 @@ def recording() -> Figures:
 COMPUTED = (
     recording,
     viewer,
+    short_groups,
     hostile,
     soak,
     sandboxes,
