@@ -8,15 +8,19 @@ Writes the rows of a source into benchmarks/results/worlds.json, from which `pyt
     trains            whether groups of it were trained within five steps of the tiny policy; null: not tried
     note              why not, or what is to be known
 
-Rows of a source replace those that it had; those of other sources stay.
+Rows of a source replace those that it had; those of other sources stay. `learning`, which is no source,
+has a game of gem learnt with a few random seeds (SEEDS, 5) and writes benchmarks/results/soak_gem.json.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -139,6 +143,46 @@ def measure_textarena() -> None:
     write_rows("textarena", version("textarena"), rows)
 
 
+LEARNS = """
+seed = {seed}
+model = "tiny"
+plot = "never"
+[training]
+steps = 30
+groups_per_step = 8
+group_size = 8
+[sampling]
+max_tokens = 8
+[evaluation]
+problems = 100
+temperature = 1.0
+[environment.guess]
+use = "gem"
+id = "game:GuessTheNumber-v0-easy"
+action = "pattern"
+pattern = '\\d+'
+template = '\\boxed{{{{action}}}}'
+max_turns = 4
+"""
+
+
+def measure_learning() -> None:
+    """Of a game of gem, a few random seeds: held-out accuracy before and after, into benchmarks/results/soak_gem.json."""
+    rows = []
+    for seed in range(int(os.environ.get("SEEDS", "5"))):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "run.toml").write_text(LEARNS.format(seed=seed))
+            began, load = time.monotonic(), os.getloadavg()[0]
+            command = [sys.executable, "-m", "atropos_core", "run", "run.toml", "--dir", "run"]
+            subprocess.run(command, cwd=folder, check=True, timeout=1800)
+            metrics = [json.loads(line) for line in (Path(folder) / "run/metrics.jsonl").read_text().splitlines()]
+        before, *_, after = [row["eval/accuracy"] for row in metrics if "eval/accuracy" in row]
+        seconds = round(time.monotonic() - began)
+        rows.append({"seed": seed, "before": before, "after": after, "seconds": seconds, "load_before": round(load, 1)})
+        found = {**described(), "gem": version("gem-llm"), "run": LEARNS.format(seed="SEED").strip(), "rows": rows}
+        (RESULTS / "soak_gem.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
 SOURCES: Mapping[str, Callable[[], None]] = {
     "reasoning-gym": measure_reasoning_gym,
     "gem": measure_gem,
@@ -147,4 +191,4 @@ SOURCES: Mapping[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     for source in sys.argv[1:] or SOURCES:
-        SOURCES[source]()
+        {**SOURCES, "learning": measure_learning}[source]()

@@ -553,8 +553,10 @@ tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_
   environment gem: tasks held_out
 tests/worlds/test_gem.py::test_a_step_that_takes_too_long_fails_by_name
   environment gem: step_deadline_s
-tests/worlds/test_openenv.py::test_constant_fields_reach_openenvs_own_template
-  environment openenv: url field fields shown max_turns
+tests/worlds/test_openenv.py::test_openenvs_own_template_echoes
+  environment openenv: url field shown max_turns
+tests/worlds/test_openenv.py::test_constant_fields_are_part_of_every_action
+  environment openenv: fields
 tests/worlds/test_openenv.py::test_tools_of_a_server_are_called_and_answered
   environment openenv: tools system
 tests/worlds/test_openenv.py::test_no_more_episodes_at_once_than_the_server_holds

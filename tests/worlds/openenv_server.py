@@ -28,6 +28,7 @@ TEMPLATE = Path(openenv.__file__).parent / "cli/templates/openenv_env"
 
 class Guess(Action):
     guess: int
+    note: str = ""
 
 
 class Hint(Observation):
@@ -49,11 +50,12 @@ class Number(Environment):
         if action.guess == 98:
             raise OSError("the dice are gone")
         if action.guess == 99:
-            time.sleep(20)
+            time.sleep(3)
         self.steps += 1
         if action.guess == self.number:
             return Hint(hint="right", reward=1.0, done=True)
-        return Hint(hint="higher" if action.guess < self.number else "lower", reward=0.0, done=self.steps == 4)
+        hint = "higher" if action.guess < self.number else "lower"
+        return Hint(hint=hint + action.note, reward=0.0, done=self.steps == 4)
 
     @property
     def state(self) -> State:

@@ -145,16 +145,16 @@ async def test_what_is_no_action_is_answered_and_what_the_server_raises_fails_th
 
 
 async def test_a_step_that_is_late_fails_its_rollout_and_its_session_begins_anew(server):
-    environment = made(server("number", 8).url, sessions=1, step_deadline_s=1.0)
+    environment = made(server("number", 1).url, step_deadline_s=0.5)
     await environment.open()
-    with pytest.raises(DeadlineExceeded, match="step gave no answer within 1 s"):
-        await rollout(environment, "99")
+    with pytest.raises(DeadlineExceeded, match="step gave no answer within 0.5 s"):
+        await rollout(environment, "99")  # which the server is at for 3 s: until then it holds no other session
     assert shown(await rollout(environment, "0", "1", "2", "3"))[0].startswith("Guess the number")
     await environment.close()
 
 
 async def test_a_rollout_that_is_cancelled_leaves_no_answer_to_the_next_one(server):
-    environment = made(server("number", 8).url, sessions=1)
+    environment = made(server("number", 1).url)
     await environment.open()
     for wait_s in (0.0, 0.005, 0.02):
         going = asyncio.ensure_future(rollout(environment, "0", "1", "2", "3"))
@@ -214,10 +214,16 @@ async def test_tools_that_a_server_does_not_have_are_named(server):
         await environment.open()
 
 
-async def test_constant_fields_reach_openenvs_own_template(server):
-    environment = made(
-        server("echo", 8).url, field="message", fields={"metadata": {"a": 1}}, shown="echoed_message", max_turns=2
-    )
+async def test_constant_fields_are_part_of_every_action(server):
+    environment = made(server("number", 8).url, fields={"note": ", they say"}, max_turns=2)
+    await environment.open()
+    found = [await rollout(environment, "-1", "-1", index=index) for index in range(2)]
+    await environment.close()
+    assert [shown(episode)[1] for episode in found] == ["higher, they say"] * 2
+
+
+async def test_openenvs_own_template_echoes(server):
+    environment = made(server("echo", 8).url, field="message", shown="echoed_message", max_turns=2)
     await environment.open()
     episode = await rollout(environment, "hello", "again")
     await environment.close()
