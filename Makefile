@@ -105,7 +105,7 @@ test-dist: dist
 test-pythons: .venv/test.stamp
 	$(BIN)/python -m tools.other_pythons 3.12 3.13
 
-# What differs between Pythons: servers, processes, what is sent between them, files, packages. Two to three minutes, and one or two to install.
+# What differs between Pythons: servers, processes, what is sent between them, files, packages. Two to three minutes for the two, and one or two to install.
 test-pythons-short: .venv/test.stamp
 	$(BIN)/python -m tools.other_pythons --short 3.12 3.13
 
