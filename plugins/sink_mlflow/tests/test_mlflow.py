@@ -116,6 +116,29 @@ async def test_a_store_that_goes_away_neither_stops_nor_slows_a_run_and_gets_eac
     assert "MLflow takes metrics again" in " ".join(capsys.readouterr().out.split())
 
 
+async def test_a_step_of_which_a_part_arrived_is_there_once_when_it_is_sent_again(folder, capsys):
+    sink = await sinks.opened(made(folder))
+    run_id = sink.state()["id"]
+    await sink.step(1, {"a": 1.0, "b": 1.0}, [])
+    while len(sink._waiting):
+        await sinks_pause()
+    [kept] = (folder.parent / "mlruns").glob(f"*/{run_id}/metrics/b")
+    kept.rename(folder / "b")
+    kept.mkdir()  # so that `a` of step 2 is written, and `b` is not
+    await sink.step(2, {"a": 2.0, "b": 2.0}, [])
+    said = ""
+    while "is tried again" not in said:
+        await sinks_pause()
+        said += capsys.readouterr().err
+    assert history(folder, run_id, "a") == [(1, 1.0), (2, 2.0)], "a part of the step is there"
+    kept.rmdir()
+    (folder / "b").rename(kept)
+    await sink.step(3, {"a": 3.0, "b": 3.0}, [])
+    await sink.close()
+    for name in ("a", "b"):
+        assert history(folder, run_id, name) == [(step, float(step)) for step in (1, 2, 3)], name
+
+
 async def sinks_pause():
     import asyncio
 
