@@ -135,7 +135,7 @@ def new(
     if tools:
         console.say(
             "`tiny-tools` knows the scaffold's calculator and no other tool: for tools of your own, name a model that was trained to call "
-            "tools by its chat template, `--model DIRECTORY` (Qwen/Qwen2.5-0.5B-Instruct is a small one)."
+            "tools by its chat template, as `atropos run --model DIRECTORY` (Qwen/Qwen2.5-0.5B-Instruct is a small one)."
         )
 
 

@@ -20,6 +20,8 @@ from atropos_core.cli import make_app
 from atropos_core.config.component import Component
 from atropos_core.config.run_file import NAMED, SINGLE, RunConfig
 from atropos_core.plugins.manager import load_plugins
+from atropos_trajectory_api.legacy.openapi import old_paths
+from atropos_trajectory_api.native.openapi import native_paths
 from tests.conftest import REPOSITORY
 
 # Flags of other programs, and who takes them; vLLM's are those of the engine's own files.
@@ -66,7 +68,8 @@ def _literal(node: ast.AST) -> str | None:
 
 def _texts_of(node: ast.AST, where: str) -> Iterator[Text]:
     body = getattr(node, "body", None)
-    docstring = body[0] if isinstance(body, list) and body and isinstance(body[0], ast.Expr) else None
+    first = body[0] if isinstance(body, list) and body else None
+    docstring = first if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else None
     for child in ast.iter_child_nodes(node):
         if child is docstring:
             continue
@@ -247,6 +250,37 @@ def test_every_page_that_a_text_names_exists() -> None:
     assert named
     for page, text in named:
         assert (REPOSITORY / page).is_file(), str(text)
+
+
+def test_every_route_that_a_text_says_to_call_exists() -> None:
+    routes = {(method.upper(), route) for route, of in {**old_paths()[0], **native_paths()}.items() for method in of}
+    named = {
+        (method, route, text)
+        for text in texts()
+        if text.where.startswith("plugins/trajectory_api/")
+        for method, route in re.findall(r"\b(GET|POST|PUT|DELETE) (/[\w/-]+)", text.content)
+    }
+    assert len(named) >= 5
+    for method, route, text in named:
+        assert (method, route) in routes, str(text)
+
+
+def test_every_variable_of_the_environment_that_a_text_names_is_read() -> None:
+    read: set[str] = set()
+    named: set[tuple[str, Text]] = set()
+    for text in texts():
+        named |= {(name, text) for name in re.findall(r"\bATROPOS_[A-Z_]+", text.content)}
+    for root in ("atropos_core", "plugins"):
+        for file in (REPOSITORY / root).rglob("*.py"):
+            if "/tests/" not in str(file):
+                read |= {
+                    node.value
+                    for node in ast.walk(ast.parse(file.read_text()))
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                }
+    assert named
+    for name, text in named:
+        assert name in read, str(text)
 
 
 @pytest.mark.parametrize(

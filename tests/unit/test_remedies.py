@@ -6,8 +6,10 @@ import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 import atropos_core
@@ -15,10 +17,11 @@ from atropos_core.api_client.chat_model import ChatModel
 from atropos_core.api_client.client import Api
 from atropos_core.cli import run_app
 from atropos_core.cli.exhausted import named
+from atropos_core.cli.resume import take_up
 from atropos_core.errors import AtroposError
 from atropos_core.exports.dataset import DatasetExport
 from atropos_core.exports.hub import Hub
-from atropos_core.exports.policy import checkpoint_of
+from atropos_core.exports.policy import checkpoint_of, export_policy
 from atropos_core.exports.selection import Selection
 from atropos_core.group_schema import check_task
 from atropos_core.http_server.tls import tls_context
@@ -28,6 +31,7 @@ from atropos_core.hub.records import Label, Limits
 from atropos_core.launch.supervisor import make_directory
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.scripting.arguments import Arguments
+from atropos_core.shm.socket import listen
 from atropos_core.storage.run_records import RunRecords
 from atropos_core.types import Task
 
@@ -52,6 +56,11 @@ def token_of_one_letter(folder: Path) -> None:
 def below_a_file(folder: Path) -> Path:
     (folder / "file").write_text("")
     return folder / "file" / "run"
+
+
+def whole_policy(folder: Path) -> Any:
+    (folder / "config.json").write_text("{}")
+    return SimpleNamespace(policy=folder)
 
 
 def run_records(folder: Path) -> RunRecords:
@@ -98,6 +107,21 @@ MADE: dict[str, tuple[Callable[[Path], object], str]] = {
         "There are sft, dpo, parquet.",
     ),
     "a kind": (lambda at: atropos_core.check(object()), 'Say it: kind="reward", for example.'),
+    "no run to go on with": (lambda at: take_up(at), "`ls -t runs` shows the newest."),
+    "no run to read": (lambda at: RunRecords(at), "`ls -t runs` shows the newest."),
+    "nothing to merge": (lambda at: export_policy(run_records(at), whole_policy(at), at / "out", str), "Leave it out."),
+    "a policy over another": (
+        lambda at: export_policy(run_records(at), whole_policy(at), at, None),
+        "Name another directory, or remove it.",
+    ),
+    "a socket of another": (
+        lambda at: (listen(at / "own" / "ring", 1), listen(at / "own" / "ring", 1)),
+        "End it, or give this one another directory.",
+    ),
+    "an address of no API": (
+        lambda at: ChatModel("http://127.0.0.1:1", "m")._json(httpx.Response(200, text="<html>")),
+        "The URL ends in /v1 with most servers.",
+    ),
     "no use": (lambda at: Arguments()._read("reward", {"weight": 1}), '{"use": ..., options}'),
     "half a pair": (lambda at: check_task(Task("\ud83d", ())), "Send text that can be encoded as UTF-8."),
 }  # fmt: skip

@@ -110,9 +110,12 @@ def test_environments_share_the_groups_by_weight_and_each_has_one():
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"environment": {}}, "no environment"),
-        ({"reward": {"numeric": {}}}, "reward.numeric"),
-        ({"teacher": {"big": {"use": "distillation", "model": "tiny-teacher"}}}, "teacher"),
+        ({"environment": {}}, r"no environment(.|\n)*Name one: --env gsm8k\."),
+        ({"reward": {"numeric": {}}}, r"reward.numeric(.|\n)*Take it out, and see `reward` of the adapter's options"),
+        (
+            {"teacher": {"big": {"use": "distillation", "model": "tiny-teacher"}}},
+            r"teacher(.|\n)*Take \[teacher\] out\.",
+        ),
     ],
 )
 def test_what_roll_cannot_take_over_is_refused(values, says):

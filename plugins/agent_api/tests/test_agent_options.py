@@ -104,7 +104,7 @@ def test_tasks_are_read_with_their_own_fields(tmp_path: Path) -> None:
         ('{"prompt": 3}', "line 2: prompt and system must be text"),
         ('{"messages": [{"content": "a"}]}', "line 2: messages must be a list of objects with role"),
         ('{"prompt": "a", "answer": []}', "line 2: answer must be text or a number"),
-        ('{"id": "1", "prompt": "a"}', "two tasks have the id '1'"),
+        ('{"id": "1", "prompt": "a"}', r"two tasks have the id '1'\.(.|\n)*An id names one task: number them\."),
     ],
 )
 def test_a_line_that_is_no_task_is_named(tmp_path: Path, line: str, message: str) -> None:

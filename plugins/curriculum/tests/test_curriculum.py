@@ -262,6 +262,13 @@ def test_a_prior_file_that_does_not_fit_is_refused(tmp_path, numbers, message):
         made("window", prior={"file": str(tmp_path / "a.npy")})
 
 
+def test_difficulties_that_are_taken_for_success_rates_are_refused_with_what_to_say(tmp_path):
+    np.save(tmp_path / "a.npy", [0.0] * 199 + [2.0])
+    with pytest.raises(DataError) as found:
+        made("window", prior={"file": str(tmp_path / "a.npy"), "meaning": "success"})
+    assert found.value.remedy == 'With higher meaning harder, say meaning = "difficulty".'
+
+
 def test_a_curriculum_takes_up_what_another_has_learned():
     one = made("window", 1)
     run(one, 60, np.random.default_rng(0))

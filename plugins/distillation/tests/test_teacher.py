@@ -124,7 +124,7 @@ async def test_a_model_that_is_not_there_ends_with_its_name_and_no_process(tmp_p
     ("options", "kind", "message"),
     [
         ({}, None, r"\[teacher.big\] annotates every group, and the trainer does not look at it"),
-        ({"top_k": 4}, "reverse", "needs the logprob of the sampled token"),
+        ({"top_k": 4}, "reverse", r"of the sampled token(.|\n)*Leave teacher\.big\.top_k unset, or set it to 0\."),
         ({"top_k": 0}, "forward", "tells of the sampled token alone"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from atropos_core.api_client.client import Api
 from atropos_core.cli import run_app
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError
+from atropos_trajectory_api.legacy.intake import MOST_GROUPS
 from atropos_trajectory_api.legacy.wire_json import MOST_IN_LIST, MOST_VALUES, parse
 from atropos_trajectory_api.native.workers import Workers
+from atropos_trajectory_api.roles.environment_worker import await_policy
 from atropos_trajectory_api.server.checking import read_frame
+from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.service import Service
 from plugins.trajectory_api.tests.running import Running, running
 
 FEWER = "Send fewer groups at once."
@@ -24,6 +30,10 @@ MADE: dict[str, tuple[Callable[[], object], str]] = {
     "no weight": (
         lambda: Workers(time.monotonic, 60.0).register({"name": "one", "environment": "sums", "weight": 0.0}),
         "A weight is above 0.",
+    ),
+    "a cause that a trainer has not": (
+        lambda: Service(ServeOptions(directory=Path("none"))).drop(0, [], "boredom"),
+        "Known causes: other_timeline, damaged.",
     ),
     "half a pair": (lambda: read_frame(encode_bytes({"a": "\ud83d"})), "Send text that can be encoded as UTF-8."),
 }
@@ -68,6 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         ("/scored_data", b"[]", {}, "Lists go to /scored_data_list."),
         ("/scored_data_list", b"{}", {}, "One group goes to /scored_data."),
         ("/scored_data", b"{}", {"content-encoding": "br"}, "Send it plain, or with gzip."),
+        ("/scored_data_list", b"[" + b"{}," * MOST_GROUPS + b"{}]", {}, "Send them in several requests."),
     ],
 )
 def test_a_body_that_is_refused_is_answered_with_what_to_do(
@@ -75,3 +86,18 @@ def test_a_body_that_is_refused_is_answered_with_what_to_do(
 ) -> None:
     answer = server.client.post(path, content=body, headers=headers)
     assert answer.status_code in (400, 422) and remedy in answer.text
+
+
+async def test_a_worker_to_which_no_trainer_comes_says_what_starts_one(server: Running) -> None:
+    api = Api(server.url)
+    try:
+        with pytest.raises(AtroposError) as found:
+            await await_policy(api, 0.0, asyncio.Event())
+    finally:
+        await api.close()
+    assert found.value.remedy == f"Start one: atropos train --api {server.url}; or name the model: --model NAME"
+
+
+def test_a_worker_that_is_not_known_is_answered_with_how_it_registers(server: Running) -> None:
+    answer = server.client.post("/v1/workers/nobody/heartbeat", content=encode_bytes({}))
+    assert answer.status_code >= 400 and b"Register (again): POST /v1/workers" in answer.content

@@ -23,7 +23,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_what_is_no_run_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
-    assert "there is no run nowhere" in refused(capsys, "nowhere")
+    said = refused(capsys, "nowhere")
+    assert "there is no run nowhere" in said and "`ls -t runs` shows the newest." in said
     Path("empty").mkdir()
     assert "empty is not a run directory: it has no config.toml" in refused(capsys, "empty")
     assert "no run was named, and there is none in" in refused(capsys)
@@ -34,8 +35,9 @@ def test_what_is_no_run_is_named(tmp_path, monkeypatch, capsys):
 
 def test_a_flag_without_effect_is_refused(toy_run, capsys):
     assert "--port has no effect with --html" in refused(capsys, str(toy_run), "--html", "a.html", "--port", "8000")
-    assert "--force has no effect without --html" in refused(capsys, str(toy_run), "--force")
-    assert "--html-mb has no effect without --html" in refused(capsys, str(toy_run), "--html-mb", "3")
+    for name, *value in (["--force"], ["--html-mb", "3"]):
+        said = refused(capsys, str(toy_run), name, *value)
+        assert f"{name} has no effect without --html" in said and "Add --html FILE, or leave it out." in said
 
 
 def test_a_port_that_is_taken_is_named(toy_run, capsys):
