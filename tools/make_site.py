@@ -20,7 +20,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
-WORKER = Path("tools/site/iframe-worker.js")
+WORKER = Path(__file__).with_name("site") / "iframe-worker.js"
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "install.md", "how-a-run-works.md", "multi-turn.md", "view.md", "python.md", "glossary.md"),
     "Tutorial": tuple(
@@ -84,7 +84,7 @@ class Site:
             self.write(place, self._linked(source, place, (REPOSITORY / source).read_text()))
         for extra in [*(REPOSITORY / "docs").rglob("*.png"), *(REPOSITORY / "docs").rglob("*.ipynb")]:
             self._copy(extra.relative_to(REPOSITORY), extra.relative_to(REPOSITORY / "docs"))
-        self._copy(WORKER, Path(WORKER.name))
+        (self.pages / WORKER.name).write_bytes(WORKER.read_bytes())
 
     def _copy(self, source: Path, place: Path) -> None:
         path = self.pages / place
