@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.config.run_file import to_toml
-from atropos_core.storage.run_records import RunRecords
+from atropos_core.storage.run_records import RunRecords, metric_rows
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PACKAGES = ("atropos-core", "torch", "transformers", "peft")
@@ -33,7 +33,7 @@ def hub_base(records: RunRecords) -> str | None:
 
 def evaluations(records: RunRecords) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """The metrics "eval/..." of the first evaluation and of the last, empty where there was none."""
-    rows, _ = records.metric_rows()
+    rows, _ = metric_rows(records.directory)
     found = [
         {name: value for name, value in row.items() if name.startswith("eval/") and math.isfinite(value)}
         for row in rows
@@ -115,7 +115,7 @@ def _metadata(records: RunRecords, step: int, kind: str, names: list[str]) -> st
 
 
 def _last_evaluated(records: RunRecords) -> int | None:
-    rows, _ = records.metric_rows()
+    rows, _ = metric_rows(records.directory)
     return max((int(row["step"]) for row in rows if math.isfinite(row.get("eval/problems", math.nan))), default=None)
 
 

@@ -19,7 +19,7 @@ from atropos_core.health.check import Change
 from atropos_core.health.checks import Silence, checks
 from atropos_core.interfaces import Finding
 from atropos_core.storage.checkpoint import Checkpoints
-from atropos_core.storage.run_records import RunRecords, json_rows
+from atropos_core.storage.run_records import RunRecords, json_rows, metric_rows
 
 LOG_CHARACTERS = 300  # of a log's last line
 
@@ -31,7 +31,7 @@ def diagnose(directory: Path) -> list[Finding]:
         section = HealthSection.model_validate(records.config.get("health", {}))
     except ValidationError as error:
         raise RunDirectoryError(f"{directory}/config.toml cannot be read: {error}") from error
-    steps, broken = records.metric_rows()
+    steps, broken = metric_rows(records.directory)
     found = _ended(records, int(records.config.get("training", {}).get("steps", 0)), steps, section)
     if broken:
         found.append(

@@ -27,7 +27,7 @@ from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import ResolvedModel
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
-from atropos_core.storage.run_records import RunRecords
+from atropos_core.storage.run_records import RunRecords, metric_rows
 from atropos_core.storage.token_file import SequenceTokens, TokenFile
 from atropos_core.types import UNKNOWN_VERSION, Bools, Floats
 
@@ -85,7 +85,7 @@ async def audit(
     goes on. Raises DataError where there is nothing to audit."""
     chosen = _steps_to_audit(records, steps)
     found = Audit(chosen)
-    metrics = {int(row["step"]): row for row in records.metric_rows()[0]}
+    metrics = {int(row["step"]): row for row in metric_rows(records.directory)[0]}
     by_workers = plan.config.api is not None  # whose rewards have weights of their own
     weights = {} if by_workers else {name: reward.weight for name, reward in plan.config.reward.items()}
     expected = Expected(weights, plan.config.training.max_staleness, ChatTokenizer(plan.model.directory))

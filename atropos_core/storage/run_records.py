@@ -226,19 +226,9 @@ class RunRecords:
         steps = self.summary.get("steps", -1)
         return steps if isinstance(steps, int) else -1
 
-    def metric_rows(self) -> tuple[list[dict[str, float]], int]:
-        """Every step as metrics.jsonl has it; what was no finite number is NaN. And how many lines are broken."""
-        steps, broken = [], 0
-        for row in json_rows(self.directory / METRICS):
-            if isinstance(row.get("step"), int) and all(map(_is_number, row.values())):
-                steps.append({name: _number(value) for name, value in row.items()})
-            else:
-                broken += 1
-        return steps, broken
-
     def metrics(self) -> MetricTable:
         """The same as columns."""
-        rows, broken = self.metric_rows()
+        rows, broken = metric_rows(self.directory)
         names = sorted({name for row in rows for name in row} - {"step"})
         steps = np.array([row["step"] for row in rows], np.int64)
         return MetricTable(
@@ -303,6 +293,17 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
         except ValueError:
             row = None
         yield row if isinstance(row, dict) else {}
+
+
+def metric_rows(directory: Path) -> tuple[list[dict[str, float]], int]:
+    """Every step as metrics.jsonl has it; what was no finite number is NaN. And how many lines are broken."""
+    steps, broken = [], 0
+    for row in json_rows(directory / METRICS):
+        if isinstance(row.get("step"), int) and all(map(_is_number, row.values())):
+            steps.append({name: _number(value) for name, value in row.items()})
+        else:
+            broken += 1
+    return steps, broken
 
 
 def health_rows(directory: Path) -> list[dict[str, Any]]:

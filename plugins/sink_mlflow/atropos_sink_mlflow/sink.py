@@ -7,7 +7,7 @@ import os
 import threading
 import tomllib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from atropos_core.config.run_file import flatten
 from atropos_core.config.secrets import without_secrets
 from atropos_core.errors import ConfigError, DeadlineExceeded
 from atropos_core.interfaces import Sink
+from atropos_core.storage.run_records import metric_rows
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sink_mlflow.config import MlflowOptions
-from atropos_sink_mlflow.tracked_run import TrackedRun
+from atropos_sink_mlflow.tracked_run import TrackedRun, recorded_name
 
 AGAIN_S = 5.0  # after a step that could not be sent
 GRACE_S = 2.0
@@ -29,7 +30,7 @@ class MlflowSink(Sink):
     """One MLflow run for a run and all its resumes: its id is in the checkpoints.
 
     MLflow takes back nothing that it has of a run, and takes the same step twice: so whatever is sent after a resume, or after an
-    answer that did not come, is first looked for there.
+    answer that did not come, is first looked for there. What a killed run had not sent yet is sent then, from metrics.jsonl.
     """
 
     def __init__(self, options: MlflowOptions, directory: Path, steps: int) -> None:
@@ -66,7 +67,7 @@ class MlflowSink(Sink):
                 remedy="Look at sink.mlflow.tracking_uri, or leave [sink.mlflow] out: metrics.jsonl has the same.",
             ) from error
         self._id = self._run.id
-        if late := {step for _, step in self._there}:
+        if late := {step for _, step in self._there if step > self._last}:
             console.warn(
                 f"MLflow has steps {min(late)} to {max(late)} already, of before the resume, and keeps them: the same steps run again "
                 "are in metrics.jsonl alone."
@@ -112,11 +113,19 @@ class MlflowSink(Sink):
             if self._options.config and saved.is_file():
                 run.add_params(dict(flatten(without_secrets(tomllib.loads(saved.read_text(encoding="utf-8"))))))
             if self._id is not None:
-                self._there = run.recorded_after(self._last)
+                self._there = run.recorded()
+                self._waiting.extend(self._unsent())
         except Exception as error:  # noqa: BLE001 - the plugin boundary: MLflow's own errors, and those of its transport
             _tell(loop, began, began.set_exception, error)
         else:
             _tell(loop, began, began.set_result, run)
+
+    def _unsent(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Steps up to the checkpoint of which MLflow lacks something."""
+        for row in metric_rows(self._directory)[0]:
+            step = int(row.pop("step"))
+            if step <= self._last and any((recorded_name(name), step) not in self._there for name in row):
+                yield step, row
 
     def _send(self, run: TrackedRun) -> None:
         """Every step in its order, until the last one is there or the sink is closed and out of time."""
@@ -129,7 +138,7 @@ class MlflowSink(Sink):
             step, metrics = self._waiting[0]
             try:
                 if is_away:
-                    self._there |= run.recorded_after(step - 1)
+                    self._there |= run.recorded()
                 run.add(step, metrics, self._there)
             except Exception as error:  # noqa: BLE001 - the plugin boundary
                 if not is_away:

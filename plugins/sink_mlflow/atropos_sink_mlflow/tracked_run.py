@@ -23,6 +23,11 @@ DEFAULTS = {  # unless the user says otherwise: a thread of ours tries again, so
 }
 
 
+def recorded_name(name: str) -> str:
+    """Of a metric or a parameter, as MLflow takes it."""
+    return ODD.sub("_", name)
+
+
 class TrackedRun:
     """Begun, or taken up by its id. Raises what MLflow raises, and OSError."""
 
@@ -48,25 +53,24 @@ class TrackedRun:
 
         there = self._client.get_run(self.id).data.params
         new = [
-            Param(ODD.sub("_", name), str(value)[:PARAM_LENGTH])
+            Param(recorded_name(name), str(value)[:PARAM_LENGTH])
             for name, value in values.items()
-            if ODD.sub("_", name) not in there
+            if recorded_name(name) not in there
         ]
         for at in range(0, len(new), PARAMS):
             self._client.log_batch(self.id, params=new[at : at + PARAMS])
 
-    def recorded_after(self, step: int) -> set[tuple[str, int]]:
-        """Names and steps of the metrics that it has of later steps."""
+    def recorded(self) -> set[tuple[str, int]]:
+        """Names and steps of the metrics that it has."""
         names = self._client.get_run(self.id).data.metrics
-        history = ((name, one.step) for name in names for one in self._client.get_metric_history(self.id, name))
-        return {(name, at) for name, at in history if at > step}
+        return {(name, one.step) for name in names for one in self._client.get_metric_history(self.id, name)}
 
     def add(self, step: int, metrics: Metrics, there: set[tuple[str, int]]) -> None:
         """What of this step is not `there` yet."""
         from mlflow.entities import Metric
 
         now_ms = int(1000 * time.time())
-        named = {ODD.sub("_", name): float(value) for name, value in metrics.items()}
+        named = {recorded_name(name): float(value) for name, value in metrics.items()}
         new = [Metric(name, value, now_ms, step) for name, value in named.items() if (name, step) not in there]
         for at in range(0, len(new), METRICS):
             self._client.log_batch(self.id, metrics=new[at : at + METRICS])

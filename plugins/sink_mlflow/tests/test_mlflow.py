@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import shutil
@@ -137,6 +139,34 @@ async def test_a_step_of_which_a_part_arrived_is_there_once_when_it_is_sent_agai
     await sink.close()
     for name in ("a", "b"):
         assert history(folder, run_id, name) == [(step, float(step)) for step in (1, 2, 3)], name
+
+
+async def test_what_a_killed_run_had_not_sent_is_sent_once_when_it_is_resumed(folder, capsys):
+    sink = await sinks.opened(made(folder, finish_deadline_s=1))
+    await sink.step(1, {"a, or": 1.0}, [])
+    while len(sink._waiting):
+        await sinks_pause()
+    store, away = folder.parent / "mlruns", folder.parent / "away"
+    store.rename(away)
+    store.write_text("in the way")
+    for step in (2, 3):
+        await sink.step(step, {"a, or": float(step), "b": float("nan")}, [])
+    saved = sink.state()
+    await sink.close()  # it gives up, as one that is killed does
+    store.unlink()
+    away.rename(store)
+    lines = [{"step": 1, "a, or": 1.0}, *({"step": step, "a, or": float(step), "b": None} for step in (2, 3))]
+    (folder / "metrics.jsonl").write_text(
+        "".join(f"{json.dumps(line)}\n" for line in [*lines, {"step": 4, "a, or": 9.0}])
+    )
+    capsys.readouterr()
+    await sinks.recorded(made(folder), {4: {"a, or": 4.0}}, saved)
+    assert history(folder, saved["id"], "a_ or") == [(step, float(step)) for step in (1, 2, 3, 4)]
+    assert [step for step, value in history(folder, saved["id"], "b") if math.isnan(value)] == [2, 3]
+    assert not capsys.readouterr().err
+    await sinks.recorded(made(folder), {4: {"a, or": -4.0}}, saved)  # killed again before the next checkpoint
+    assert history(folder, saved["id"], "a_ or") == [(step, float(step)) for step in (1, 2, 3, 4)]
+    assert "MLflow has steps 4 to 4 already" in " ".join(capsys.readouterr().err.split())
 
 
 async def sinks_pause():
