@@ -49,6 +49,7 @@ lint: .venv/test.stamp
 # What .ci/run needs beside .venv.
 environments: .venv-view/stamp .venv-atroposlib/stamp .venv-roll/stamp .venv-worlds/stamp .venv-skyrl/stamp .venv-agents/stamp \
   .venv-agents-node/stamp .venv-trl/stamp .venv-docs/stamp .venv-vllm/stamp
+	$(BIN)/python -m tools.other_pythons --install 3.12 3.13
 
 vllm: .venv-vllm/stamp
 

@@ -1,8 +1,8 @@
-"""Tests on other interpreters than that of .venv: python -m tools.other_pythons [--short] 3.12 3.13
+"""Tests on other interpreters than that of .venv: python -m tools.other_pythons [--short | --install] 3.12 3.13
 
 Each gets an environment of its own, `.venv-python3.12`, with core and every plugin that needs no torch, and runs the quick files of
-their tests and of tests/unit, with `--short` only those of what differs between Pythons. An interpreter that this machine does not
-have is named, and no failure.
+their tests and of tests/unit, with `--short` only those of what differs between Pythons, with `--install` none. An interpreter that
+this machine does not have is named, and no failure.
 """
 
 from __future__ import annotations
@@ -92,13 +92,15 @@ def tests_of(projects: list[Path]) -> list[str]:
     return [str(path.relative_to(REPOSITORY)) for path in folders if path.is_dir()]
 
 
-def test(version: str, python: Path, short: bool) -> tuple[int, str]:
+def test(version: str, python: Path, wanted: argparse.Namespace) -> tuple[int, str]:
     """How pytest ended, and what it said."""
     projects = [REPOSITORY, *without_torch(sorted(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml")))]
     environment = REPOSITORY / f".venv-python{version}"
     install(python, environment, projects)
+    if wanted.install:
+        return 0, f"{environment.name} is there"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    which = DIFFERING if short else ("--quick", *tests_of(projects))
+    which = DIFFERING if wanted.short else ("--quick", *tests_of(projects))
     command = [environment / "bin/python", "-m", "pytest", "-p", "tests.missing", "--durations=3", *which]
     try:
         ended = subprocess.run(
@@ -114,6 +116,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.other_pythons", description="Run tests on other Pythons.")
     parser.add_argument("versions", nargs="+", metavar="VERSION", help="3.12, 3.13")
     parser.add_argument("--short", action="store_true", help="only what differs between Pythons")
+    parser.add_argument("--install", action="store_true", help="only make their environments")
     wanted = parser.parse_args(arguments)
     versions = wanted.versions
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
@@ -121,7 +124,7 @@ def main(arguments: list[str]) -> None:
     there = [(version, python) for version, python in found.items() if python]
     codes = []
     with ThreadPoolExecutor(2) as pool:
-        ended = pool.map(lambda one: test(*one, wanted.short), there)
+        ended = pool.map(lambda one: test(*one, wanted), there)
         for (version, python), (code, text) in zip(there, ended, strict=True):
             print(f"Python {version} ({python}):\n{text}", flush=True)
             codes.append(code)
