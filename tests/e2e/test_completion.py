@@ -20,7 +20,7 @@ completed() {
 """
 LINES = {
     'atropos res': "resume",
-    'atropos run --env g': "gsm8k",
+    'atropos run --env gs': "gsm8k",
     'atropos run --bridge i': "ipc",
     'atropos run --engine to': "toy",
     'atropos run --dete': "--deterministic",

@@ -204,6 +204,37 @@ def test_who_hangs_up_and_sends_again_is_stored_once(tmp_path: Path):
         assert server.service.hub.status().groups == 1
 
 
+def test_after_a_reset_a_group_that_is_sent_again_is_a_new_one(tmp_path: Path):
+    with running(tmp_path, token=TOKEN, journal=False) as server:
+        sent = post(json.dumps(group()).encode(), **OF_TOKEN)
+        with socket.create_connection(("127.0.0.1", server.port), 5) as end:
+            end.sendall(sent)
+            end.shutdown(socket.SHUT_WR)
+            end.recv(1 << 16)
+        until = time.monotonic() + 5
+        while not server.service.hub.status().groups:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert whole(server.port, request("GET", "/reset_data", **OF_TOKEN))[0] == 200
+        assert not server.service.hub.status().groups
+        assert whole(server.port, sent)[0] == 200
+        assert server.service.hub.status().groups == 1
+
+
+def test_who_has_only_ended_what_it_sends_is_answered(tmp_path: Path):
+    """The end of what it sends is there with the request."""
+    with running(tmp_path, token=TOKEN, journal=False) as server:
+        with socket.create_connection(("127.0.0.1", server.port), 5) as end:
+            end.sendall(request("GET", "/health"))
+            assert end.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            server.loop.call_soon_threadsafe(time.sleep, 0.3)
+            time.sleep(0.1)
+            end.sendall(post(json.dumps(group()).encode(), **OF_TOKEN))
+            end.shutdown(socket.SHUT_WR)
+            assert end.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert server.service.hub.status().groups == 1
+
+
 def test_a_fault_of_ours_is_answered_with_500_and_ends_nothing(server: Running):
     def failing(scope: Any, given: bytes) -> Any:
         raise ZeroDivisionError

@@ -120,11 +120,12 @@ def test_what_is_free_once_growth_is_over_is_given_back() -> None:
     limits = Limits(never_called, body_bytes=1, in_flight_bytes=1, request_s=1.0, hold_s=1.0)
     limits.give_back_what_grew()
     before = resident_bytes()
-    blocks = [bytes(60_000) for _ in range(2000)]  # less than what the C library takes from the system for each
+    blocks: list[bytes] = []
+    while (grown := resident_bytes() - before) < 100e6:  # the first of them may find what other tests have left free
+        blocks += (bytes(60_000) for _ in range(100))  # less than what the C library takes from the system for each
+        assert len(blocks) < 20_000
     for _ in range(3):
         limits.give_back_what_grew()
-    grown = resident_bytes() - before
-    assert grown > 60e6, "some of it was free before"
     last = bytes(60_000)  # so that the end of the heap is in use, where memory is given back without being asked
     del blocks
     assert returnable_bytes() > 60e6 and resident_bytes() - before > 0.8 * grown

@@ -144,7 +144,8 @@ class Intake:
         connection = scope.get(SCOPE_KEY)
         if connection is not None and connection.has_hung_up():
             self.retries.remember(body_digest, len(groups))
-            raise GoneAway
+            if connection.is_gone:
+                raise GoneAway  # one that has only ended what it sends still reads
         return replies
 
     @property

@@ -61,6 +61,11 @@ class Retries:
         while len(self._stored) > MOST:
             del self._stored[next(iter(self._stored))]
 
+    def forget(self) -> None:
+        """What was stored is dropped: whoever sends it again sends it anew."""
+        self._stored.clear()
+        self._killed_slot = None
+
     def take(self, body_digest: str, items: int) -> int:
         """How many of its items are stored already. Read once: the next such body is a new one."""
         stored, until = self._stored.pop(body_digest, (0, 0.0))

@@ -206,6 +206,7 @@ class LegacyRoutes:
             return ANSWERED
         dropped = await self.trainer.drop_all()
         self.intake.pieces.clear()
+        self.intake.retries.forget()
         for one in self._old.environments.values():
             self._service.hub.forget(one.name)
         self._old.reset()
