@@ -25,7 +25,7 @@ run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
 
 # Lint and the tests at the same time: mypy without its cache takes a minute of one core. Six files at a time, on two cores as
-# well: four tenths of the tests' time is waiting (a kill that is noticed, a deadline, a server that starts).
+# well: more than half of the tests' time is waiting (a kill that is noticed, a deadline, a server that starts).
 test: .venv/test.stamp
 	+$(MAKE) -j 2 lint tests
 

@@ -142,10 +142,21 @@ def is_wrong(message: Any) -> bool:
 
 
 def until(page: Any, script: str, arg: Any = None, timeout_s: float = 15.0) -> None:
-    """Until a function of the page is true. Playwright's own wait evaluates text inside the page, which its policy forbids."""
+    """Until a function of the page is true; an element that it reads may be still to come. Playwright's own wait evaluates text
+    inside the page, which its policy forbids."""
+    from playwright.sync_api import Error
+
+    def found() -> tuple[bool, str]:
+        try:
+            return bool(page.evaluate(script, arg)), ""
+        except Error as error:
+            if "of null" not in error.message:
+                raise
+            return False, f" ({error.message.splitlines()[0]})"
+
     end = time.monotonic() + timeout_s
-    while not page.evaluate(script, arg):
-        assert time.monotonic() < end, f"this never came to be: {script}"
+    while not (is_so := found())[0]:
+        assert time.monotonic() < end, f"this never came to be: {script}{is_so[1]}"
         page.wait_for_timeout(50)
 
 
