@@ -318,7 +318,7 @@ def skyrl() -> Figures:
 
 def short_groups() -> Figures:
     found = results("api_short")
-    assert f"{found['machine']['load_at_start']:.0f}" == "4", "the page says how busy the machine was"
+    assert found["machine"]["load_at_start"] < 1.5, "the page says that the machine was quiet"
     table = []
     for row in found["rows"]:
         if "ingest" not in row["measure"]:
