@@ -46,11 +46,14 @@ class Server:
             str(self.port),
         ]
         command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db"]
+        environment |= {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }  # or it leaves files
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--artifacts-destination", str(self._folder / "artifacts")],
-                cwd=self._folder, env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"}, stdout=log, stderr=log,
-                start_new_session=True,
+                cwd=self._folder, env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         until = time.monotonic() + START_S
         while not self._answers():
