@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,7 @@ async def reasoning_gym() -> list[dict[str, Any]]:
                     "its tasks have no answer" if answer is None else f"its own answer scores {value:g}"
                 )
         except AtroposError as error:
-            row["note"] = str(error).splitlines()[0]
+            row["note"] = without_folder(str(error).splitlines()[0])
         print(row, flush=True)
     await worker.close()
     return rows
@@ -89,7 +90,12 @@ def said(error: AtroposError) -> str:
     """Its first line with a word in it: what nltk raises begins with a frame."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" *")]
     first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return first.rpartition(" raised ")[2][:160]
+    return without_folder(first.rpartition(" raised ")[2])[:160]
+
+
+def without_folder(text: str) -> str:
+    """A file of a package as it is in the package, wherever that is installed here."""
+    return re.sub(r"/\S*?/site-packages/", "", text)
 
 
 def train_some(rows: Sequence[dict[str, Any]], options: Mapping[str, dict[str, Any]], **training: Any) -> None:

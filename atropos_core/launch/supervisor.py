@@ -40,7 +40,7 @@ from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_p
 from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
 from atropos_core.processes.endpoints import LocalEndpoint
-from atropos_core.rollouts.evaluation import check_held_out
+from atropos_core.rollouts.evaluation import require_test_tasks
 from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.rollouts.source import LocalSource, Source
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -294,7 +294,7 @@ async def _open_environments(parts: Parts, config: RunConfig) -> dict[str, dict[
     if config.api is None:
         with_weight({name: TaskSource(size["train"], config.environment[name].weight) for name, size in sizes.items()})
     if config.evaluation.problems and sizes:
-        check_held_out(sum(size["test"] for size in sizes.values()))
+        require_test_tasks(sum(size["test"] for size in sizes.values()))
     return sizes
 
 

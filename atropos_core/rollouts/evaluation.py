@@ -51,7 +51,7 @@ class Evaluation:
         written(path, "".join(json.dumps(_row(group), ensure_ascii=False, default=str) + "\n" for group in self.groups))
 
 
-def check_held_out(tasks: int) -> None:
+def require_test_tasks(tasks: int) -> None:
     """Raises DataError where there is nothing to evaluate on."""
     if not tasks:
         raise DataError(
@@ -77,7 +77,7 @@ async def evaluate(
     for name, environment in environments.items():
         for index in range(min(share, task_count(name, environment, "test"))):
             draws.append(Draw(len(draws), name, "test", index, derive(seed, "evaluation", name, index)))
-    check_held_out(len(draws))
+    require_test_tasks(len(draws))
     with console.waiting(f"{len(draws):,} held-out problems to be evaluated") as wait:
         groups = await _run(runner, draws, section, section.sampling(sampling), wait)
     tokens = sum(_sampled(episode) for group in groups for episode in group.episodes)

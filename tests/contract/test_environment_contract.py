@@ -110,7 +110,7 @@ def test_test_questions_that_are_in_train_are_a_warning_with_their_share() -> No
     assert "held-out accuracy counts what was trained on" in found.detail and found.remedy
 
 
-class NothingHeldOut(Sums):  # type: ignore[misc,valid-type]
+class WithoutTestTasks(Sums):  # type: ignore[misc,valid-type]
     def tasks(self, split: Split) -> Sequence[Task]:
         return super().tasks(split) if split == "train" else []
 
@@ -135,8 +135,8 @@ class SameNumbers(Sums):  # type: ignore[misc,valid-type]
 @pytest.mark.parametrize(
     ("environment", "subject", "ok", "said", "remedy"),
     [
-        (NothingHeldOut, "tasks", None, "nothing is held out", "run with --set evaluation.problems=0"),
-        (NothingHeldOut, "splits", True, "no tasks are held out", ""),
+        (WithoutTestTasks, "tasks", None, "nothing is held out", "run with --set evaluation.problems=0"),
+        (WithoutTestTasks, "splits", True, "no tasks are held out", ""),
         (RefusesTest, "tasks", False, "tasks('test') raises KeyError: 'test'", "[] for 'test' where none are held out"),
         (OneSplitForBoth, "splits", False, "{n} of {n} test tasks are train tasks as well", "Divide the data once"),
         (SameNumbers, "splits", False, "have the id of another task in train, '0' among them", "an id of its own"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
-from benchmarks.worlds import write_rows
+from benchmarks.worlds import without_folder, write_rows
+from tests.conftest import REPOSITORY
 from tools.make_catalogue import PAGE, RESULTS, page
 
 
@@ -21,3 +23,13 @@ def test_the_rows_of_a_source_replace_its_own_alone(tmp_path):
     assert "## one 1.1" in made and "## two 2.0" in made and "1.0\n" not in made
     assert "| c | yes | no | – | no \\| answer |" in made
     assert "2 of 2 import, 1 run, 1 of 1 that were tried train." in made
+
+
+def test_no_result_and_no_page_says_where_a_package_was_installed() -> None:
+    files = [*(REPOSITORY / "benchmarks/results").glob("*"), *(REPOSITORY / "docs").rglob("*.md")]
+    assert not [file.name for file in files if re.search(r"/\S*/site-packages/", file.read_text(encoding="utf-8"))]
+
+
+def test_a_note_names_a_file_as_it_is_in_its_package() -> None:
+    note = "No such file: '/somewhere/lib/python3.11/site-packages/textarena/a.json'"
+    assert without_folder(note) == "No such file: 'textarena/a.json'"

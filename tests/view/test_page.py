@@ -343,7 +343,7 @@ def test_the_slider_is_marked_where_a_run_has_something(sound: Path, tmp_path: P
 # -- the address
 
 
-def test_all_that_is_chosen_is_in_the_address_and_survives_a_reload(sound: Path, make_run: Any, open_page: Open):
+def test_every_selection_is_in_the_address_and_survives_a_reload(sound: Path, make_run: Any, open_page: Open):
     page = open_page(sound, make_run("PaysForLength"), at="rollouts?run=0&step=2")
     page.wait_for_selector(".row")
     page.get_by_label("outcome").select_option("right")

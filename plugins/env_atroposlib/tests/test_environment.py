@@ -180,7 +180,7 @@ def test_what_it_saves_is_taken_up_again(tmp_path: Path, words: Path) -> None:
     assert "word 4" in text
 
 
-def test_its_own_evaluation_is_one_held_out_task(tmp_path: Path, words: Path) -> None:
+def test_its_own_evaluation_is_one_test_task(tmp_path: Path, words: Path) -> None:
     async def use(environment: AtroposlibEnvironment, policy: Any) -> Any:
         [task] = environment.tasks("test")
         [episode] = await environment.rollout_group(task, policy, 1, seeds=[7])
