@@ -1,6 +1,6 @@
 # Two commands: `make run` trains the tiny policy, `make test` runs every test that needs nothing but this machine.
 # With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; the same with atroposlib, SkyRL, and gem for ROLL:
-# `make test-atroposlib`, `make test-skyrl`, `make test-roll`; and with the programs that agents are made of: `make test-agents`;
+# `make test-atroposlib`, `make test-skyrl`, `make test-roll`, `make test-verifiers`; and with the programs that agents are made of: `make test-agents`;
 # with a browser: `make test-view`.
 
 PYTHON ?= python3
@@ -11,15 +11,16 @@ ROLL_VENV := $(if $(ROLL_SOURCE),.venv-roll-source,.venv-roll)
 SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
-WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena)
-EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(filter-out $(WORLDS),$(PLUGINS)))
+WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena env_verifiers)
+RAY := plugins/launcher_ray/pyproject.toml
+EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(filter-out $(WORLDS) $(RAY),$(PLUGINS)))
 WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 
 # Where a machine sets it, each of the thousand processes that the tests start would compile all of our modules anew (a quarter of a
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site screenshots soak bench bench-bridges bench-api clean
+.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site screenshots soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -47,8 +48,8 @@ lint: .venv/test.stamp
 	$(BIN)/lint-imports --no-cache
 
 # What .ci/run needs beside .venv.
-environments: .venv-view/stamp .venv-atroposlib/stamp .venv-roll/stamp .venv-worlds/stamp .venv-skyrl/stamp .venv-agents/stamp \
-  .venv-agents-node/stamp .venv-trl/stamp .venv-docs/stamp .venv-vllm/stamp
+environments: .venv-view/stamp .venv-atroposlib/stamp .venv-roll/stamp .venv-worlds/stamp .venv-ray/stamp .venv-skyrl/stamp .venv-agents/stamp \
+  .venv-agents-node/stamp .venv-trl/stamp .venv-docs/stamp .venv-verifiers-v0/stamp .venv-verifiers-v1/stamp .venv-vllm/stamp
 	$(BIN)/python -m tools.other_pythons --install 3.12 3.13
 
 vllm: .venv-vllm/stamp
@@ -68,10 +69,10 @@ test-vllm-short: .venv-vllm/stamp
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest tests/atroposlib tests/pages/test_their_names.py
 
-# Environment files of atroposlib's shapes; of a checkout of it as well, unmodified, where ATROPOSLIB_SOURCE names one.
-test-environments: .venv/test.stamp
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest plugins/env_atroposlib/tests
-	$(if $(ATROPOSLIB_SOURCE),$(BIN)/python -m benchmarks.atroposlib_environments,@echo "ATROPOSLIB_SOURCE names no checkout: its own files were not tried")
+# Environment files of atroposlib's shapes; of a checkout of it as well, unmodified, where ATROPOSLIB_SOURCE names one. `make soak` also trains.
+test-environments: .venv/test.stamp $(if $(ATROPOSLIB_SOURCE),.venv-environments/stamp)
+	$(PYTEST) $(if $(COLD),,--warm) -n 2 plugins/env_atroposlib/tests
+	$(if $(ATROPOSLIB_SOURCE),.venv-environments/bin/python -m benchmarks.atroposlib_environments,@echo "ATROPOSLIB_SOURCE names no checkout: the 119 files of atroposlib were not tried")
 
 # Our environments in gem and in a Ray actor, with the real packages. `ROLL_SOURCE=path/of/a/checkout make test-roll` runs the same and
 # more with ROLL's own classes, in an environment of its own, and says what differs from the ROLL that is known.
@@ -90,6 +91,24 @@ test-worlds: .venv-worlds/stamp
 # The training alone.
 test-worlds-short: .venv-worlds/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-worlds/bin/python -m pytest tests/worlds -n 2 -k trains
+
+# Environments of verifiers' two contracts, each with the version that has it; some five minutes.
+test-verifiers: .venv-verifiers-v0/stamp .venv-verifiers-v1/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-verifiers-v0/bin/python -m pytest tests/verifiers plugins/env_verifiers/tests -n 2
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-verifiers-v1/bin/python -m pytest tests/verifiers plugins/env_verifiers/tests -n 2
+
+# The training, and a kill.
+test-verifiers-short: .venv-verifiers-v0/stamp .venv-verifiers-v1/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-verifiers-v0/bin/python -m pytest tests/verifiers -n 2 -k "trains or kill"
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-verifiers-v1/bin/python -m pytest tests/verifiers -n 2 -k "trains or kill"
+
+# Runs on a Ray cluster of three simulated machines, with kills of each; five minutes.
+test-ray: .venv-ray/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-ray/bin/python -m pytest tests/ray plugins/launcher_ray/tests
+
+# The same weights as without, one kill, and what is refused.
+test-ray-short: .venv-ray/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-ray/bin/python -m pytest tests/ray plugins/launcher_ray/tests -k "not lost and not stays and not engine]"
 
 # A wheel and a source distribution of each package, in dist/.
 dist: .venv/test.stamp
@@ -152,7 +171,7 @@ screenshots: .venv/run.stamp .venv-view/stamp
 	.venv-view/bin/python -m tools.make_screenshots build/screenshots/gsm8k-default build/screenshots/gsm8k-fast
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
-soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
+soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp $(if $(ATROPOSLIB_SOURCE),.venv-environments/stamp)
 	$(PIP) --no-build-isolation -e '.[soak]'
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m long -n 2 --dist loadfile
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak_mutants
@@ -171,6 +190,7 @@ soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m benchmarks.skyrl_throughput
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_api_hostile
+	$(if $(ATROPOSLIB_SOURCE),.venv-environments/bin/python -m benchmarks.atroposlib_environments --train)
 
 # Beside TRL, in an environment of its own.
 bench: .venv/run.stamp .venv-trl/stamp
@@ -195,7 +215,7 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation $(EDITABLE)
-	$(PIP) --no-build-isolation --no-deps $(WORLDS_EDITABLE)
+	$(PIP) --no-build-isolation --no-deps $(WORLDS_EDITABLE) -e ./plugins/launcher_ray
 	touch $@
 
 .venv/test.stamp: .venv/run.stamp
@@ -221,6 +241,14 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	.venv-atroposlib/bin/python -c 'import atroposlib.envs.base, atroposlib.api, example_trainer.api'
 	touch $@
 
+# Beside what .venv has: the processes of the sweep are forked from one that has imported it.
+.venv-environments/stamp: requirements-environments.txt .venv/test.stamp
+	@echo "installing what environment files of atroposlib import into .venv-environments (a minute)"
+	test -x .venv-environments/bin/python || $(PYTHON) -m venv .venv-environments
+	.venv-environments/bin/python -c 'import pathlib, sysconfig; own = sysconfig.get_path("purelib"); beside = own.replace("/.venv-environments/", "/.venv/"); pathlib.Path(own, "beside.pth").write_text(f"import site; site.addsitedir({beside!r})")'
+	.venv-environments/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-environments.txt
+	touch $@
+
 .venv-roll/stamp .venv-roll-source/stamp: .venv-%/stamp: requirements-%.txt pyproject.toml constraints.txt plugins/adapter_roll/pyproject.toml plugins/env_gsm8k/pyproject.toml
 	@echo "installing gem and Ray into $(@D) (two minutes, 1.6 GB; torch is the most of it)"
 	$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit("gem-llm 0.1.0 is for Python 3.11; this is " + sys.version)'
@@ -238,6 +266,22 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-worlds.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation $(EDITABLE) $(WORLDS_EDITABLE)
+	touch $@
+
+.venv-verifiers-v0/stamp .venv-verifiers-v1/stamp: .venv-verifiers-%/stamp: requirements-verifiers-%.txt pyproject.toml constraints.txt $(PLUGINS)
+	@echo "installing verifiers, contract $*, into $(@D) (two minutes, 1.7 GB; torch is the most of it)"
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-verifiers-$*.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,agent_api bridge_ipc engine_hf env_gsm8k env_verifiers normalization trainer_grpo)
+	touch $@
+
+.venv-ray/stamp: requirements-ray.txt pyproject.toml constraints.txt $(RAY)
+	@echo "installing Ray into $(@D) (a minute, 1.3 GB; torch is the most of it)"
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-ray.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_ipc bridge_lora engine_hf env_gsm8k trainer_grpo)
 	touch $@
 
 # requirements-skyrl.txt says what typed_dict.pth is for.
@@ -292,4 +336,4 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	touch $@
 
 clean:
-	rm -rf .venv .venv-python3.12 .venv-python3.13 .venv-docs .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-roll .venv-roll-source .venv-skyrl .venv-trl .venv-view .venv-vllm .venv-worlds build dist
+	rm -rf .venv .venv-python3.12 .venv-python3.13 .venv-docs .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-environments .venv-roll .venv-roll-source .venv-skyrl .venv-ray .venv-verifiers-v0 .venv-verifiers-v1 .venv-trl .venv-view .venv-vllm .venv-worlds build dist

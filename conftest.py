@@ -3,6 +3,7 @@ And which signals the processes that tests start begin with."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import math
@@ -34,9 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
     children_begin_with_default_signals()
     without_stopwatch()
     if config.getoption("--warm") and can_be_warm():
-        from tests.warm.requests import install_with_template
+        from tests.warm.requests import install_with_template, installed
 
-        install_with_template()
+        if not installed():
+            install_with_template()
     if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder(), "seconds")
 
@@ -46,6 +48,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from tests.warm.requests import start_template
 
         start_template()  # or a test that starts its first process in a thread would start it cold
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All that is imported and collected stays: Python's collector of cycles would look through it again and again."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from atropos_core.interfaces import Curriculum as Curriculum
     from atropos_core.interfaces import Engine as Engine
     from atropos_core.interfaces import Environment as Environment
+    from atropos_core.interfaces import Launcher as Launcher
     from atropos_core.interfaces import Reward as Reward
     from atropos_core.interfaces import Sandbox as Sandbox
     from atropos_core.interfaces import Score as Score
@@ -53,6 +54,7 @@ _HOME = {  # what environments and plugins are written with, and the commands as
             "Curriculum",
             "Engine",
             "Environment",
+            "Launcher",
             "Reward",
             "Sandbox",
             "Score",

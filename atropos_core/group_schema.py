@@ -2,7 +2,8 @@
 this process. What passes can be trained: no arithmetic in 32 bits overflows on it, and it takes no name of the run's own.
 Whether its policy versions ever were is checked beside this (`atropos_core.rollouts.policy_versions`): only a trainer knows.
 
-Token columns are checked by reductions over all rollouts at once; which value is wrong is looked for only where one is.
+Token columns are checked by their extremes over all rollouts at once (where the largest is, which numpy finds at a third of the cost
+of the largest itself); which value is wrong is looked for only where one is.
 A group of 8 kB in one to eight rollouts costs 12 to 26 us, a quarter of what decoding its frame does (CPU time of one core
 of a busy machine). A server does not come to it for groups as nearly all are (its `quick_look`).
 """
@@ -256,19 +257,17 @@ def check_failed(failure: Any) -> None:
 def check_token_columns(columns: TokenColumns, vocabulary: int, named: Named) -> None:
     """Columns of one shape and of their types. Raises DataError. Where a mask is False, a logprob means nothing and may be
     any finite number."""
-    highest = int(
-        np.maximum.reduce(columns.tokens.view(np.uint32))
-    )  # one pass for both ends: below 0 is above them all
-    if highest >= (vocabulary or ID_BOUND):
-        at = int(columns.tokens.view(np.uint32).argmax())
-        _refuse_token(named("tokens", at), int(columns.tokens[at]), vocabulary)
+    tokens = columns.tokens
+    at = int(tokens.view(np.uint32).argmax())  # one pass for both ends: below 0 is above them all
+    if not 0 <= tokens.item(at) < (vocabulary or ID_BOUND):
+        _refuse_token(named("tokens", at), tokens.item(at), vocabulary)
     counted = columns.sampled if columns.trained is columns.sampled else columns.sampled | columns.trained
     for name, (low, high) in _BOUNDS.items():
         values: Floats | None = getattr(columns, name)
         if values is None or not len(values):
             continue
-        if np.minimum.reduce(values) >= low:
-            highest_value = np.maximum.reduce(values)
+        if values.item(values.argmin()) >= low:  # of NaN the first, which is not
+            highest_value = values.item(values.argmax())
             if highest_value <= high:
                 continue
             if (

@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from atropos_core.errors import ConfigError, DataError, PluginError
+from atropos_core.errors import PluginError
+from atropos_core.launchers import Launcher as Launcher  # which is described there
 from atropos_core.types import (
     Batch,
     Completion,
@@ -352,19 +353,6 @@ class TaskSource:
     tasks: Sequence[Task] | None = field(
         default=None, repr=False, compare=False
     )  # may be lazy; None: not in this process
-
-
-def with_weight(sources: Mapping[str, TaskSource]) -> dict[str, TaskSource]:
-    """The sources that a curriculum draws from: a weight of 0 is for evaluation alone. Raises DataError for one without
-    tasks, ConfigError where none is left."""
-    for name, source in sources.items():
-        if source.size == 0:
-            raise DataError(
-                f"environment {name!r} has no training tasks.", remedy="Look at its data source in the run file."
-            )
-    if not (drawn := {name: source for name, source in sources.items() if source.weight > 0}):
-        raise ConfigError("no environment has a weight above 0: there is nothing to train on.")
-    return drawn
 
 
 class Curriculum(Protocol):

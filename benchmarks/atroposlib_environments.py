@@ -1,13 +1,21 @@
-"""atroposlib's own environment files, unmodified, each in its process: which import, open, and give a group for a scripted model.
+"""atroposlib's own environment files, unmodified, each in its process: which import, open, give a group, evaluate, and train.
 
-    ATROPOSLIB_SOURCE=path/of/a/checkout python -m benchmarks.atroposlib_environments [--only WORD] [--jobs 2] [--train]
+    ATROPOSLIB_SOURCE=path/of/a/checkout python -m benchmarks.atroposlib_environments [--only WORD,...] [--jobs 2] [--train [N]]
 
-Files run in a copy of the checkout. No data set is fetched: every name of the hub is one small table with the columns that such
-tables usually have and those that the file names, and proxies lead nowhere. `opens`: imported, made, and set up. `group`: one of the
-first items, as many as `tries` says, gave a group, of so many sequences, for a model that answers in two usual ways, one of them right.
-`ids`: how many of them were found again by ids or text, so that what would be trained has the ids and logprobs that were sampled.
-`--train` trains the policy `tiny` for five steps on each that gave a group. Writes benchmarks/results/atroposlib_environments.json
-and a table beside it.
+Files run in a copy of the checkout. No data set is fetched: every name of the hub is a table of `benchmarks.atroposlib_cases`, which says
+of each file what it is given. Nothing can be reached but this machine: the sweep starts itself again within bubblewrap, in a network
+that has nothing else; where that cannot be had, proxies lead nowhere, and the record says so.
+
+    imports, opens    imported and configured; made and set up
+    group, ids        how many sequences one of its first items gave, and how many of these were found again by ids or text, so that what
+                      would be trained has the ids and logprobs that were sampled; `scores`: of the group
+    evaluates         how many replies its own evaluate() sampled; tried of those in eval_environments, most of which do nothing else
+    trained           with `--train`: five steps of the tiny policy, half of whose replies are by script (`benchmarks.atroposlib_model`)
+    why               what became of it otherwise
+
+`intern_bootcamp_env.py` imports a package that has no release: for its row, a checkout of InternLM/InternBootcamp is on PYTHONPATH.
+
+Writes benchmarks/results/atroposlib_environments.json, of which `python -m tools.make_catalogue` makes a part of docs/catalogue.md.
 """
 
 from __future__ import annotations
@@ -18,74 +26,54 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
-from atropos_core.errors import DataError
+from atropos_agent_api.sandboxes.bubblewrap import find_bwrap
+from atropos_core.errors import AtroposError, DataError, FitError
 from atropos_core.guards.deadlines import within
-from atropos_core.interfaces import Policy
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.runner import checked
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.types import Completion, Episode, Message, Sampling, Tokens
+from atropos_core.storage.run_records import RunRecords
+from atropos_core.types import Episode
 from atropos_env_atroposlib.environment import AtroposlibEnvironment
 from atropos_env_atroposlib.options import AtroposlibOptions
+from benchmarks.atroposlib_cases import ROW, case_of
+from benchmarks.atroposlib_model import Scripted, long_model
 from benchmarks.machine import RESULTS, described
+from tests.warm.requests import install_with_template, start_template
 
 BASES = r"^class \w+\([^)]*\b(BaseEnv|TeacherDistillationEnv|AtroposBaseEnv|BaseLanguageEnv)\b"
-GROUP, TRIES, DEADLINE_S = 8, 6, 90.0
-REPLIES = (  # of a model that answers in the ways in which such files look for answers: right, then wrong
-    "<think>two and two</think> <answer>4</answer> \\boxed{4} The answer is A. #### 4",
-    "<think>who knows what this may be</think> <answer>7</answer> \\boxed{7} The answer is B. #### 7",
-)
-ROW = {
-    **dict.fromkeys(
-        ("question", "problem", "prompt", "instruction", "query", "input", "text", "content"), "What is 2 + 2?"
-    ),
-    **dict.fromkeys(("solution", "output", "response", "completion", "chosen"), "It is \\boxed{4}. #### 4"),
-    "answer": "2 + 2 is 4. #### 4",
-    "final_answer": "4",
-    "ground_truth": "4",
-    "choices": ["4", "7", "8", "9"],
-    "options": ["4", "7", "8", "9"],
-    "messages": [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}],
-    "conversations": [{"from": "human", "value": "What is 2 + 2?"}, {"from": "gpt", "value": "4"}],
-    "subject": "maths",
-    "id": "0",
-}
+GROUP, TRIES, DEADLINE_S, TRAINING_S = 8, 6, 60.0, 300.0
+USUAL = "datasets openai wandb math_verify bs4"  # what most files import beside atroposlib
 SPLITS = ("train", "test", "validation", "dev", "eval")
+EVALUATIONS = "eval_environments/"
+WITHIN, ALONE = "ATROPOSLIB_SWEEP_WITHIN", ("--dev-bind", "/", "/", "--unshare-net", "--die-with-parent")
+STEPS = 5
+HERE = described()
+NETWORK = "its own" if os.environ.get(WITHIN) else "proxies to nowhere"
+KEYS = {  # of services that cannot be reached: files refuse to begin without one
+    f"{name}_API_KEY": "none" for name in ("OPENAI", "ANTHROPIC", "NOUS", "GOOGLE", "GEMINI", "TAVILY", "OPENROUTER")
+}
 
 
-class Scripted(Policy):
-    """Answers in turn."""
+@dataclass(frozen=True)
+class Given:
+    """What every file of one sweep is run with."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self.sampling = Sampling(max_tokens=64)
-        self._tokenizer = tokenizer
-        self._calls = 0
-
-    async def render(self, messages: Sequence[Message], **more: Any) -> Tokens:
-        return self._tokenizer.render(messages)
-
-    async def parse(self, tokens: Tokens) -> Message:
-        return self._tokenizer.parse(tokens)
-
-    async def sample(self, prompt: Tokens, *, n: int = 1, seed: int, **more: Any) -> list[Completion]:
-        self._calls += n
-        texts = [REPLIES[(self._calls + at) % len(REPLIES)] for at in range(n)]
-        rows = [self._tokenizer.encode(text + self._tokenizer.eos) for text in texts]
-        return [
-            Completion(ids, np.full(len(ids), -0.5, np.float32), np.zeros(len(ids), np.int32), "stop", 1.0)
-            for ids in rows
-        ]
+    source: Path  # a copy of the checkout
+    model: Path
 
 
 def environment_files(source: Path) -> list[Path]:
@@ -93,124 +81,274 @@ def environment_files(source: Path) -> list[Path]:
     return [file for file in files if re.search(BASES, file.read_text(errors="replace"), re.MULTILINE)]
 
 
-def datasets(folder: Path, file: Path) -> dict[str, str]:
-    """With every column that the file names somewhere."""
-    folder.mkdir()
+def name_of(file: Path, source: Path) -> str:
+    return str(file.relative_to(source / "environments"))
+
+
+def options_of(file: Path, source: Path, folder: Path) -> dict[str, Any]:
+    """Of the environment `atroposlib`, with the rows that its case says and every column that the file names somewhere."""
+    name = name_of(file, source)
+    case = case_of(name)
     named = re.findall(r"""(?:\[|get\()["'](\w+)["']""", file.read_text(errors="replace"))
-    row = {**dict.fromkeys(named, "4"), **ROW}
-    for split in SPLITS:
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps({**row, "id": str(at)}) + "\n" for at in range(16)))
-    return {"*": str(folder)}
+    row = {**dict.fromkeys(named, "4"), **ROW, **case.columns}
+    count = 8 if name.startswith(EVALUATIONS) else 128
+    folder.mkdir()
+    for split in (*SPLITS, *case.splits):
+        lines = [
+            json.dumps({**row, **(case.other if at % 2 else {}), "id": str(at), "uid": str(at)}) + "\n"
+            for at in range(count)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(lines))
+    usual = {"custom_thinking_prompt": "Think first.", "data_dir_to_save_evals": str(folder / "saved")}
+    config = {**(usual if name.startswith(EVALUATIONS) else {}), **case.config}
+    return {"datasets": {"*": str(folder)}, "config": config}
 
 
-async def looked_at(file: Path, source: Path, model: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"file": str(file.relative_to(source / "environments")), "opens": False, "group": 0, "ids": 0}
+def prepare(source: Path) -> None:
+    """The files that the cases put beside the checkout's."""
+    for file in environment_files(source):
+        for name, content in case_of(name_of(file, source)).files.items():
+            path = source / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, list) and path.suffix == ".jsonl":
+                content = "".join(json.dumps(one) + "\n" for one in content)
+            if isinstance(content, bytes):
+                path.write_bytes(content)
+            else:
+                path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+async def looked_at(file: Path, given: Given) -> dict[str, Any]:
+    name = name_of(file, given.source)
+    row: dict[str, Any] = {"file": name, "imports": False, "opens": False, "group": 0, "ids": 0}
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
-        data = datasets(Path(folder) / "data", file)
-        options = AtroposlibOptions(file=str(file), datasets=data, tries=TRIES, open_deadline_s=DEADLINE_S)
-        environment = AtroposlibEnvironment(options, RunContext(Path(folder), model, label="environment.it"))
+        options = AtroposlibOptions(
+            file=str(file),
+            tries=TRIES,
+            open_deadline_s=DEADLINE_S,
+            **options_of(file, given.source, Path(folder) / "data"),
+        )
+        environment = AtroposlibEnvironment(options, RunContext(Path(folder), given.model, label="environment.it"))
+        policy = Scripted(name, ChatTokenizer(given.model))
         try:
             await environment.open()
-            row["opens"] = True
-            task = environment.tasks("train")[0]
-            policy = Scripted(ChatTokenizer(model))
-            given = await within(
-                environment.rollout_group(task, policy, GROUP, seeds=range(GROUP)), DEADLINE_S, "rollout_group()"
-            )
-            episodes = [
-                checked(one) for one in given if isinstance(one, Episode)
-            ]  # raises for what must not be trained
-            row["group"] = len(episodes)
-            row["ids"] = sum(one.rollouts[0].logprobs is not None for one in episodes if isinstance(one, Episode))
-            row["scores"] = sorted({round(one.score, 3) for one in episodes if isinstance(one, Episode)})[:4]
+            row |= {"imports": True, "opens": True}
+            if name.startswith(EVALUATIONS):
+                row["evaluates"] = await evaluated(environment, policy)
+            row |= await group_of(environment, policy)
         except Exception as error:  # noqa: BLE001 - what became of it is the result
-            row["why"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".replace(
-                str(source), ""
-            )[:200]
+            said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            row["imports"] |= not re.search(r" imports '|could not be imported|config_init\(\)", said)
+            row["why"] = said.replace(str(given.source), "").replace(folder, "").replace(str(Path.home()), "~")[:300]
         finally:
             await environment.close()
-        row["seconds"] = round(time.monotonic() - began, 1)
+            log = Path(folder) / "logs/environment-it.log"
+            if os.environ.get("ATROPOSLIB_LOGS") and log.is_file():
+                shutil.copy(log, Path(os.environ["ATROPOSLIB_LOGS"]) / f"{name.replace('/', '.')}.log")
+    row["seconds"] = round(time.monotonic() - began, 1)
     print(row, flush=True)
     return row
 
 
-def trained(row: dict[str, Any], source: Path) -> dict[str, Any]:
-    """Five steps of `tiny`: whether they ended, with the largest alignment of them."""
-    with tempfile.TemporaryDirectory() as folder:
-        name = "it"
-        data = datasets(Path(folder) / "data", source / "environments" / row["file"])
-        run_file = Path(folder) / "run.toml"
-        run_file.write_text(
-            f'model = "tiny"\n[environment.{name}]\nuse = "atroposlib:{source / "environments" / row["file"]}"\n'
-            f"datasets = {{ {', '.join(f'{json.dumps(key)} = {json.dumps(value)}' for key, value in data.items())} }}\n"
-            "tries = 32\nevaluates = false\n[training]\nsteps = 5\ngroups_per_step = 2\ngroup_size = 4\nmin_group = 1\n"
-            "[evaluation]\nproblems = 0\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-m", "atropos_core.cli.main", "run", str(run_file), "--dir", f"{folder}/run"],
-            capture_output=True, text=True, timeout=400,
+async def group_of(environment: AtroposlibEnvironment, policy: Scripted) -> dict[str, Any]:
+    task = environment.tasks("train")[0]
+    rollouts = environment.rollout_group(task, policy, GROUP, seeds=range(GROUP))
+    given = await within(rollouts, DEADLINE_S, "rollout_group()")
+    episodes = [checked(one) for one in given if isinstance(one, Episode)]  # raises for what must not be trained
+    made = [one for one in episodes if isinstance(one, Episode)]
+    return {
+        "group": len(made),
+        "ids": sum(one.rollouts[0].logprobs is not None for one in made),
+        "scores": sorted({round(one.score, 3) for one in made})[:4],
+    }
+
+
+async def evaluated(environment: AtroposlibEnvironment, policy: Scripted) -> int:
+    """How many replies were sampled for it."""
+    task = environment.tasks("test")[0]
+    [one] = await within(environment.rollout_group(task, policy, 1, seeds=[0]), DEADLINE_S, "evaluate()")
+    if not isinstance(one, Episode):
+        raise DataError(f"evaluate() gave {one!r:.200}")
+    return len(one.rollouts)
+
+
+async def trained(name: str, given: Given) -> dict[str, Any]:
+    """Five steps: whether they ended, the largest distance of a logprob from the trainer's own, and whether each id that was trained
+    is one that was sampled."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        file = given.source / "environments" / name
+        options = {
+            "use": f"atroposlib:{file}",
+            "tries": 16,
+            "evaluates": False,
+            **options_of(file, given.source, folder / "data"),
+        }
+        run = {
+            "model": str(given.model),
+            "plot": "never",
+            "environment": {"it": options},
+            "training": {"steps": STEPS, "groups_per_step": 2, "group_size": 4, "min_group": 1},
+            "sampling": {"max_tokens": 24},
+            "evaluation": {"problems": 0},
+            "engine": {
+                "use": "benchmarks.atroposlib_model:HalfScriptedEngine", "devices": ["cpu"], "file": name,
+                "sampled": str(folder / "sampled.jsonl"),
+            },
+            "trainer": {"devices": ["cpu"], **case_of(name).trainer},
+        }  # fmt: skip
+        (folder / "run.toml").write_text(tomli_w.dumps(run))
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "atropos_core", "run", str(folder / "run.toml"), "--dir", str(folder / "run"),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
-        path = Path(folder) / "run" / "metrics.jsonl"
-        steps = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-        keys = [key for key in (steps[-1] if steps else {}) if "alignment" in key]
-        made = {"steps": len([s for s in steps if s.get("step", 0) > 0]), "alignment": {k: steps[-1][k] for k in keys}}
-        return made | ({} if done.returncode == 0 else {"why": done.stdout[-300:] + done.stderr[-300:]})
+        try:
+            said, _ = await within(child.communicate(), TRAINING_S, "the run")
+        except AtroposError as error:
+            child.kill()
+            await child.wait()
+            return {"steps": 0, "why": str(error)}
+        if child.returncode:
+            lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+            return {"steps": 0, "why": " ".join(lines[-4:])[-300:].replace(str(given.source), "").replace(text, "")}
+        return judged(folder / "run", folder / "sampled.jsonl")
 
 
-async def swept(source: Path, only: str, jobs: int) -> list[dict[str, Any]]:
-    model = load_plugins().resolve_model("tiny").directory
+def judged(run: Path, sampled: Path) -> dict[str, Any]:
+    """By the run's own records, and by what the engine wrote down of each reply as it gave it."""
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    said = {tuple(json.loads(line)) for line in sampled.read_text().splitlines()}
+    apart = [row[ALIGNMENT] for row in steps if row.get(ALIGNMENT) is not None]
+    counted: Counter[str] = Counter()
+    records = RunRecords(run)
+    for step in map(records.step, records.steps()):
+        for episode in step.episodes:
+            for tokens in step.sequences(episode) if episode.outcome == "trained" else ():
+                for begin, end in runs_of(np.asarray(tokens.trained)):
+                    ids = tuple(int(one) for one in tokens.ids[begin:end])
+                    counted["replies"] += 1
+                    counted["other"] += not any(one[: len(ids)] == ids for one in said)
+    return {
+        "steps": sum(row["step"] > 0 for row in steps),
+        "replies": counted["replies"],
+        "other_ids": counted["other"],
+        "alignment": max(apart, default=None),
+    }
+
+
+ALIGNMENT = "alignment/max_abs_logprob_diff"
+
+
+def runs_of(flags: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
+
+
+def is_trained(row: dict[str, Any]) -> bool:
+    """Five steps, alignment under 1e-4, and no id that was not sampled."""
+    found = row.get("trained", {})
+    return found.get("steps") == STEPS and found["replies"] > 0 and not found["other_ids"] and found["alignment"] < 1e-4
+
+
+async def swept(given: Given, only: Sequence[str], jobs: int, train: int) -> list[dict[str, Any]]:
     gate = asyncio.Semaphore(jobs)
+    left = train
 
     async def one(file: Path) -> dict[str, Any]:
+        nonlocal left
         async with gate:
-            return await looked_at(file, source, model)
+            row = await looked_at(file, given)
+            write([row])
+            if left and row["group"] and row["ids"] == row["group"]:
+                left -= 1
+                row["trained"] = await trained(row["file"], given)
+                print(row["file"], row["trained"], flush=True)
+                left += not is_trained(row)
+                write([row])
+            return row
 
-    return await asyncio.gather(*(one(file) for file in environment_files(source) if only in str(file)))
+    files = [file for file in environment_files(given.source) if any(word in str(file) for word in only)]
+    return await asyncio.gather(*(one(file) for file in files))
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| file | opens | group | ids | why not |", "|---|---|---|---|---|"]
-    for row in rows:
-        why = str(row.get("why", "")).replace("|", "\\|")
-        lines.append(
-            f"| {row['file']} | {'yes' if row['opens'] else ''} | {row['group'] or ''} | {row['ids'] or ''} | {why} |"
-        )
-    return "\n".join(lines) + "\n"
+def counts_of(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    return {
+        "files": len(rows),
+        "import": sum(row["imports"] for row in rows),
+        "open": sum(row["opens"] for row in rows),
+        "give a group": sum(row["group"] > 0 for row in rows),
+        "all of it found again": sum(0 < row["group"] == row["ids"] for row in rows),
+        "evaluate alone": sum(row.get("evaluates", 0) > 0 and not row["group"] for row in rows),
+        "trained": sum(is_trained(row) for row in rows),
+    }
+
+
+def write(rows: Sequence[dict[str, Any]], path: Path = RESULTS / "atroposlib_environments.json") -> None:
+    """In place of those that it had of the same files; what was trained stays where nothing was tried now."""
+    had = {row["file"]: row for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    made = {
+        row["file"]: {**({"trained": old} if (old := had.get(row["file"], {}).get("trained")) else {}), **row}
+        for row in rows
+    }
+    every = [row for _, row in sorted({**had, **made}.items())]
+    path.write_text(
+        json.dumps({**HERE, "network": NETWORK, "counts": counts_of(every), "rows": every}, indent=1) + "\n"
+    )
+
+
+def alone() -> None:
+    """Start again in a network of its own. Nothing where this process is within it, or it cannot be had."""
+    if os.environ.get(WITHIN):
+        return
+    try:
+        program = find_bwrap()
+    except FitError:
+        return
+    os.environ[WITHIN] = "yes"
+    os.execv(program, [program, *ALONE, sys.executable, "-m", "benchmarks.atroposlib_environments", *sys.argv[1:]])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="words, with commas between: files whose path has one of them")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--train", action="store_true")
+    parser.add_argument(
+        "--train", type=int, nargs="?", const=1000, default=0, help="how many of those that give a group"
+    )
     given = parser.parse_args()
     if not (source := os.environ.get("ATROPOSLIB_SOURCE")):
         raise DataError("ATROPOSLIB_SOURCE names no checkout of atroposlib: there are no files to look at.")
-    os.environ |= {"HF_HUB_OFFLINE": "1", "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    alone()
+    root = Path.cwd()
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "http_proxy": "http://127.0.0.1:9",
+        "https_proxy": "http://127.0.0.1:9",
+        **KEYS,
+    }
+    os.environ["PYTHONPATH"] = f"{root}:{os.environ.get('PYTHONPATH', '')}"
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "atropos"
         shutil.copytree(Path(source) / "environments", copy / "environments")
+        prepare(copy)
+        tiny = load_plugins().resolve_model("tiny").directory
+        os.environ |= {
+            "WARM_ALSO": USUAL,
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        }
+        install_with_template()
+        start_template()
+        os.environ |= {"NLTK_DATA": str(copy / "nltk_data"), "WIKISQL_CACHE_DIR": str(copy / "wikisql")}
         os.chdir(copy)  # files are read from there, by their names from the root
-        rows = asyncio.run(swept(copy, given.only, given.jobs))
-        if given.train:
-            for row in rows:
-                if row["group"]:
-                    row["trained"] = trained(row, copy)
-                    print(row["file"], row["trained"], flush=True)
-    counts = {
-        "files": len(rows),
-        "open": sum(row["opens"] for row in rows),
-        "give a group": sum(row["group"] > 0 for row in rows),
-        "all of it found again": sum(0 < row["group"] == row["ids"] for row in rows),
-        "trained five steps": sum(row.get("trained", {}).get("steps", 0) >= 5 for row in rows),
-    }
+        made = Given(copy, long_model(tiny, Path(folder) / "model"))
+        for name in {name for file in environment_files(copy) for name in case_of(name_of(file, copy)).models}:
+            shutil.copytree(made.model, copy / name)  # transformers takes a folder of that name for it
+        rows = asyncio.run(swept(made, given.only.split(","), given.jobs, given.train))
+        os.chdir(root)
+    counts = counts_of(rows)
     print(counts)
-    if not given.only:
-        (RESULTS / "atroposlib_environments.json").write_text(
-            json.dumps({"machine": described(), "counts": counts, "rows": rows}, indent=1) + "\n"
-        )
-        (RESULTS / "atroposlib_environments.md").write_text(table(rows))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ has a game of gem learnt with a few random seeds (SEEDS, 5) and writes benchmark
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import re
@@ -149,6 +150,22 @@ def measure_textarena() -> None:
     write_rows("textarena", version("textarena"), rows)
 
 
+def measure_verifiers() -> None:
+    """Of the version that is installed: the three shapes of tests/verifiers, each trained."""
+    of_version = version("verifiers")
+    contract = importlib.import_module(f"tests.verifiers.test_{'v0' if of_version.startswith('0.1.') else 'v1'}")
+    names = {"sums": "one turn", "guessing": "several turns", "tooling": "tools"}
+    rows: list[dict[str, Any]] = [
+        {"name": name, "imports": True, "runs": True, "trains": None, "note": ""} for name in names.values()
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        options = {
+            said: {"use": "verifiers", **contract.options_of(name, Path(folder))} for name, said in names.items()
+        }
+        train_some(rows, options, **contract.SHORT)
+    write_rows(f"verifiers {contract.CONTRACT}", of_version, rows)
+
+
 LEARNS = """
 seed = {seed}
 model = "tiny"
@@ -193,6 +210,7 @@ SOURCES: Mapping[str, Callable[[], None]] = {
     "reasoning-gym": measure_reasoning_gym,
     "gem": measure_gem,
     "textarena": measure_textarena,
+    "verifiers": measure_verifiers,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/catalogue.md from benchmarks/results/worlds.json: python -m tools.make_catalogue"""
+"""docs/catalogue.md from worlds.json and atroposlib_environments.json of benchmarks/results: python -m tools.make_catalogue"""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from tools.metadata import REPOSITORY
 
 PAGE = REPOSITORY / "docs/catalogue.md"
 RESULTS = REPOSITORY / "benchmarks/results/worlds.json"
+FILES = REPOSITORY / "benchmarks/results/atroposlib_environments.json"
+STEPS, COMMIT = 5, "296a0bc5"
 HEAD = """# Environments of other worlds
 
-*Made by `tools/make_catalogue.py` from `benchmarks/results/worlds.json`, which `benchmarks.worlds` writes. A test holds the two together.*
+*Made by `tools/make_catalogue.py` from `worlds.json` and `atroposlib_environments.json` in `benchmarks/results`, which `benchmarks.worlds`
+and `benchmarks.atroposlib_environments` write. A test holds them together.*
 
 **Imports**: it could be made. **Runs**: a task of it was run, and its own answer was scored as right; of environments that are stepped, an
 episode began and took a step. **Trains**: groups of it were trained within five steps of the tiny policy; a dash: not tried.
+"""
+
+EXPLAINED = """Unmodified, by import, and without a network; every data set of the hub is a small table with its columns
+(`benchmarks/atroposlib_cases.py`). **Group**: how many sequences one of its first items gave for a scripted model. **Evaluates**: how many
+replies its own `evaluate()` sampled; tried of those in `eval_environments`, most of which do nothing else. **Trains**: five steps of the
+tiny policy, half of whose replies are by script, with every trained id one that was sampled; the largest distance of a logprob from the
+trainer's own. A dash: not tried.
 """
 
 
@@ -36,6 +46,38 @@ def page(sources: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(parts)
 
 
+def files_page(found: Mapping[str, Any]) -> str:
+    """The part of atroposlib's own files."""
+    counts, rows = found["counts"], found["rows"]
+    lines = "".join(
+        f"| {row['file']} | {_said(row['imports'])} | {_said(row['opens'])} | {row['group'] or _said(False)} | "
+        f"{row.get('evaluates') or '–'} | {_trained(row.get('trained'))} | {_cell(row.get('why', ''))} |\n"
+        for row in rows
+    )
+    return f"""
+## atroposlib's files at {COMMIT}
+
+{EXPLAINED}
+Of {counts["files"]} files {counts["import"]} import, {counts["open"]} open, {counts["give a group"]} give a group,
+{counts["evaluate alone"]} evaluate and do nothing else, {counts["trained"]} train.
+
+| file | imports | opens | group | evaluates | trains | why not |
+|---|---|---|---|---|---|---|
+{lines}"""
+
+
+def _trained(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    if found["steps"] < STEPS or found["other_ids"]:
+        return f"no: {_cell(found.get('why', 'other ids'))}"
+    return f"{found['alignment']:.0e}" if found["replies"] else "no group had unequal scores"
+
+
+def whole() -> str:
+    return page(json.loads(RESULTS.read_text())) + files_page(json.loads(FILES.read_text()))
+
+
 def _said(value: bool | None) -> str:
     return "–" if value is None else "yes" if value else "no"
 
@@ -45,4 +87,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(json.loads(RESULTS.read_text())))
+    PAGE.write_text(whole())

@@ -13,7 +13,7 @@ BEGINS = "## Hooks\n\n"
 
 def sections() -> str:
     return "\n".join(
-        f"### `{name}{str(inspect.signature(hook)).replace(chr(39), '')}`\n\n{inspect.getdoc(hook)}\n"
+        f"### `{name}{str(inspect.signature(hook)).replace(chr(39), '').replace('interfaces.', '')}`\n\n{inspect.getdoc(hook)}\n"
         for name, hook in vars(hooks).items()
         if name.startswith("atropos_")
     )

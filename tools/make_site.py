@@ -40,14 +40,14 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     ),
     "A run": ("run-file.md", "health.md", "records.md", "export.md", "bridges.md", "gpu.md", "swaps.md"),
     "Agents": ("agents.md", "agent-api.md", "agent-tokens.md", "agent-clients.md", "agent-sandboxes.md"),
-    "More than one machine": ("roles.md", "trajectory-api.md"),
+    "More than one machine": ("launchers.md", "roles.md", "trajectory-api.md"),
     "Other people's environments": ("catalogue.md",),
     "Other people's trainers": ("skyrl.md", "roll.md"),
     "Coming from": tuple(f"coming-from/{name}.md" for name in ("trl", "atroposlib", "verifiers", "skyrl", "roll")),
     "Plugins": ("hooks.md",),
 }
 MODULES = (
-    "atropos_core.interfaces", "atropos_core.types", "atropos_core.conversation", "atropos_core.errors",
+    "atropos_core.interfaces", "atropos_core.launchers", "atropos_core.types", "atropos_core.conversation", "atropos_core.errors",
     "atropos_core.plugins.provider", "atropos_core.plugins.spec",
 )  # fmt: skip
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.interfaces import Curriculum, Outcome, TaskSource, with_weight
+from atropos_core.interfaces import Curriculum, Outcome, TaskSource
+from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, ScoredGroup
 

@@ -13,6 +13,7 @@ from atropos_core.plugins.provider import NoOptions, Provider, ResolvedModel, Ru
 if TYPE_CHECKING:
     from atropos_core.builtin.config import RemoteEngineOptions
     from atropos_core.interfaces import Bridge, Curriculum, Engine, Reward, Sink, Trainer, Transform, Transport
+    from atropos_core.launchers import Launcher
 
 CONFIG = "atropos_core.builtin.config"
 TOY_MODEL = Path(__file__).parent / "toy_model"
@@ -95,6 +96,17 @@ def atropos_sinks() -> Iterable[Provider[Sink]]:
 def atropos_bridges() -> Iterable[Provider[Bridge]]:
     local = _of("local", lambda m, o, c: m.LocalBridge())
     yield Provider("local", "for an engine and a trainer in one process", NoOptions, local, _in_process)
+
+
+def _local(options: object, context: RunContext) -> Launcher:
+    from atropos_core.processes.local import LocalLauncher
+
+    return LocalLauncher()
+
+
+@hookimpl
+def atropos_launchers() -> Iterable[Provider[Launcher]]:
+    yield Provider("local", "processes of this machine", NoOptions, _local)
 
 
 @hookimpl

@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import keyword
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -84,6 +85,11 @@ KINDS = {
         "programs started by a command of your own",
         "atropos run agent.toml --set environment.agent.sandbox.use={name}",
         ("atropos-plugin-agent-api",),
+    ),
+    "launcher": Kind(
+        "launcher",
+        "processes started by a command of your own, such as ssh",
+        "atropos run --env gsm8k --bridge checkpoint --launcher {name}",
     ),
 }
 ALL_KINDS = ", ".join(KINDS)
@@ -166,11 +172,15 @@ def check_name(kind: str, name: str, registry: Registry) -> None:
         )
 
 
-def render(kind: str, name: str, *, tools: bool = False) -> dict[Path, str]:
-    """The files of a new plugin, by their path in its folder. `tools`: of an environment, one of several turns."""
-    words = _words(kind, name, tools)
+def render(
+    kind: str, name: str, *, tools: bool = False, over: Path | None = None, words: Mapping[str, str] | None = None
+) -> dict[Path, str]:
+    """The files of a new plugin, by their path in its folder. `tools`: of an environment, one of several turns. `over`: a
+    folder of templates that stand in place of those of the kind; `words`: what they say, over what follows from the name."""
+    words = {**_words(kind, name, tools), **(words or {})}
     files = {}
-    for root in (TEMPLATES / "common", TEMPLATES / kind, *([TEMPLATES / "environment_tools"] if tools else [])):
+    own = over or (TEMPLATES / "environment_tools" if tools else None)
+    for root in (TEMPLATES / "common", TEMPLATES / kind, *([own] if own else [])):
         for source in sorted(root.rglob("*.tmpl")):
             path = source.relative_to(root).with_suffix("")
             parts = [words["package"] if part == "package" else part for part in path.parts]
@@ -179,15 +189,23 @@ def render(kind: str, name: str, *, tools: bool = False) -> dict[Path, str]:
     return files
 
 
-def write(kind: str, name: str, directory: Path, *, tools: bool = False) -> Path:
-    """Make the plugin's folder in `directory`. Raises ConfigError where something is in the way."""
+def write(
+    kind: str,
+    name: str,
+    directory: Path,
+    *,
+    tools: bool = False,
+    over: Path | None = None,
+    words: Mapping[str, str] | None = None,
+) -> Path:
+    """Make the plugin's folder in `directory`, of what `render` gives. Raises ConfigError where something is in the way."""
     from atropos_core.errors import ConfigError
 
     folder = directory / _words(kind, name)["folder"]
     if folder.exists():
         raise ConfigError(f"{folder} exists already.", remedy="Choose another name, or another place with --dir.")
     try:
-        for path, text in render(kind, name, tools=tools).items():
+        for path, text in render(kind, name, tools=tools, over=over, words=words).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:

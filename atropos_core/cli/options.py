@@ -37,6 +37,10 @@ EngineOption = Annotated[
 TrainerOption = Annotated[
     str | None, typer.Option(help="What trains. \\[default: grpo]", autocompletion=components("trainer"))
 ]
+LauncherOption = Annotated[
+    str | None,
+    typer.Option(help="What starts the processes of a run. \\[default: local]", autocompletion=components("launcher")),
+]
 RewardOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -13,6 +13,7 @@ from atropos_core.cli.options import (
     EngineOption,
     EnvOption,
     FileArgument,
+    LauncherOption,
     ModelOption,
     RewardOption,
     SeedOption,
@@ -44,6 +45,7 @@ def run(
     bridge: BridgeOption = None,
     engine: EngineOption = None,
     trainer: TrainerOption = None,
+    launcher: LauncherOption = None,
     reward: RewardOption = None,
     steps: StepsOption = None,
     seed: SeedOption = None,
@@ -74,7 +76,7 @@ def run(
 
     loaded, resolved, plugins = configure(
         file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
-        deterministic=deterministic, changes=changes,
+        deterministic=deterministic, changes=changes, flags={"launcher.use": launcher},
     )  # fmt: skip
     plan = make_plan(loaded.config, resolved, plugins)
     if dry_run:

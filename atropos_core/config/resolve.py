@@ -17,6 +17,7 @@ from atropos_core.config.error_text import explain
 from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.guards.exits import contained
 from atropos_core.interfaces import Transport
+from atropos_core.launchers import Launcher
 from atropos_core.models.model_size import described
 from atropos_core.plugins.provider import Offer, RunContext
 from atropos_core.plugins.references import OBJECT
@@ -70,8 +71,16 @@ class ResolvedComponent:
             raise PluginError(f"{self.label}: build of {self.component.use!r} must not be a coroutine")
         return built
 
-    async def start(self, context: RunContext, role: str, threads: int | None = None, *, needed: bool = False) -> Child:
-        """In a process of its own, called `role`, with its log in the run directory. `needed`: as `Child.start`. Raises
+    async def start(
+        self,
+        context: RunContext,
+        role: str,
+        threads: int | None = None,
+        *,
+        needed: bool = False,
+        launcher: Launcher | None = None,
+    ) -> Child:
+        """In a process of its own, called `role`, with its log in the run directory. `needed`, `launcher`: as `Child.start`. Raises
         ConfigError for an object of this process."""
         if self.component.use.startswith(OBJECT):
             raise ConfigError(
@@ -98,6 +107,7 @@ class ResolvedComponent:
                 threads=threads or len(os.sched_getaffinity(0)),
                 patience=context.patience,
                 needed=needed,
+                launcher=launcher,
             )
         child.loads = described(context.model)
         return child

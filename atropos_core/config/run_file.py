@@ -266,6 +266,9 @@ class RunConfig(Section):
     engine: EngineComponent = Field(EngineComponent(use="hf"), description="what samples")
     trainer: ComponentOnDevices = Field(ComponentOnDevices(use="grpo"), description="what updates the policy")
     bridge: Component = Field(Component(use="ipc"), description="how weights get from the trainer to the engine")
+    launcher: Component = Field(
+        Component(use="local"), description="what starts the processes of engines and trainer, and on which machines"
+    )
     curriculum: Component = Field(Component(use="shuffled"), description="which task is drawn next")
     transform: dict[str, Component] = Field(
         default_factory=lambda: {name: Component(use=name) for name in ("group_advantage", "drop_flat")},
@@ -333,7 +336,7 @@ class RunConfig(Section):
 
 NAMED = ("environment", "reward", "transform", "teacher", "sink")  # sections of several components, by name
 FLAG = "flag"
-SINGLE = ("engine", "trainer", "bridge", "curriculum")
+SINGLE = ("engine", "trainer", "bridge", "curriculum", "launcher")
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,11 @@ class Seen:
 
     stopped: tuple[tuple[int, str], ...]  # number and name of each that a signal or a debugger has stopped
     cpu_s: float
+    is_elsewhere: bool = False  # on another machine, where neither is known
 
     def says(self, before: Seen | None, seconds: float) -> str:
+        if self.is_elsewhere:
+            return "it is on another machine, and cannot be looked at from here"
         if self.stopped:
             named = ", ".join(f"{name} (pid {pid})" for pid, name in self.stopped)
             return f"{named} is stopped; to let it go on: kill -CONT {' '.join(str(pid) for pid, _ in self.stopped)}"

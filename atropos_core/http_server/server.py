@@ -8,7 +8,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,12 +32,15 @@ class HttpServer(uvicorn.Server):
         gate: Gate,
         *,
         lifespan: bool,
+        stop: Callable[[], None],
         grace_s: int,
         keep_alive_s: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`grace_s` for the answers that are under way at the end; `keep_alive_s` for a connection between two requests. An `app`
-        may have `at_once`: for a method and URL, how a request that arrives whole is answered without waiting."""
+        """`stop` is called when the server begins to end: who waits for something must hear so then (`Limits.stop`, and what the
+        application itself lets wait). `grace_s` for the answers that are under way at the end; `keep_alive_s` for a connection
+        between two requests. An `app` may have `at_once`: for a method and URL, how a request that arrives whole is answered
+        without waiting."""
         logging.getLogger("asyncio").addFilter(_ONCE_A_MINUTE)
         config = uvicorn.Config(
             _Granted(app, gate),
@@ -55,6 +58,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._gate = gate
+        self._stop = stop
         self._tls = tls
         self._listeners: list[TlsListener] = []
 
@@ -67,6 +71,7 @@ class HttpServer(uvicorn.Server):
                 self._listeners.append(TlsListener(one, self._tls, self._gate, self._connection))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stop()
         for listener in self._listeners:
             await listener.close()
         await super().shutdown(sockets)
@@ -101,8 +106,8 @@ class _Granted:
 class _GuestServer(HttpServer):
     """Signals belong to the process around it."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, *, grace_s: int, keep_alive_s: int) -> None:
-        super().__init__(app, gate, lifespan=False, grace_s=grace_s, keep_alive_s=keep_alive_s)
+    def __init__(self, app: ASGIApp, gate: Gate, *, stop: Callable[[], None], grace_s: int, keep_alive_s: int) -> None:
+        super().__init__(app, gate, lifespan=False, stop=stop, grace_s=grace_s, keep_alive_s=keep_alive_s)
         self.listens = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -123,19 +128,20 @@ class RunningServer:
         self._serving = serving
 
     async def close(self) -> None:
-        """Let answers that are under way end, as long as the server grants. Raises what ended it before, if anything did."""
+        """Who waits hears that the server ends; answers that are under way may end, as long as it grants. Raises what ended it
+        before, if anything did."""
         self._server.should_exit = True
         await self._serving
 
 
 async def serve_in_loop(
-    app: ASGIApp, gate: Gate, host: str, port: int, *, grace_s: int, keep_alive_s: int
+    app: ASGIApp, gate: Gate, host: str, port: int, *, stop: Callable[[], None], grace_s: int, keep_alive_s: int
 ) -> RunningServer:
-    """Serve `app` inside the running loop of a process that does something else; port 0 is any free one. Raises ConfigError
-    where nothing can listen there, and DeadlineExceeded."""
+    """Serve `app` inside the running loop of a process that does something else; port 0 is any free one, the rest as for
+    `HttpServer`. Raises ConfigError where nothing can listen there, and DeadlineExceeded."""
     bound = _bind(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
-    server = _GuestServer(app, gate, grace_s=grace_s, keep_alive_s=keep_alive_s)
+    server = _GuestServer(app, gate, stop=stop, grace_s=grace_s, keep_alive_s=keep_alive_s)
     serving = asyncio.create_task(server.serve([bound]))
     running = RunningServer(url, server, serving)
     listens = asyncio.create_task(server.listens.wait())

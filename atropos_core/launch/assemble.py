@@ -19,7 +19,7 @@ from atropos_core.config.run_file import NAMED, SINGLE, RunConfig, flatten
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import add_notes
-from atropos_core.guards.opens import opened
+from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.interfaces import (
     Bridge,
     Engine,
@@ -31,12 +31,14 @@ from atropos_core.interfaces import (
     Transport,
 )
 from atropos_core.launch.instrumented import TimedEngine, TimedTrainer
+from atropos_core.launchers import Launcher
 from atropos_core.observe.profile import Profile
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import Offer, ResolvedModel, RunContext
 from atropos_core.plugins.requirements import check_core_api, check_requires
 from atropos_core.processes.child import Child
 from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.rollouts.runner import WeightedReward
@@ -44,6 +46,7 @@ from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationPa
 
 T = TypeVar("T")
 
+ONE_MACHINE: frozenset[Transport] = frozenset({"in_process", "posix_shm", "cuda_ipc", "copy"})
 ONE_ENGINE: frozenset[Transport] = frozenset({"posix_shm", "cuda_ipc"})  # the first engine owns what the trainer maps
 
 
@@ -58,6 +61,12 @@ class Plan:
     named: Mapping[str, Mapping[str, ResolvedComponent]]  # environment, reward, transform, teacher, sink
     transports: tuple[Transport, ...]  # to each engine; empty where nothing is trained
     serve_engine: ServeEngine | None = None  # where the environments are run by workers elsewhere
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether engines and trainer may be on other machines than this one."""
+        launcher = self.single.get("launcher")
+        return launcher is not None and launcher.offer.provider.several_machines
 
     def code(self) -> dict[str, str]:
         """A digest of each file that an option names code by, `./file.py:Name`: for a resume to tell that it changed."""
@@ -123,6 +132,8 @@ def make_plan(
         }
         for kind in (NAMED if training else ("environment", "reward") if rollouts else ())
     }
+    if training:
+        _refuse_idle_launcher([*engines, single["trainer"]], single["launcher"])
     transports = _fit(engines, single, plugins) if training else ()
     config = config.model_copy(
         update={kind: _on_devices_of(getattr(config, kind), one) for kind, one in _engine_and_trainer(engines, single)}
@@ -154,21 +165,33 @@ def _is_installed(name: str, component: Component, plugins: Plugins) -> bool:
     return True
 
 
+def _refuse_idle_launcher(components: Sequence[ResolvedComponent], launcher: ResolvedComponent) -> None:
+    """Raises ConfigError for one that would have nothing to start."""
+    if launcher.component.use != "local" and all(one.offer.provider.runs_in == "here" for one in components):
+        names = ", ".join(f"{one.offer.kind} {one.component.use!r}" for one in components) or "what is run"
+        raise ConfigError(
+            f"launcher {launcher.component.use!r} has nothing to start: {names} has no process of its own.",
+            remedy="Leave the launcher out.",
+        )
+
+
 def _fit(
     engines: Sequence[ResolvedComponent], single: Mapping[str, ResolvedComponent], plugins: Plugins
 ) -> tuple[Transport, ...]:
     """How weights travel to each engine. Memory can be shared with the first one only."""
     first, *others = engines
+    spans = single["launcher"].offer.provider.several_machines
+    allowed = frozenset(get_args(Transport)) - (ONE_MACHINE if spans else frozenset())
     return (
-        _fit_one(first, single, plugins, frozenset(get_args(Transport))),
-        *(_fit_one(engine, single, plugins, frozenset(get_args(Transport)) - ONE_ENGINE) for engine in others),
+        _fit_one(first, single, plugins, allowed),
+        *(_fit_one(engine, single, plugins, allowed - ONE_ENGINE) for engine in others),
     )
 
 
 def _fit_one(
     engine: ResolvedComponent, single: Mapping[str, ResolvedComponent], plugins: Plugins, allowed: frozenset[Transport]
 ) -> Transport:
-    bridge, trainer = single["bridge"], single["trainer"]
+    bridge, trainer, launcher = single["bridge"], single["trainer"], single["launcher"]
     possible = {transport for transport in allowed if _carries(transport, engine.devices, trainer.devices)}
     shared = bridge.transports & engine.transports & trainer.transports & possible
     if shared:
@@ -187,9 +210,15 @@ def _fit_one(
         f"bridge {bridge.component.use!r} does not fit: it carries {_list(bridge.transports)}; engine {engine.component.use!r} takes "
         f"{_list(engine.transports)} and trainer {trainer.component.use!r} gives {_list(trainer.transports)} "
         f"({engine.label}.devices = {', '.join(engine.devices)}; trainer.devices = {', '.join(trainer.devices)})."
-        + ("" if allowed >= ONE_ENGINE else " Memory can be shared with the first engine only."),
+        + _why_not(allowed, launcher.component.use),
         remedy=advice,
     )
+
+
+def _why_not(allowed: frozenset[Transport], launcher: str) -> str:
+    if not allowed & ONE_MACHINE:
+        return f" Launcher {launcher!r} puts them on machines that share no memory."
+    return "" if allowed >= ONE_ENGINE else " Memory can be shared with the first engine only."
 
 
 def _carries(transport: Transport, engine: tuple[str, ...], trainer: tuple[str, ...]) -> bool:
@@ -234,6 +263,7 @@ async def trainer_alone(plan: Plan, directory: Path) -> AsyncIterator[Trainer]:
         yield trainer
     finally:
         await trainer.close()
+        await builder.launcher.close()
 
 
 def contexts(plan: Plan, directory: Path) -> list[tuple[ResolvedComponent, RunContext]]:
@@ -254,13 +284,20 @@ async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
         return await building
     except BaseException as error:
         started: list[Closable] = [*builder.children, *builder.rewards]
-        closing = (within(part.close(), CLOSE_DEADLINE_S, f"{type(part).__name__}: close()") for part in started)
+        closing = [within(part.close(), CLOSE_DEADLINE_S, f"{type(part).__name__}: close()") for part in started]
         ended = await asyncio.gather(*closing, return_exceptions=True)
+        last = within(builder.launcher.close(), CLOSE_DEADLINE_S, "launcher: close()")
+        ended += await asyncio.gather(last, return_exceptions=True)
         first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
         add_notes(first, ended, "nor could what was started be ended")
         if first is not error:
             raise first from None
         raise
+
+
+def _role(resolved: ResolvedComponent) -> str:
+    """ "engine", "trainer"; "engine-NAME" of a replica."""
+    return resolved.label.replace(".replica.", "-")
 
 
 def _announcements(resolved: ResolvedComponent) -> Mapping[str, Any]:
@@ -272,6 +309,7 @@ class _Builder:
         self.plan = plan
         self.children: list[Child] = []  # whose end is the run's end
         self.rewards: list[Closable] = []
+        self._launching: asyncio.Task[None] | None = None
         self._context = RunContext(
             directory=directory,
             model=plan.model.directory,
@@ -293,6 +331,8 @@ class _Builder:
                 for key, value in _announcements(resolved).items()
             },
         )
+        launcher = plan.single.get("launcher")  # of a run; what is evaluated, served or audited is here
+        self.launcher: Launcher = LocalLauncher() if launcher is None else self._build_in_process(launcher)
 
     async def build(self) -> Parts:
         single, named = self.plan.single, self.plan.named
@@ -326,6 +366,7 @@ class _Builder:
             teachers={name: self._build_in_process(resolved) for name, resolved in named["teacher"].items()},
             sinks=sinks,
             children=self.children,
+            launcher=self.launcher,
             profile=profile,
         )
 
@@ -341,6 +382,7 @@ class _Builder:
             rewards=[await self._reward(name, resolved) for name, resolved in named.get("reward", {}).items()],
             engine=engine or await self._hosted_or_here("engine", self.plan.engines[0]),
             children=self.children,
+            launcher=self.launcher,
         )
 
     def run_context(self, resolved: ResolvedComponent) -> RunContext:
@@ -367,8 +409,7 @@ class _Builder:
             built = self._build_in_process(resolved)
             built.endpoint = LocalEndpoint(built)
             return built
-        role = resolved.label.replace(".replica.", "-")  # "engine-NAME"
-        child = await self._child(resolved, role, cast(ComponentOnDevices, resolved.component).threads)
+        child = await self._child(resolved, _role(resolved), cast(ComponentOnDevices, resolved.component).threads)
         return HostedEngine(child) if kind == "engine" else HostedTrainer(child)
 
     async def _reward(self, name: str, resolved: ResolvedComponent) -> WeightedReward:
@@ -390,6 +431,18 @@ class _Builder:
         return WeightedReward(name, reward, component.weight, deadline_s)
 
     async def _child(self, resolved: ResolvedComponent, role: str, threads: int | None) -> Child:
-        child = await resolved.start(self.run_context(resolved), role, threads, needed=True)
+        if self._launching is None:
+            self._launching = asyncio.create_task(self._open_launcher())
+        await asyncio.shield(self._launching)
+        child = await resolved.start(self.run_context(resolved), role, threads, needed=True, launcher=self.launcher)
         self.children.append(child)
         return child
+
+    async def _open_launcher(self) -> None:
+        """For all that it is to start. Raises FitError, before anything is started."""
+        named = f"launcher {self.plan.config.launcher.use}" if "launcher" in self.plan.single else "launcher local"
+        await opened(named, self.launcher)
+        components = [*self.plan.engines, *(one for kind, one in self.plan.single.items() if kind == "trainer")]
+        roles = [_role(one) for one in components if one.offer.provider.runs_in == "process"]
+        with console.waiting(f"{named} to find room for {', '.join(roles)}"):
+            await within(self.launcher.check(roles), MODEL_DEADLINE_S, f"{named}: check()")

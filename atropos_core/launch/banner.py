@@ -52,6 +52,11 @@ def banner(
         ),
         ("trainer", f"{config.trainer.use} {_where(config.trainer, model.threads)}"),
         ("bridge", f"{config.bridge.use}: {'; '.join(CARRIED[how] for how in dict.fromkeys(plan.transports))}"),
+        *(
+            [("launcher", f"{config.launcher.use}: memory of other machines is not planned")]
+            if plan.spans_machines
+            else []
+        ),
         *(("teacher", f"{name}: {one.component.use}") for name, one in plan.named["teacher"].items()),
         (
             "steps",

@@ -29,7 +29,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import raise_first
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.health.watch import forget_after, note_end
-from atropos_core.interfaces import Engine, ModelInfo, ServeEngine, TaskSource, Trainer, with_weight
+from atropos_core.interfaces import Engine, ModelInfo, ServeEngine, TaskSource, Trainer
 from atropos_core.launch.assemble import Plan, build
 from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
@@ -43,6 +43,7 @@ from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.evaluation import require_test_tasks
 from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.rollouts.source import LocalSource, Source
+from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.atomic import WRITABLE, size_bytes, write_whole
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
@@ -80,7 +81,7 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     named, directory = directory, directory.absolute()  # whatever directory a component may change to
     try:
         check_model(plan, directory)
-        if not plan.config.oversubscribe:
+        if not plan.config.oversubscribe and not plan.spans_machines:
             plan_memory(plan, directory).check()
             check_disk(plan, directory)
     except AtroposError:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
@@ -27,6 +27,7 @@ from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api
 
 if TYPE_CHECKING:
+    from atropos_core.http_server.policy_server import ServePolicies
     from atropos_core.interfaces import ServeEngine
 
 GROUP = "atropos"
@@ -86,22 +87,39 @@ class Plugins:
 
     def engine_server(self) -> ServeEngine:
         """How workers elsewhere reach a run's engines. Raises ConfigError where no plugin brings it, PluginError where two do."""
-        found: list[tuple[str, ServeEngine]] = []
-        for implementation in self.manager.hook.atropos_engine_servers.get_hookimpls():
-            answer: Any = implementation.function()
-            found += [(implementation.plugin_name, serve) for serve in answer]
-        if not found:
-            raise ConfigError(
-                "a run with an [api] serves its engines to workers elsewhere, and no plugin that loads here has a server for that.",
-                remedy="pip install atropos-plugin-trajectory-api. `atropos plugins` says what is installed, blocked or broken.",
-            )
-        if len(found) > 1:
-            both = " and ".join(sorted(name for name, _ in found))
-            raise PluginError(
-                f"two plugins offer the server of a run's engines: {both}.",
-                remedy=f"Uninstall one, or block it: {DISABLE}=NAME",
-            )
-        return found[0][1]
+        found: ServeEngine = _the_one(
+            self.manager.hook.atropos_engine_servers,
+            "the server of a run's engines",
+            "a run with an [api] serves its engines to workers elsewhere",
+            "atropos-plugin-trajectory-api",
+        )
+        return found
+
+    def policy_server(self) -> ServePolicies:
+        """How an environment's own client reaches the policy. Raises as `engine_server`."""
+        found: ServePolicies = _the_one(
+            self.manager.hook.atropos_policy_servers,
+            "the server of policies",
+            "an environment with a client of its own is served the policy over HTTP",
+            "atropos-plugin-agent-api",
+        )
+        return found
+
+
+def _the_one(hook: pluggy.HookCaller, what: str, why: str, distribution: str) -> Any:
+    """What a hook offers of which a run uses one. `distribution` is one that offers it."""
+    found = [
+        (one.plugin_name, offered) for one in hook.get_hookimpls() for offered in cast(Iterable[Any], one.function())
+    ]
+    if not found:
+        raise ConfigError(
+            f"{why}, and no plugin that loads here has a server for that.",
+            remedy=f"pip install {distribution}. `atropos plugins` says what is installed, blocked or broken.",
+        )
+    if len(found) > 1:
+        both = " and ".join(sorted(name for name, _ in found))
+        raise PluginError(f"two plugins offer {what}: {both}.", remedy=f"Uninstall one, or block it: {DISABLE}=NAME")
+    return found[0][1]
 
 
 @without_collector()

@@ -36,6 +36,7 @@ KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
     "sink": "atropos_sinks",
     "adapter": "atropos_adapters",
     "sandbox": "atropos_sandboxes",
+    "launcher": "atropos_launchers",
 }
 
 
@@ -150,6 +151,7 @@ class Provider(Generic[T_co]):
     # trainer: makes a whole model of the directory of an adapter that it saved, in another directory that is empty
     merge: Callable[[Path, Path], None] | None = None
     several_devices: bool = False  # engine, trainer: one instance may span several
+    several_machines: bool = False  # launcher: what it starts may be on another one
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), packages ("gem-llm"), or "cuda"
     runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface
     core_api: str = CORE_API  # refused by name when core is another

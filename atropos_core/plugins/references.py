@@ -139,7 +139,11 @@ def _said(kind: str, made: Any, name: str) -> Mapping[str, Any]:
     """What a class says of itself by attributes that are called as the fields of Provider are."""
     from atropos_core.interfaces import Transport
 
-    said = {field: getattr(made, field) for field in ("runs_in", "several_devices") if hasattr(made, field)}
+    said = {
+        field: getattr(made, field)
+        for field in ("runs_in", "several_devices", "several_machines")
+        if hasattr(made, field)
+    }
     if hasattr(made, "requires"):
         said["requires"] = frozenset(made.requires)
     if said.get("runs_in", "here") not in ("here", "process"):

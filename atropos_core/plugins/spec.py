@@ -22,7 +22,8 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from atropos_core import interfaces
+    from atropos_core import interfaces, launchers
+    from atropos_core.http_server.policy_server import ServePolicies
     from atropos_core.plugins.provider import Provider, ResolvedModel
 
 hookimpl = pluggy.HookimplMarker("atropos")
@@ -90,9 +91,19 @@ def atropos_sandboxes() -> Iterable[Provider[interfaces.Sandbox]]:  # type: igno
 
 
 @hookspec
+def atropos_launchers() -> Iterable[Provider[launchers.Launcher]]:  # type: ignore[empty-body]
+    """Offer ways to start the processes of engines and trainer. Chosen by `--launcher NAME` or `[launcher]`."""
+
+
+@hookspec
 def atropos_engine_servers() -> Iterable[interfaces.ServeEngine]:  # type: ignore[empty-body]
     """Offer the server by which workers elsewhere sample from a run's engines. Used by every run with an [api]: one plugin
     may offer one."""
+
+
+@hookspec
+def atropos_policy_servers() -> Iterable[ServePolicies]:  # type: ignore[empty-body]
+    """Offer the server by which an environment's own client samples from the policy: one plugin may offer one."""
 
 
 @hookspec

@@ -1,19 +1,15 @@
 """A component in a process of its own: how that is started, watched and ended.
 
-This is the supervisor's half; `proxies.py` has the interfaces that it is called by. The child's is `child_main.py`.
+This is the supervisor's half; `proxies.py` has the interfaces that it is called by. The child's is `child_main.py`. A launcher
+starts the process: here (`local.py`), or on another machine.
 
-A child leads a process group of its own (a Ctrl-C in the terminal reaches the supervisor alone), writes to a log file,
-and ends when its supervisor does: by the closed socket, and by PR_SET_PDEATHSIG where the kernel has it.
+A child writes to a log file, and ends when its supervisor does: by the closed connection, and by PR_SET_PDEATHSIG where the kernel
+has it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -21,7 +17,9 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import AtroposError, ProcessDied, ProcessSilent
-from atropos_core.guards.patience import DEFAULT_PATIENCE, LOOK_S, Patience, look_at
+from atropos_core.guards.patience import DEFAULT_PATIENCE, LOOK_S, Patience, Seen, look_at
+from atropos_core.launchers import Launcher, StartedProcess
+from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.rpc import Peer
 
 START_DEADLINE_S = 300.0  # imports; building a component
@@ -30,6 +28,7 @@ CLOSE_DEADLINE_S = 10.0  # an engine ends a server of its own within 6
 STEP_DEADLINE_S = 3600.0
 CALL_DEADLINE_S = 60.0
 SAMPLES = frozenset({"sample", "logprobs", "top_logprobs"})  # what an engine leaves waiting while it is paused
+ELSEWHERE = Seen((), 0.0, is_elsewhere=True)
 LOG_LINES = 12  # of a dead child's log, in the error
 
 
@@ -37,7 +36,7 @@ class Child:
     """One child process that hosts one component. Only this object ends it."""
 
     def __init__(
-        self, role: str, process: subprocess.Popen[bytes], peer: Peer, log: Path, patience: Patience, *, needed: bool
+        self, role: str, process: StartedProcess, peer: Peer, log: Path, patience: Patience, *, needed: bool
     ) -> None:
         self.role = role
         self.process = process
@@ -62,30 +61,27 @@ class Child:
         program: str = "atropos_core.processes.child_main",
         patience: Patience = DEFAULT_PATIENCE,
         needed: bool = False,
+        launcher: Launcher | None = None,
     ) -> Child:
         """Start the process and have it build its component (`atropos_core.processes.child_main` says what `build` holds). `program` is
         the module that runs there: one that ends in `atropos_core.processes.child_main.main`. `needed`: by a run, which ends when this
-        process is given up; the calls of others have deadlines of their own."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs, log.open("ab") as output:
-            process = subprocess.Popen(  # noqa: ASYNC220 - a fork takes a millisecond; asyncio's own would wait for its pipes
-                [sys.executable, "-m", program, str(theirs.fileno()), role],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": str(threads),
-                    "OMP_WAIT_POLICY": "PASSIVE",  # a waiting role leaves its core to the working one
-                    "TOKENIZERS_PARALLELISM": "false",
-                    "PYTHONUNBUFFERED": "1",
-                    **(environment or {}),
-                },
-            )
+        process is given up; the calls of others have deadlines of their own. `launcher`: who starts it; None: a process of this machine."""
+        process = await (launcher or LocalLauncher()).start(
+            role,
+            program,
+            {
+                "OMP_NUM_THREADS": str(threads),
+                "OMP_WAIT_POLICY": "PASSIVE",  # a waiting role leaves its core to the working one
+                "TOKENIZERS_PARALLELISM": "false",
+                "PYTHONUNBUFFERED": "1",
+                **(environment or {}),
+            },
+            log,
+        )
         child = cls(role, process, None, log, patience, needed=needed)  # type: ignore[arg-type] # the peer needs the child to explain its end
-        child.peer = Peer(ours, role, {"waits": child._waits_for}, on_lost=child._explain, state=child._state)
+        child.peer = Peer(
+            process.connection, role, {"waits": child._waits_for}, on_lost=child._explain, state=child._state
+        )
         child._watching = asyncio.create_task(child._watch())
         try:
             await child.peer.call("build", dict(build), deadline_s=START_DEADLINE_S)
@@ -97,18 +93,20 @@ class Child:
     def _explain(self) -> AtroposError:
         """Called when the socket has closed: the process has ended or is about to."""
         until = time.monotonic() + 2.0
-        while (code := self._poll()) is None and time.monotonic() < until:
+        while (how := self.process.ended()) is None and time.monotonic() < until:
             time.sleep(0.005)
-        if code is None:
-            return ProcessDied(
-                f"{self.role} (pid {self.process.pid}) closed its connection but still runs; it will be ended"
-            )
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        memory = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
-        return ProcessDied(
-            f"{self.role} (pid {self.process.pid}) {how}{memory}.\n{tail_of_log(self.log)}".rstrip(),
-            remedy=f"Its log is {self.log}",
-        )
+        if how is None:
+            state = ", and its machine may be lost" if self.process.pid is None else " but still runs; it will be ended"
+            return ProcessDied(f"{self._named} closed its connection{state}")
+        return ProcessDied(f"{self._named} {how}.\n{tail_of_log(self.log)}".rstrip(), remedy=f"Its log is {self.log}")
+
+    @property
+    def _named(self) -> str:
+        return f"{self.role} ({self.process.named})"
+
+    def _look(self) -> Seen | None:
+        """None where this kernel tells nothing, or it has ended."""
+        return ELSEWHERE if self.process.pid is None else look_at(self.process.pid)
 
     async def _watch(self) -> None:
         """Say so where it owes an answer and is silent for long, again each time that has doubled; give it up at the bound."""
@@ -120,12 +118,12 @@ class Child:
             owed.excuse(self._waits_for_us(), now)
             silent_s = owed.silent_s(now)
             if silent_s < warned_s:
-                console.say(f"{self.role} (pid {self.process.pid}) answers again")
+                console.say(f"{self._named} answers again")
                 warned_s = 0.0
             if silent_s < self._patience.say_s / 2:
                 before = None
                 continue
-            seen = look_at(self.process.pid)
+            seen = self._look()
             if seen is None:
                 continue
             usual, stopped = owed.usual_s() or 0.0, bool(seen.stopped)
@@ -134,7 +132,7 @@ class Child:
             if silent_s >= max(first_s, 2 * warned_s):
                 warned_s = silent_s
                 console.warn(
-                    f"{self.role} (pid {self.process.pid}) has given no answer to {owed.last}() for {silent_s:.0f} s: "
+                    f"{self._named} has given no answer to {owed.last}() for {silent_s:.0f} s: "
                     f"{seen.says(before, now - looked)}.{self._wrote_within(silent_s)} {self._outlook(bound_s)}"
                 )
             if self._needed and bound_s is not None and silent_s >= bound_s:
@@ -172,34 +170,33 @@ class Child:
     def _given_up(self, silent_s: float, state: str, usual_s: float) -> ProcessSilent:
         usual = f"; such calls took {usual_s:.1f} s at most before" if usual_s else ""
         return ProcessSilent(
-            f"{self.role} (pid {self.process.pid}) gave no answer to {self.peer.owed.last}() for {silent_s:.0f} s{usual}. "
+            f"{self._named} gave no answer to {self.peer.owed.last}() for {silent_s:.0f} s{usual}. "
             f"When it was given up: {state}.\n{tail_of_log(self.log)}".rstrip(),
             remedy=f"Its log is {self.log}. Where it was only slow, raise watch.least_s or watch.times in the run file.",
         )
 
     def _state(self) -> str:
         """What a late answer's error says of the process, where there is something to say."""
-        seen = look_at(self.process.pid)
+        seen = self._look()
         return f": {seen.says(None, 0.0)}" if seen is not None and seen.stopped else ""
 
     async def close(self) -> None:
         """End the process: by a request first, then by SIGTERM, then by SIGKILL to the group that it leads."""
-        if self.process.returncode is None and not self.peer.lost.is_set():
+        if self.process.ended() is None and not self.peer.lost.is_set():
             try:
                 await self.peer.call("close", deadline_s=CLOSE_DEADLINE_S)
             except AtroposError:
                 pass  # it is ended below, however it answered
         self._hang_up()
         if not await self._ended(1.0):
-            os.killpg(self.process.pid, signal.SIGTERM)
+            self.process.terminate()
         if not await self._ended(1.0):
             await self.kill()
 
     async def kill(self) -> None:
-        """End the process group at once."""
+        """End it, with all that it started, at once."""
         self._hang_up()
-        if self._poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         await self._ended(CLOSE_DEADLINE_S)
 
     def _hang_up(self) -> None:
@@ -209,19 +206,9 @@ class Child:
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()
 
-    def _poll(self) -> int | None:
-        """The exit code, once the process has ended. What it started ends with it: until it has been waited for, the
-        number of its group is surely its own. By SIGTERM, which a tracker of shared memory outlives to clean up."""
-        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        if self.process.returncode is None:
-            if os.waitid(os.P_PID, self.process.pid, ended) is None:
-                return None  # and not poll(): it might end just now, and be waited for with its group still there
-            os.killpg(self.process.pid, signal.SIGTERM)
-        return self.process.poll()
-
     async def _ended(self, within_s: float) -> bool:
         until = asyncio.get_running_loop().time() + within_s
-        while self._poll() is None:
+        while self.process.ended() is None:
             if asyncio.get_running_loop().time() > until:
                 return False
             await asyncio.sleep(0.01)

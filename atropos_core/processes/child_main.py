@@ -1,4 +1,5 @@
-"""The child's half of hosting: `python -m atropos_core.processes.child_main DESCRIPTOR ROLE`, started by `child.py` alone.
+"""The child's half of hosting: `python -m atropos_core.processes.child_main CONNECTION ROLE`, started by launchers alone. CONNECTION is
+a descriptor of this process, or the HOST:PORT of a supervisor on another machine.
 
 It builds one component through the same plugin loading as the supervisor's and answers calls on it until the supervisor
 hangs up or dies.
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
-from atropos_core.errors import AtroposError, ConfigError
+from atropos_core.errors import AtroposError, ConfigError, RunDirectoryError
 from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contain_tasks
 from atropos_core.guards.opens import opened
 from atropos_core.interfaces import Engine, Measured, ModelInfo, Stateful, Trainer
 from atropos_core.processes.agent import Agent
+from atropos_core.processes.dialing import dial
 from atropos_core.processes.forwarding import methods
 from atropos_core.processes.rpc import Handler, Peer
 from atropos_core.types import Batch, Episode, Floats, Metrics, Task
@@ -39,6 +41,7 @@ class Host:
 
     def __init__(self) -> None:
         self.peer: Peer
+        self.role = sys.argv[2] if len(sys.argv) > 2 else ""
         self.component: Any = None
         self._agent: Agent
         self.ended = asyncio.Event()
@@ -63,10 +66,13 @@ class Host:
             return
 
         sys.path.extend(entry for entry in wanted.get("path", ()) if entry not in sys.path)
+        context = RunContext.from_record(wanted["context"])
+        if self.peer.is_remote:
+            _require_shared(context.directory / "logs" / f"{self.role}.log", context.model)
         with without_collector():
             offer = load_plugins().registry.find(wanted["kind"], wanted["name"])
             options = offer.provider.options.model_validate(wanted["options"])
-            self.offer(wanted["kind"], offer.provider.build(options, RunContext.from_record(wanted["context"])))
+            self.offer(wanted["kind"], offer.provider.build(options, context))
 
     def offer(self, kind: str, component: Any) -> None:
         """Answer calls on this component from here on."""
@@ -128,6 +134,22 @@ class Host:
         self.ended.set()
 
 
+def _require_shared(log: Path, model: Path) -> None:
+    """Raises RunDirectoryError, ConfigError on a machine that has not what is read and written by path. `log`: a file that the supervisor
+    has made there."""
+    here = socket.gethostname()
+    if not log.exists():
+        raise RunDirectoryError(
+            f"the run directory {log.parent.parent} is not on {here}, where this was started.",
+            remedy="Name one on a file system that all these machines share: --dir.",
+        )
+    if not model.is_dir():
+        raise ConfigError(
+            f"the model directory {model} is not on {here}, where this was started.",
+            remedy="Copy it there, under the same path, or name one on a file system that all these machines share.",
+        )
+
+
 def with_directory(method: Handler) -> Handler:
     """The same, of a directory that travels as text."""
 
@@ -137,15 +159,13 @@ def with_directory(method: Handler) -> Handler:
     return call
 
 
-async def serve(descriptor: int, host: Host) -> None:
+async def serve(connection: socket.socket, host: Host) -> None:
     async def say(number: int, what: str | None) -> None:
         with suppress(AtroposError):  # who has hung up waits for nothing
             await host.peer.call("waits", number, what, deadline_s=WAITS_DEADLINE_S)
 
     contain_tasks(asyncio.get_running_loop())  # what a component raises to end the process is an error of that call
-    host.peer = Peer(
-        socket.socket(fileno=descriptor), "the supervisor", host.handlers(), takes_descriptors=frozenset({"call_agent"})
-    )
+    host.peer = Peer(connection, "the supervisor", host.handlers(), takes_descriptors=frozenset({"call_agent"}))
     console.pass_waits_on(lambda number, what: asyncio.ensure_future(say(number, what)))
     waits = [asyncio.ensure_future(host.ended.wait()), asyncio.ensure_future(host.peer.lost.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -153,14 +173,15 @@ async def serve(descriptor: int, host: Host) -> None:
 
 
 def main(made: type[Host] = Host) -> None:
-    descriptor = int(sys.argv[1])  # the role after it is for whoever lists processes
-    supervisor = os.getppid()
+    where = sys.argv[1]  # the role after it is for whoever lists processes
+    supervisor = os.getppid()  # or who started it for the supervisor, on this machine
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:  # it died before the line above
             os._exit(3)
-    os.set_inheritable(descriptor, False)
-    asyncio.run(serve(descriptor, made()))
+    connection = socket.socket(fileno=int(where)) if where.isdecimal() else dial(where)
+    connection.set_inheritable(False)
+    asyncio.run(serve(connection, made()))
     os._exit(0)  # threads that still compute for a supervisor that is gone have no one to hand it to
 
 

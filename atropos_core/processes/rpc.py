@@ -1,4 +1,5 @@
-"""Calls between a process and its own child, both ways, over one Unix socket pair.
+"""Calls between a process and its own child, both ways, over one Unix socket pair; or one TCP connection, which carries no
+descriptors, where a launcher has put the child on another machine.
 
 All calls that are made in one turn of the event loop travel in one frame and are started together, in order, at the
 other end: an engine sees a whole batch at once, and sees the same one every time. File descriptors travel with the call
@@ -17,7 +18,15 @@ from typing import Any
 
 from atropos_core import errors
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
-from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, OutOfMemory, ProcessDied, RemoteError
+from atropos_core.errors import (
+    AtroposError,
+    DataError,
+    DeadlineExceeded,
+    FitError,
+    OutOfMemory,
+    ProcessDied,
+    RemoteError,
+)
 from atropos_core.guards.exits import contained
 from atropos_core.guards.patience import Owed
 
@@ -87,6 +96,8 @@ class Peer:
     ) -> tuple[Any, list[int]]:
         if self.error is not None:
             raise self.error
+        if descriptors and self.is_remote:
+            raise FitError(f"{self.name} is on another machine, and {method}() would share memory with it.")
         self._next += 1
         number = self._next
         future: asyncio.Future[tuple[Any, list[int]]] = self._loop.create_future()
@@ -104,6 +115,11 @@ class Peer:
         except asyncio.CancelledError:
             self._forget(number, late=False)
             raise
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the other end may be on another machine."""
+        return self._sock.family != socket.AF_UNIX
 
     @property
     def is_called(self) -> bool:

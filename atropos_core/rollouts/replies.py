@@ -13,6 +13,7 @@ from atropos_core.types import Message
 SENTINEL = "\u2063reply\u2063"
 # What `message_of` reads: such a token is part of the text, though some tokenizers call it special.
 READ = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+NAME_CHARACTERS = 256  # of a tool, at most
 _THINK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
@@ -50,14 +51,17 @@ def message_of(text: str) -> Message:
 
 
 def _function_of(call: str) -> dict[str, Any] | None:
-    """Name and arguments; None where the JSON has none. Some models write the arguments as JSON in a string."""
+    """Name and arguments; None where the JSON has none, or a name that no API takes back in a history. Some models write the arguments
+    as JSON in a string."""
     try:
         said = json.loads(call)
         name, arguments = said["name"], said.get("arguments", {})
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, KeyError, RecursionError):
         return None
-    return {"name": name, "arguments": arguments} if isinstance(name, str) and isinstance(arguments, dict) else None
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS or not isinstance(arguments, dict):
+        return None
+    return {"name": name, "arguments": arguments}
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def run(
     bridge: Component = None,
     engine: Component = None,
     trainer: Component = None,
+    launcher: Component = None,
     reward: Components = None,
     curriculum: Component = None,
     transform: Components = None,
@@ -65,6 +66,7 @@ def run(
         "engine": arguments.one("engine", engine),
         "trainer": arguments.one("trainer", trainer),
         "model": _text(model),
+        "flags": {"launcher.use": arguments.one("launcher", launcher)},
     }
     _add_further(arguments, curriculum, transform, teacher, sink)
 

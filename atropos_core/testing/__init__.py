@@ -28,6 +28,7 @@ __all__ = [
     "curriculum_contract",
     "engine_contract",
     "environment_contract",
+    "launcher_contract",
     "loss_contract",
     "reward_contract",
     "sandbox_contract",
@@ -39,7 +40,7 @@ __all__ = [
 
 KINDS = (
     "environment", "reward", "transform", "curriculum", "bridge", "loss", "sink", "teacher", "engine", "trainer", "adapter",
-    "sandbox",
+    "sandbox", "launcher",
 )  # fmt: skip
 
 
@@ -153,6 +154,12 @@ def sandbox_contract(
     return _test("sandbox", target, options, skip)
 
 
+def launcher_contract(
+    target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
+) -> Callable[[], None]:
+    return _test("launcher", target, options, skip)
+
+
 class _Contract(Protocol):
     def findings(self) -> list[Finding]: ...
 
@@ -206,6 +213,10 @@ def _contract(kind: str) -> Callable[..., _Contract]:
             from atropos_core.testing.sandboxes import SandboxContract
 
             return SandboxContract
+        case "launcher":
+            from atropos_core.testing.launchers import LauncherContract
+
+            return LauncherContract
         case "trainer":
             from atropos_core.testing.trainers import TrainerContract
 

@@ -21,8 +21,10 @@ from atropos_core.interfaces import (
     Trainer,
     Transform,
 )
+from atropos_core.launchers import Launcher
 from atropos_core.observe.profile import Profile
 from atropos_core.processes.child import Child
+from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.proxies import HostedReward
 from atropos_core.rollouts.runner import WeightedReward
 from atropos_core.types import Metrics
@@ -55,6 +57,7 @@ class Parts:
     teachers: dict[str, Teacher]
     sinks: dict[str, Sink]
     children: list[Child]
+    launcher: Launcher = field(default_factory=LocalLauncher)  # which started them
     opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first
     profile: Profile = field(default_factory=Profile)
 
@@ -88,7 +91,8 @@ class Parts:
         here = [self.bridge, *self.by_label().values()]
         errors = await _close_all(self.opened)
         errors += await _close_all([part for part in here if isinstance(part, Closable) and part not in hosted])
-        return errors + await _close_all(hosted)
+        errors += await _close_all(hosted)
+        return errors + await _close_all([self.launcher])
 
 
 async def _close_all(parts: Sequence[Closable]) -> list[Exception]:
@@ -105,6 +109,7 @@ class EvaluationParts:
     rewards: list[WeightedReward]
     engine: Engine
     children: list[Child]
+    launcher: Launcher = field(default_factory=LocalLauncher)
 
     async def close(self) -> None:
         """Close environments and engine, then the processes. All are tried; the first error is raised afterwards, and names
@@ -112,4 +117,4 @@ class EvaluationParts:
         rewards = [of.reward for of in self.rewards if isinstance(of.reward, Closable)]
         errors = await _close_all([*self.environments.values(), *rewards, self.engine])
         await asyncio.gather(*(child.close() for child in self.children))
-        raise_first(errors)
+        raise_first(errors + await _close_all([self.launcher]))

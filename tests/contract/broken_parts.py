@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +19,7 @@ from atropos_core.builtin.config import ToyEngineOptions, ToyTrainerOptions
 from atropos_core.builtin.toy import ToyEngine, ToyTrainer
 from atropos_core.interfaces import Finding, ModelInfo, Sink, Teacher, Writing
 from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.local import LocalLauncher, LocalProcess
 from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, ScoredGroup, Tokens, TopK
 
 # -- sinks
@@ -443,4 +446,72 @@ ADAPTERS: dict[Callable[..., Any], set[str]] = {
     WritesBeside: {"exports"},
     NamesAFileThatIsNotThere: {"exports", "same again"},
     Stamps: {"same again"},
+}
+
+
+# -- launchers
+
+
+class Nowhere(LocalLauncher):
+    async def machines(self) -> Any:
+        return []
+
+
+class LosesVariables(LocalLauncher):
+    async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> LocalProcess:
+        return await super().start(role, program, {"PYTHONUNBUFFERED": "1"}, log)
+
+
+class PrintsNowhere(LocalLauncher):
+    async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> LocalProcess:
+        return await super().start(role, program, environment, Path("/dev/null"))
+
+
+class _SaysLittle(LocalProcess):
+    def ended(self) -> str | None:
+        return super().ended() and "ended"
+
+
+class SaysLittle(LocalLauncher):
+    async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> LocalProcess:
+        made = await super().start(role, program, environment, log)
+        return _SaysLittle(made.popen, made.connection)
+
+
+class _KillsOne(LocalProcess):
+    """And not what that one has started."""
+
+    def ended(self) -> str | None:
+        return None if self.popen.poll() is None else "ended with exit code 0"
+
+    def kill(self) -> None:
+        self.popen.send_signal(signal.SIGKILL)
+
+
+class KillsOne(LocalLauncher):
+    async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> LocalProcess:
+        made = await super().start(role, program, environment, log)
+        return _KillsOne(made.popen, made.connection)
+
+    async def close(self) -> None:
+        """What its bug has left is ended here."""
+        for one in self._started:
+            try:
+                os.killpg(one.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+class LeavesRunning(LocalLauncher):
+    async def close(self) -> None:
+        pass
+
+
+LAUNCHERS: dict[Callable[..., Any], str] = {
+    Nowhere: "machines",
+    LosesVariables: "starts",
+    PrintsNowhere: "logs",
+    SaysLittle: "ends",
+    KillsOne: "kills",
+    LeavesRunning: "closes what runs",
 }

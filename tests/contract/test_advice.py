@@ -27,6 +27,7 @@ from tests.conftest import REPOSITORY
 # Flags of other programs, and who takes them; vLLM's are those of the engine's own files.
 OTHERS_FLAGS = {
     "--ipc": "docker", "--shm-size": "docker", "--force-reinstall": "pip", "--index-url": "pip", "--no-deps": "pip",
+    "--head": "ray", "--address": "ray",
     "--config_path": "ROLL", "--config_name": "ROLL", "--relative-to": "realpath",
 }  # fmt: skip
 # Files whose texts are printed by several commands, or under one that their name does not show: a flag that stands alone must be

@@ -19,11 +19,13 @@ from atropos_core.testing import (
     check,
     curriculum_contract,
     engine_contract,
+    launcher_contract,
     reward_contract,
     sink_contract,
     trainer_contract,
     transform_contract,
 )
+from atropos_core.testing.launchers import LauncherContract
 
 FILE = Path(__file__).parent / "broken_components.py"
 PARTS_FILE = Path(__file__).parent / "broken_parts.py"
@@ -49,6 +51,7 @@ test_sequential = curriculum_contract("sequential")
 test_local_bridge = bridge_contract("local")
 test_console_sink = sink_contract("console")
 test_jsonl_sink = sink_contract("jsonl")
+test_local_launcher = launcher_contract("local")
 test_toy_engine = engine_contract("toy")
 test_toy_trainer = trainer_contract("toy")
 
@@ -84,6 +87,16 @@ PARTS: dict[str, dict[Callable[..., Any], set[str]]] = {
 def test_a_planted_bug_breaks_the_checks_that_name_it_and_no_others(kind: str, component: Callable[..., Any]) -> None:
     """And the component that it was planted in breaks none."""
     assert broken(check(kind, component)) == PARTS[kind][component]
+
+
+LAUNCHERS: dict[Callable[..., Any], str] = load_reference(f"{PARTS_FILE}:LAUNCHERS")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda one: one.__name__)
+def test_a_planted_bug_in_a_launcher_breaks_the_check_that_names_it(launcher: Callable[..., Any]) -> None:
+    """The others, which `test_local_launcher` runs, are left out: each starts processes."""
+    others = [stage for stage in LauncherContract.stages if stage != LAUNCHERS[launcher]]
+    assert broken(check("launcher", launcher, skip=others)) == {LAUNCHERS[launcher]}
 
 
 def test_a_sink_that_blocks_the_event_loop_is_named() -> None:

@@ -69,6 +69,7 @@ SHARED = {  # by every command that makes a configuration of them
     "--bridge": ("--bridge", "ipc"),
     "--engine": ("--engine", "hf"),
     "--trainer": ("--trainer", "grpo"),
+    "--launcher": ("--launcher", f"{Path(__file__).parent}/broken_parts.py:LeavesRunning"),
     "--deterministic": ("--deterministic",),
     "--steps": ("--steps", "2"),
     "--dir": ("--dir", "elsewhere"),
@@ -90,7 +91,7 @@ POLICY = ("--env", "--model", "--reward", "--seed", "--set", "--engine")
 TRIALS = {
     "run": Trial(
         (*TEACHABLE, "--steps", "1"), {"--dry-run": ("--dry-run",)},
-        shared=(*POLICY, "--bridge", "--trainer", "--deterministic", "--steps", "--dir"),
+        shared=(*POLICY, "--bridge", "--trainer", "--launcher", "--deterministic", "--steps", "--dir"),
     ),
     "resume": Trial(
         ("resume", "run", "--steps", "2"), {"--steps": ("--steps", "3"), "--set": ("--set", "training.group_size=3")},
@@ -125,7 +126,7 @@ TRIALS = {
     ),
     "config show": Trial(
         ("config", "show", *TOY, "--env", WATCHED), {"--explain": ("--explain",), "--json": ("--json",)},
-        shared=(*POLICY, "--bridge", "--trainer", "--deterministic", "--steps"),
+        shared=(*POLICY, "--bridge", "--trainer", "--launcher", "--deterministic", "--steps"),
     ),
     "new": Trial(("new", "environment", "word_tally"), {"--tools": ("--tools",)}, shared=("--dir",)),
     "check": Trial(
@@ -343,6 +344,7 @@ def test_a_dry_run_says_that_the_directory_cannot_be_the_runs(tmp_path, monkeypa
 # -- seen elsewhere
 
 SEEN_IN = {
+    "plugins/env_atroposlib/tests/test_import.py::made": "import --dir",
     "tests/unit/cli/test_json.py::test_a_doctor_prints_one_document_and_ends_as_it_would": "doctor --json",
     "tests/unit/cli/test_json.py::test_an_evaluation_prints_its_figures_and_all_that_they_depend_on": "eval --json",
     "tests/unit/exports/test_dataset.py::test_what_is_no_conversation_of_the_policy_is_left_out_by_name": "export --keep-cut-off",

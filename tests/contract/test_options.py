@@ -254,6 +254,7 @@ IN_A_RUN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is seen o
     "run.oversubscribe": ({"hub.size_mb": 1e9}, {"oversubscribe": True}),
     "run.plot": ({}, {"plot": "always"}),
     "run.bridge.use": ({}, {"bridge.use": "ipc"}),
+    "run.launcher.use": ({}, {"launcher.use": f"{ROOT}/tests/contract/broken_parts.py:LeavesRunning"}),
     "run.checkpoint.every": ({}, {"checkpoint.every": 1}),
     "run.curriculum.use": ({}, {"curriculum.use": "sequential"}),
     "run.environment.use": ({}, {"environment.watched.use": "tests.contract.watched_tasks:Constant"}),
@@ -533,6 +534,8 @@ plugins/env_atroposlib/tests/test_environment.py::test_no_group_for_so_many_item
   environment atroposlib: tries
 plugins/env_atroposlib/tests/test_environment.py::test_a_setup_that_never_ends_is_given_up
   environment atroposlib: open_deadline_s
+plugins/env_atroposlib/tests/test_own_clients.py::test_a_url_that_is_named_is_the_policys
+  environment atroposlib: policy_urls
 plugins/env_atroposlib/tests/test_environment.py::test_what_is_wrong_is_one_error
   environment atroposlib: file
 plugins/env_gsm8k/tests/test_grading.py::test_the_hub_source_loads_a_data_set_with_the_datasets_library
@@ -553,6 +556,14 @@ tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_
   environment gem: tasks held_out
 tests/worlds/test_gem.py::test_a_step_that_takes_too_long_fails_by_name
   environment gem: step_deadline_s
+tests/ray/test_runs.py::test_a_cluster_that_is_not_there_is_named
+  launcher ray: address
+tests/ray/test_runs.py::test_an_address_that_is_of_another_machine_is_refused
+  launcher ray: host
+tests/ray/test_runs.py::test_what_cannot_be_there_at_once_is_refused_and_says_what_is_free
+  launcher ray: room_deadline_s
+plugins/launcher_ray/tests/test_options.py::test_resources_in_rays_words
+  launcher ray: roles.cpus roles.gpus roles.memory_gb roles.other
 tests/worlds/test_openenv.py::test_openenvs_own_template_echoes
   environment openenv: url field shown max_turns
 tests/worlds/test_openenv.py::test_constant_fields_are_part_of_every_action
@@ -571,6 +582,12 @@ tests/unit/rollouts/test_stepping.py::test_a_score_of_success_is_correct
   environment openenv: success
 tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
   environment openenv: tasks held_out seed
+tests/verifiers/test_v0.py::test_its_arguments_reach_load_environment_and_success_is_what_counts_as_correct
+  environment verifiers: id folder config datasets success
+tests/verifiers/test_v0.py::test_tasks_are_split_by_their_prompts_where_the_environment_has_no_data_set_for_evaluation
+  environment verifiers: tasks held_out
+tests/verifiers/test_v0.py::test_loading_that_takes_too_long_is_named
+  environment verifiers: open_deadline_s
 tests/worlds/test_textarena.py::test_parameters_and_players_reach_textarena
   environment textarena: game parameters players
 tests/worlds/test_textarena.py::test_a_game_that_is_cut_off_has_no_winner_and_all_games_of_a_task_begin_alike

@@ -7,11 +7,11 @@ import re
 
 from benchmarks.worlds import without_folder, write_rows
 from tests.conftest import REPOSITORY
-from tools.make_catalogue import PAGE, RESULTS, page
+from tools.make_catalogue import PAGE, files_page, page, whole
 
 
 def test_the_page_is_what_the_results_say():
-    assert PAGE.read_text() == page(json.loads(RESULTS.read_text())), "run `python -m tools.make_catalogue`"
+    assert PAGE.read_text() == whole(), "run `python -m tools.make_catalogue`"
 
 
 def test_the_rows_of_a_source_replace_its_own_alone(tmp_path):
@@ -23,6 +23,22 @@ def test_the_rows_of_a_source_replace_its_own_alone(tmp_path):
     assert "## one 1.1" in made and "## two 2.0" in made and "1.0\n" not in made
     assert "| c | yes | no | – | no \\| answer |" in made
     assert "2 of 2 import, 1 run, 1 of 1 that were tried train." in made
+
+
+def test_a_file_trains_whose_groups_had_unequal_scores_and_whose_ids_were_sampled() -> None:
+    trained = {"steps": 5, "replies": 3, "other_ids": 0, "alignment": 4e-6}
+    row = {"file": "a.py", "imports": True, "opens": True, "group": 8, "ids": 8}
+    rows = [
+        {**row, "trained": trained},
+        {**row, "trained": {**trained, "replies": 0}},
+        {**row, "trained": {**trained, "other_ids": 1}},
+        {**row, "group": 0, "evaluates": 2, "why": "none | no"},
+    ]
+    counts = dict.fromkeys(("files", "import", "open", "give a group", "evaluate alone", "trained"), 4)
+    made = files_page({"counts": counts, "rows": rows})
+    assert "| a.py | yes | yes | 8 | – | 4e-06 |  |" in made
+    assert "| no group had unequal scores |" in made and "| no: other ids |" in made
+    assert "| a.py | yes | yes | no | 2 | – | none \\| no |" in made
 
 
 def test_no_result_and_no_page_says_where_a_package_was_installed() -> None:

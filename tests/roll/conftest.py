@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.left_out import NONE_OF_THEM, stand_in
+
 HERE = Path(__file__).parent
 HAS_GEM = importlib.util.find_spec("gem") is not None
 
 if source := os.environ.get("ROLL_SOURCE"):
     sys.path.insert(0, source)
 if not HAS_GEM:
-    collect_ignore_glob = ["test_*.py"]  # they import gem; the one that stands for them says why they are left out
+    collect_ignore_glob = NONE_OF_THEM  # they import gem
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -81,17 +83,4 @@ def roll(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         ray.shutdown()
 
 
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    if not HAS_GEM and file_path.parent == HERE and file_path.name == "conftest.py":
-        return LeftOut.from_parent(parent, path=file_path)
-    return None
-
-
-class LeftOut(pytest.File):
-    def collect(self) -> list[pytest.Item]:
-        return [NeedsGem.from_parent(self, name="needs_gem")]
-
-
-class NeedsGem(pytest.Item):
-    def runtest(self) -> None:
-        pytest.skip("tests/roll needs gem and Ray in an environment of its own: `make test-roll`")
+pytest_collect_file = stand_in(__file__, "" if HAS_GEM else "gem and Ray", "make test-roll")

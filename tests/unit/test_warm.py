@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+
+from tests.warm import is_template
+from tests.warm.template import hides_what_is_imported
 
 pytestmark = [
     pytest.mark.skipif(
@@ -99,3 +103,27 @@ def test_a_warm_process_sees_what_a_new_interpreter_sees(scene, both):
     for made in both:
         assert made[scene].pop("parent") == made["pid"], "whoever called Popen is its parent"
     assert warm[scene] == cold[scene]
+
+
+def test_a_worker_of_make_test_is_forked_and_has_a_template_of_its_own(request):
+    if not (hasattr(request.config, "workerinput") and request.config.getoption("--warm")):
+        pytest.skip("no worker of `pytest --warm -n`, as `make test` has")
+    worker = psutil.Process()
+    assert worker.cmdline()[0].startswith("//"), "each would import what the template has imported once"
+    assert [is_template(child.pid) for child in worker.children()].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "hides"),
+    [
+        ("json.py", True),
+        ("json/__init__.py", True),
+        ("json/test_it.py", False),  # no package: `import json` finds another
+        ("xyzzy.py", False),
+        ("sitecustomize.py", True),
+    ],
+)
+def test_a_folder_in_front_of_the_path_hides_what_python_would_import_from_it(made, hides, tmp_path):
+    (tmp_path / made).parent.mkdir(exist_ok=True)
+    (tmp_path / made).write_text("")
+    assert hides_what_is_imported([str(tmp_path)]) is hides

@@ -80,7 +80,7 @@ async def test_two_engines_end_apart_and_strangers_not_at_all(
         group, scratch = group_of(one), scratch_of(one)
         segments = shared_memory(group)
         assert segments and scratch.is_dir()
-        one.child.process.kill()
+        one.child.process.popen.kill()
         await until_gone(group, WITHIN_S)
         await until_stopped(one)
         until = time.monotonic() + WITHIN_S

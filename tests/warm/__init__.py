@@ -6,6 +6,8 @@ called `subprocess.Popen`, with the environment, the directory, the descriptors 
 `python -m MODULE` of the modules in `template.WARM` is started so, and only where everything that an
 interpreter reads when it starts is as it was when the template started, but for folders in front of PYTHONPATH that hide no module;
 all else is started as ever. `COLD=1 make test` starts everything as ever.
+
+The workers of pytest-xdist are forked so too, each with a template of its own: what six of them would import is imported once.
 """
 
 from __future__ import annotations

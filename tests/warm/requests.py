@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-SILENT_S = 120  # its imports included
+SILENT_S = 300  # its imports included, on a machine that does much else
 LARGEST, DESCRIPTORS = 1 << 18, 64  # of one request
 REFUSED = (
     b"0"  # in place of a pid: a folder in front of the path has a module that the template has imported from elsewhere
@@ -133,10 +133,11 @@ class Requests:
 
 
 def can_be_warm(words: Sequence[object]) -> bool:
-    """One of the template's modules. No script: it would have a child that a test does not expect, its own template."""
-    from tests.warm.template import WARM
+    """One of the template's modules, or a worker of pytest-xdist. No script: it would have a child that a test does not expect,
+    its own template."""
+    from tests.warm.template import WARM, WORKER
 
-    return len(words) > 2 and words[1] == "-m" and words[2] in WARM
+    return len(words) > 2 and ((words[1] == "-m" and words[2] in WARM) or tuple(words[1:]) == WORKER)
 
 
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -210,6 +211,11 @@ def install_with_template() -> None:
 
     _starts.append(start)
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+
+def installed() -> bool:
+    """In a worker that was forked from a template: it has been given one of its own."""
+    return subprocess.Popen._execute_child is not _original  # type: ignore[attr-defined]
 
 
 def start_template() -> None:

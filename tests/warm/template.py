@@ -18,11 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from execnet.gateway_io import popen_bootstrapline
+
 from atropos_core.cli.guarded import GUARDED
 from atropos_core.plugins.manager import load_plugins
 from tests.warm import NAME, forked, requests
 
-WARM = ("atropos_core", "atropos_core.processes.child_main", "atropos_trainer_grpo.rank", "atropos_env_atroposlib.host")
+WARM = (
+    "atropos_core", "atropos_core.processes.child_main", "atropos_trainer_grpo.rank", "atropos_env_atroposlib.host", "pytest",
+)  # fmt: skip
+WORKER = ("-u", "-c", popen_bootstrapline)  # what pytest-xdist starts its workers with
+ALSO = "WARM_ALSO"  # a variable of the environment: modules to import beside these
 PADDING = "/" * 4096  # room for the names of the processes to be
 IMPORTED = (
     "torch", "torch.distributed", "transformers", "transformers.models.qwen3.modeling_qwen3",
@@ -34,7 +40,7 @@ IMPORTED = (
     "atropos_core.testing.environments", "atropos_engine_hf.engine", "atropos_trainer_grpo.trainer",
     "atropos_bridge_ipc.bridge", "atropos_bridge_ipc.agents", "torch.profiler",
     "atropos_bridge_lora.bridge", "atropos_bridge_checkpoint.bridge",
-    "atropos_env_gsm8k.environment", "atropos_trajectory_api.server.app",
+    "atropos_env_gsm8k.environment", "atropos_trajectory_api.server.app", "pytest",
 )  # fmt: skip
 
 
@@ -42,7 +48,7 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     forked.end_with_parent(int(sys.argv[2]))
     ignore_signals()
-    for name in IMPORTED:
+    for name in (*IMPORTED, *os.environ.get(ALSO, "").split()):
         importlib.import_module(name)
     load_plugins()
     refuse_threads()
@@ -60,10 +66,17 @@ def refuse_threads() -> None:
 def hides_what_is_imported(folders: list[str]) -> bool:
     """Whether one of these folders, in front of the path, has a module that was imported here from another, or one that an
     interpreter runs as it starts."""
-    known = {*sys.modules, "sitecustomize", "usercustomize"}
-    return any(
-        entry.name.partition(".")[0] in known for one in folders if os.path.isdir(one) for entry in os.scandir(one)
-    )
+    return any(hides(entry) for one in folders if os.path.isdir(one) for entry in os.scandir(one))
+
+
+def hides(entry: os.DirEntry[str]) -> bool:
+    name = entry.name.partition(".")[0]
+    if name in ("sitecustomize", "usercustomize"):
+        return True
+    if entry.is_dir() and not os.path.exists(os.path.join(entry.path, "__init__.py")):
+        # The `tests` of a plugin, say. It would be a part of a namespace package, and hides nothing else.
+        return name in sys.modules and getattr(sys.modules[name], "__file__", None) is None
+    return name in sys.modules
 
 
 def ignore_signals() -> None:
@@ -94,7 +107,9 @@ def serve(channel: socket.socket) -> tuple[str, list[str]]:
 def new_process(wanted: dict[str, Any], received: list[int]) -> tuple[str, list[str]]:
     forked.become(wanted, received)
     command = wanted["command"]
-    if command[2] == "atropos_core" and command[3:4] and command[3] in GUARDED:
+    if tuple(command[1:]) == WORKER:
+        with_template()
+    elif command[2] == "atropos_core" and command[3:4] and command[3] in GUARDED:
         os.register_at_fork(after_in_child=once(with_template))  # the fork that does the work, in cli/guarded.py
     elif command[3:4] == ["serve"] or command[-1].startswith("trainer"):
         with_template()
@@ -133,7 +148,11 @@ def run(job: tuple[str, list[str]]) -> None:
     """What `python -m` does, but for the end of the interpreter, which would take torch apart piece by piece."""
     code: object = 0
     try:
-        runpy._run_module_as_main(job[0])  # type: ignore[attr-defined]
+        module, command = job
+        if module == "-c":
+            exec(command[-1], {"__name__": "__main__"})
+        else:
+            runpy._run_module_as_main(module)  # type: ignore[attr-defined]
     except SystemExit as ended:
         code = ended.code
         if not isinstance(code, int | None):

@@ -18,19 +18,25 @@ GROUPS = 6  # of each environment in a step, on average
 
 
 def train(
-    folder: Path, environments: Mapping[str, Mapping[str, Any]], *, max_tokens: int = 24, **training: Any
+    folder: Path,
+    environments: Mapping[str, Mapping[str, Any]],
+    *,
+    max_tokens: int = 24,
+    model: str = "tiny",
+    deadline_s: float = 220,
+    **training: Any,
 ) -> list[dict[str, Any]]:
     """Train all of them at once, and give the metrics of each step. Fails where the run does, where a rollout fails, where what
     was trained is not what was sampled, and where nothing was learnt from in one of the environments."""
     settings = {"steps": STEPS, "groups_per_step": GROUPS * len(environments), "group_size": 8, **training}
     run = {
-        "model": "tiny", "plot": "never", "training": settings, "sampling": {"max_tokens": max_tokens},
+        "model": model, "plot": "never", "training": settings, "sampling": {"max_tokens": max_tokens},
         "evaluation": {"problems": 0}, "environment": environments,
     }  # fmt: skip
     (folder / "run.toml").write_text(tomli_w.dumps(run))
     ended = subprocess.run(
         [sys.executable, "-m", "atropos_core", "run", "run.toml", "--dir", "run"],
-        cwd=folder, capture_output=True, text=True, timeout=220, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        cwd=folder, capture_output=True, text=True, timeout=deadline_s, env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
@@ -48,7 +54,7 @@ def train(
 def trained_groups(run: Path) -> Counter[str]:
     """How many groups of each environment were trained."""
     found: set[tuple[str, int]] = set()
-    for file in (run / "rollouts").glob("*.jsonl"):
+    for file in (run / "rollouts").glob("step-*.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         found |= {(row["environment"], row["draw"]) for row in rows if row["outcome"] == "trained"}
     return Counter(name for name, _ in found)

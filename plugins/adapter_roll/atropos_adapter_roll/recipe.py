@@ -15,7 +15,7 @@ from atropos_core.errors import ConfigError
 
 VALIDATION_GROUPS = 64  # environments that run the held-out split at once
 HEADER = """# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.
-# ROLL does in its own way what [trainer], [bridge], [engine], [curriculum], [transform.*], [sink.*], [health], [watch],
+# ROLL does in its own way what [trainer], [bridge], [engine], [launcher], [curriculum], [transform.*], [sink.*], [health], [watch],
 # [hub], [api], deterministic, oversubscribe, plot and restarts say: but for the learning rate, nothing of them is carried over.
 # Of [training] are steps, groups_per_step, group_size and max_staleness; of [evaluation], problems and every; of [checkpoint], every.
 """

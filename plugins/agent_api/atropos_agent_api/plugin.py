@@ -1,8 +1,10 @@
 """What this package offers: the environment `agent`, and the sandboxes `local`,
-`process`, `bubblewrap`, `docker` and `external`, and the command `serve-agent`."""
+`process`, `bubblewrap`, `docker` and `external`, the command `serve-agent`, and the server of policies."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +12,11 @@ from atropos_core import hookimpl
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from atropos_agent_api.config import AgentOptions
     from atropos_agent_api.sandboxes.config import BubblewrapOptions, DockerOptions, ExternalOptions
+    from atropos_core.http_server.policy_server import PolicyServer, ServePolicies
     from atropos_core.interfaces import Environment, Sandbox
 
 
@@ -68,6 +73,17 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
             build_agent,
         )
     ]
+
+
+@hookimpl
+def atropos_policy_servers() -> Iterable[ServePolicies]:
+    return [_serve_policies]
+
+
+async def _serve_policies(model: Path) -> PolicyServer:
+    module = await asyncio.to_thread(importlib.import_module, "atropos_agent_api.server.policies")  # a second or more
+    server: PolicyServer = await module.serve_policies(model)
+    return server
 
 
 @hookimpl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from typing import Any
 
@@ -44,5 +45,5 @@ class HolderHost(Host):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    asyncio.run(serve(int(sys.argv[1]), HolderHost()))
+    asyncio.run(serve(socket.socket(fileno=int(sys.argv[1])), HolderHost()))
     os._exit(0)

@@ -86,7 +86,7 @@ async def test_a_killed_end_leaves_no_segment_and_the_other_goes_on(connected: A
     run = await connected(tiny)
     files.look()
     dead, alive = run.children[victim], run.children[1 - victim]
-    dead.process.send_signal(signal.SIGKILL)
+    dead.process.popen.send_signal(signal.SIGKILL)
     with pytest.raises(ProcessDied, match="SIGKILL"):
         await dead.peer.call("call_agent", "read_sentinel", 0, deadline_s=10)
     value = await alive.peer.call("call_agent", "read_sentinel", victim, deadline_s=10)
@@ -94,7 +94,7 @@ async def test_a_killed_end_leaves_no_segment_and_the_other_goes_on(connected: A
     for child in run.children:
         await child.close()
     assert not files.left()
-    assert all(child.process.poll() is not None for child in run.children)
+    assert all(child.process.popen.poll() is not None for child in run.children)
     for child in run.children:
         assert not Path(f"/proc/{child.process.pid}").exists()
 

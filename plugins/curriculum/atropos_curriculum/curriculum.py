@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.advantages import is_flat
-from atropos_core.interfaces import Curriculum, Outcome, TaskSource, with_weight
+from atropos_core.interfaces import Curriculum, Outcome, TaskSource
+from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Metrics, ScoredGroup
 from atropos_curriculum.bank import Bank

@@ -50,4 +50,4 @@ async def test_a_hosted_engine_gives_bit_for_bit_what_it_gives_in_process(
         assert len(await hosted.logprobs(prompts)) == 3
     finally:
         await hosted.close()
-    assert child.process.poll() is not None
+    assert child.process.popen.poll() is not None

@@ -15,6 +15,7 @@ from atropos_core.interfaces import Environment, Policy
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import Child
 from atropos_core.rollouts.numbered_tasks import NumberedTasks
+from atropos_core.rollouts.stop_texts import end_at_stop
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Episode, Failed, Metrics, Sampling, Split, Task, Tokens
@@ -62,7 +63,7 @@ class AtroposlibEnvironment(Environment):
         self._starting = asyncio.Lock()
         self._calls: dict[int, Collected] = {}
         self._numbers = 0
-        self._surplus: list[list[Episode]] = []  # groups beyond the one that was drawn for
+        self._surplus: list[list[Episode | Failed]] = []  # groups beyond the one that was drawn for
         self._step = 0
         self._state: dict[str, Any] | None = None
         self._loaded = True  # what a resumed run had, by the process
@@ -117,7 +118,7 @@ class AtroposlibEnvironment(Environment):
         return found | {f"sequences_{name}": float(count) for name, count in vars(self._matcher.counts).items()}
 
     def state(self) -> Mapping[str, Any]:
-        """What its save_checkpoint() wrote when the present step began."""
+        """What its save_checkpoint() wrote with its last group."""
         return {"step": self._step, "data": self._state}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -154,6 +155,7 @@ class AtroposlibEnvironment(Environment):
             "place": options.file,
             "config": options.config,
             "datasets": options.datasets,
+            "policy_urls": options.policy_urls,
             "model": str(context.model),
             "tables": str(logs / f"{role}-tables.jsonl"),
         }
@@ -186,6 +188,10 @@ class AtroposlibEnvironment(Environment):
             raise RemoteError(Exception.__str__(error), remedy=error.remedy) from error
         self._metrics |= answer["metrics"]
         self._state = answer["state"]
+        for url in answer["clients"]:
+            self._warn_once(
+                f"{Path(self._options.file).name} opened a client of its own for {url}: the policy answers it."
+            )
         return answer
 
     # -- what its code calls
@@ -203,7 +209,7 @@ class AtroposlibEnvironment(Environment):
             raise DataError("the group that this sample is for has ended")
         seed, call.calls = derive(call.seed, call.calls), call.calls + 1
         found = await call.policy.sample(prompt, n=n, sampling=self._sampling(call.policy, settings), seed=seed)
-        made = [self._cut(one, stops) for one in found]
+        made = [await self._cut(one, stops) for one in found]
         for one in made:
             call.sampled.add(prompt, one)
             self._step = max(self._step, int(one.policy_version.max(initial=0)))
@@ -221,23 +227,17 @@ class AtroposlibEnvironment(Environment):
             top_k=max(int(settings.get("top_k", usual.top_k)), 0),
         )
 
-    def _cut(self, completion: Completion, stops: Sequence[str]) -> Completion:
+    async def _cut(self, completion: Completion, stops: Sequence[str]) -> Completion:
         """Behind the first token that completes a stop text."""
-        text = self._tokenizer.decode(completion.tokens, keep_special=True)
-        if not any(stop and stop in text for stop in stops):
+
+        async def text(tokens: Tokens) -> str:
+            return self._tokenizer.decode(tokens, keep_special=True)
+
+        size, stop = await end_at_stop(completion.tokens, stops, text) if stops else (0, "")
+        if not stop:
             return completion
-        low, high = 0, len(completion.tokens)
-        while high - low > 1:
-            middle = (low + high) // 2
-            said = self._tokenizer.decode(completion.tokens[:middle], keep_special=True)
-            low, high = (low, middle) if any(stop and stop in said for stop in stops) else (middle, high)
-        return replace(
-            completion,
-            tokens=completion.tokens[:high],
-            logprobs=completion.logprobs[:high],
-            policy_version=completion.policy_version[:high],
-            finish="stop",
-        )
+        columns = {name: getattr(completion, name)[:size] for name in ("tokens", "logprobs", "policy_version")}
+        return replace(completion, **columns, finish="stop")
 
     # -- what comes of it
 
@@ -253,14 +253,18 @@ class AtroposlibEnvironment(Environment):
         score = next((metrics[name] for part in NUMBERS for name in metrics if part in name), 0.0)
         return Episode(call.sampled.rollouts(), score, metrics=metrics)
 
-    def _filled(self, episodes: list[Episode], n: int) -> Sequence[Episode | Failed]:
+    def _filled(self, episodes: list[Episode | Failed], n: int) -> Sequence[Episode | Failed]:
         missing = Failed(f"the environment gave {len(episodes)} of {n} sequences", "rollout_group")
         return [*episodes[:n], *[missing] * (n - len(episodes))]
 
     def _say_unmatched(self) -> None:
-        if self._matcher.counts.without_logprobs and "unmatched" not in self._warned:
-            self._warned.add("unmatched")
-            console.warn(
+        if self._matcher.counts.without_logprobs:
+            self._warn_once(
                 f"{Path(self._options.file).name} gives sequences that nobody sampled so, by ids or by text: they are trained without "
                 "logprobs, as if sampled from the present policy. The metric sequences_without_logprobs counts them."
             )
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            console.warn(text)

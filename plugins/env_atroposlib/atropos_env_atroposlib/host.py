@@ -16,6 +16,7 @@ import numpy as np
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.guards.deadlines import within
 from atropos_core.processes.child_main import Host, main
+from atropos_core.rollouts.local_datasets import serve_datasets
 from atropos_core.types import Completion
 
 SAMPLE_DEADLINE_S = 3600.0  # the rollout's own deadline comes first
@@ -28,37 +29,49 @@ class EnvironmentHost(Host):
     def __init__(self) -> None:
         super().__init__()
         self._environment: Any = None
+        self._sends = False  # it collects nothing, and sends groups by itself as a step begins
         self._items: dict[int, Any] = {}  # of draws that have no group yet, by their task's number
         self._taking = asyncio.Lock()  # of items, one by one: the stream is a stateful one
 
     async def build(self, wanted: dict[str, Any]) -> None:
-        """`wanted`: place, config, datasets, model, tables. Raises ConfigError, PluginError."""
+        """`wanted`: place, config, datasets, policy_urls, model, tables. Raises ConfigError, PluginError."""
         from atropos_env_atroposlib.loading import configured, load_class
-        from atropos_env_atroposlib.standins import absent, install
+        from atropos_env_atroposlib.standins import absent, install, own_clients
         from atropos_env_atroposlib.standins.link import Link, join
         from atropos_env_atroposlib.tokenizer import load_tokenizer
 
         os.environ.setdefault("WANDB_MODE", "disabled")
         install()
         absent.without_wandb()
-        absent.serve_datasets(wanted["datasets"])
+        if wanted["datasets"]:
+            serve_datasets(wanted["datasets"], _datasets())
+        own_clients.offer_default()
         self._link = Link(load_tokenizer(wanted["model"]), self._sample)
         join(self._link)
         self._tables = Path(wanted["tables"])
         cls: Any = load_class(wanted["place"])
         changes = {"tokenizer_name": wanted["model"], **wanted["config"]}
-        self._made = cls, *configured(cls, changes)
+        config, servers = configured(cls, changes)
+        self._made = cls, config, servers
+        self._clients = own_clients.OwnClients(servers, wanted["policy_urls"])
         for call in (self.open_environment, self.collect, self.evaluate, self.load):
             self.peer.handlers[call.__name__] = call
 
     async def open_environment(self) -> dict[str, Any]:
-        """Make it and load its data. Says what it is."""
+        """Make it and load its data. Says what it is. Raises ConfigError for a package that it lacks."""
+        from atropos_env_atroposlib.loading import missing
         from atropos_env_atroposlib.standins.base import BaseEnv
 
         cls, config, servers = self._made
+        self._sends = all(
+            getattr(cls, name) is getattr(BaseEnv, name) for name in ("collect_trajectory", "collect_trajectories")
+        )
         takes = inspect.signature(cls.__init__).parameters
-        self._environment = cls(config, servers, **{name: False for name in ("slurm", "testing") if name in takes})
-        await self._environment.setup()
+        try:
+            self._environment = cls(config, servers, **{name: False for name in ("slurm", "testing") if name in takes})
+            await self._environment.setup()
+        except ModuleNotFoundError as error:
+            raise missing(cls.__name__, error) from error
         return {
             "name": cls.name or cls.__name__,
             "evaluates": cls.evaluate is not BaseEnv.evaluate,
@@ -92,18 +105,34 @@ class EnvironmentHost(Host):
                     traceback.print_exc()  # into the log; atroposlib's loop goes on with another item as well
                 if groups:
                     break
-        self._items.pop(index, None)
+        item = self._items.pop(index, None)
         for group in groups:
-            await environment.add_rollouts_for_wandb(group, None)
+            await environment.add_rollouts_for_wandb(group, item)
         return _json({"groups": [_plain_group(group) for group in groups], **self._said()})
 
     async def _groups_of(self, item: Any) -> list[dict[str, Any]]:
         """That are there: none, one or several."""
         environment = self._environment
+        if self._sends:
+            return await self._sent()
         found, backlog = _pair(await environment.collect_trajectories(item))
         environment.backlog.extend(backlog)
-        found = await environment.postprocess_histories(found)
-        return [one for one in (found if isinstance(found, list) else [found]) if _has_tokens(one)]
+        if isinstance(found, list) and found and not any(one is None or isinstance(one, Mapping) for one in found):
+            found = await environment.score(found)  # as atroposlib did once: trajectories, and no group yet
+        found, backlog = _pair(await environment.postprocess_histories(found))
+        environment.backlog.extend(backlog)
+        sent, environment.sent = environment.sent, []
+        return [one for one in (*(found if isinstance(found, list) else [found]), *sent) if _has_tokens(one)]
+
+    async def _sent(self) -> list[dict[str, Any]]:
+        """What it sends as a step begins: single sequences in one group."""
+        environment = self._environment
+        async with self._taking:
+            environment.curr_step = environment.status_dict["current_step"] - 1
+            await environment.env_step_checks()
+            groups, environment.sent = environment.sent, []
+        groups = [one for one in groups if _has_tokens(one)]
+        return [_joined(groups)] if groups and all(len(one["tokens"]) == 1 for one in groups) else groups
 
     async def evaluate(self, number: int, step: int) -> str:
         """What its evaluate() logged, as JSON."""
@@ -113,7 +142,7 @@ class EnvironmentHost(Host):
             await environment.evaluate()
             while environment.eval_workers:
                 await asyncio.gather(*environment.eval_workers)
-        await environment.wandb_log()
+        await environment.wandb_log({})
         return _json(self._said())
 
     async def close(self) -> None:
@@ -125,6 +154,9 @@ class EnvironmentHost(Host):
         self.ended.set()
 
     async def _next_item(self) -> Any:
+        """None where it draws its own."""
+        if self._sends:
+            return None
         async with self._taking:
             if self._environment.backlog:
                 return self._environment.backlog.pop(0)
@@ -136,17 +168,17 @@ class EnvironmentHost(Host):
     async def _at_step(self, step: int) -> None:
         """The trainer has come to another step: what atroposlib's loop does there."""
         environment = self._environment
-        if step == environment.curr_step and environment.saved_data is not None:
-            return
         if step != environment.curr_step:
-            environment.curr_step = step
             environment.status_dict = {"current_step": step, "queue_size": 0}
-            await environment.wandb_log()
-        environment.save_checkpoint(step)
+            if self._sends:  # which it does when a group is drawn
+                environment.curr_step = step
+            else:
+                await environment.env_step_checks()
 
     def _said(self) -> dict[str, Any]:
-        """Numbers for the run's metrics; tables go to a file."""
+        """Numbers for the run's metrics, and where its stream is; tables go to a file."""
         environment = self._environment
+        environment.save_checkpoint(environment.curr_step)
         logged, environment.logged = environment.logged, {}
         numbers = {name: value for name, one in logged.items() if (value := _number(one)) is not None}
         tables = {name: one for name, one in logged.items() if hasattr(one, "columns") and hasattr(one, "data")}
@@ -155,7 +187,7 @@ class EnvironmentHost(Host):
                 for name, one in tables.items():
                     row = {"step": environment.curr_step, "table": name, "columns": one.columns, "rows": one.data}
                     file.write(_json(row) + "\n")
-        return {"metrics": numbers, "state": environment.saved_data}
+        return {"metrics": numbers, "state": environment.saved_data, "clients": sorted(self._clients.answered)}
 
     async def _sample(
         self, number: int, prompt: Sequence[int], n: int, settings: Mapping[str, Any], stops: Sequence[str]
@@ -188,6 +220,16 @@ class _Collecting:
         COLLECTING.reset(self._token)
 
 
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "the option `datasets` needs the package of that name.", remedy="pip install datasets"
+        ) from None
+    return datasets
+
+
 def _pair(given: Any) -> tuple[Any, list[Any]]:
     """A group with a backlog, or without one. (A list of groups is no pair.)"""
     if isinstance(given, tuple) and len(given) == 2:
@@ -201,6 +243,17 @@ def _has_tokens(group: Any) -> bool:
     if not isinstance(group, Mapping):
         raise ConfigError(f"collect_trajectories() gave {group!r:.80} where a group is a dict")
     return bool(group.get("tokens"))
+
+
+def _joined(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of groups of one sequence, with what the first says of the whole."""
+    every = {name for one in groups for name in one}
+    lists = {
+        name: [value for one in groups for value in one[name]]
+        for name in every
+        if all(isinstance(one.get(name), list) for one in groups)
+    }
+    return {**groups[0], **lists}
 
 
 def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import ValidationError
 
@@ -47,17 +47,41 @@ def configured(cls: Any, changes: Mapping[str, Any]) -> tuple[Any, Any]:
         raise ConfigError(
             f"{cls.__name__}.config_init() gave no pair of configurations: {type(error).__name__}: {error}"
         ) from error
-    fields = type(config).model_fields
-    if unknown := sorted(changes.keys() - fields.keys()):
+    kind = _own_config(cls, type(config))
+    if unknown := sorted(changes.keys() - kind.model_fields.keys()):
         raise ConfigError(
-            f"config.{unknown[0]} is no field of {type(config).__name__}.",
-            remedy=f"It has: {', '.join(sorted(fields))}",
+            f"config.{unknown[0]} is no field of {kind.__name__}.",
+            remedy=f"It has: {', '.join(sorted(kind.model_fields))}",
         )
     try:
-        values = {name: getattr(config, name) for name in fields} | {"use_wandb": False} | dict(changes)
-        return type(config).model_validate(values), servers
+        said = type(config).model_fields if kind is type(config) else config.model_fields_set
+        values = {name: getattr(config, name) for name in said}
+        return kind.model_validate(values | {"use_wandb": False} | dict(changes)), servers
     except ValidationError as error:
         raise ConfigError(f"config of {cls.__name__}: {error}") from error
+
+
+def _own_config(cls: Any, given: Any) -> Any:
+    """The class of its configuration: what config_init gave, or what derives from that and stands in __init__ alone."""
+    try:
+        said = get_type_hints(cls.__init__).get("config")
+    except NameError:  # of another annotation
+        return given
+    return said if inspect.isclass(said) and issubclass(said, given) else given
+
+
+def missing(who: str, error: ModuleNotFoundError) -> ConfigError | PluginError:
+    """What to say of a module that a file imports: its package is not installed, or is another version of it."""
+    name = error.name or ""
+    top = name.partition(".")[0]
+    if top in ("", "atroposlib"):
+        return PluginError(f"{who} could not be imported: {error}")
+    if top != name and top in sys.modules:
+        return ConfigError(
+            f"{who} imports {name!r}, which the {top!r} that is installed does not have.",
+            remedy=f"Install the version of {top} that the file was written for.",
+        )
+    return ConfigError(f"{who} imports {name!r}, which is not installed.", remedy=f"pip install {top}")
 
 
 def _is_environment(value: Any) -> bool:
@@ -85,12 +109,7 @@ def _import(file: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("", "atroposlib"):
-            raise PluginError(f"{file} could not be imported: {error}") from error
-        raise ConfigError(
-            f"{file} imports {missing!r}, which is not installed.", remedy=f"pip install {missing}"
-        ) from error
+        raise missing(str(file), error) from error
     except ImportError as error:
         raise PluginError(f"{file} could not be imported: {error}") from error
     except (Exception, SystemExit) as error:

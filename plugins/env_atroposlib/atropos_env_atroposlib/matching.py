@@ -2,7 +2,7 @@
 
 Nothing that comes back is believed about logprobs. A sequence is looked for among all that was sampled for the group: by its ids, then
 by its text but for white space and special tokens, and then it is trained with the ids that were sampled. What stands behind them nobody
-sampled. A sequence that is found nowhere is trained without logprobs.
+sampled. A sequence that is found nowhere is trained without logprobs; one of which only the prompt is to be trained is a failure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from atropos_core.errors import DataError
-from atropos_core.types import UNKNOWN_VERSION, Bools, Completion, Episode, Floats, Rollout, Tokens, Versions
+from atropos_core.types import UNKNOWN_VERSION, Bools, Completion, Episode, Failed, Floats, Rollout, Tokens, Versions
 
 MASKED = -100
 
@@ -73,6 +73,7 @@ class Counts:
     by_ids: int = 0
     by_text: int = 0
     without_logprobs: int = 0
+    of_prompts: int = 0  # failures: nothing but a prompt was to be trained
 
 
 class Matcher:
@@ -82,14 +83,14 @@ class Matcher:
         self.counts = Counts()
         self._decode = decode
 
-    def episodes(self, group: Mapping[str, Any], sampled: Sampled) -> list[Episode]:
+    def episodes(self, group: Mapping[str, Any], sampled: Sampled) -> list[Episode | Failed]:
         """One for each sequence. Raises DataError for a group that cannot be trained."""
         rows, masks, scores = (list(group.get(name) or ()) for name in ("tokens", "masks", "scores"))
         if not len(rows) == len(masks) == len(scores):
             raise DataError(f"a group has {len(rows)} sequences, {len(masks)} masks and {len(scores)} scores")
         return [self._episode(group, at, sampled) for at in range(len(rows))]
 
-    def _episode(self, group: Mapping[str, Any], at: int, sampled: Sampled) -> Episode:
+    def _episode(self, group: Mapping[str, Any], at: int, sampled: Sampled) -> Episode | Failed:
         overrides = {**dict(group.get("group_overrides") or {}), **dict(_at(group, "overrides", at) or {})}
         tokens = np.asarray(group["tokens"][at], np.int32)
         masks = np.asarray(group["masks"][at], np.int32)
@@ -99,6 +100,10 @@ class Matcher:
         if not trained.any():
             raise DataError(f"sequence {at} of a group has no token to train: each is masked")
         rollout = self._rollout(tokens, trained, sampled, bool(overrides.get("sft")))
+        if rollout is None:
+            return Failed(
+                f"sequence {at} has no reply: what is to be trained of it is part of a prompt", "rollout_group"
+            )
         more: dict[str, Any] = {}
         own = _at(group, "advantages", at)
         if overrides.get("set_advantage_to_zero"):
@@ -114,10 +119,13 @@ class Matcher:
             said = ({"role": "assistant", "content": self._decode(made.tokens[made.trained])},)
         return Episode((made,), float(group["scores"][at]), messages=said)
 
-    def _rollout(self, tokens: Tokens, trained: Bools, sampled: Sampled, sft: bool) -> Rollout:
+    def _rollout(self, tokens: Tokens, trained: Bools, sampled: Sampled, sft: bool) -> Rollout | None:
         found = None if sft else self._by_ids(tokens, trained, sampled) or self._by_text(tokens, trained, sampled)
         if found is not None:
             return found
+        if not sft and self._is_of_a_prompt(tokens, trained, sampled):
+            self.counts.of_prompts += 1
+            return None
         self.counts.without_logprobs += not sft
         versions = np.full(len(tokens), UNKNOWN_VERSION, np.int32)
         known = [int(one.versions[one.sampled].min()) for one in sampled.histories]
@@ -146,16 +154,30 @@ class Matcher:
         history = max(found, key=lambda one: one[0])[1]
         return self._of(history, history.tokens, self._moved(tokens, trained, history), "by_text")
 
+    def _is_of_a_prompt(self, tokens: Tokens, trained: Bools, sampled: Sampled) -> bool:
+        """A history's text begins with its text, and where its trained text stands nothing was sampled."""
+        text, spans = self._text(tokens), self._spans(tokens, trained)
+        return any(
+            self._text(one.tokens).startswith(text)
+            and not any(_overlap(span, other) for span in spans for other in self._spans(one.tokens, one.sampled))
+            for one in sampled.histories
+        )
+
     def _moved(self, tokens: Tokens, trained: Bools, history: History) -> Bools:
         """Which of the history's replies are trained: those of which most of the text is."""
-        spans = [(self._size(tokens[:a]), self._size(tokens[:b])) for a, b in _runs(trained)]
+        spans = self._spans(tokens, trained)
         result = np.zeros(len(history.tokens), np.bool_)
-        for begin, end in _runs(history.sampled):
-            low, high = self._size(history.tokens[:begin]), self._size(history.tokens[:end])
-            covered = sum(max(min(high, b) - max(low, a), 0) for a, b in spans)
+        for (begin, end), (low, high) in zip(
+            _runs(history.sampled), self._spans(history.tokens, history.sampled), strict=True
+        ):
+            covered = sum(_overlap((low, high), span) for span in spans)
             is_empty = high == low and end == len(result)  # an end of turn alone
             result[begin:end] = is_empty or 2 * covered > high - low
         return result
+
+    def _spans(self, tokens: Tokens, flags: Bools) -> list[tuple[int, int]]:
+        """Where the text of each run of True begins and ends."""
+        return [(self._size(tokens[:a]), self._size(tokens[:b])) for a, b in _runs(flags)]
 
     def _size(self, tokens: Tokens) -> int:
         return len(self._text(tokens))
@@ -185,6 +207,10 @@ def _runs(flags: Bools) -> list[tuple[int, int]]:
     """Where each run of True begins and ends."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
+    return max(min(one[1], other[1]) - max(one[0], other[0]), 0)
 
 
 def _starts(tokens: Tokens, with_these: Tokens) -> bool:

@@ -29,6 +29,11 @@ class AtroposlibOptions(Options):
         description="data sets of the hub that are files here: their name, or * for all others, and a folder or a .jsonl, .json, .csv or "
         ".parquet file",
     )
+    policy_urls: list[str] = Field(
+        default_factory=list,
+        description="URLs that the policy answers where the file opens an OpenAI client of its own, beside those of its configured servers "
+        "on this machine",
+    )
     items: int = Field(
         1_000_000,
         ge=1,

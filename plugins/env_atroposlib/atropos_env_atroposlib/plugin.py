@@ -1,9 +1,9 @@
-"""What this package offers: `--env atroposlib:path/to/file.py`."""
+"""What this package offers: `--env atroposlib:path/to/file.py`, and the command `atropos import`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
@@ -29,3 +29,10 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
         requires=frozenset({"transformers"}),
         argument="file",
     )
+
+
+@hookimpl
+def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothing of the sort is imported
+    from atropos_env_atroposlib.importing import command
+
+    command.add(app)

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 import atropos_core
-from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
-from atropos_core.builtin.toy import ToyEngine
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, RemoteError
 from atropos_core.plugins.provider import RunContext
-from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.rollouts.runner import checked
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.types import Episode, Sampling
+from atropos_core.types import Completion, Episode, Failed
 from atropos_env_atroposlib.environment import AtroposlibEnvironment
+from atropos_env_atroposlib.matching import Matcher, Sampled
 from atropos_env_atroposlib.options import AtroposlibOptions
+from plugins.env_atroposlib.tests.hosted import FILES, N, group_of, within_environment
 
-T = TypeVar("T")
-FILES = Path(__file__).parent / "files"
-N = 4
 Group = list[Episode]
 
 
@@ -38,29 +32,6 @@ def words(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "train.jsonl").write_text("\n".join(rows))
     return folder
-
-
-def within_environment(
-    tmp_path: Path, use: Callable[[AtroposlibEnvironment, Any], Awaitable[T]], file: str, **options: Any
-) -> T:
-    async def run() -> T:
-        context = RunContext(tmp_path, TOY_MODEL, label="environment.it")
-        engine = ToyEngine(ToyEngineOptions(), context)
-        policy = EnginePolicy(engine, ChatTokenizer(TOY_MODEL), Sampling(max_tokens=8), deadline_s=60)
-        environment = AtroposlibEnvironment(AtroposlibOptions(file=f"{FILES / file}", **options), context)
-        try:
-            await environment.open()
-            return await use(environment, policy)
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
-
-
-async def group_of(environment: AtroposlibEnvironment, policy: Any, index: int = 0, n: int = N) -> list[Any]:
-    task = environment.tasks("train")[index]
-    given = await environment.rollout_group(task, policy, n, seeds=[index * 100 + member for member in range(n)])
-    return [checked(one, 10_000) for one in given if not isinstance(one, BaseException)]
 
 
 def test_text_that_is_encoded_again_is_trained_with_the_ids_and_logprobs_that_were_sampled(
@@ -157,6 +128,74 @@ def test_what_nobody_sampled_is_trained_without_logprobs_and_counted(
     assert "trained without logprobs" in capsys.readouterr().err
 
 
+def test_a_sequence_without_a_reply_of_which_the_prompt_is_to_be_trained_is_a_failure(tmp_path: Path) -> None:
+    async def use(environment: AtroposlibEnvironment, policy: Any) -> tuple[list[Any], dict[str, float]]:
+        task = environment.tasks("train")[0]
+        return list(await environment.rollout_group(task, policy, N, seeds=range(N))), environment.metrics()
+
+    (unanswered, *others), metrics = within_environment(tmp_path, use, "sending.py:Unanswered")
+    assert unanswered == Failed(
+        "sequence 0 has no reply: what is to be trained of it is part of a prompt", "rollout_group"
+    )
+    assert [one.score for one in others] == [1.0, 2.0, 3.0]
+    assert all(one.rollouts[0].logprobs is not None for one in others)
+    assert (metrics["sequences_of_prompts"], metrics["sequences_without_logprobs"]) == (1, 0)
+
+
+def test_the_beginning_of_a_reply_that_is_encoded_again_is_no_prompt() -> None:
+    def ids(text: str) -> Any:
+        return np.array([ord(one) for one in text], np.int32)
+
+    sampled = Sampled()
+    reply = ids("four")
+    sampled.add(ids("2 + 2 is "), Completion(reply, -np.ones(4, np.float32), np.zeros(4, np.int32), "stop", 1.0))
+    matcher = Matcher(lambda tokens: "".join(map(chr, tokens)))
+    tokens = ids("2+2 is fo")
+    group = {
+        "tokens": [tokens, tokens],
+        "masks": [np.where(np.arange(9) < 7, -100, tokens), np.where(np.arange(9) < 7, tokens, -100)],
+        "scores": [1, 0],
+    }
+    cut, of_the_prompt = matcher.episodes(group, sampled)
+    assert isinstance(cut, Episode)
+    assert cut.rollouts[0].logprobs is None
+    assert isinstance(of_the_prompt, Failed)
+    assert (matcher.counts.without_logprobs, matcher.counts.of_prompts) == (1, 1)
+
+
+def test_a_file_that_sends_as_a_step_begins_gives_its_sequences_in_one_group(tmp_path: Path) -> None:
+    async def use(environment: AtroposlibEnvironment, policy: Any) -> tuple[list[Any], list[Any]]:
+        return await group_of(environment, policy, 0, 2), await group_of(environment, policy, 1, 3)
+
+    first, second = within_environment(tmp_path, use, "sending.py:Sending")
+    text = ChatTokenizer(TOY_MODEL).decode
+    found = [text(one.rollouts[0].tokens) for one in (*first, *second) if isinstance(one, Episode)]
+    assert found == ["text 1", "text 2", "text 4", "text 5", "text 6"], "every draw has what it sends then"
+    assert all(one.rollouts[0].sft and not one.rollouts[0].sampled.any() for one in (*first, *second))
+
+
+def test_what_is_scored_and_postprocessed_may_be_a_pair_and_what_is_sent_besides_is_another_group(
+    tmp_path: Path,
+) -> None:
+    async def use(environment: AtroposlibEnvironment, policy: Any) -> tuple[Group, Group, Group]:
+        return (
+            await group_of(environment, policy, 0),
+            await group_of(environment, policy, 1),
+            await group_of(environment, policy, 2),
+        )
+
+    given, sent, later = within_environment(tmp_path, use, "sending.py:Pairing")
+    text = ChatTokenizer(TOY_MODEL).decode
+    for group, prompt, scores in (
+        (given, "item 1:", [0, 1, 2, 3]),
+        (sent, "item 1:", [7] * N),
+        (later, "item 10:", [0, 1, 2, 3]),
+    ):
+        assert [one.score for one in group] == scores
+        assert all(text(one.rollouts[0].tokens).startswith(prompt) for one in group)
+        assert all(one.rollouts[0].logprobs is not None for one in group)
+
+
 def test_a_process_that_ends_fails_its_rollouts_by_name_and_is_started_again(tmp_path: Path) -> None:
     async def use(environment: AtroposlibEnvironment, policy: Any) -> list[Any]:
         first = await group_of(environment, policy, 0)
@@ -176,7 +215,7 @@ def test_what_it_saves_is_taken_up_again(tmp_path: Path, words: Path) -> None:
         return environment.state(), ChatTokenizer(TOY_MODEL).decode(first.rollouts[0].tokens)
 
     state, text = within_environment(tmp_path, use, "one_turn.py", datasets={"someone/words": str(words)})
-    assert state == {"step": 3, "data": {"iter": 4}}
+    assert state == {"step": 3, "data": {"iter": 5}}, "no item of a group that was given comes again"
     assert "word 4" in text
 
 
@@ -195,12 +234,18 @@ def test_its_own_evaluation_is_one_test_task(tmp_path: Path, words: Path) -> Non
 @pytest.mark.parametrize(
     ("file", "options", "error"),
     [
-        ("many_turns.py", {}, "has 5 environments .* and one is run"),
+        ("many_turns.py", {}, "has 6 environments .* and one is run"),
         ("many_turns.py:Nobody", {}, "has no environment 'Nobody'"),
         ("nothing.py", {}, "there is no file"),
         ("one_turn.py", {"config": {"leter": "b"}}, "config.leter is no field of LettersConfig"),
         ("one_turn.py", {"datasets": {"someone/words": "/nowhere"}}, "should be at /nowhere"),
         ("needs.py:Needs", {}, "imports 'surely_not_there', which is not installed"),
+        (
+            "needs_another.py:Needs",
+            {},
+            "imports 'json.surely_not_there', which the 'json' that is installed does not have",
+        ),
+        ("many_turns.py:Late", {}, "Late imports 'surely_not_there', which is not installed"),
     ],
 )
 def test_what_is_wrong_is_one_error(tmp_path: Path, file: str, options: dict[str, Any], error: str) -> None:
@@ -221,6 +266,32 @@ def test_what_a_run_file_says_reaches_the_environment(tmp_path: Path, words: Pat
     assert (train, test) == (7, 0)
     said = [ChatTokenizer(TOY_MODEL).decode(one.rollouts[0].tokens[one.rollouts[0].trained]) for one in group]
     assert [one.score for one in group] == [float(text.count(" ")) for text in said]
+
+
+def test_a_configuration_may_be_named_in_init_alone_and_what_is_logged_knows_its_item(tmp_path: Path) -> None:
+    async def use(environment: AtroposlibEnvironment, policy: Any) -> Group:
+        return await group_of(environment, policy)
+
+    assert len(within_environment(tmp_path, use, "many_turns.py:Late", config={"module": ""})) == N
+
+
+def test_a_reply_ends_behind_the_token_that_completes_the_first_stop_text(tmp_path: Path) -> None:
+    async def use(environment: AtroposlibEnvironment, policy: Any) -> Group:
+        ids = ChatTokenizer(TOY_MODEL).encode("one two four five six")
+
+        async def scripted(prompt: Any, *, n: int, **more: Any) -> list[Completion]:
+            zeros = np.zeros(len(ids), np.int32)
+            return [Completion(ids, -np.arange(len(ids), dtype=np.float32), zeros, "length", 1.0) for _ in range(n)]
+
+        policy.sample = scripted
+        return await group_of(environment, policy)
+
+    for episode in within_environment(tmp_path, use, "stopping.py"):
+        [rollout] = episode.rollouts
+        assert ChatTokenizer(TOY_MODEL).decode(rollout.tokens[rollout.trained]) == "one two four"
+        assert rollout.logprobs is not None
+        assert rollout.logprobs[rollout.trained].tolist() == [-float(at) for at in range(int(rollout.trained.sum()))]
+        assert episode.score == 1.0, "the file is shown what stands before it"
 
 
 def test_no_group_for_so_many_items_in_turn_is_a_failure(tmp_path: Path) -> None:

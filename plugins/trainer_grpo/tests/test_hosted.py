@@ -53,7 +53,7 @@ async def test_a_hosted_trainer_does_what_one_in_this_process_does(open_trainer,
             torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)  # Adam divides tiny gradients by themselves
         await there.restore(tmp_path / "saved")
         await there.step(make_batch(3), gate)
-    assert there.child.process.returncode is not None
+    assert there.child.process.popen.returncode is not None
 
 
 async def test_errors_keep_their_class_across_the_process_boundary(make_batch, model_of, gate, tmp_path):

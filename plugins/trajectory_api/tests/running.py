@@ -68,7 +68,7 @@ class Running:
             refused=self.service.observed.refused,
             refusals=REFUSALS,
         )
-        self._server = HttpServer(self.app, gate, lifespan=True, grace_s=5, keep_alive_s=5)
+        self._server = HttpServer(self.app, gate, lifespan=True, stop=self.app.stop, grace_s=5, keep_alive_s=5)
         self._ready.set()
         await self._server.serve(sockets=[self._socket])
         await self.service.close()

@@ -14,13 +14,18 @@ from atropos_core.api_client.client import Api
 from atropos_core.cli import run_app
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError
+from atropos_trajectory_api.engine_http.server import address
+from atropos_trajectory_api.journal.log import Journal
 from atropos_trajectory_api.legacy.intake import MOST_GROUPS
+from atropos_trajectory_api.legacy.registrations import RegisterEnv
+from atropos_trajectory_api.legacy.state import MOST_ENVIRONMENTS
 from atropos_trajectory_api.legacy.wire_json import MOST_IN_LIST, MOST_VALUES, parse
-from atropos_trajectory_api.native.workers import Workers
+from atropos_trajectory_api.native.workers import Policy, Workers
 from atropos_trajectory_api.roles.environment_worker import await_policy
 from atropos_trajectory_api.server.checking import read_frame
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.server.serving import bind, ids_of, serve
 from plugins.trajectory_api.tests.running import Running, running
 
 FEWER = "Send fewer groups at once."
@@ -101,3 +106,72 @@ async def test_a_worker_to_which_no_trainer_comes_says_what_starts_one(server: R
 def test_a_worker_that_is_not_known_is_answered_with_how_it_registers(server: Running) -> None:
     answer = server.client.post("/v1/workers/nobody/heartbeat", content=encode_bytes({}))
     assert answer.status_code >= 400 and b"Register (again): POST /v1/workers" in answer.content
+
+
+def remedy_of(call: Callable[[], object]) -> str:
+    with pytest.raises(AtroposError) as found:
+        call()
+    assert found.value.remedy is not None
+    return found.value.remedy
+
+
+def test_a_port_that_is_taken_is_left_and_another_one_is_had() -> None:
+    taken = bind("127.0.0.1", 0)
+    try:
+        remedy = remedy_of(lambda: bind("127.0.0.1", taken.getsockname()[1]))
+        assert remedy.endswith("end it yourself, or choose --port.")
+        bind("127.0.0.1", 0).close()
+    finally:
+        taken.close()
+
+
+def test_a_directory_of_another_journal_is_moved_away_or_another_one_named(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    (folder / "000000000001.journal").write_bytes(b"OTHERJRN" + bytes(8))
+    remedy = remedy_of(lambda: Journal(folder))
+    assert remedy == "Move the directory away, or serve from another one (--dir)."
+    Journal(tmp_path / "another").close()
+    folder.rename(tmp_path / "away")
+    Journal(folder).close()
+
+
+def test_a_server_for_others_wants_a_token_file_and_then_fails_over_what_is_in_it_alone(tmp_path: Path) -> None:
+    options = {"host": "0.0.0.0", "port": 0, "directory": tmp_path / "api"}
+    assert "Add --token-file FILE" in remedy_of(lambda: serve(ServeOptions(**options)))
+    token = tmp_path / "token"
+    token.write_text("short")
+    token.chmod(0o600)
+    assert "secrets.token_urlsafe" in remedy_of(lambda: serve(ServeOptions(**options, token_file=token)))
+
+
+def test_a_model_without_a_vocabulary_is_replaced_by_one_that_save_pretrained_made(tmp_path: Path) -> None:
+    assert "Name a directory as save_pretrained makes it" in remedy_of(lambda: ids_of(tmp_path))
+    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
+    assert ids_of(tmp_path) == 7
+
+
+def test_an_engine_is_reached_at_the_name_of_its_machine() -> None:
+    assert remedy_of(lambda: address("0.0.0.0:8001")) == "Give the name or address by which workers reach this machine."
+    assert address("10.0.0.6:8001") == ("10.0.0.6", 8001)
+
+
+@pytest.mark.parametrize("other", [{"tokenizer": "b", "vocabulary": 9}, {"tokenizer": "a", "vocabulary": 10}])
+def test_a_worker_with_the_policy_s_own_model_is_let_in(other: dict[str, object]) -> None:
+    policy = Policy(tokenizer="a", vocabulary=9, model="models/mine")
+    remedy = remedy_of(lambda: policy.refuse_other("worker", **other))  # type: ignore[arg-type]
+    assert remedy == "Give the worker the policy's own model directory (models/mine)."
+    policy.refuse_other("worker", "a", 9)
+
+
+def test_a_thousand_environments_make_room_when_one_that_has_ended_is_disconnected(tmp_path: Path) -> None:
+    wanted = RegisterEnv(max_token_length=8, desired_name="sums", weight=1.0, group_size=4)
+    with running(tmp_path, journal=False) as server:
+        server.begin()
+        old = server.service.old
+        while len(old.environments) < MOST_ENVIRONMENTS:
+            old.add(wanted, 0.0)
+        refused = server.post("/register-env", wanted.model_dump())
+        assert refused.status_code == 503 and "POST /disconnect-env for those that have ended" in refused.text
+        assert server.post("/disconnect-env", {"env_id": next(iter(old.environments))}).json() == {"status": "success"}
+        assert server.post("/register-env", wanted.model_dump()).json()["status"] == "success"

@@ -61,7 +61,7 @@ async def _serve(library: Library, port: int) -> None:
         loop.add_signal_handler(number, stop.set)
     gate = Gate(HEAD_S, CONNECTIONS)
     running = await serve_in_loop(
-        application(library, token), gate, HOST, port, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S
+        application(library, token), gate, HOST, port, stop=nobody_waits, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S
     )
     try:
         names = ", ".join(str(run.directory) for run in library.runs)
@@ -70,6 +70,10 @@ async def _serve(library: Library, port: int) -> None:
         await stop.wait()
     finally:
         await running.close()
+
+
+def nobody_waits() -> None:
+    """At the server's end: it reads no bodies, and every answer is made at once."""
 
 
 def application(library: Library, token: str) -> ASGIApp:

@@ -14,7 +14,7 @@ import pytest
 from atropos_core.http_server.gate import Gate
 from atropos_core.http_server.server import serve_in_loop
 from atropos_viewer.library import Library
-from atropos_viewer.server import CONNECTIONS, GRACE_S, HEAD_S, HOST, KEEP_ALIVE_S, application
+from atropos_viewer.server import CONNECTIONS, GRACE_S, HEAD_S, HOST, KEEP_ALIVE_S, application, nobody_waits
 
 TOKEN = "a-token-of-this-start"
 GIVEN = {"authorization": f"Bearer {TOKEN}"}
@@ -23,7 +23,8 @@ GIVEN = {"authorization": f"Bearer {TOKEN}"}
 @asynccontextmanager
 async def served(*runs: Path) -> AsyncIterator[httpx.AsyncClient]:
     app = application(Library(runs), TOKEN)
-    running = await serve_in_loop(app, Gate(HEAD_S, CONNECTIONS), HOST, 0, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
+    gate = Gate(HEAD_S, CONNECTIONS)
+    running = await serve_in_loop(app, gate, HOST, 0, stop=nobody_waits, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
     try:
         async with httpx.AsyncClient(base_url=running.url, timeout=20) as client:
             yield client

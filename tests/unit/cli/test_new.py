@@ -28,7 +28,7 @@ PATH = os.environ.get("PYTHONPATH", "")
 
 def ok(*command: str, cwd: Path, **environment: str) -> str:
     whole = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | environment
-    ended = subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -41,59 +41,60 @@ def test_a_new_plugin_passes_its_own_tests_at_once(kind: str, tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """mypy's options, with what it knows of core by now: every kind stands on the same. torch it takes as it is: to read
-    all of torch's types takes a minute."""
-    folder = tmp_path_factory.mktemp("mypy")
-    (folder / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")
-    return ("--strict", "--config-file", str(folder / "mypy.ini"), "--cache-dir", str(folder / "cache"))
+def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("kinds")
+    return {kind: write(kind, "hello", folder) for kind in KINDS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_new_plugin_is_formatted_linted_and_typed(kind: str, tmp_path: Path, checked: tuple[str, ...]) -> None:
-    folder = write(kind, "hello_world", tmp_path)
-    ok(*PYTHON, "ruff", "check", "--isolated", "--line-length", "120", "--select", "E,F,I,UP,B", ".", cwd=folder)
-    ok(*PYTHON, "ruff", "format", "--isolated", "--line-length", "120", "--check", ".", cwd=folder)
-    ok(*PYTHON, "mypy", *checked, f"atropos_{folder.name}", cwd=folder)
+def test_new_plugins_are_formatted_linted_and_typed(every_kind: dict[str, Path], tmp_path: Path) -> None:
+    """By one mypy, which would read core and pydantic once for each. torch it takes as it is: to read all of torch's types
+    takes a minute."""
+    folders = [*every_kind.values(), write("environment", "hello_tools", tmp_path, tools=True)]
+    for folder in folders:
+        ok(*PYTHON, "ruff", "check", "--isolated", "--line-length", "120", "--select", "E,F,I,UP,B", ".", cwd=folder)
+        ok(*PYTHON, "ruff", "format", "--isolated", "--line-length", "120", "--check", ".", cwd=folder)
+    (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")
+    packages = [str(folder / f"atropos_{folder.name}") for folder in folders]
+    ok(*PYTHON, "mypy", "--strict", "--config-file", "mypy.ini", "--cache-dir", os.devnull, *packages, cwd=tmp_path)
 
 
-def test_a_new_environment_with_tools_is_tested_linted_and_typed_at_once(
-    tmp_path: Path, checked: tuple[str, ...]
-) -> None:
+def test_a_new_environment_with_tools_passes_its_own_tests_at_once(tmp_path: Path) -> None:
     folder = write("environment", "hello_world", tmp_path, tools=True)
     assert "4 passed" in ok(*PYTEST, cwd=folder, **ALONE)
-    ok(*PYTHON, "ruff", "check", "--isolated", "--line-length", "120", "--select", "E,F,I,UP,B", ".", cwd=folder)
-    ok(*PYTHON, "ruff", "format", "--isolated", "--line-length", "120", "--check", ".", cwd=folder)
-    ok(*PYTHON, "mypy", *checked, f"atropos_{folder.name}", cwd=folder)
     assert set(render("environment", "a", tools=True)) == set(render("environment", "a"))
 
 
+@pytest.fixture(scope="module")
+def installed(every_kind: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the wheel of each kind is unpacked."""
+    folder = tmp_path_factory.mktemp("wheels")
+    wheels.build(folder, *every_kind.values())
+    for kind, made in every_kind.items():
+        with zipfile.ZipFile(folder / f"atropos_plugin_{made.name}-0.1.0-py3-none-any.whl") as file:
+            file.extractall(folder / kind)
+    return {kind: folder / kind for kind in every_kind}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name(kind: str, tmp_path: Path) -> None:
-    folder = write(kind, "hello", tmp_path)
-    target = tmp_path / "installed"
-    [wheel] = wheels.build(tmp_path, folder)
-    assert wheel.name == f"atropos_plugin_{folder.name}-0.1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel) as file:
-        assert f"atropos_{folder.name}/py.typed" in file.namelist()
-        file.extractall(target)
-    out = ok(*PYTHON, "atropos_core", "check", "hello", cwd=tmp_path, PYTHONPATH=f"{target}:{PATH}", COLUMNS="160")
+def test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name(
+    kind: str, every_kind: dict[str, Path], installed: dict[str, Path], tmp_path: Path
+) -> None:
+    assert (installed[kind] / f"atropos_{every_kind[kind].name}/py.typed").is_file()
+    found = f"{installed[kind]}:{PATH}"
+    out = ok(*PYTHON, "atropos_core", "check", "hello", cwd=tmp_path, PYTHONPATH=found, COLUMNS="160")
     assert f"{kind} 'hello' keeps its contract." in out
 
 
 CALCULATOR = Path(__file__).parents[3] / "plugins/agent_api/atropos_agent_api/examples/calculator.toml"
-OF_TINY = ("teacher", "loss")  # what the toy's trainer has no use for
+OF_TINY = ("teacher", "loss", "launcher")  # what the toy's trainer has no use for
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_new_suggests_trains_or_exports(kind: str, tmp_path: Path, sevens: str) -> None:
+def test_what_new_suggests_trains_or_exports(
+    kind: str, installed: dict[str, Path], tmp_path: Path, sevens: str
+) -> None:
     """But for the policy, which is the toy where it can be, the environment and the steps."""
-    folder = write(kind, "hello", tmp_path)
-    distribution = f"atropos-plugin-{folder.name.replace('_', '-')}"
-    info = folder / "hello-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text(f"[atropos]\n{folder.name} = atropos_{folder.name}.plugin\n")
+    folder = installed[kind]
     command = KINDS[kind].run.format(name="hello").replace("./file.py:Class", sevens)
     if kind == "sandbox":
         shutil.copy(CALCULATOR, tmp_path / "agent.toml")

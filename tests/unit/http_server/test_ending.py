@@ -22,7 +22,7 @@ async def test_who_is_not_answered_in_the_time_granted_hears_so_without_a_traceb
         await asyncio.sleep(3600)
 
     caplog.set_level(logging.WARNING)
-    server = await serve_in_loop(never, Gate(10, 10), "127.0.0.1", 0, grace_s=1, keep_alive_s=10)
+    server = await serve_in_loop(never, Gate(10, 10), "127.0.0.1", 0, stop=lambda: None, grace_s=1, keep_alive_s=10)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
     writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
     await writer.drain()

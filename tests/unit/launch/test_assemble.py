@@ -102,7 +102,7 @@ def plan(plugins: Plugins | None = None, *, training: bool = True, **values: Any
 def test_the_toy_parts_fit_in_one_process():
     made = plan()
     assert made.transports == ("in_process",)
-    assert set(made.single) == {"trainer", "bridge", "curriculum"}
+    assert set(made.single) == {"trainer", "bridge", "curriculum", "launcher"}
     assert made.engines[0].label == "engine"
     assert made.named["environment"]["words"].label == "environment.words"
     assert list(made.named["transform"]) == ["group_advantage", "drop_flat"], "in their order: it is their meaning"

@@ -204,6 +204,7 @@ SOME = {  # of options that cannot all be left out, and of forms that are not th
     "atroposlib": [{"file": "/files/env.py:Words", "config": {"letter": "b"}, "datasets": {"a/b": "c"}}],
     "gem": [{"id": "game:Sudoku-v0-easy"}, {"id": "x", "action": "pattern", "pattern": "a", "parameters": {"rows": 3}}],
     "openenv": [{"url": "http://127.0.0.1:1", "field": "message"}, {"url": "ws://127.0.0.1:1", "tools": True}],
+    "verifiers": [{"id": "example/sums"}, {"id": "x", "datasets": {"a/b": "b.jsonl"}, "held_out": 0.2}],
     "textarena": [{"game": "TicTacToe-v0"}, {"game": "x", "players": 1, "parameters": {"rows": 3}}],
     "reasoning_gym": [
         {"dataset": "gcd"},
@@ -309,6 +310,18 @@ def test_the_server_of_a_runs_engines_is_what_a_plugin_offers(
     install("other_server", SERVER)
     with pytest.raises(PluginError, match="two plugins offer the server.*my_server and .*other_server"):
         plan_with_workers(load_plugins())
+
+
+def test_the_server_of_policies_is_what_a_plugin_offers(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_plugins().policy_server().__module__ == "atropos_agent_api.plugin"
+    monkeypatch.setenv("ATROPOS_DISABLE_PLUGINS", "agent_api")
+    with pytest.raises(ConfigError, match="no plugin that loads here.*\n.*pip install atropos-plugin-agent-api"):
+        load_plugins().policy_server()
+    install("my_server", SERVER.replace("engine_servers", "policy_servers"))
+    assert load_plugins().policy_server().__module__ == "atropos_my_server"
+    monkeypatch.delenv("ATROPOS_DISABLE_PLUGINS")
+    with pytest.raises(PluginError, match="two plugins offer the server of policies: .*agent_api and .*my_server"):
+        load_plugins().policy_server()
 
 
 def test_a_run_that_runs_its_own_environments_needs_no_such_server(monkeypatch: pytest.MonkeyPatch) -> None:

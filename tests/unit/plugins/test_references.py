@@ -111,7 +111,7 @@ offered = Provider("x", "said by itself", NoOptions, lambda o, c: Quiet(), requi
 '''
 KINDS_OF = {
     "environment", "reward", "engine", "trainer", "loss", "bridge", "curriculum", "transform", "teacher", "sink", "adapter",
-    "sandbox",
+    "sandbox", "launcher",
 }  # fmt: skip
 
 

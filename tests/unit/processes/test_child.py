@@ -321,7 +321,7 @@ async def test_a_hosted_reward_that_hangs_is_ended_and_the_next_call_gets_a_new_
     await reward.open()
     with pytest.raises(DeadlineExceeded):
         await reward(Task("t", ()), [episode(0.5)])
-    assert started[0].process.poll() is not None
+    assert started[0].process.popen.poll() is not None
     assert (await reward(Task("t", ()), [episode(2.0)])).tolist() == [4.0]
 
 
@@ -352,7 +352,7 @@ async def test_closing_a_hosted_reward_that_hangs_asks_it_nothing(start, tmp_pat
     await reward.close()
     with pytest.raises(RemoteError, match="closed"):
         await call
-    assert hanging.process.poll() == -signal.SIGKILL
+    assert hanging.process.popen.poll() == -signal.SIGKILL
 
 
 async def test_a_look_that_does_not_wait_for_a_slow_reward_ends_neither_its_process_nor_its_answer(start, monkeypatch):
@@ -372,7 +372,7 @@ async def test_a_look_that_does_not_wait_for_a_slow_reward_ends_neither_its_proc
     for _ in range(3):
         assert await looking.look(1, seen) == {}
     assert len(await reward(made.task, made.episodes)) == len(made.episodes)
-    assert slow.process.poll() is None
+    assert slow.process.popen.poll() is None
     monkeypatch.setattr("atropos_core.health.rescoring.MOST_S", 20.0)
     assert "rescore/difference" in await looking.look(1, seen)
 
@@ -519,7 +519,7 @@ async def test_a_child_that_blocks_its_own_loop_still_meets_our_deadline_and_can
         await sample(HostedEngine(child), 0.3)
     await child.kill()
     assert time.monotonic() - start_s < 20
-    assert child.process.returncode == -signal.SIGKILL
+    assert child.process.popen.returncode == -signal.SIGKILL
 
 
 # -- the end of a child
@@ -556,7 +556,7 @@ async def test_close_lets_the_component_close_itself_and_may_be_called_twice(sta
     child = await start()
     engine = HostedEngine(child)
     await engine.close()
-    assert child.process.returncode == 0
+    assert child.process.popen.returncode == 0
     assert (tmp_path / "note").read_text().split() == ["closed"]
     await engine.close()
     with pytest.raises(ProcessDied):
@@ -568,7 +568,7 @@ async def test_a_child_that_hears_nothing_is_ended_all_the_same(start, tmp_path)
     call = asyncio.ensure_future(sample(HostedEngine(child)))
     await until_written(tmp_path, "hanging")
     await child.close()
-    assert child.process.returncode == -signal.SIGTERM
+    assert child.process.popen.returncode == -signal.SIGTERM
     with pytest.raises(ProcessDied):
         await call
 
@@ -685,7 +685,7 @@ async def test_a_process_that_is_stopped_or_hangs_is_named_and_given_up_at_the_b
     child = await needed(start, how)
     await sampled(child)
     if not how:
-        child.process.send_signal(signal.SIGSTOP)
+        child.process.popen.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(
         ProcessSilent, match=rf"engine \(pid {child.process.pid}\) gave no answer to sample\(\) for"
@@ -700,17 +700,17 @@ async def test_a_process_that_is_stopped_or_hangs_is_named_and_given_up_at_the_b
         ) in text
     assert "watch.least_s" in printed and "watch.times" in str(raised.value)
     for _ in range(500):
-        if child.process.poll() is not None:
+        if child.process.popen.poll() is not None:
             break
         await asyncio.sleep(0.01)
-    assert child.process.returncode == -signal.SIGKILL, "it is ended"
+    assert child.process.popen.returncode == -signal.SIGKILL, "it is ended"
 
 
 async def test_a_process_that_goes_on_in_time_is_kept_and_that_is_reported(start, capfd):
     child = await needed(start, "")
     await sampled(child)
-    child.process.send_signal(signal.SIGSTOP)
-    asyncio.get_running_loop().call_later(0.7, child.process.send_signal, signal.SIGCONT)
+    child.process.popen.send_signal(signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(0.7, child.process.popen.send_signal, signal.SIGCONT)
     await sampled(child)
     await asyncio.sleep(0.3)
     assert "answers again" in "".join(capfd.readouterr())
@@ -736,7 +736,7 @@ async def test_a_paused_engine_owes_the_call_that_is_to_give_it_weights(start):
     engine = HostedEngine(child)
     await sampled(child)
     await engine.pause()
-    child.process.send_signal(signal.SIGSTOP)
+    child.process.popen.send_signal(signal.SIGSTOP)
     waiting = asyncio.create_task(sampled(child))
     await asyncio.sleep(0.05)
     with pytest.raises(ProcessSilent, match=r"gave no answer to load_adapter\(\) for"):
@@ -766,7 +766,7 @@ async def test_what_a_process_waits_for_while_it_opens_is_said_here(start, tmp_p
 async def test_the_end_of_the_log_is_reported_where_it_is_new(start, tmp_path, capfd):
     child = await needed(start, "", replace(SHORT, least_s=5.0))
     await sampled(child)
-    child.process.send_signal(signal.SIGSTOP)
+    child.process.popen.send_signal(signal.SIGSTOP)
     call = asyncio.create_task(sampled(child))
     await asyncio.sleep(0.1)
     with (tmp_path / "log").open("a") as log:
@@ -780,7 +780,7 @@ async def test_the_end_of_the_log_is_reported_where_it_is_new(start, tmp_path, c
 async def test_deadlines_that_pass_one_after_another_add_up_to_silence(start):
     child = await needed(start, "")
     await sampled(child)
-    child.process.send_signal(signal.SIGSTOP)
+    child.process.popen.send_signal(signal.SIGSTOP)
     with pytest.raises(ProcessSilent):
         while True:
             try:
@@ -793,7 +793,7 @@ async def test_a_stopped_process_beneath_the_one_that_was_called_is_named(start,
     child = await needed(start, "parent")
     helper = int((tmp_path / "note").read_text())
     os.kill(helper, signal.SIGSTOP)
-    child.process.send_signal(signal.SIGSTOP)  # its caller waits for it
+    child.process.popen.send_signal(signal.SIGSTOP)  # its caller waits for it
     call = asyncio.create_task(sampled(child))
     await asyncio.sleep(1.0)
     call.cancel()

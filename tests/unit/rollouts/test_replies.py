@@ -117,6 +117,7 @@ def test_the_arguments_of_a_call_are_a_dict_also_where_a_model_writes_them_as_te
     [
         '{"name": "add", "arguments": {"a": 7}', '{"name": 1, "arguments": {}}', '{"arguments": {}}', "{}",
         '{"name": "add", "arguments": [7]}', '{"name": "add", "arguments": "seven"}', '{"name": "add", "arguments": "7"}',
+        '{"name": "", "arguments": {}}', f'{{"name": "{"a" * 257}", "arguments": {{}}}}',
         '{"name": "add", "arguments": null}', '{"name": ["add"]}', '{"name": "add", "arguments": ' + "[" * 9999 + "}",
     ],
 )  # fmt: skip

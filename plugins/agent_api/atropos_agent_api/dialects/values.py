@@ -11,6 +11,7 @@ import orjson
 
 from atropos_agent_api.calls import CallRefused
 from atropos_agent_api.dialects.fields import Wish, shown, unsupported
+from atropos_core.rollouts.replies import NAME_CHARACTERS
 
 OF_PARTS = {
     "type",
@@ -51,8 +52,8 @@ def a_text(value: Any, path: str) -> str:
 
 
 def a_name(value: Any, path: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= 256:
-        raise wrong(path, "text of 1 to 256 characters")
+    if not isinstance(value, str) or not 0 < len(value) <= NAME_CHARACTERS:
+        raise wrong(path, f"text of 1 to {NAME_CHARACTERS} characters")
     return value
 
 

@@ -29,6 +29,7 @@ async def open_agent_server(
     body_bytes: int = BODY_BYTES,
     keep_alive_s: float = KEEP_ALIVE_S,
     episodes: Episodes | None = None,
+    grace_s: int = GRACE_S,
 ) -> RunningServer:
     """Let agents call `sessions` over HTTP: a session is at `url + "/s/" + session.id`. `keep_alive_s`: between two comments of a
     stream that waits; `episodes`: for programs that take them. Raises ConfigError where nothing can listen at that address."""
@@ -42,4 +43,4 @@ async def open_agent_server(
         refusals=refusals,
     )
     gate = Gate(request_s, connections, refusals=refusals)
-    return await serve_in_loop(app, gate, host, port, grace_s=GRACE_S, keep_alive_s=KEPT_ALIVE_S)
+    return await serve_in_loop(app, gate, host, port, stop=app.stop, grace_s=grace_s, keep_alive_s=KEPT_ALIVE_S)

@@ -1,30 +1,14 @@
-"""Where a reply ends for its call, though the policy sampled on: at a stop text, and after one call where only one may be.
-
-What was sampled is cut behind the first token that completes the end; no token is split.
-"""
+"""Where a reply ends for its call, though the policy sampled on: after one tool call where only one may be; what is shown of one
+that ends at a stop text."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
+from atropos_core.rollouts.stop_texts import smallest
 from atropos_core.types import Message, Tokens
 
-Text = Callable[[Tokens], Awaitable[str]]
 Parse = Callable[[Tokens], Awaitable[Message]]
-
-
-async def end_at_stop(tokens: Tokens, stops: Sequence[str], text: Text) -> tuple[int, str]:
-    """How many tokens are kept, and the stop text that they end with; all of them and "" where there is none."""
-    said = await text(tokens)
-    found = [(said.index(stop) + len(stop), stop) for stop in stops if stop and stop in said]
-    if not found:
-        return len(tokens), ""
-    stop = min(found)[1]
-
-    async def has_it(size: int) -> bool:
-        return stop in await text(tokens[:size])
-
-    return await _least(len(tokens), has_it), stop
 
 
 async def end_after_one_call(tokens: Tokens, parse: Parse) -> int:
@@ -35,7 +19,7 @@ async def end_after_one_call(tokens: Tokens, parse: Parse) -> int:
     async def has_one(size: int) -> bool:
         return bool((await parse(tokens[:size])).get("tool_calls"))
 
-    return await _least(len(tokens), has_one)
+    return await smallest(len(tokens), has_one)
 
 
 def without_stop(message: Message, stop: str) -> Message:
@@ -45,15 +29,3 @@ def without_stop(message: Message, stop: str) -> Message:
         if stop and stop in (said := str(shown.get(name) or "")):
             shown[name] = said[: said.index(stop)]
     return shown
-
-
-async def _least(most: int, holds: Callable[[int], Awaitable[bool]]) -> int:
-    """The smallest size up to `most` for which it holds; it holds for `most`, and for every size above one where it does."""
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        if await holds(middle):
-            high = middle
-        else:
-            low = middle
-    return high

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from atropos_agent_api.calls import Call, Choice
-from atropos_agent_api.sessions.cuts import end_after_one_call, end_at_stop, without_stop
+from atropos_agent_api.sessions.cuts import end_after_one_call, without_stop
 from atropos_agent_api.sessions.prompts import Prompt
 from atropos_agent_api.tokens.canonical import digest, units_of
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.token_tree import Reply, Turn
+from atropos_core.rollouts.stop_texts import end_at_stop
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Message, Tokens
 

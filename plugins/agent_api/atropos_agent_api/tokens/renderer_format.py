@@ -10,6 +10,7 @@ import numpy as np
 
 from atropos_agent_api.tokens.formats import ChatFormat, Tools
 from atropos_core.errors import ConfigError, DataError
+from atropos_core.rollouts.replies import NAME_CHARACTERS
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens
 
@@ -142,7 +143,8 @@ def _message(parsed: ParsedResponse) -> Message:
     """A call that could not be read stays in the content, as it was sampled."""
     from renderers import ToolCallParseStatus as Status
 
-    made = [call for call in parsed.tool_calls if call.status in (Status.OK, Status.UNKNOWN_TOOL) and call.name]
+    read = (Status.OK, Status.UNKNOWN_TOOL)
+    made = [call for call in parsed.tool_calls if call.status in read and 0 < len(call.name or "") <= NAME_CHARACTERS]
     broken = [call.raw for call in parsed.tool_calls if call not in made and call.raw not in parsed.content]
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, [parsed.content, *broken]))}
     if parsed.reasoning_content:

@@ -16,7 +16,7 @@ PACKAGES = {  # their names, and where what they themselves offer is
     "atroposlib.envs": "",
     "atroposlib.envs.reward_fns": "rewards",
     "atroposlib.envs.server_handling": "",
-    "atroposlib.utils": "",
+    "atroposlib.utils": "texts",
 }
 MODULES = {
     "atroposlib.api.config": "base",

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from atropos_core.errors import ConfigError, DataError
 from atropos_env_atroposlib.standins.link import link
+from atropos_env_atroposlib.standins.managed import ManagedServerAdapter
 from atropos_env_atroposlib.standins.names import Item, Message
 from atropos_env_atroposlib.standins.servers import (
     APIServer,
@@ -123,6 +124,8 @@ class BaseEnv(ABC):
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
         self.config = config
         self.server = ServerManager(server_configs, slurm=slurm, testing=testing, server_class=self.server_cls)
+        self.server_configs = server_configs if isinstance(server_configs, list) else [server_configs]
+        self.client = ManagedServerAdapter(self.server)  # as evaluation files have it, which set none
         self.tokenizer = link().tokenizer
         self.curr_step = 0
         self.max_token_len = config.max_token_length
@@ -141,6 +144,7 @@ class BaseEnv(ABC):
         self.checkpoint_interval = -1
         self.env_id = 0
         self.saved_data: dict[str, Any] | None = None  # what save_checkpoint() wrote last, or is to be taken up
+        self.sent: list[Any] = []  # groups that were not returned, but sent
         self.logged: dict[str, Any] = {}  # what wandb_log() and evaluate_log() said last
 
     @classmethod
@@ -148,7 +152,7 @@ class BaseEnv(ABC):
         return cls.env_config_cls(), ServerBaseline()
 
     async def setup(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__} has no setup()")
+        """Nothing to load. (Upstream's raises; evaluation files call it by super().)"""
 
     @abstractmethod
     async def get_next_item(self) -> Item: ...
@@ -217,7 +221,16 @@ class BaseEnv(ABC):
     async def setup_wandb(self) -> None: ...
     async def cleanup(self) -> None: ...
     async def close(self) -> None: ...
-    async def env_step_checks(self) -> None: ...
+
+    async def env_step_checks(self) -> None:
+        """At another step of the trainer. (Evaluations and checkpoints are the run's.)"""
+        if self.curr_step != self.status_dict["current_step"]:
+            self.curr_step = self.status_dict["current_step"]
+            await self.wandb_log({})
+
+    async def handle_send_to_api(self, scored_data: Any, item: Item = None, *ignored: Any, **more: Any) -> None:
+        """Of a file that sends by itself. What another one's collect_trajectories() gives, the run takes as it is returned."""
+        self.sent += scored_data if isinstance(scored_data, list) else [scored_data]
 
     @classmethod
     def cli(cls) -> None:

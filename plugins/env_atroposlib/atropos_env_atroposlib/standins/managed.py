@@ -6,6 +6,7 @@ other prompt starts a node. An end of turn that was sampled is part of the node'
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,16 +78,16 @@ class ManagedServer:
 
 
 class ManagedServerAdapter:
-    """A managed server in the shape of OpenAI's client: `client.chat.completions.create(...)`."""
+    """A server in the shape of OpenAI's client: `client.chat.completions.create(...)`."""
 
-    def __init__(self, managed_server: ManagedServer, base_url: str = "") -> None:
+    def __init__(self, managed_server: ManagedServer | APIServer, base_url: str = "") -> None:
         self.base_url = base_url
         self.completions = _Create(managed_server.completion)
         self.chat = _Chat(managed_server)
 
 
 class _Chat:
-    def __init__(self, managed: ManagedServer) -> None:
+    def __init__(self, managed: ManagedServer | APIServer) -> None:
         self.completions = _Create(managed.chat_completion)
 
 
@@ -94,6 +95,10 @@ class _Create:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    async def create(self, **given: Any) -> Answer:
+    async def create(self, **given: Any) -> Any:
+        """Of OpenAI's own classes where its package is loaded: libraries that are handed such a client ask for them."""
         answer: Answer = await self._call(**given)
-        return answer
+        if (openai := sys.modules.get("openai")) is None:
+            return answer
+        kind = openai.types.chat.ChatCompletion if answer.object == "chat.completion" else openai.types.Completion
+        return kind.model_validate(answer.model_dump())

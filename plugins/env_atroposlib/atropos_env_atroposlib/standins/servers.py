@@ -162,4 +162,8 @@ async def sampled(ids: Sequence[int], text: str, given: dict[str, Any]) -> list[
             settings[name] = value
     if odd := sorted(given.keys() - set(UNKNOWN) - {"max_completion_tokens"}):
         raise ConfigError(f"the environment samples with {odd[0]!r}, which is not known here.")
-    return await link().replies(ids, text, n, settings, [stop] if isinstance(stop, str) else list(stop))
+    ends = [stop] if isinstance(stop, str | int) else stop
+    decode = link().tokenizer.decode
+    return await link().replies(
+        ids, text, n, settings, [decode([one]) if isinstance(one, int) else one for one in ends]
+    )

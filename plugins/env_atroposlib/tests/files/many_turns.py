@@ -1,6 +1,7 @@
 """Several shapes in one file: each class is named by its own."""
 
 import asyncio
+import importlib
 import os
 from pathlib import Path
 
@@ -94,3 +95,30 @@ class Dying(Counting):
     @classmethod
     def config_init(cls):
         return BaseEnvConfig(max_token_length=8), [APIServerConfig(), APIServerConfig()]
+
+
+class LateConfig(BaseEnvConfig):
+    module: str = "surely_not_there"
+
+
+class Late(Counting):
+    """Its configuration is named in __init__ alone, and what it needs is imported as it is set up."""
+
+    def __init__(self, config: LateConfig, server_configs, slurm=False, testing=False):
+        super().__init__(config, server_configs, slurm, testing)
+
+    async def setup(self):
+        await super().setup()
+        if self.config.module:
+            importlib.import_module(self.config.module)
+
+    async def collect_trajectories(self, item):
+        said = [{"role": "user", "content": "x"}]
+        done = await self.server.chat_completion(
+            messages=said, n=self.config.group_size, stop=[self.tokenizer.eos_token_id]
+        )
+        rows = [self.tokenizer.encode(choice.message.content or "a") for choice in done.choices]
+        return {"tokens": rows, "masks": rows, "scores": [float(item)] * len(rows)}, []
+
+    async def add_rollouts_for_wandb(self, scored_data, item=None):
+        assert item == scored_data["scores"][0], "the item that the group is of"

@@ -47,6 +47,7 @@ async def open_engine_server(
     info: ModelInfo | None = None,
     *,
     takes: Transport | None = None,
+    grace_s: int = GRACE_S,
 ) -> RunningEngineServer:
     """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT, and send it what it `takes`. Raises
     ConfigError where that cannot be, or must not be."""
@@ -59,8 +60,9 @@ async def open_engine_server(
         )
     app = engine_app(engine, takes, info)
     bounded: ASGIApp = app  # what uploads weights has the right to send much
+    limits: Limits | None = None
     if takes is None:
-        bounded = Limits(
+        bounded = limits = Limits(
             app,
             body_bytes=BODY_BYTES,
             in_flight_bytes=8 * BODY_BYTES,
@@ -72,12 +74,22 @@ async def open_engine_server(
     gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None, refusals=Refusals(refuse))
     try:
         server = await serve_in_loop(
-            Access(bounded, token=token), gate, host, port, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S
+            Access(bounded, token=token),
+            gate,
+            host,
+            port,
+            stop=_uploads_have_the_grace if limits is None else limits.stop,
+            grace_s=grace_s,
+            keep_alive_s=KEEP_ALIVE_S,
         )
     except AtroposError:
         app.close()
         raise
     return RunningEngineServer(app, server)
+
+
+def _uploads_have_the_grace() -> None:
+    """At the end: what sends weights waits for nothing here but its own bytes."""
 
 
 def address(where: str) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, FailFast, Field, ValidationError, field_validato
 
 from atropos_core import console
 from atropos_core.errors import DataError
-from atropos_core.types import Bools, Floats, ScoredGroup, Tokens, offsets_of
+from atropos_core.types import Floats, ScoredGroup, Tokens, offsets_of
 from atropos_trajectory_api.legacy.group import VERBATIM, OldGroup
 from atropos_trajectory_api.legacy.outgoing_groups import KEYS, MASKED, to_wire
 from atropos_trajectory_api.legacy.wire_json import dumps, parse, without_arrays
@@ -124,12 +124,13 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
     lengths = lengths_of(rows)
     if not lengths or not all(lengths):
         raise DataError(f"tokens{path_of((lengths.index(0),)) if lengths else ''}: a sequence needs at least one token")
-    tokens, masks = tokens_of(rows, data["masks"], lengths)
-    sampled: Bools = masks == tokens
+    tokens, masks, sampled = tokens_of(rows, data["masks"], lengths)
     rest: dict[str, Any] = {"env_id": data.get("env_id")}
     if type(rest["env_id"]) not in (int, type(None)):
         raise TypeError
-    if not np.logical_and.reduce(np.logical_or(sampled, masks == MASKED)):
+    if np.count_nonzero(sampled) + np.count_nonzero(masks == MASKED) < len(
+        masks
+    ):  # no token is MASKED: none counts twice
         if type(data["masks"]) is FlatRows:
             raise TypeError
         rest["masks"] = [list(map(int, row)) for row in data["masks"]]

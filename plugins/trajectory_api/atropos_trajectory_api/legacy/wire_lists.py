@@ -63,17 +63,20 @@ def _packer(count: int, code: str) -> Callable[..., bytes]:
     return struct.Struct(f"{count}{code}").pack
 
 
-def tokens_of(tokens: Any, masks: Any, lengths: Sequence[int]) -> tuple[Tokens, np.ndarray[Any, Any]]:
-    """Ids from 0 on, and a mask for each."""
+def tokens_of(tokens: Any, masks: Any, lengths: Sequence[int]) -> tuple[Tokens, np.ndarray[Any, Any], Bools]:
+    """Ids from 0 on, a mask for each, and where that is the token's own id."""
     masks = by_token("masks", masks, lengths)
     if type(tokens) is FlatRows and type(masks) is FlatRows:
-        if np.maximum.reduce(tokens.values.view(np.uint64)) > _INT32_MAX:  # or below 0: the whole way says which
+        ids = tokens.values
+        highest = ids.item(ids.view(np.uint64).argmax())
+        if not 0 <= highest <= _INT32_MAX:  # one of them is below 0, or beyond: the whole way says which
             raise OverflowError
-        return tokens.values.astype(np.int32), masks.values
+        return ids.astype(np.int32), masks.values, masks.values == ids
     made = ints(tokens)
     if np.minimum.reduce(made) < 0:
         refuse("tokens", offsets_of(lengths), made < 0, made, "is below 0")
-    return made, ints(masks)
+    made_masks = ints(masks)
+    return made, made_masks, made_masks == made
 
 
 def lengths_of(rows: Any) -> list[int]:

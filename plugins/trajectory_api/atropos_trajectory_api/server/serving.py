@@ -41,8 +41,7 @@ class Server(HttpServer):
     """uvicorn's, which ends with 0 on the first signal and holds nobody up."""
 
     def __init__(self, app: ASGIApp, gate: Gate, stop: Callable[[], None], tls: ssl.SSLContext | None) -> None:
-        super().__init__(app, gate, lifespan=True, grace_s=int(DRAIN_S), keep_alive_s=KEEP_ALIVE_S, tls=tls)
-        self._stop = stop
+        super().__init__(app, gate, lifespan=True, stop=stop, grace_s=int(DRAIN_S), keep_alive_s=KEEP_ALIVE_S, tls=tls)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -54,10 +53,6 @@ class Server(HttpServer):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._stop()
-        await super().shutdown(sockets)
 
 
 def serve(options: ServeOptions) -> None:

@@ -1,0 +1,69 @@
+"""What a launcher must do: start the processes of a run, here or on other machines, watch them and end them.
+
+A run asks for a role ("engine", "trainer", "engine-NAME"), and says which module runs there and what it needs in its environment. Where
+that process is put is the launcher's business, by its own options. What is computed is not: the process answers calls on one
+connection (`atropos_core.processes`), and data goes through hub and bridges, never through the launcher.
+"""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a launcher can put processes on."""
+
+    name: str  # an address or a host name
+    cpus: float
+    gpus: float = 0.0
+    memory_bytes: int = 0  # 0: not known
+    other: Mapping[str, float] = field(default_factory=dict)  # further resources, by the launcher's own names
+
+
+class StartedProcess(ABC):
+    """One process that a launcher has started, with all that it starts itself."""
+
+    named: str  # for messages: "pid 4711", "pid 4711 on 10.0.0.7"
+    pid: int | None = None  # on this machine; None where it is on another
+    connection: socket.socket  # on which it answers
+
+    @abstractmethod
+    def ended(self) -> str | None:
+        """How it ended, as "was killed by SIGKILL" or "ended with exit code 3"; None while it runs. Never waits."""
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """Send it, and all that it started, SIGTERM. Returns at once; does nothing once it has ended."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """The same with SIGKILL."""
+
+
+class Launcher(ABC):
+    """Starts processes. What it started ends with it, and with the run's own process, however that ends."""
+
+    several_machines = False  # what it starts may be on another machine: no memory and no descriptor is shared with it
+
+    async def open(self) -> None:
+        """Called once, before anything is started. Raises FitError where there is nothing to start processes on."""
+
+    @abstractmethod
+    async def machines(self) -> Sequence[Machine]:
+        """What there is, while it is open."""
+
+    async def check(self, roles: Sequence[str]) -> None:
+        """Raises FitError, within seconds, where these roles cannot all be there at once: what is there, and what is missing."""
+
+    @abstractmethod
+    async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> StartedProcess:
+        """Start `python -m program CONNECTION role` with these variables besides the machine's own. Both its streams are appended to
+        `log`, a file of this machine, as they come. Raises FitError where the role cannot be put anywhere."""
+
+    async def close(self) -> None:
+        """End what is still there; may be called twice."""

@@ -1,0 +1,159 @@
+"""How a child on another machine gets its connection: it dials the supervisor, and both prove that they know one secret.
+
+The secret is in the child's environment, where the launcher has put it, and is never sent: each end sends 32 random bytes, and answers
+the other's with an HMAC (RFC 2104, SHA-256) of both. What follows is neither encrypted nor signed: the network between the machines of
+a cluster is taken to be the cluster's own, as Ray's and torch.distributed's traffic takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+from contextlib import suppress
+
+from atropos_core.errors import DeadlineExceeded, ProcessDied
+
+SECRET = "ATROPOS_CONNECTION_SECRET"  # environment of a child on another machine: hexadecimal digits
+DIAL_DEADLINE_S = 30.0
+PROOF_DEADLINE_S = 5.0  # for what a child sends
+AT_ONCE = 64  # connections that are being proved; further ones wait in the kernel
+SILENT_S = 60  # of a connection to a machine that answers nothing at all, before it is lost
+_BYTES = 32
+
+
+class Listener:
+    """Where children on other machines reach this process."""
+
+    def __init__(self, host: str) -> None:
+        """`host`: an address of this machine that the others know it by; the port is any free one. Raises OSError."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._sock = socket.create_server((host, 0), family=family)
+        self._sock.setblocking(False)
+        self.address = f"{host}:{self._sock.getsockname()[1]}"
+        self._pending: dict[bytes, asyncio.Future[socket.socket]] = {}
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._proving: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    def expect(self) -> tuple[str, asyncio.Future[socket.socket]]:
+        """A new secret, and the connection of the child that will know it. Cancel the future to expect it no longer."""
+        secret = secrets.token_bytes(_BYTES)
+        future: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        self._pending[secret] = future
+        future.add_done_callback(lambda _: self._pending.pop(secret, None))
+        return secret.hex(), future
+
+    def close(self) -> None:
+        self._accepting.cancel()
+        for task in self._proving:
+            task.cancel()
+        for future in list(self._pending.values()):
+            future.cancel()
+        self._sock.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._room.acquire()
+            try:
+                connection, _ = await loop.sock_accept(self._sock)
+            except OSError:  # it went away meanwhile, or there are no descriptors left
+                self._room.release()
+                await asyncio.sleep(0.05)
+                continue
+            task = loop.create_task(self._prove(connection))
+            self._proving.add(task)
+            task.add_done_callback(self._proved)
+
+    def _proved(self, task: asyncio.Task[None]) -> None:
+        self._proving.discard(task)
+        self._room.release()
+
+    async def _prove(self, connection: socket.socket) -> None:
+        """Hand it to whoever expects it, or hang up."""
+        loop, ours = asyncio.get_running_loop(), secrets.token_bytes(_BYTES)
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(PROOF_DEADLINE_S):
+                await loop.sock_sendall(connection, ours)
+                theirs, answer = await _receive(connection), await _receive(connection)
+                for secret, future in self._pending.items():
+                    if hmac.compare_digest(_proof(secret, b"child", ours, theirs), answer):
+                        await loop.sock_sendall(connection, _proof(secret, b"supervisor", ours, theirs))
+                        _keep(connection)
+                        if not future.done():
+                            future.set_result(connection)
+                            return
+                        break
+        except (OSError, TimeoutError, EOFError):
+            pass  # a stranger, or a child that has ended
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        connection.close()
+
+
+async def _receive(connection: socket.socket) -> bytes:
+    received = b""
+    while len(received) < _BYTES:
+        more = await asyncio.get_running_loop().sock_recv(connection, _BYTES - len(received))
+        if not more:
+            raise EOFError
+        received += more
+    return received
+
+
+def dial(address: str) -> socket.socket:
+    """The connection to the supervisor at HOST:PORT, by the secret in this process's environment, which is taken out of it. Raises
+    DeadlineExceeded where nobody answers, ProcessDied for one that does not know the secret."""
+    secret = bytes.fromhex(os.environ.pop(SECRET))
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection((host, int(port)), DIAL_DEADLINE_S)
+    except OSError as error:
+        raise DeadlineExceeded(
+            f"the supervisor at {address} cannot be reached from this machine ({socket.gethostname()}): {error}.",
+            remedy="The address that the supervisor gives must be one of its own that the other machines reach.",
+        ) from error
+    connection.settimeout(DIAL_DEADLINE_S)  # strangers may be before it
+    ours = secrets.token_bytes(_BYTES)
+    try:
+        theirs = _exactly(connection)
+        connection.sendall(ours + _proof(secret, b"child", theirs, ours))
+        known = hmac.compare_digest(_exactly(connection), _proof(secret, b"supervisor", theirs, ours))
+    except (OSError, EOFError):
+        known = False
+    if not known:
+        connection.close()
+        raise ProcessDied(f"what listens at {address} is not the supervisor that started this process.")
+    connection.settimeout(None)
+    _keep(connection)
+    return connection
+
+
+def _exactly(connection: socket.socket) -> bytes:
+    received = b""
+    while len(received) < _BYTES:
+        more = connection.recv(_BYTES - len(received))
+        if not more:
+            raise EOFError
+        received += more
+    return received
+
+
+def _proof(secret: bytes, who: bytes, supervisors: bytes, childs: bytes) -> bytes:
+    return hmac.digest(secret, who + supervisors + childs, "sha256")
+
+
+def _keep(connection: socket.socket) -> None:
+    """Small messages leave at once; a machine that is gone is noticed."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with suppress(AttributeError, OSError):  # other systems than Linux have their own
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S // 4)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 4)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)

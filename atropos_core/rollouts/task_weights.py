@@ -1,0 +1,21 @@
+"""Which environments a curriculum draws from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.interfaces import TaskSource
+
+
+def with_weight(sources: Mapping[str, TaskSource]) -> dict[str, TaskSource]:
+    """The sources that a curriculum draws from: a weight of 0 is for evaluation alone. Raises DataError for one without
+    tasks, ConfigError where none is left."""
+    for name, source in sources.items():
+        if source.size == 0:
+            raise DataError(
+                f"environment {name!r} has no training tasks.", remedy="Look at its data source in the run file."
+            )
+    if not (drawn := {name: source for name, source in sources.items() if source.weight > 0}):
+        raise ConfigError("no environment has a weight above 0: there is nothing to train on.")
+    return drawn

@@ -1,0 +1,114 @@
+"""The contract v0: a module with `load_environment(**arguments)`, which gives an environment with data sets and a rubric."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from types import ModuleType
+from typing import Any
+
+import verifiers as vf
+from openai import AsyncOpenAI
+from verifiers.clients import Client, OpenAIChatCompletionsClient, OpenAICompletionsClient
+from verifiers.utils.error_utils import ErrorChain
+
+from atropos_env_verifiers.contract import Access, Outcome, Part, numbers, plain
+
+MODEL = "policy"  # any name is answered
+
+
+class Chat(OpenAIChatCompletionsClient):  # type: ignore[misc] # verifiers is an Any here
+    async def raise_from_native_response(self, response: Any) -> None:
+        """Verifiers raises for a reply without a word. Here it is one, to be scored: it was sampled."""
+
+
+class Completions(OpenAICompletionsClient):  # type: ignore[misc]
+    async def raise_from_native_response(self, response: Any) -> None:
+        """As of `Chat`."""
+
+
+class LoadEnvironment:
+    """Its own loop of a rollout, with a client of ours for each; scored as a group by its rubric."""
+
+    name = "v0"
+    agents = ("policy",)
+
+    def __init__(self, module: ModuleType, config: Mapping[str, Any]) -> None:
+        self._environment: Any = module.load_environment(**config)
+        if not isinstance(self._environment, vf.Environment):
+            raise TypeError(f"load_environment() gave a {type(self._environment).__name__}, and no vf.Environment")
+        self._rows: dict[Part, Any] = {}
+
+    async def open(self, at_most: int) -> dict[Part, list[list[dict[str, Any]]]]:
+        environment = self._environment
+        if environment.dataset is not None or environment.dataset_source is not None:
+            self._rows["train"] = environment.get_dataset()
+        if environment.eval_dataset is not None or environment.eval_dataset_source is not None:
+            self._rows["eval"] = environment.get_eval_dataset()
+        return {
+            part: [_messages(prompt) for prompt in rows.select(range(min(at_most, len(rows))))["prompt"]]
+            for part, rows in self._rows.items()
+        }
+
+    async def run(self, part: Part, index: int, accesses: Sequence[Mapping[str, Access]]) -> list[Outcome]:
+        environment, row = self._environment, self._rows[part][index]
+        clients = [self._client(access["policy"]) for access in accesses]
+        works = (
+            environment.rollout(deepcopy(row), client, MODEL, deepcopy(environment.sampling_args)) for client in clients
+        )
+        try:
+            states = await asyncio.gather(*works, return_exceptions=True)
+        finally:
+            await asyncio.gather(*(client.close() for client in clients))
+        outcomes = [Outcome(agent="policy", error=_error_of(state)) for state in states]
+        whole = [(state, outcome) for state, outcome in zip(states, outcomes, strict=True) if isinstance(state, dict)]
+        scored = [state for state, outcome in whole if not outcome.error]
+        if scored:
+            score = environment.rubric.score_group
+            await (score if environment.score_rollouts else environment.rubric.dummy_score_group)(scored)
+        for state, outcome in whole:
+            await environment.rubric.cleanup(state)
+            if not outcome.error:
+                self._fill(outcome, state)
+        return outcomes
+
+    def _fill(self, outcome: Outcome, state: Mapping[str, Any]) -> None:
+        found = numbers((state["metrics"] or {}).items())
+        weights = self._weights()
+        outcome.score = float(state["reward"])
+        outcome.parts = {name: value * weights[name] for name, value in found.items() if weights.get(name)}
+        outcome.metrics = {name: value for name, value in found.items() if not weights.get(name)}
+        outcome.metrics["turns"] = float(len(state["trajectory"]))
+
+    def _weights(self) -> dict[str, float]:
+        """By function. A name with several weights has none: what verifiers says of it is the sum of its values."""
+        found: dict[str, set[float]] = defaultdict(set)
+        rubrics = [self._environment.rubric]
+        for rubric in rubrics:
+            for function, weight in zip(rubric.funcs, rubric.weights, strict=True):
+                found[function.__name__].add(float(weight))
+            rubrics += rubric.rubrics if isinstance(rubric, vf.RubricGroup) else []
+        return {name: weights.pop() for name, weights in found.items() if len(weights) == 1}
+
+    def _client(self, access: Access) -> Client[Any, Any, Any, Any]:
+        """Without retries: a reply that is sampled twice is trained twice."""
+        client = AsyncOpenAI(base_url=access.url, api_key=access.key, max_retries=0, timeout=None)
+        return Completions(client) if self._environment.message_type == "completion" else Chat(client)
+
+    async def close(self) -> None:
+        """Its own teardown is registered for the end of its process."""
+
+
+def _messages(prompt: Any) -> list[dict[str, Any]]:
+    return plain([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+
+
+def _error_of(state: Any) -> str:
+    if isinstance(state, BaseException):
+        if not isinstance(state, Exception):
+            raise state
+        return f"{type(state).__name__}: {state}"
+    error = state["error"]
+    return "" if error is None else repr(ErrorChain(error))

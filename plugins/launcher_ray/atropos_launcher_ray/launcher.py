@@ -1,0 +1,270 @@
+"""The launcher `ray`: Ray says where each process is, and an actor there holds it. Data goes over the run's own connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util import get_node_ip_address, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from atropos_core.errors import AtroposError, DeadlineExceeded, FitError, ProcessDied
+from atropos_core.launchers import Launcher, Machine, StartedProcess
+from atropos_core.processes.dialing import SECRET, Listener
+from atropos_core.processes.local import how_ended
+from atropos_launcher_ray.config import RayOptions, RoleResources
+from atropos_launcher_ray.holder import Holder
+
+JOIN_DEADLINE_S = 30.0
+START_DEADLINE_S = 120.0  # of an actor, then of its process until it has dialled
+CLOSE_DEADLINE_S = 10.0
+INHERITED = ("ATROPOS_", "HF_", "TRANSFORMERS_")  # beginnings of variables that processes elsewhere get from this one
+NAMES = {"CPU": "CPU cores", "GPU": "GPUs", "memory": "bytes of memory"}
+
+
+class RayProcess(StartedProcess):
+    """A process in an actor. A thread of ours appends what it prints to its log, and notes how it ended."""
+
+    def __init__(self, role: str, holder: Any, pid: int, host: str, log: Path) -> None:
+        self.named = f"pid {pid} on {host}"
+        self.connection: socket.socket
+        self._holder = holder
+        self._log = log
+        self._how: str | None = None
+        self.follower = threading.Thread(target=self._follow, name=f"log of {role}", daemon=True)
+        self.follower.start()
+
+    def ended(self) -> str | None:
+        return self._how
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._how is None:
+            self._holder.send.remote(int(number))
+
+    def _follow(self) -> None:
+        try:
+            with self._log.open("ab", buffering=0) as log:
+                while chunk := ray.get(self._holder.output.remote()):
+                    log.write(chunk)
+            self._how = how_ended(ray.get(self._holder.code.remote()))
+        except RayError as error:  # the actor is gone, or its machine, or Ray itself: and with the actor its process
+            self._how = f"was lost: {_first_line(error)}"
+        except OSError as error:
+            self._how = f"was ended, since its log could not be written: {error}"
+            self._holder.send.remote(int(signal.SIGKILL))
+
+
+class RayLauncher(Launcher):
+    """Connects to a cluster that is there; starts none, and ends none."""
+
+    def __init__(self, options: RayOptions) -> None:
+        self._options = options
+        self._connected = False  # by us
+        self._listener: Listener | None = None
+        self._group: Any = None
+        self._roles: list[str] = []  # in the order of the group's bundles
+        self._holders: list[Any] = []
+        self._processes: list[RayProcess] = []
+
+    async def open(self) -> None:
+        await self._join()
+        try:
+            self._listener = Listener(self._options.host or get_node_ip_address())
+        except OSError as error:
+            raise FitError(
+                f"launcher 'ray' cannot listen at {self._options.host or get_node_ip_address()}: {error}.",
+                remedy="Set launcher.host to an address of this machine that the cluster's machines reach.",
+            ) from error
+
+    async def _join(self) -> None:
+        """Raises FitError where no cluster answers. In a thread that nothing waits for: where an address is silent, Ray tries for minutes,
+        and off the main thread it does not take SIGTERM for itself."""
+        joined: Future[None] = Future()
+
+        def join() -> None:
+            try:
+                if host := self._options.address.rpartition(":")[0]:
+                    port = int(self._options.address.rpartition(":")[2])
+                    socket.create_connection(
+                        (host, port), JOIN_DEADLINE_S / 2
+                    ).close()  # Ray itself would try for minutes
+                if not ray.is_initialized():  # by whoever calls us from Python
+                    ray.init(self._options.address, log_to_driver=False, configure_logging=False)
+                    self._connected = True
+                    logging.getLogger("ray").setLevel(
+                        logging.CRITICAL
+                    )  # what is lost, the run reports; Ray adds pages to it
+                joined.set_result(None)
+            except Exception as error:  # noqa: BLE001 - a thread's end: whoever waits for it gets it
+                joined.set_exception(error)
+
+        threading.Thread(target=join, name="ray.init", daemon=True).start()
+        try:
+            async with asyncio.timeout(JOIN_DEADLINE_S):
+                await asyncio.wrap_future(joined)
+        except (ConnectionError, RayError, OSError, ValueError, RuntimeError) as error:
+            said = f"no answer within {JOIN_DEADLINE_S:g} s" if isinstance(error, TimeoutError) else _first_line(error)
+            raise FitError(
+                f"launcher 'ray' finds no cluster at {self._options.address!r}: {said}",
+                remedy="Start one with `ray start --head`, on further machines `ray start --address=HEAD:6379`; or set launcher.address.",
+            ) from error
+
+    async def machines(self) -> Sequence[Machine]:
+        return [
+            Machine(
+                node["NodeManagerAddress"],
+                total.get("CPU", 0.0),
+                total.get("GPU", 0.0),
+                int(total.get("memory", 0)),
+                {name: amount for name, amount in total.items() if name not in NAMES and _is_named_by_users(name)},
+            )
+            for node in await asyncio.to_thread(ray.nodes)
+            if node["Alive"]
+            for total in [node["Resources"]]
+        ]
+
+    async def check(self, roles: Sequence[str]) -> None:
+        if unknown := sorted(set(self._options.roles) - set(roles)):
+            raise FitError(
+                f"launcher.roles.{unknown[0]} has no effect: there is no such role.",
+                remedy=f"There is: {', '.join(roles)}.",
+            )
+        for role in roles:
+            await self._require_a_machine_for(role)
+        bundles = [self._resources(role).bundle() or {"CPU": 0.001} for role in roles]
+        self._roles = list(roles)
+        self._group = await asyncio.to_thread(placement_group, bundles, strategy="PACK")
+        if not await asyncio.to_thread(self._group.wait, self._options.room_deadline_s):
+            await self._remove_group()
+            free = await asyncio.to_thread(ray.available_resources)
+            raise FitError(
+                f"the cluster has no room for {' and '.join(self._says(role) for role in roles)} at once within "
+                f"{self._options.room_deadline_s:g} s. Free are {_list(free) or 'none'}.",
+                remedy="Lower launcher.roles, wait for others to end, or raise launcher.room_deadline_s.",
+            )
+
+    async def _require_a_machine_for(self, role: str) -> None:
+        """Raises FitError where no machine could ever take it, were it empty."""
+        wanted, machines = self._resources(role).bundle(), await self.machines()
+        for machine in machines:
+            total = {"CPU": machine.cpus, "GPU": machine.gpus, "memory": machine.memory_bytes, **machine.other}
+            if all(total.get(name, 0) >= amount for name, amount in wanted.items()):
+                return
+        there = "; ".join(
+            f"{one.name} has {_list({'CPU': one.cpus, 'GPU': one.gpus, **one.other})}" for one in machines
+        )
+        raise FitError(
+            f"no machine of the cluster has room for {self._says(role)}: {there or 'there is none'}.",
+            remedy=f"Lower launcher.roles.{role}, or add such a machine to the cluster.",
+        )
+
+    async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> StartedProcess:
+        assert self._listener is not None, "open() comes first"
+        secret, dialled = self._listener.expect()
+        bundle = self._resources(role).bundle()
+        strategy: Any = "DEFAULT"
+        if role in self._roles:
+            strategy = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=self._roles.index(role)
+            )
+        holder = ray.remote(Holder).options(
+            num_cpus=bundle.pop("CPU", 0),
+            num_gpus=bundle.pop("GPU", 0),
+            memory=bundle.pop("memory", None),
+            resources=bundle,
+            scheduling_strategy=strategy,
+            max_restarts=0,
+        ).remote()  # fmt: skip
+        self._holders.append(holder)
+        inherited = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
+        try:
+            starting = holder.start.remote(
+                program, role, self._listener.address, {**inherited, **environment, SECRET: secret}
+            )
+            async with asyncio.timeout(START_DEADLINE_S):
+                pid, host = await asyncio.wrap_future(starting.future())
+            process = RayProcess(role, holder, pid, host, log)
+            self._processes.append(process)
+            process.connection = await self._connection(role, process, dialled)
+        except TimeoutError:
+            raise DeadlineExceeded(f"Ray did not start {role} within {START_DEADLINE_S:g} s.") from None
+        except RayError as error:
+            raise ProcessDied(f"Ray could not start {role}: {_first_line(error)}") from error
+        finally:
+            dialled.cancel()
+        return process
+
+    async def _connection(
+        self, role: str, process: RayProcess, dialled: asyncio.Future[socket.socket]
+    ) -> socket.socket:
+        """Once it has dialled. Raises ProcessDied where it ended before, DeadlineExceeded."""
+        until = time.monotonic() + START_DEADLINE_S
+        while True:
+            done, _ = await asyncio.wait({dialled}, timeout=0.1)
+            if done:
+                return dialled.result()
+            how = process.ended()
+            if how is not None or time.monotonic() > until:
+                process.kill()
+                said = f"{role} ({process.named}) {how or f'did not connect within {START_DEADLINE_S:g} s'}"
+                kind: type[AtroposError] = ProcessDied if how else DeadlineExceeded
+                raise kind(f"{said}.", remedy=f"Its log is {process._log}")
+
+    async def close(self) -> None:
+        holders, self._holders = self._holders, []
+        processes, self._processes = self._processes, []
+        for holder in holders:
+            ray.kill(holder)
+        for process in processes:
+            await asyncio.to_thread(process.follower.join, CLOSE_DEADLINE_S)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        await self._remove_group()
+        if self._connected:
+            self._connected = False
+            await asyncio.to_thread(ray.shutdown)
+
+    async def _remove_group(self) -> None:
+        group, self._group = self._group, None
+        self._roles = []
+        if group is not None:
+            await asyncio.to_thread(remove_placement_group, group)
+
+    def _resources(self, role: str) -> RoleResources:
+        return self._options.roles.get(role, RoleResources())
+
+    def _says(self, role: str) -> str:
+        return f"{role} ({_list(self._resources(role).bundle()) or 'nothing'})"
+
+
+def _is_named_by_users(resource: str) -> bool:
+    return not resource.startswith(("node:", "object_store_memory", "bundle_")) and "_group_" not in resource
+
+
+def _list(resources: Mapping[str, float]) -> str:
+    shown = {
+        name: amount for name, amount in resources.items() if amount and (name in NAMES or _is_named_by_users(name))
+    }
+    return ", ".join(f"{amount:g} {NAMES.get(name, name)}" for name, amount in shown.items())
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

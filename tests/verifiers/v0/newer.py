@@ -1,0 +1,3 @@
+"""A module of the contract v1."""
+
+TASKS = ()  # which a Taskset would load

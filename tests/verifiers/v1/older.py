@@ -1,0 +1,5 @@
+"""A module of the contract v0."""
+
+
+def load_environment():
+    raise AssertionError("nobody calls it")
