@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from atropos_core import codec, errors
-from atropos_core.columns import GroupColumns
+from atropos_core.codec.columns import GroupColumns
 
 RECORDED = Path(__file__).with_name("wire.txt")
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atropos_core import codec
 from atropos_core.codec import MAX_IMPLIED_BYTES, PREFIX_BYTES, decode, encode, encode_bytes, frame_size
+from atropos_core.codec import frames as codec
 from atropos_core.errors import DataError
 from atropos_core.interfaces import ModelInfo
 from atropos_core.testing.samples import make_groups

@@ -6,7 +6,7 @@ container, a number, text or an array. A million tokens cost 9.4 MB and 1.6 ms t
 
 An array whose entries are all one value is that value in the header and a read-only view of it when decoded; one that is
 there several times is written once; flags are written as bits. So a short frame can stand for long arrays: how long, is
-bounded at both ends. A scored group is written as its columns (`atropos_core.columns`).
+bounded at both ends. A scored group is written as its columns (`atropos_core.codec.columns`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from atropos_core import interfaces, types
-from atropos_core.columns import GroupColumns, by_rollout
+from atropos_core.codec.columns import GroupColumns, by_rollout
 from atropos_core.errors import DataError
 
 MAGIC = b"ATR1"
