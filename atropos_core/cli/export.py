@@ -107,7 +107,7 @@ def pushed(
         if public:
             raise ConfigError("--public has no effect without --push.")
         return exported(run, form, out, **options)
-    from atropos_core.exports.hub import Hub
+    from atropos_core.exports.hugging_face import Hub
 
     records, hub = RunRecords(run), Hub(push, public=public)
     made = exported(run, form, out, **options)

@@ -20,7 +20,7 @@ from atropos_core.cli.exhausted import named
 from atropos_core.cli.resume import take_up
 from atropos_core.errors import AtroposError
 from atropos_core.exports.dataset import DatasetExport
-from atropos_core.exports.hub import Hub
+from atropos_core.exports.hugging_face import Hub
 from atropos_core.exports.policy import checkpoint_of, export_policy
 from atropos_core.exports.selection import Selection
 from atropos_core.group_schema import check_task
