@@ -18,6 +18,7 @@ from atropos_core.conversation import Conversation
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Environment, Policy, Score
 from atropos_core.plugins.provider import Options
+from atropos_core.rollouts.actions import ActionReader
 from atropos_core.rollouts.numbered_tasks import NumberedTasks
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Message, Split, Task
@@ -58,29 +59,6 @@ class SteppingOptions(Options):
         return self
 
 
-def action_of(reply: str, options: SteppingOptions) -> str | None:
-    """The action that a reply takes, without the template; None where it takes none."""
-    if options.action == "reply":
-        return reply
-    if options.action == "boxed":
-        return _last_boxed(reply)
-    matches = list(re.finditer(options.pattern or "", reply))
-    return matches[-1][1 if matches[-1].re.groups else 0] if matches else None
-
-
-def _last_boxed(text: str) -> str | None:
-    """What stands between the braces of the last \\boxed{...} that is closed."""
-    end = len(text)
-    while (begin := text.rfind("\\boxed{", 0, end)) >= 0:
-        inside, depth = begin + len("\\boxed{"), 1
-        for at in range(inside, len(text)):
-            depth += (text[at] == "{") - (text[at] == "}")
-            if not depth:
-                return text[inside:at]
-        end = begin
-    return None
-
-
 @dataclass(frozen=True)
 class Turn:
     """What a step led to: whose action is next, and what that side is shown since its last one."""
@@ -109,7 +87,7 @@ class Match:
         self,
         stepped: Stepped,
         policy: Policy,
-        options: SteppingOptions,
+        reader: ActionReader,
         *,
         seed: int,
         tools: Sequence[Mapping[str, Any]] = (),
@@ -117,7 +95,8 @@ class Match:
         self.ended = False
         self._stepped = stepped
         self._policy = policy
-        self._options = options
+        self._reader = reader
+        self._options = reader.options
         self._seed = seed
         self._tools = tools or None
         self._turn: Turn
@@ -142,7 +121,7 @@ class Match:
             if self._options.system:
                 messages.insert(0, {"role": "system", "content": self._options.system})
         answer = await self._talks[side].reply(*messages)
-        action = action_of(str(answer.get("content") or ""), self._options)
+        action = await self._reader.action_of(str(answer.get("content") or ""))
         self._unread[side] += action is None
         self._action = answer, "" if action is None else self._options.template.replace(ACTION, action)
 
@@ -181,6 +160,7 @@ class SteppedEnvironment(Environment):
     def __init__(self, name: str, options: SteppingOptions) -> None:
         self.name = name
         self.options = options
+        self.reader = ActionReader(options)
 
     @abstractmethod
     def stepped(self) -> Stepped:
@@ -194,11 +174,14 @@ class SteppedEnvironment(Environment):
         return f"{self.name}, from seeds"
 
     async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
-        match = Match(self.stepped(), policy, self.options, seed=seed, tools=self.tools)
+        match = Match(self.stepped(), policy, self.reader, seed=seed, tools=self.tools)
         [outcome] = await run_matches([match], [task.data["seed"]])
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome[0]
+
+    async def close(self) -> None:
+        await self.reader.close()
 
     def _task(self, split: Split, index: int) -> Task:
         seed = derive(self.options.seed, split, index) % 2**31

@@ -71,9 +71,10 @@ async def attempt(
     seed: int,
     deadline_s: float,
     spread_s: float = 0.0,
+    policy: ScriptedPolicy | None = None,
 ) -> Outcome:
     """A rollout that never raises, short of an interrupt."""
-    policy = ScriptedPolicy(script, task, spread_s=spread_s)
+    policy = policy or ScriptedPolicy(script, task, spread_s=spread_s)
     try:
         async with asyncio.timeout(deadline_s):
             episode = await run_rollout(environment, task, policy, seed)
@@ -109,7 +110,7 @@ def wrong_with(outcome: Outcome) -> list[str]:
     if not any(message.get("role") == "assistant" for message in episode.messages):
         wrong.append("the episode's messages hold no reply: rewards and people see nothing")
     for rollout in episode.rollouts:
-        if not _was_given(rollout, outcome.policy.given):
+        if not was_given(rollout, outcome.policy.given):
             wrong.append("a rollout marks tokens as sampled that are not what the policy sampled")
     return [f"{outcome.label}: {each}" for each in wrong]
 
@@ -136,7 +137,7 @@ def _digest(rollout: Rollout) -> str:
     return hashlib.blake2b(b"|".join(b"" if c is None else c.tobytes() for c in columns)).hexdigest()
 
 
-def _was_given(rollout: Rollout, given: Sequence[Tokens]) -> bool:
+def was_given(rollout: Rollout, given: Sequence[Tokens]) -> bool:
     """Whether every run of sampled tokens is one reply of the policy, or several one after another."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], rollout.sampled.astype(np.int8), [0]])))
     replies = sorted({ids.tobytes() for ids in given}, key=len, reverse=True)

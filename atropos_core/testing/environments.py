@@ -13,16 +13,16 @@ from atropos_core.testing.answers_in_prompts import check_leaks
 from atropos_core.testing.attempts import Outcome, attempt, difference
 from atropos_core.testing.eventloop import Blocked, Watch, watched
 from atropos_core.testing.lifetimes import cancel_rollout, fail_rollout
-from atropos_core.testing.outcomes import check_cheap, check_oracle, check_rollouts
+from atropos_core.testing.outcomes import check_cheap, check_oracle, check_rollouts, check_tokenised_once
 from atropos_core.testing.replies import ADVERSARIAL, EMPTY, ORACLE, RANDOM, hedges
 from atropos_core.testing.report import Report, of_error
-from atropos_core.testing.scripted import Script, ScriptedPolicy
+from atropos_core.testing.scripted import OtherIds, Script, ScriptedPolicy
 from atropos_core.testing.splits import Looked, check_tasks, look_at, portrait, wrong_with
 from atropos_core.testing.subject import Subject
 from atropos_core.types import Episode, Failed, Task
 
 CHECKS = (
-    "opens", "tasks", "stable tasks", "unique ids", "splits", "no leaks", "rollouts", "episodes", "groups", "oracle",
+    "opens", "tasks", "stable tasks", "unique ids", "splits", "no leaks", "re-tokenisation", "rollouts", "episodes", "groups", "oracle",
     "no hedging", "adversarial replies", "same again", "rollouts at once", "cancellation", "late engine", eventloop.EVENT_LOOP,
     "closes", "made anew",
 )  # fmt: skip
@@ -30,6 +30,8 @@ SEED = 20260131
 SPREAD_S = 0.02  # replies overtake one another by up to this
 GROUP = 4
 OPEN_DEADLINE_S = 300.0  # a data set may have to be fetched
+STREAM = "an endless stream: each rollout takes the next item, so that none is compared with its repetition"
+TOKENISED = 2  # tasks that are run once more, for where their tokens come from
 PATIENCE = 2  # rollouts that do not end, before no more are begun
 
 
@@ -62,7 +64,7 @@ class EnvironmentContract:
                     earlier = await self._check_rollouts()
                     watch.tell(
                         self._report,
-                        "Await whatever takes long: asyncio.sleep, an async client, asyncio.to_thread for computations.",
+                        "Await whatever takes long: asyncio.sleep, an async client, asyncio.to_thread for what blocks or computes.",
                     )
                     await self._check_its_own()
             finally:
@@ -98,6 +100,7 @@ class EnvironmentContract:
             self._report.note("rollouts", f"a rollout waits for {needed}: nothing that needs one was checked")
             return []
         portraits = [portrait(task) for task in self._tasks]
+        await self._check_tokens()
         noise, empty, oracle = [await self._each(script) for script in (RANDOM, EMPTY, ORACLE)]
         others = await self._each(RANDOM, SEED + 1)
         hedged = [outcome for script in hedges(self._answers) for outcome in await self._each(script)]
@@ -113,7 +116,10 @@ class EnvironmentContract:
         check_cheap(self._report, "no hedging", hedged, oracle)
         check_cheap(self._report, "adversarial replies", hostile, oracle)
         earlier = [*noise, *others, *oracle, *empty]
-        await self._check_same_again(earlier, portraits)
+        if self._environment.repeats:
+            await self._check_same_again(earlier, portraits)
+        else:
+            self._report.note("same again", STREAM)
         await self._check_at_once(earlier)
         await self._check_lifetimes(noise[0])
         return earlier
@@ -129,6 +135,17 @@ class EnvironmentContract:
         )
         self._unended += outcome.unended
         return outcome
+
+    async def _check_tokens(self) -> None:
+        """With a policy that samples a text as other ids than its tokenizer makes of it, as every model sometimes does."""
+        outcomes = [
+            await attempt(
+                self._environment, task, script, seed=SEED, deadline_s=self._deadline_s, policy=OtherIds(script, task)
+            )
+            for task in self._tasks[:TOKENISED]
+            for script in (RANDOM, ORACLE)
+        ]
+        check_tokenised_once(self._report, outcomes)
 
     async def _check_group(self) -> None:
         task = self._tasks[0]
@@ -171,13 +188,22 @@ class EnvironmentContract:
         again = await asyncio.gather(*(self._one(each.task, each.script, each.seed, SPREAD_S) for each in earlier))
         self._report.check(
             "rollouts at once",
-            _differences(earlier, again),
-            good=f"{len(again)} rollouts at once gave what each gives alone",
+            self._differences(earlier, again),
+            good=f"{len(again)} rollouts at once gave what each gives alone"
+            if self._environment.repeats
+            else f"{len(again)} rollouts at once each ended in an episode",
             remedy="Keep what belongs to a rollout in local variables, not on self: many rollouts run at once.",
         )
 
     async def _repeat(self, earlier: Sequence[Outcome]) -> list[str]:
-        return _differences(earlier, [await self._one(each.task, each.script, each.seed) for each in earlier])
+        return self._differences(earlier, [await self._one(each.task, each.script, each.seed) for each in earlier])
+
+    def _differences(self, earlier: Sequence[Outcome], later: Sequence[Outcome]) -> list[str]:
+        """Of an endless stream, whether one alone failed."""
+        pairs = [(then, now) for then, now in zip(earlier, later, strict=True) if not (then.given_up or now.given_up)]
+        if not self._environment.repeats:
+            pairs = [(then, now) for then, now in pairs if (then.episode is None) != (now.episode is None)]
+        return [f"{then.label}: {what}" for then, now in pairs if (what := difference(then, now))]
 
     # -- when things go wrong
 
@@ -242,7 +268,9 @@ class EnvironmentContract:
         self._report.check(
             "made anew",
             problems,
-            good="a second instance has the same tasks and runs them alike",
+            good="a second instance has the same tasks and runs them alike"
+            if self._environment.repeats
+            else "a second instance has the same tasks, and runs them",
             remedy="Order and content of the tasks may depend on the options alone: sort what is listed, seed what is shuffled.",
         )
 
@@ -256,11 +284,6 @@ class EnvironmentContract:
         except (Exception, Blocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
             return [of_error(error)]
         return []
-
-
-def _differences(earlier: Sequence[Outcome], later: Sequence[Outcome]) -> list[str]:
-    pairs = [(then, now) for then, now in zip(earlier, later, strict=True) if not (then.given_up or now.given_up)]
-    return [f"{then.label}: {what}" for then, now in pairs if (what := difference(then, now))]
 
 
 def _name(task: asyncio.Task[Any]) -> str:

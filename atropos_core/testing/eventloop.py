@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from atropos_core.errors import ConfigError
 from atropos_core.launch.signals import own_process
 from atropos_core.testing.report import Report
+from atropos_core.testing.waits import Waits
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.blocked: list[str] = []  # where it was interrupted
+        self.waits = Waits(_where, lambda: self.active and not self._off)
         self.longest_s = 0.0
         self.active = False  # False off the main thread, where no signal arrives
         self.last = perf_counter()
@@ -62,7 +64,10 @@ class Watch:
             return
         report.check(
             EVENT_LOOP,
-            [f"{where} blocked it for {BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(self.blocked)],
+            [
+                *(f"{where} blocked it for {BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(self.blocked)),
+                *([] if self.blocked else self.waits.found()),
+            ],
             good=f"blocked for {self.longest_s:.2f} s at most",
             remedy=remedy,
         )
@@ -143,9 +148,11 @@ def watched() -> Iterator[Watch]:
         handler = signal.signal(signal.SIGALRM, on_alarm)
         remaining, interval = signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
     handle = loop.call_later(_BEAT_S, beat)
+    watch.waits.begin()
     try:
         yield watch
     finally:
+        watch.waits.end()
         handle.cancel()
         if watch.active:
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from atropos_core.testing.attempts import Outcome, wrong_with
+from atropos_core.testing.attempts import Outcome, was_given, wrong_with
 from atropos_core.testing.replies import stands_in
 from atropos_core.testing.report import Report, brief
+from atropos_core.testing.scripted import END, OTHER, OtherIds
+
+GENERATOR, NO_COROUTINE = "object async_generator", "can't be used in 'await' expression"
+SHORTEST = 3  # ids of a reply that stands in a prompt by no chance
 
 
 def check_rollouts(report: Report, outcomes: Sequence[Outcome], tasks: int) -> None:
@@ -21,7 +25,9 @@ def check_rollouts(report: Report, outcomes: Sequence[Outcome], tasks: int) -> N
             if outcome.episode is None and not outcome.given_up
         ],
         good=f"{len(outcomes)} rollouts of {tasks} tasks, each ended in an episode",
-        remedy="Score whatever the policy says: a reply that cannot be read is a wrong reply, not an error.",
+        remedy="rollout() and score() are `async def` with `return`, never `yield`."
+        if any(GENERATOR in (outcome.error or "") or NO_COROUTINE in (outcome.error or "") for outcome in outcomes)
+        else "Score whatever the policy says: a reply that cannot be read is a wrong reply, not an error.",
     )
     ended = [outcome for outcome in outcomes if outcome.episode is not None]
     scores = [outcome.score for outcome in ended if np.isfinite(outcome.score)]
@@ -31,6 +37,40 @@ def check_rollouts(report: Report, outcomes: Sequence[Outcome], tasks: int) -> N
         good=f"scores from {min(scores):g} to {max(scores):g}" if scores else "there is none",
         remedy="Return an Episode with a finite score, made by Conversation.episode(), which keeps tokens as sampled.",
     )
+
+
+def check_tokenised_once(report: Report, outcomes: Sequence[Outcome]) -> None:
+    """`re-tokenisation`, by rollouts of a policy that samples a text as other ids than its tokenizer makes of it."""
+    ended = [outcome for outcome in outcomes if outcome.episode is not None and isinstance(outcome.policy, OtherIds)]
+    remedy = "Keep what was sampled: Conversation does, or policy.render(messages, after=tokens) and the ids of each Completion."
+    report.check(
+        "re-tokenisation",
+        [
+            f"{outcome.label}: what is marked as sampled are ids of the reply's text, not those that the policy sampled"
+            for outcome in ended
+            if outcome.episode is not None
+            and not all(was_given(rollout, outcome.policy.given) for rollout in outcome.episode.rollouts)
+        ],
+        good=f"{sum(len(outcome.policy.given) for outcome in ended)} replies kept the ids that were sampled",
+        remedy=remedy,
+    )
+    again = [outcome for outcome in ended if _encodes_again(outcome)]
+    if again:
+        report.note(
+            "re-tokenisation",
+            f"{again[0].label}: a later prompt has an earlier reply encoded again from its text, so that it extends nothing",
+            remedy,
+        )
+
+
+def _encodes_again(outcome: Outcome) -> bool:
+    assert isinstance(outcome.policy, OtherIds)
+    for at, prompt in enumerate(outcome.policy.prompts):
+        for ids in outcome.policy.given[:at]:
+            text = (ids[ids < OTHER + END] - OTHER).tobytes()
+            if len(text) > SHORTEST * ids.itemsize and text in prompt.tobytes():
+                return True
+    return False
 
 
 def check_oracle(report: Report, oracle: Sequence[Outcome], others: Mapping[str, Sequence[Outcome]]) -> None:
@@ -45,6 +85,9 @@ def check_oracle(report: Report, oracle: Sequence[Outcome], others: Mapping[str,
         for outcome in rows
         if outcome.episode is not None and outcome.episode.correct is False
     ]
+    without = {outcome.task.id for outcome in oracle if outcome.task.answer is None}
+    if without:
+        report.note("oracle", f"{len(without)} of the tasks that were run have no answer, and were left out")
     best = float(np.mean([outcome.score for outcome in rows]))
     tested = {outcome.task.id for outcome in rows}
     for name, outcomes in others.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from atropos_core.seeds import derive, of_replies
 from atropos_core.types import Completion, Finish, Message, Sampling, Task, Tokens
 
 END = 0x110000  # one past the last code point: the end of every turn
+OTHER = 2 * END  # what OtherIds adds to each id that it samples
 _LOGPROB = -0.5
 
 
@@ -91,6 +92,28 @@ class ScriptedPolicy(Policy):
             temperature=sampling.temperature,
             truncated=sampling.truncated,
         )
+
+
+class OtherIds(ScriptedPolicy):
+    """Samples a text as other ids than `render` makes of it: whoever encodes a reply again has tokens that nobody sampled.
+    `prompts` has every prompt that it was given."""
+
+    def __init__(self, script: Script, task: Task) -> None:
+        super().__init__(script, task)
+        self.prompts: list[Tokens] = []
+
+    async def sample(self, prompt: Tokens, **keywords: Any) -> list[Completion]:
+        self.prompts.append(np.asarray(prompt, np.int32))
+        return await super().sample(prompt, **keywords)
+
+    async def parse(self, tokens: Tokens) -> Message:
+        ids = np.asarray(tokens)
+        return await super().parse(np.where(ids >= OTHER, ids - OTHER, ids))
+
+    def _completion(self, text: str, sampling: Sampling) -> Completion:
+        made = super()._completion(text, sampling)
+        self.given[-1] = (made.tokens + OTHER).astype(np.int32)
+        return replace(made, tokens=self.given[-1])
 
 
 class SilentPolicy(ScriptedPolicy):

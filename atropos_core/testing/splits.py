@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -22,6 +23,7 @@ SPLITS = (
     "tasks('train') is trained on; tasks('test') is only evaluated, and held-out accuracy is of tasks that were never trained on. "
     "Divide the data once, and give each task to one of the two, under an id of its own."
 )
+NO_ANSWERS = ("None", "nan", "NaN", "null", "<NA>")  # what becomes of a missing one that is made text
 SAME_PROMPTS = 0.5  # of the held-out questions that are also training questions: above, nothing is held out
 DISTINCT = 0.9  # of the training questions, for that to be a mistake
 
@@ -43,7 +45,12 @@ def look_at(environment: Environment, name: Split, at: Sequence[int] | None = No
     """Sample a split as a run uses it: `len` and indexing, each index twice. With `at`, these indices alone."""
     split = Looked(name)
     try:
-        found, anew = environment.tasks(name), environment.tasks(name)
+        found = environment.tasks(name)
+        if inspect.iscoroutine(found) or not hasattr(found, "__getitem__"):
+            split.unread = True
+            split.problems.append(f"tasks({name!r}) gives {_kind(found)}: it has no length, or no task at an index")
+            return split
+        anew = environment.tasks(name)
         split.size, split.found = len(found), found
     except RAISED as error:  # the plugin boundary: an environment's code
         split.unread = True
@@ -80,10 +87,19 @@ def check_tasks(report: Report, train: Looked, test: Looked) -> None:
         "tasks",
         problems,
         good=f"{train.size:,} train, {test.size:,} test; {looked:,} looked at",
-        remedy="tasks(split) is called with 'train' and with 'test', and gives tasks for both; [] for 'test' where none are held out."
+        remedy="tasks(split) returns a sequence, such as a list: a run reads any of its tasks, in any order, and again after a resume. "
+        if any(" gives a" in problem for problem in problems)
+        else "tasks(split) is called with 'train' and with 'test', and gives tasks for both; [] for 'test' where none are held out."
         if train.unread or test.unread
         else "A Task has a text id, messages of {role, content} that end before the assistant's turn, and an answer or None.",
     )
+    said = [str(task.answer).strip() for split in (train, test) for task in split.tasks.values() if task.answer]
+    if missing := [text for text in said if text in NO_ANSWERS]:
+        report.note(
+            "tasks",
+            f"{len(missing):,} of {looked:,} tasks have the answer {missing[0]!r}, as text: a policy that says so is right",
+            "A task without an answer has answer=None.",
+        )
     if not test.size and not test.problems:
         report.note(
             "tasks",
@@ -131,8 +147,17 @@ def wrong_with(task: Task) -> list[str]:
     try:
         encode_bytes(task)
     except DataError as error:
-        wrong.append(f"cannot be sent to a reward in another process: {error}")
+        wrong.append(
+            f"cannot be sent to a reward in another process: {error} (text, numbers, lists, dictionaries and arrays have one)"
+        )
     return wrong
+
+
+def _kind(found: object) -> str:
+    if inspect.iscoroutine(found):
+        found.close()
+        return "a coroutine (it is no async method)"
+    return "a generator" if inspect.isgenerator(found) else f"a {type(found).__name__}"
 
 
 def portrait(task: Any) -> str:

@@ -9,9 +9,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from atropos_core.conversation import Conversation
 from atropos_core.interfaces import Environment, Policy, Score
-from atropos_core.types import Episode, Message, Split, Task
+from atropos_core.types import Episode, Message, Rollout, Split, Task
 
 
 def task(id: str, question: str, answer: str | None) -> Task:
@@ -241,6 +243,69 @@ class ReencodesTokens(Sums):
         return episode
 
 
+class TokenisesAgain(Sums):
+    """Keeps the reply's text, and encodes it for the trainer: the ids are those of the text, not the ones that were sampled."""
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        prompt = await policy.render(task.messages)
+        [completion] = await policy.sample(prompt, seed=seed)
+        reply = await policy.parse(completion.tokens)
+        whole = await policy.render([*task.messages, reply])
+        tokens = whole[: len(prompt) + len(completion.tokens)]
+        sampled = np.arange(len(tokens)) >= len(prompt)
+        scores = np.where(sampled, -0.5, 0).astype(np.float32)
+        made = Rollout(tokens, sampled, sampled, scores, np.zeros(len(tokens), np.int32), completion.temperature)
+        score = float(str(reply["content"]).strip() == task.answer)
+        return Episode((made,), score, bool(score), messages=(*task.messages, reply))
+
+
+class EncodesEarlierRepliesAgain(Sums):
+    """Two turns, of which the second prompt is all messages anew."""
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        first = await super().rollout(task, policy, seed=seed)
+        again = Conversation(policy, seed=seed + 1)
+        reply = await again.reply(*first.messages, {"role": "user", "content": "Are you sure?"})
+        score = await self.score(task, reply)
+        assert isinstance(score, Score)
+        return again.episode(score)
+
+
+class UnpicklableItems(Sums):
+    """What a loader of data gives, as it is."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [replace(each, data={"item": frozenset({each.id})}) for each in super().tasks(split)]
+
+
+class TasksFromAGenerator(Sums):
+    def tasks(self, split: Split) -> Sequence[Task]:
+        yield from super().tasks(split)  # type: ignore[misc]
+
+
+class TasksOfACoroutine(Sums):
+    async def tasks(self, split: Split) -> Sequence[Task]:  # type: ignore[override]
+        return super().tasks(split)
+
+
+class YieldsItsScore(Sums):
+    async def score(self, task: Task, reply: Message) -> float | Score:  # type: ignore[misc,override]
+        yield float(reply["content"].strip() == task.answer)
+
+
+class BlocksForAMoment(Sums):
+    """As a client of HTTP does that is not awaited, with each reply."""
+
+    async def score(self, task: Task, reply: Message) -> float | Score:
+        time.sleep(0.04)  # noqa: ASYNC251 - the bug
+        return await super().score(task, reply)
+
+
+class MissingAnswersAsText(Sums):
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [replace(each, answer="None") if at % 4 == 0 else each for at, each in enumerate(super().tasks(split))]
+
+
 class MalformedMessages(Sums):
     def tasks(self, split: Split) -> Sequence[Task]:
         return [Task(f"{split}-{i}", ({"role": "usr", "text": "hello"},), "1") for i in range(5)]
@@ -284,6 +349,12 @@ BUGS: dict[type[Environment], set[str]] = {
     NanIsCorrect: {"adversarial replies"},
     LeavesTasksRunning: {"closes"},
     ReencodesTokens: {"episodes"},
+    TokenisesAgain: {"re-tokenisation"},
+    UnpicklableItems: {"tasks"},
+    TasksFromAGenerator: {"tasks"},
+    TasksOfACoroutine: {"tasks"},
+    YieldsItsScore: {"rollouts"},
+    BlocksForAMoment: {"event loop"},
     MalformedMessages: {"tasks"},
     NoTasks: {"tasks"},
     GroupOfTheWrongSize: {"groups"},

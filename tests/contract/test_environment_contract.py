@@ -35,7 +35,7 @@ def test_a_planted_bug_is_found_by_the_check_that_names_it(environment: type[Env
 
 
 ALONE = [one for one, names in BUGS.items() if names in ({"unique ids"}, {"splits"}, {"no leaks"}, {"no hedging"},
-         {"rollouts at once"}, {"groups"}, {"closes"}, {"adversarial replies"})]  # fmt: skip
+         {"rollouts at once"}, {"groups"}, {"closes"}, {"adversarial replies"}, {"event loop"})]  # fmt: skip
 
 
 @pytest.mark.parametrize("environment", ALONE, ids=lambda one: one.__name__)
@@ -85,6 +85,64 @@ def test_skipping_a_check_that_there_is_not_suggests_the_near_miss() -> None:
 async def test_a_contract_inside_a_running_loop_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match="ordinary test function"):
         check("environment", GOOD[0])
+
+
+BROKEN = f"{HERE / 'broken_environments.py'}"
+
+
+@pytest.mark.parametrize(
+    ("environment", "subject", "ok", "said", "remedy"),
+    [
+        ("UnpicklableItems", "tasks", False, "a builtins.frozenset has no encoding", "a Task has"),
+        (
+            "TasksFromAGenerator",
+            "tasks",
+            False,
+            "tasks('train') gives a generator",
+            "returns a sequence, such as a list",
+        ),
+        ("TasksOfACoroutine", "tasks", False, "tasks('train') gives a coroutine", "returns a sequence, such as a list"),
+        ("YieldsItsScore", "rollouts", False, "async_generator", "with `return`, never `yield`"),
+        ("BlocksForAMoment", "event loop", False, "in score() kept it waiting for", "asyncio.to_thread"),
+        ("EncodesEarlierRepliesAgain", "re-tokenisation", None, "has an earlier reply encoded again", "after=tokens"),
+        ("MissingAnswersAsText", "tasks", None, "have the answer 'None', as text", "has answer=None"),
+        ("MissingAnswers", "oracle", None, "have no answer, and were left out", ""),
+    ],
+)
+def test_what_others_environments_teach_is_named_with_what_to_do(environment, subject, ok, said, remedy) -> None:
+    target = {"MissingAnswers": MissingAnswers}.get(environment, f"{BROKEN}:{environment}")
+    found = [one for one in check("environment", target) if one.subject == subject and one.ok is ok]
+    assert any(said in one.detail and remedy.lower() in one.remedy.lower() for one in found), found
+
+
+def test_computing_is_no_waiting_and_an_endless_stream_is_compared_with_nothing() -> None:
+    findings = check("environment", Stream)
+    assert not broken(findings)
+    [same] = [one for one in findings if one.subject == "same again"]
+    assert same.ok is None and "each rollout takes the next item" in same.detail
+
+
+class MissingAnswers(Sums):  # type: ignore[misc,valid-type]
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [replace(task, answer=None) if at % 2 else task for at, task in enumerate(super().tasks(split))]
+
+
+class Stream(Sums):  # type: ignore[misc,valid-type]
+    """Another question with each rollout, whatever the task; and it computes for a moment."""
+
+    repeats = False
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [replace(task, answer=None) for task in super().tasks(split)]
+
+    async def rollout(self, task, policy, *, seed):
+        self.taken += 1
+        sum(range(20_000))
+        question = ({"role": "user", "content": f"Question {self.taken}?"},)
+        return await super().rollout(replace(task, messages=question), policy, seed=seed)
 
 
 class TestInTrain(Sums):  # type: ignore[misc,valid-type]

@@ -11,6 +11,7 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import ConfigError, DataError, ProcessDied, RemoteError
+from atropos_core.group_schema import check_metric_name
 from atropos_core.interfaces import Environment, Policy
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import Child
@@ -44,11 +45,22 @@ class Collected:
     sampled: Sampled = field(default_factory=Sampled)
 
 
+def _named(metric: str) -> str:
+    """As it logged it, but for what is a name of the run's own metrics."""
+    try:
+        check_metric_name(metric)
+    except DataError:
+        return f"environment_{metric}"
+    return metric
+
+
 def item(number: int) -> Task:
     return Task(f"item-{number}", ({"role": "user", "content": f"item {number} of the environment's own stream"},))
 
 
 class AtroposlibEnvironment(Environment):
+    repeats = False
+
     def __init__(self, options: AtroposlibOptions, context: RunContext) -> None:
         """Raises ConfigError where the run promises what a stream of items cannot keep."""
         if context.deterministic:
@@ -247,7 +259,7 @@ class AtroposlibEnvironment(Environment):
             answer = await self._request("evaluate", number, self._step)
         finally:
             del self._calls[number]
-        metrics = {name.removeprefix("eval/"): float(value) for name, value in answer["metrics"].items()}
+        metrics = {_named(name.removeprefix("eval/")): float(value) for name, value in answer["metrics"].items()}
         if not call.sampled.histories:
             raise DataError("evaluate() asked the policy for nothing: set evaluates = false for this environment")
         score = next((metrics[name] for part in NUMBERS for name in metrics if part in name), 0.0)

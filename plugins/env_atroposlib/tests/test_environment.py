@@ -226,8 +226,8 @@ def test_its_own_evaluation_is_one_test_task(tmp_path: Path, words: Path) -> Non
         return checked(episode)  # type: ignore[arg-type]
 
     episode = within_environment(tmp_path, use, "one_turn.py", datasets={"someone/words": str(words)})
-    assert dict(episode.metrics) == {"percent_correct": 0.25, "asked": 2.0}
-    assert episode.score == 0.25
+    assert dict(episode.metrics) == {"percent_correct": 0.25, "environment_accuracy": 0.5, "asked": 2.0}
+    assert episode.score == 0.5
     assert len(episode.rollouts) == 2
 
 

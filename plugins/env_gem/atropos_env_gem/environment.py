@@ -21,4 +21,5 @@ class Gem(SteppedEnvironment):
         return self._process.stepped()
 
     async def close(self) -> None:
+        await super().close()
         await self._process.close()

@@ -50,6 +50,7 @@ class OpenEnv(SteppedEnvironment):
         return Remote(self._sessions, self._options)
 
     async def close(self) -> None:
+        await super().close()
         await self._sessions.close()
 
 

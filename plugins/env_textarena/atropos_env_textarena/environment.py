@@ -38,7 +38,7 @@ class Textarena(SteppedEnvironment):
         while len(found) < n:
             missing = -(-(n - len(found)) // self._players)
             matches = [
-                Match(self.stepped(), policy, self.options, seed=derive(seeds[0], "game", games + at))
+                Match(self.stepped(), policy, self.reader, seed=derive(seeds[0], "game", games + at))
                 for at in range(missing)
             ]
             games += missing
@@ -47,4 +47,5 @@ class Textarena(SteppedEnvironment):
         return found[:n]
 
     async def close(self) -> None:
+        await super().close()
         await self._process.close()

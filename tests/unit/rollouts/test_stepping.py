@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, RemoteError, WorkerLost
+from atropos_core.rollouts.actions import ActionReader
 from atropos_core.rollouts.step_host import AT_ONCE, Shown, StepHost
 from atropos_core.rollouts.step_process import StepProcess
 from atropos_core.rollouts.stepping import (
@@ -20,7 +21,6 @@ from atropos_core.rollouts.stepping import (
     SteppedEnvironment,
     SteppingOptions,
     Turn,
-    action_of,
     run_matches,
 )
 from atropos_core.testing.scripted import Script, ScriptedPolicy
@@ -93,6 +93,20 @@ async def run(stepped: Stepped, *actions: str, seed: int = 1) -> list[str]:
 # -- actions
 
 
+@pytest.fixture
+async def reader():
+    """Makes readers; all are closed at the end."""
+    made: list[ActionReader] = []
+
+    def make(**options: object) -> ActionReader:
+        made.append(ActionReader(SteppingOptions(**options), deadline_s=2.0))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
+
+
 @pytest.mark.parametrize(
     ("reply", "action", "pattern", "found"),
     [
@@ -110,8 +124,29 @@ async def run(stepped: Stepped, *actions: str, seed: int = 1) -> list[str]:
         ("go", "pattern", r"go( \w+)?", None),
     ],
 )
-def test_what_action_a_reply_takes(reply, action, pattern, found):
-    assert action_of(reply, SteppingOptions(action=action, pattern=pattern)) == found
+async def test_what_action_a_reply_takes(reader, reply, action, pattern, found):
+    assert await reader(action=action, pattern=pattern).action_of(reply) == found
+
+
+async def test_a_pattern_that_backtracks_holds_no_other_rollout_and_is_named(reader):
+    backtracking = reader(action="pattern", pattern=r"(a+)+$")
+    assert await backtracking.action_of("aaa") == "aaa"
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0.01)
+            beats += 1
+
+    beating = asyncio.ensure_future(beat())
+    with pytest.raises(
+        DataError, match=r"(?s)pattern '\(a\+\)\+\$' was looked for in a reply of 41 characters.*backtracks"
+    ):
+        await backtracking.action_of("a" * 40 + "b")
+    beating.cancel()
+    assert beats > 5, "the loop went on meanwhile"
+    assert await backtracking.action_of("b aa") == "aa", "the next reply has a process again"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +199,9 @@ def policy(reply: str = "north") -> ScriptedPolicy:
 
 
 async def episodes_of(stepped: Stepped, reply: str = "north", **options) -> list:
-    [found] = await run_matches([Match(stepped, policy(reply), SteppingOptions(**options), seed=3)], [1])
+    reader = ActionReader(SteppingOptions(**options))
+    [found] = await run_matches([Match(stepped, policy(reply), reader, seed=3)], [1])
+    await reader.close()
     if isinstance(found, BaseException):
         raise found
     return found
@@ -215,7 +252,7 @@ async def test_a_score_of_success_is_correct():
 async def test_one_match_that_fails_leaves_the_others_alone_and_all_are_closed():
     matches = [Alternating(3, []), Alternating(3, [], fails_at=1), Alternating(2, [])]
     found = await run_matches(
-        [Match(one, policy(), SteppingOptions(), seed=at) for at, one in enumerate(matches)], [1, 1, 1]
+        [Match(one, policy(), ActionReader(SteppingOptions()), seed=at) for at, one in enumerate(matches)], [1, 1, 1]
     )
     assert [len(one) if isinstance(one, list) else str(one) for one in found] == [2, "the board is gone", 2]
     assert [one.closed for one in matches] == [1, 1, 1]

@@ -49,7 +49,7 @@ class Letters(BaseEnv):
 
     async def evaluate(self, *args, **kwargs):
         done = await self.server.chat_completion(messages=[{"role": "user", "content": "?"}], n=2, max_tokens=4)
-        await self.evaluate_log({"eval/percent_correct": 0.25, "eval/asked": len(done.choices)})
+        await self.evaluate_log({"eval/percent_correct": 0.25, "eval/accuracy": 0.5, "eval/asked": len(done.choices)})
 
     async def wandb_log(self, wandb_metrics=None):
         wandb_metrics = wandb_metrics or {}
