@@ -100,6 +100,8 @@ def _short(ledger: Ledger[Any]) -> list[str]:
 
 def check_name(name: str) -> None:
     """Raises DataError for half of a surrogate pair: whoever writes such a name down fails, in somebody else's call."""
+    if name.isascii():
+        return
     try:
         name.encode()
     except UnicodeEncodeError:

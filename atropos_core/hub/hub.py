@@ -96,16 +96,18 @@ class Hub(Generic[T]):
 
     def admits(self, label: Label) -> bool:
         """Whether a put would be taken now."""
-        diagnostics.check_fits(self.ledger.limits, label)
-        if not self.ledger.queues.fits(label):
+        ledger = self.ledger
+        queues = ledger.queues
+        diagnostics.check_fits(ledger.limits, label)
+        if not queues.fits(label):
             return False
-        if self.ledger.starving:
+        if ledger.starving:
             return True
-        if self.ledger.offers:
-            queue = self.ledger.queues.by_name.get(label.environment)
-            if (queue is not None and queue.offers) or self.ledger.is_stuck():
+        if ledger.offers:
+            queue = queues.by_name.get(label.environment)
+            if (queue is not None and queue.offers) or ledger.is_stuck():
                 return False
-        return self.ledger.queues.may_take(label)
+        return queues.may_take(label)
 
     def try_put(self, payload: T, label: Label, *, key: str | None = None) -> int | None:
         """The group's id, or None where there is no room now. A key seen before returns the former id."""
@@ -172,15 +174,16 @@ class Hub(Generic[T]):
                 self.proceed()
 
     def _admit(self, payload: T, label: Label, key: bytes | None) -> int:
-        if self.ledger.store:
-            self.ledger.store.put(self._next, payload, label, key)
-        now = self.ledger.clock()
+        ledger = self.ledger
+        if ledger.store:
+            ledger.store.put(self._next, payload, label, key)
+        now = ledger.clock()
         record = GroupRecord(self._next, payload, label, now)
         self._next += 1
-        self.ledger.queues.take_room(label, now)
-        queue = self.ledger.queues.enqueue(record)
+        ledger.queues.take_room(label, now)
+        queue = ledger.queues.enqueue(record)
         queue.last_put, queue.silent = now, False
-        self.ledger.records[record.id] = record
+        ledger.records[record.id] = record
         self._watch_version(record)
         if key is not None:
             self._keys[key] = record.id

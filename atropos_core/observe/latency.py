@@ -19,6 +19,9 @@ QUANTILES = (0.5, 0.95, 0.99)
 WINDOW_S = 300.0
 Clock = Callable[[], float]
 _MAPPING = LogarithmicMapping(ACCURACY)
+_AT_ONCE = (
+    64  # calls that are put into buckets together: one at a time costs four times as much as all else that is counted
+)
 
 
 class Latency:
@@ -31,6 +34,7 @@ class Latency:
         self._since = clock() if clock else 0.0
         self._now = DenseStore()
         self._before = DenseStore()
+        self._unsorted: list[tuple[float, int]] = []  # of now, in no bucket yet
 
     def add(self, seconds: float, calls: int = 1) -> None:
         """`calls` that took so long each."""
@@ -40,12 +44,15 @@ class Latency:
         self.sum_s += seconds * calls
         if seconds > self.largest_s:
             self.largest_s = seconds
-        self._now.add(_MAPPING.key(min(max(seconds, SMALLEST_S), LARGEST_S)), calls)
+        self._unsorted.append((seconds, calls))
+        if len(self._unsorted) >= _AT_ONCE:
+            self._sort()
 
     def quantile(self, share: float) -> float | None:
         """Seconds within which that share of the calls has ended; None without any."""
         if self._clock:
             self._turn(self._clock)
+        self._sort()
         seen = self._now
         if self._before.count:
             seen = DenseStore()
@@ -65,23 +72,36 @@ class Latency:
     def absorb(self, other: Latency) -> None:
         """All of it, quantiles as well. Neither may have a window."""
         self.merge(other)
+        other._sort()
         if other._now.count:
             self._now.merge(other._now)
 
     def state(self) -> dict[str, Any]:
         """Of one without a window: JSON, and all of it."""
+        self._sort()
         buckets = {str(at + self._now.offset): int(n) for at, n in enumerate(self._now.bins) if n}
         return {"count": self.count, "sum_s": self.sum_s, "largest_s": self.largest_s, "buckets": buckets}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.count, self.sum_s, self.largest_s = int(state["count"]), float(state["sum_s"]), float(state["largest_s"])
-        self._now = DenseStore()
+        self._now, self._unsorted = DenseStore(), []
         for key, n in state["buckets"].items():
             self._now.add(int(key), float(n))
 
     def _turn(self, clock: Clock) -> None:
         passed = clock() - self._since
         if passed >= WINDOW_S:
+            self._sort()
             self._before = self._now if passed < 2 * WINDOW_S else DenseStore()
             self._now = DenseStore()
             self._since += WINDOW_S * (passed // WINDOW_S)
+
+    def _sort(self) -> None:
+        """Into buckets, each of which is touched once."""
+        unsorted, self._unsorted = self._unsorted, []
+        found: dict[int, int] = {}
+        for seconds, calls in unsorted:
+            key = _MAPPING.key(min(max(seconds, SMALLEST_S), LARGEST_S))
+            found[key] = found.get(key, 0) + calls
+        for key, calls in found.items():
+            self._now.add(key, calls)

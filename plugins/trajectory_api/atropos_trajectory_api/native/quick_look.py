@@ -1,17 +1,20 @@
 """A frame that holds a group as nearly all do is read and checked here without making anything of it.
 
 What passes would also pass the whole way (`checking.check_frame`: decode, `check_group`, the versions), which a test holds it
-to; what does not is put to that, which says what is wrong. At 8 kB it takes 20 us where the whole way takes 130, and a ring
+to; what does not is put to that, which says what is wrong. At 8 kB it takes 18 us where the whole way takes 130, and a ring
 would bring ten times what that can read.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
+from pydantic import Field, Strict, StrictBool, StrictInt, TypeAdapter
 
 from atropos_core.codec import MAGIC, PREFIX
 from atropos_core.errors import DataError
@@ -26,25 +29,61 @@ from atropos_core.group_schema import (
     MOST_CHARACTERS,
     MOST_TEMPERATURE,
     NUMBER_BOUND,
-    SPLITS,
     check_metric_name,
     check_part_name,
 )
 from atropos_core.hub.records import Label
 from atropos_core.types import UNKNOWN_VERSION, Draw
 
-_WHOLE, _TEXT, _FLAGS, _REAL, _NUMBERS = {int}, {str}, {bool}, {float}, {int, float}
-_VERDICTS = {bool, type(None)}
+_REAL, _NUMBERS = {float}, {int, float}
 _RECORD = ["~r", "~f"]
 _NO_TUPLE: dict[str, list[Any]] = {"~t": []}
-_lowest, _highest = np.minimum.reduce, np.maximum.reduce
+
+_Number = Annotated[int, Strict(), Field(ge=-NUMBER_BOUND, lt=NUMBER_BOUND)]
+_Text = Annotated[str, Strict(), Field(max_length=MOST_CHARACTERS)]
+_At = Annotated[int, Strict(), Field(ge=0)]  # bytes into the body
+_Counts = list[Annotated[int, Strict(), Field(ge=1)]]
+_Flags = list[StrictBool]
+_Temperature = Annotated[float, Strict(), Field(ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, allow_inf_nan=False)]
+_Score = Annotated[float, Strict(), Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)]
+_Fields = tuple[
+    tuple[
+        _Number, _Text, Literal["train", "test"], _Number, _Number
+    ],  # the draw: number, environment, split, index, seed
+    Any,  # its task
+    _Counts,  # rollouts of each episode
+    _Counts,  # tokens of each rollout
+    _At,  # tokens
+    _At,  # sampled
+    _At | None,  # trained
+    list[StrictInt],  # versions
+    _At | None,  # logprobs
+    None,  # advantages
+    None,  # of a reference
+    Any,  # which rollouts lack a column
+    list[_Temperature],
+    _Flags,  # truncated
+    _Flags,  # sft
+    None,  # teachers
+    list[_Score],
+    list[StrictBool | None],  # correct
+    list[_Text],  # finish
+    Any,  # parts, metrics and messages of each episode
+    _At,  # rewards
+    dict[str, Any],  # parts
+    Any,  # failures
+    None,  # advantages of the group
+    Any,  # what old clients sent
+]
+_TEMPERATURE = 12  # its place among these
+_validate: Callable[[Any], tuple[Any, ...]] = TypeAdapter(_Fields).validator.validate_python
 
 
 def surely_right(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Draw, Label] | None:
     """What the hub must know of the frame; None where it has to be looked at more closely."""
     try:
         return _look(frame, vocabulary, newest_version)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, DataError):
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, struct.error, DataError):
         return None
 
 
@@ -58,66 +97,37 @@ def _look(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Dr
     header = orjson.loads(memoryview(frame)[PREFIX.size : start])
     if len(header) != 1:
         return None
+    fields = header["~g"]
     (
         (number, environment, split, index, seed), task, rollouts, lengths, tokens, sampled, trained, versions, logprobs,
-        advantages, reference, lacking, temperature, truncated, sft, teachers, scores, correct, finish, details, rewards,
-        parts, failed, given, wire,
-    ) = header["~g"]  # fmt: skip
+        _, _, lacking, temperature, truncated, sft, _, scores, correct, finish, details, rewards, parts, failed, _, wire,
+    ) = _validate(fields)  # fmt: skip
     total, sequences, episodes = sum(lengths), len(lengths), len(scores)
     if not (
-        advantages is reference is teachers is given is None
-        and lacking == wire == {}
+        lacking == wire == {}
         and failed == _NO_TUPLE
-        and {
-            type(number),
-            type(index),
-            type(seed),
-            *map(type, lengths),
-            *map(type, rollouts),
-            *map(type, versions),
-            type(tokens),
-            type(sampled),
-            type(rewards),
-        }
-        == _WHOLE
-        and -NUMBER_BOUND <= min(number, index, seed) <= max(number, index, seed) < NUMBER_BOUND
-        and {type(environment), *map(type, finish)} == _TEXT
-        and max(len(environment), *map(len, finish)) <= MOST_CHARACTERS
-        and split in SPLITS
-        and min(lengths) > 0 < min(rollouts)
         and sum(rollouts) * (1 if len(rollouts) == episodes else episodes) == sequences == len(versions)
-        and {
-            type(values)
-            for values in (lengths, rollouts, versions, temperature, truncated, sft, scores, correct, finish)
-        }
-        == {list}
         and _ones(episodes, rollouts, correct, finish)
         and _ones(sequences, temperature, truncated, sft)
-        and {*map(type, temperature)} == _REAL
-        and LEAST_TEMPERATURE <= min(temperature) <= max(temperature) <= MOST_TEMPERATURE
-        and {*map(type, truncated), *map(type, sft)} == _FLAGS
-        and {*map(type, scores)} <= _NUMBERS
-        and -LARGEST_REWARD <= min(scores) <= max(scores) <= LARGEST_REWARD
-        and {*map(type, correct)} <= _VERDICTS
-        and min(tokens, sampled, rewards) >= 0
-        and _highest(np.frombuffer(frame, np.uint32, total, start + tokens)) < (vocabulary or ID_BOUND)
+        and {*map(type, fields[_TEMPERATURE])} == _REAL
     ):
+        return None
+    ids = np.frombuffer(frame, np.uint32, total, start + tokens)
+    if not ids.item(ids.argmax()) < (vocabulary or ID_BOUND):
         return None
     if logprobs is not None:
         values = np.frombuffer(frame, np.float32, total, start + logprobs)
-        if (
-            type(logprobs) is not int
-            or logprobs < 0
-            or not (_lowest(values) >= LOWEST_LOGPROB and _highest(values) <= LOGPROB_ROUNDING)
-        ):
+        # of nan either finds the first, which is within no bounds
+        if not (values[values.argmin()] >= LOWEST_LOGPROB and values[values.argmax()] <= LOGPROB_ROUNDING):
             return None
     bits = np.frombuffer(frame, np.uint8, (total + 7) // 8, start + sampled)
     if trained is not None:
         counted = np.frombuffer(frame, np.uint8, (total + 7) // 8, start + trained)
-        if type(trained) is not int or trained < 0 or np.count_nonzero(counted & ~bits):
+        if np.count_nonzero(counted & ~bits):
             return None
-    for at in (rewards, *(_part_at(name, mark, episodes) for name, mark in parts.items())):
-        if at < 0 or not _are_rewards(np.frombuffer(frame, np.float32, episodes, start + at).tolist()):
+    floats = _floats(episodes)
+    for at in (rewards, *(_part_at(name, mark, episodes) for name, mark in parts.items())) if parts else (rewards,):
+        if at < 0 or not _are_rewards(floats.unpack_from(frame, start + at)):
             return None
     name, messages, answer, data = task["~f"]
     if not (
@@ -144,7 +154,12 @@ def _ones(count: int, *lists: list[Any]) -> bool:
     return {count, *map(len, lists)} <= {count, 1}
 
 
-def _are_rewards(values: list[float]) -> bool:
+@lru_cache(1024)
+def _floats(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}f")
+
+
+def _are_rewards(values: tuple[float, ...]) -> bool:
     """Within bounds; a sum with nan in it is no number, and what `min` and `max` say of nan depends on where it stands."""
     total = sum(values)
     return total == total and min(values) >= -LARGEST_REWARD and max(values) <= LARGEST_REWARD
