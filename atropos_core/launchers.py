@@ -25,6 +25,26 @@ class Machine:
     other: Mapping[str, float] = field(default_factory=dict)  # further resources, by the launcher's own names
 
 
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that a scheduler is to start: what its files are made of."""
+
+    directory: Path  # its run directory, absolute and new
+    run_file: str  # TOML: every value of it; as config.toml of a run directory, `atropos resume` begins with it
+    roles: Mapping[str, Sequence[str]]  # the devices of each process that a launcher will start
+    environments: Sequence[str] = ()
+    has_api: bool = False  # workers elsewhere run its environments
+
+
+@dataclass(frozen=True)
+class SchedulerFiles:
+    """What a scheduler takes a run by."""
+
+    files: Mapping[str, str]  # text, by path in the run directory
+    submit: Sequence[str]  # the command that hands them over
+    submits: bool = False  # now, rather than by whoever reads them
+
+
 class StartedProcess(ABC):
     """One process that a launcher has started, with all that it starts itself."""
 

@@ -41,3 +41,9 @@ class ComponentOnDevices(Component):
     threads: int | None = Field(
         None, ge=1, description="CPU threads; unset: every core, since sampling and training take turns"
     )
+
+
+class TrainerComponent(ComponentOnDevices):
+    machines: int = Field(
+        1, ge=1, description="that it spans, with these devices on each; more than one needs a launcher that has them"
+    )

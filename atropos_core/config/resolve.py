@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from atropos_core import console
-from atropos_core.config.component import Component, ComponentOnDevices
+from atropos_core.config.component import Component, ComponentOnDevices, TrainerComponent
 from atropos_core.config.error_text import explain
 from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.guards.exits import contained
@@ -40,6 +40,17 @@ class ResolvedComponent:
     @property
     def transports(self) -> frozenset[Transport]:
         return self.offer.provider.transports(self.options)
+
+    @property
+    def role(self) -> str:
+        """ "engine", "trainer"; "engine-NAME" of a replica."""
+        return self.label.replace(".replica.", "-")
+
+    @property
+    def roles(self) -> list[str]:
+        """Of its processes, one on each machine that it spans: "trainer", "trainer-2"."""
+        machines = self.component.machines if isinstance(self.component, TrainerComponent) else 1
+        return [self.role, *(f"{self.role}-{number}" for number in range(2, machines + 1))]
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -128,6 +139,12 @@ def resolve_component(registry: Registry, kind: str, label: str, component: Comp
             f"{label}.devices names {len(component.devices)} devices, and {kind} {component.use!r} runs on one.",
             remedy="Name one device"
             + (", and further engines as [engine.replica.NAME] tables." if kind == "engine" else "."),
+        )
+    spans = offer.provider.several_machines and offer.provider.runs_in == "process"
+    if isinstance(component, TrainerComponent) and component.machines > 1 and not spans:
+        raise FitError(
+            f"{label}.machines = {component.machines}, and {kind} {component.use!r} runs on one machine.",
+            remedy=f"Leave {label}.machines out, or choose another {kind}.",
         )
     if isinstance(component, ComponentOnDevices):
         component = _with_devices(label, offer, options, component)

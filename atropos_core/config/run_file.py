@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent, Weighted
+from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent, TrainerComponent, Weighted
 from atropos_core.config.error_text import explain
 from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import ConfigError, DataError
@@ -264,7 +264,7 @@ class RunConfig(Section):
         "is the environment's own score",
     )
     engine: EngineComponent = Field(EngineComponent(use="hf"), description="what samples")
-    trainer: ComponentOnDevices = Field(ComponentOnDevices(use="grpo"), description="what updates the policy")
+    trainer: TrainerComponent = Field(TrainerComponent(use="grpo"), description="what updates the policy")
     bridge: Component = Field(Component(use="ipc"), description="how weights get from the trainer to the engine")
     launcher: Component = Field(
         Component(use="local"), description="what starts the processes of engines and trainer, and on which machines"

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent, Weighted
+from atropos_core.config.component import Component, RewardComponent, TrainerComponent, Weighted
 from atropos_core.config.run_file import NAMED, SINGLE, EngineComponent, RunConfig
 from atropos_core.plugins.registry import Registry
 
@@ -20,7 +20,7 @@ UNSAID = (
 )
 _REFERENCE = r":|\.py$"  # where code stands, and no plugin's name: plugins/references.py
 _OWN: Mapping[str, type[Component]] = {
-    "environment": Weighted, "reward": RewardComponent, "engine": EngineComponent, "trainer": ComponentOnDevices,
+    "environment": Weighted, "reward": RewardComponent, "engine": EngineComponent, "trainer": TrainerComponent,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from atropos_core.storage.run_records import RunRecords
 ADAPTER = "adapter_config.json"
 ONLY_FOR_TRAINING = (
     "trainer_state.pt",
+    "trainer_state",
 )  # the optimiser's moments: larger than the policy, and of no use to whoever loads it
 
 Merge = Callable[[Path, Path], None]  # an adapter's directory into a new, empty one, as a whole model

@@ -18,7 +18,7 @@ from atropos_core.config.resolve import ResolvedComponent, resolve_component
 from atropos_core.config.run_file import NAMED, SINGLE, RunConfig, flatten
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.guards.deadlines import within
-from atropos_core.guards.endings import add_notes
+from atropos_core.guards.endings import add_notes, raise_first
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.interfaces import (
     Bridge,
@@ -36,7 +36,7 @@ from atropos_core.observe.profile import Profile
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import Offer, ResolvedModel, RunContext
 from atropos_core.plugins.requirements import check_core_api, check_requires
-from atropos_core.processes.child import Child
+from atropos_core.processes.child import CALL_DEADLINE_S, Child
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
@@ -67,6 +67,11 @@ class Plan:
         """Whether engines and trainer may be on other machines than this one."""
         launcher = self.single.get("launcher")
         return launcher is not None and launcher.offer.provider.several_machines
+
+    def hosted(self) -> list[ResolvedComponent]:
+        """Engines and trainer that have processes of their own."""
+        components = [*self.engines, *(one for kind, one in self.single.items() if kind == "trainer")]
+        return [one for one in components if one.offer.provider.runs_in == "process"]
 
     def code(self) -> dict[str, str]:
         """A digest of each file that an option names code by, `./file.py:Name`: for a resume to tell that it changed."""
@@ -134,6 +139,7 @@ def make_plan(
     }
     if training:
         _refuse_idle_launcher([*engines, single["trainer"]], single["launcher"])
+        _refuse_machines_that_are_not_there(single["trainer"], single["launcher"])
     transports = _fit(engines, single, plugins) if training else ()
     config = config.model_copy(
         update={kind: _on_devices_of(getattr(config, kind), one) for kind, one in _engine_and_trainer(engines, single)}
@@ -172,6 +178,15 @@ def _refuse_idle_launcher(components: Sequence[ResolvedComponent], launcher: Res
         raise ConfigError(
             f"launcher {launcher.component.use!r} has nothing to start: {names} has no process of its own.",
             remedy="Leave the launcher out.",
+        )
+
+
+def _refuse_machines_that_are_not_there(trainer: ResolvedComponent, launcher: ResolvedComponent) -> None:
+    if len(trainer.roles) > 1 and not launcher.offer.provider.several_machines:
+        raise FitError(
+            f"trainer.machines = {len(trainer.roles)}, and launcher {launcher.component.use!r} has this machine alone.",
+            remedy="Name a launcher that has several, as --launcher ray; or leave trainer.machines out: trainer.devices names several "
+            "devices of one machine.",
         )
 
 
@@ -295,11 +310,6 @@ async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _role(resolved: ResolvedComponent) -> str:
-    """ "engine", "trainer"; "engine-NAME" of a replica."""
-    return resolved.label.replace(".replica.", "-")
-
-
 def _announcements(resolved: ResolvedComponent) -> Mapping[str, Any]:
     return resolved.offer.provider.announces(resolved.options)
 
@@ -392,6 +402,7 @@ class _Builder:
         context = dataclasses.replace(
             self._context, label=resolved.label, devices=resolved.component.devices, threads=threads
         )
+        context = dataclasses.replace(context, machines=len(resolved.roles))
         if resolved in self.plan.engines and self.plan.transports:
             context = dataclasses.replace(context, transport=self.plan.transports[self.plan.engines.index(resolved)])
         return context
@@ -407,10 +418,17 @@ class _Builder:
     async def _hosted_or_here(self, kind: str, resolved: ResolvedComponent) -> Any:
         if resolved.offer.provider.runs_in == "here":
             built = self._build_in_process(resolved)
-            built.endpoint = LocalEndpoint(built)
+            built.endpoint = getattr(built, "endpoint", None) or LocalEndpoint(built)
             return built
-        child = await self._child(resolved, _role(resolved), cast(ComponentOnDevices, resolved.component).threads)
-        return HostedEngine(child) if kind == "engine" else HostedTrainer(child)
+        starting = [self._child(resolved, machine) for machine in range(len(resolved.roles))]
+        started = await asyncio.gather(*starting, return_exceptions=True)
+        raise_first(started)
+        child, *others = cast(list[Child], started)
+        if others:
+            leaders = await child.peer.call("lead", deadline_s=CALL_DEADLINE_S)
+            following = zip(others, leaders, strict=True)
+            await asyncio.gather(*(one.peer.call("follow", to, deadline_s=CALL_DEADLINE_S) for one, to in following))
+        return HostedEngine(child) if kind == "engine" else HostedTrainer(child, others)
 
     async def _reward(self, name: str, resolved: ResolvedComponent) -> WeightedReward:
         component = cast(RewardComponent, resolved.component)
@@ -430,11 +448,13 @@ class _Builder:
             deadline_s *= 1 + max(training.groups_per_step * (1 + training.max_staleness), problems)
         return WeightedReward(name, reward, component.weight, deadline_s)
 
-    async def _child(self, resolved: ResolvedComponent, role: str, threads: int | None) -> Child:
+    async def _child(self, resolved: ResolvedComponent, machine: int) -> Child:
         if self._launching is None:
             self._launching = asyncio.create_task(self._open_launcher())
         await asyncio.shield(self._launching)
-        child = await resolved.start(self.run_context(resolved), role, threads, needed=True, launcher=self.launcher)
+        context = dataclasses.replace(self.run_context(resolved), machine=machine)
+        role, threads = resolved.roles[machine], cast(ComponentOnDevices, resolved.component).threads
+        child = await resolved.start(context, role, threads, needed=True, launcher=self.launcher)
         self.children.append(child)
         return child
 
@@ -442,7 +462,6 @@ class _Builder:
         """For all that it is to start. Raises FitError, before anything is started."""
         named = f"launcher {self.plan.config.launcher.use}" if "launcher" in self.plan.single else "launcher local"
         await opened(named, self.launcher)
-        components = [*self.plan.engines, *(one for kind, one in self.plan.single.items() if kind == "trainer")]
-        roles = [_role(one) for one in components if one.offer.provider.runs_in == "process"]
+        roles = [role for one in self.plan.hosted() for role in one.roles]
         with console.waiting(f"{named} to find room for {', '.join(roles)}"):
             await within(self.launcher.check(roles), MODEL_DEADLINE_S, f"{named}: check()")

@@ -71,7 +71,8 @@ class _Claim:
 
 def plan_of(config: RunConfig, model: ResolvedModel, plugins: Plugins) -> Plan:
     """The run's trainer alone, with weights of its own. Raises as make_plan."""
-    trainer = resolve_component(plugins.registry, "trainer", "trainer", config.trainer)
+    on_this = config.trainer.model_copy(update={"machines": 1})
+    trainer = resolve_component(plugins.registry, "trainer", "trainer", on_this)
     bridge = resolve_component(plugins.registry, "bridge", "bridge", config.bridge)
     adapter: tuple[Transport, ...] = ("adapter",) if bridge.transports == {"adapter"} else ()
     return Plan(config, model, [], {"trainer": trainer}, {}, adapter)

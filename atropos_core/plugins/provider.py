@@ -18,6 +18,7 @@ from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Transport
+    from atropos_core.launchers import PlannedRun, SchedulerFiles
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -86,6 +87,8 @@ class RunContext:
     threads: int | None = None  # CPU threads of the component being built; None: its own choice
     label: str = ""  # of the component being built: its path in the run file, such as "teacher.NAME"
     patience: Patience = DEFAULT_PATIENCE  # with what the component waits for, a server say: [watch]
+    machine: int = 0  # of those that the component being built spans: the one that this is for
+    machines: int = 1
 
     def record(self) -> dict[str, Any]:
         """For another process, in what a codec takes."""
@@ -151,7 +154,9 @@ class Provider(Generic[T_co]):
     # trainer: makes a whole model of the directory of an adapter that it saved, in another directory that is empty
     merge: Callable[[Path, Path], None] | None = None
     several_devices: bool = False  # engine, trainer: one instance may span several
-    several_machines: bool = False  # launcher: what it starts may be on another one
+    several_machines: bool = False  # launcher: what it starts may be on another one; trainer: it may be `OverMachines`
+    # launcher: the files that a scheduler starts the run by; None where it is to start here and now
+    render: Callable[[Any, PlannedRun], SchedulerFiles | None] = lambda options, run: None
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), packages ("gem-llm"), or "cuda"
     runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface
     core_api: str = CORE_API  # refused by name when core is another

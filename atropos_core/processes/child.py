@@ -78,16 +78,22 @@ class Child:
             },
             log,
         )
-        child = cls(role, process, None, log, patience, needed=needed)  # type: ignore[arg-type] # the peer needs the child to explain its end
-        child.peer = Peer(
-            process.connection, role, {"waits": child._waits_for}, on_lost=child._explain, state=child._state
-        )
-        child._watching = asyncio.create_task(child._watch())
+        child = cls.of(role, process, log, patience, needed=needed)
         try:
             await child.peer.call("build", dict(build), deadline_s=START_DEADLINE_S)
         except BaseException:
             await child.close()
             raise
+        return child
+
+    @classmethod
+    def of(cls, role: str, process: StartedProcess, log: Path, patience: Patience, *, needed: bool = False) -> Child:
+        """Of a process that has been started, and answers on its connection."""
+        child = cls(role, process, None, log, patience, needed=needed)  # type: ignore[arg-type] # the peer needs the child to explain its end
+        child.peer = Peer(
+            process.connection, role, {"waits": child._waits_for}, on_lost=child._explain, state=child._state
+        )
+        child._watching = asyncio.create_task(child._watch())
         return child
 
     def _explain(self) -> AtroposError:

@@ -23,7 +23,7 @@ from atropos_core.errors import AtroposError, ConfigError, RunDirectoryError
 from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contain_tasks
 from atropos_core.guards.opens import opened
-from atropos_core.interfaces import Engine, Measured, ModelInfo, Stateful, Trainer
+from atropos_core.interfaces import Engine, Measured, ModelInfo, OverMachines, Stateful, Trainer
 from atropos_core.processes.agent import Agent
 from atropos_core.processes.dialing import dial
 from atropos_core.processes.forwarding import methods
@@ -84,6 +84,8 @@ class Host:
             self.peer.handlers |= {"open": self.open, "close": self.close}
             if isinstance(component, Trainer):
                 self.peer.handlers["step"] = self.step
+            if isinstance(component, OverMachines):
+                self.peer.handlers |= {"lead": self.lead, "follow": component.follow}
         elif kind == "reward":
             if isinstance(component, Stateful):
                 raise ConfigError(
@@ -99,6 +101,9 @@ class Host:
         with without_collector():
             info: ModelInfo = await self.component.open()
         return info
+
+    async def lead(self) -> list[str]:
+        return list(await self.component.lead(self.peer.own_host))
 
     async def open_reward(self, named: str) -> None:
         with without_collector():

@@ -27,10 +27,10 @@ _BYTES = 32
 class Listener:
     """Where children on other machines reach this process."""
 
-    def __init__(self, host: str) -> None:
-        """`host`: an address of this machine that the others know it by; the port is any free one. Raises OSError."""
+    def __init__(self, host: str, port: int = 0) -> None:
+        """`host`: an address of this machine that the others know it by; port 0 is any free one. Raises OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._sock = socket.create_server((host, 0), family=family)
+        self._sock = socket.create_server((host, port), family=family)
         self._sock.setblocking(False)
         self.address = f"{host}:{self._sock.getsockname()[1]}"
         self._pending: dict[bytes, asyncio.Future[socket.socket]] = {}
@@ -38,9 +38,10 @@ class Listener:
         self._proving: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
-    def expect(self) -> tuple[str, asyncio.Future[socket.socket]]:
-        """A new secret, and the connection of the child that will know it. Cancel the future to expect it no longer."""
-        secret = secrets.token_bytes(_BYTES)
+    def expect(self, known: str = "") -> tuple[str, asyncio.Future[socket.socket]]:
+        """A secret, and the connection of the child that will know it. Cancel the future to expect it no longer. `known`: a secret that the
+        child has already, in hexadecimal digits; else a new one."""
+        secret = bytes.fromhex(known) or secrets.token_bytes(_BYTES)
         future: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         self._pending[secret] = future
         future.add_done_callback(lambda _: self._pending.pop(secret, None))
@@ -106,10 +107,10 @@ async def _receive(connection: socket.socket) -> bytes:
     return received
 
 
-def dial(address: str) -> socket.socket:
-    """The connection to the supervisor at HOST:PORT, by the secret in this process's environment, which is taken out of it. Raises
-    DeadlineExceeded where nobody answers, ProcessDied for one that does not know the secret."""
-    secret = bytes.fromhex(os.environ.pop(SECRET))
+def dial(address: str, known: str = "") -> socket.socket:
+    """The connection to the supervisor at HOST:PORT, by the secret in this process's environment, which is taken out of it, or by a
+    `known` one. Raises DeadlineExceeded where nobody answers, ProcessDied for one that does not know the secret."""
+    secret = bytes.fromhex(known or os.environ.pop(SECRET))
     host, _, port = address.rpartition(":")
     try:
         connection = socket.create_connection((host, int(port)), DIAL_DEADLINE_S)
@@ -123,10 +124,10 @@ def dial(address: str) -> socket.socket:
     try:
         theirs = _exactly(connection)
         connection.sendall(ours + _proof(secret, b"child", theirs, ours))
-        known = hmac.compare_digest(_exactly(connection), _proof(secret, b"supervisor", theirs, ours))
+        is_known = hmac.compare_digest(_exactly(connection), _proof(secret, b"supervisor", theirs, ours))
     except (OSError, EOFError):
-        known = False
-    if not known:
+        is_known = False
+    if not is_known:
         connection.close()
         raise ProcessDied(f"what listens at {address} is not the supervisor that started this process.")
     connection.settimeout(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
@@ -61,8 +62,10 @@ class HostedEngine(Hosted, ForwardingEngine):
 class HostedTrainer(Hosted, ForwardingTrainer):
     """A trainer in a child process. Its `writing` calls back into this one."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Child, others: Sequence[Child] = ()) -> None:
+        """`others`: on the other machines that it spans."""
         super().__init__(child)
+        self._others = others
         self._writing: Writing | None = None
         self._entered: AbstractAsyncContextManager[None] | None = None
         child.peer.handlers.update({"enter_writing": self._enter, "leave_writing": self._leave})
@@ -70,6 +73,10 @@ class HostedTrainer(Hosted, ForwardingTrainer):
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
         self._writing = writing
         return await self.forward(Trainer.step, batch)
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.gather(*(other.close() for other in self._others))
 
     async def _enter(self) -> None:
         assert self._writing is not None, "a trainer writes only during its step"

@@ -122,6 +122,11 @@ class Peer:
         return self._sock.family != socket.AF_UNIX
 
     @property
+    def own_host(self) -> str:
+        """The address of this machine on the way to the other end; "" where that is a process of this machine."""
+        return str(self._sock.getsockname()[0]) if self.is_remote else ""
+
+    @property
     def is_called(self) -> bool:
         """Whether the other end waits for an answer of this one."""
         return bool(self._running)

@@ -184,6 +184,37 @@ def test_a_role_that_the_run_has_not_is_refused(cluster, tmp_path):
     assert "launcher.roles.teacher has no effect: there is no such role" in said and "engine, trainer" in said
 
 
+OVER_TWO = (
+    "--set", "trainer.machines=2", "--set", "trainer.threads=1",
+    "--set", "launcher.roles.engine={cpus=1,other={head=1}}",
+    "--set", "launcher.roles.trainer={cpus=1,other={first=1}}",
+    "--set", "launcher.roles.trainer-2={cpus=1,other={second=1}}",
+)  # fmt: skip
+
+
+def test_a_trainer_over_two_machines_of_the_cluster_gives_the_weights_of_two_ranks_here(cluster, run, tmp_path):
+    there = run(*on(cluster, *OVER_TWO))
+    there.wait_for_step(1, STARTED_WITHIN_S)
+    nodes = {role: node_of(process) for role, process in roles(there.folder).items()}
+    assert set(nodes) == {"engine", "trainer", "trainer-2"} and len(set(nodes.values())) == 3
+    assert there.process.wait(STARTED_WITHIN_S) == 0, there.text
+    nothing_is_left(there.folder)
+    ranks = ("--set", "trainer.devices=['cpu','cpu']", "--set", "trainer.threads=2")
+    here = finish(tmp_path / "here", *arguments(tmp_path / "here", *ranks))
+    assert weights(there.folder, 9) == weights(here.folder, 9)
+
+
+def test_a_machine_of_the_trainer_that_is_killed_is_named_and_a_restart_goes_on(cluster, run):
+    killed = run(*on(cluster, *OVER_TWO, "--set", "restarts=1"))
+    killed.wait_for_step(4, STARTED_WITHIN_S)
+    roles(killed.folder)["trainer-2"].send_signal(signal.SIGKILL)
+    assert killed.process.wait(STARTED_WITHIN_S) == 0, killed.text
+    assert re.search(r"trainer-2 \(pid \d+ on [\d.]+\) was killed by SIGKILL", killed.text), killed.text
+    steps = [json.loads(line)["step"] for line in (killed.folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(10)), "none twice, none left out"
+    nothing_is_left(killed.folder)
+
+
 def test_a_machine_that_is_lost_ends_the_run_by_name_and_a_restart_goes_on_elsewhere(cluster, run):
     lost = run(*on(cluster, "--set", "launcher.roles.engine={cpus=1,other={first=1}}", "--set", "restarts=2"))
     lost.wait_for_step(4, STARTED_WITHIN_S)

@@ -39,7 +39,13 @@ class Rows(NamedTuple):
     several: bool  # whether an update has more than one micro-batch
 
 
+def parts_of(workload: Workload) -> int:
+    """That a model is divided into: the ranks of all machines."""
+    return len(workload.context.devices) * workload.context.machines
+
+
 def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
+    """On one machine of those that the trainer spans."""
     context = workload.context
     yield Holding("interpreter and libraries", LIBRARIES * len(context.devices))  # each rank is a process
     model = read(context.model)
@@ -49,7 +55,7 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
     lora = (options.lora or LoraOptions()) if adapts else None
     for device in context.devices:
         yield from _on(device, options, lora, model, _element(device, options, model), workload)
-    if len(context.devices) > 1:
+    if parts_of(workload) > 1:
         yield from _whole_models(options, lora, model, workload)
     if "copy" in (context.transport, *context.transports):
         copied = model.parameters * _element(context.devices[0], options, model)
@@ -80,28 +86,27 @@ def _element(device: str, options: GrpoOptions, model: ModelSize) -> int:
 def _whole_models(
     options: GrpoOptions, lora: LoraOptions | None, model: ModelSize, workload: Workload
 ) -> Iterable[Holding]:
-    """What ranks have of undivided models, in host memory (sharding.py)."""
+    """What the ranks of this machine have of undivided models, in host memory (sharding.py)."""
     context, ranks = workload.context, len(workload.context.devices)
     device = context.devices[0]
     element = _element(device, options, model)
     trained = adapter_parameters(model, lora) if lora else model.parameters
     weights = model.parameters * element + (trained * FP32 if lora else 0)
     fewer = "name fewer trainer.devices"
-    yield Holding("whole model of rank 0", weights, change=fewer)
+    if context.machine == 0:
+        yield Holding("whole model of rank 0", weights, change=fewer)
     read_bytes = weights if lora else model.parameters * FP32  # 16-bit weights become fp32 before they are divided
     if options.kl is not None and lora is None:
         read_bytes += model.parameters * element
     divided = [one for one in _on(device, options, lora, model, element, workload) if not one.phase]
     then = sum(one.size_bytes for one in divided if one.what != BUFFERS) if device == "cpu" else 0  # not there yet
     yield Holding("models before they are divided", ranks * max(read_bytes - then, 0), phase="opening", change=fewer)
-    states = (2 + (lora is None and element != FP32)) * trained * FP32
-    yield Holding("optimiser's whole state", states, phase="saving", change=fewer)
 
 
 def _on(
     device: str, options: GrpoOptions, lora: LoraOptions | None, model: ModelSize, element: int, workload: Workload
 ) -> Iterable[Holding]:
-    parts = len(workload.context.devices)
+    parts = parts_of(workload)
     masters = parts > 1 and lora is None  # ranks hold fp32 masters alone, and gather their rounding
     weights = model.parameters * (FP32 if masters else element) // parts
     shared = "weights" if workload.context.transport in SHARED else ""

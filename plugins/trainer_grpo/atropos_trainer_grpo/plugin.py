@@ -38,7 +38,7 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
         _refuse_what_torchao_cannot(options, context)
     if options.kernels == "liger":
         _refuse_what_liger_cannot(context)
-    if len(context.devices) > 1:
+    if len(context.devices) * context.machines > 1:
         from atropos_trainer_grpo.ranks import RankedTrainer
 
         return RankedTrainer(options, context)
@@ -54,9 +54,9 @@ def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> No
             f"{option} is torchao's, and the module 'torchao' is not installed.",
             remedy="pip install atropos-plugin-trainer-grpo[torchao]",
         )
-    if len(context.devices) > 1:
+    if (devices := len(context.devices) * context.machines) > 1:
         raise FitError(
-            f"{option} is for a trainer on one device, and this one has {len(context.devices)}.",
+            f"{option} is for a trainer on one device, and this one has {devices}.",
             remedy='Ranks divide fp32 moments among themselves already: set trainer.optimizer = "adamw".',
         )
 
@@ -174,6 +174,7 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
         announces=announces,
         merge=merge,
         several_devices=True,
+        several_machines=True,
         requires=frozenset({"torch", "transformers", "safetensors"}),
         runs_in="process",
     )

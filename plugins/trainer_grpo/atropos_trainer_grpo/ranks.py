@@ -1,4 +1,5 @@
-"""The trainer `grpo` on several devices: rank 0 in this process, every other in a child, behind one interface.
+"""The trainer `grpo` on several devices: a first rank in this process, every other in a child, behind one interface. On several machines
+there is one such trainer on each, and that of the first, which has rank 0, calls the others as it calls its own ranks.
 
 Each call goes to all of them at once, and each does the same collective work (FSDP2, `sharding`). A refusal is raised by
 all alike, and they go on. A rank that dies, or fails by itself, leaves the others inside a collective: then all are ended,
@@ -9,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import sys
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +25,8 @@ from atropos_core.processes.forwarding import ForwardingTrainer, Method
 from atropos_core.processes.proxies import HostedTrainer
 from atropos_core.processes.rpc import as_received
 from atropos_core.types import Batch, Floats, Metrics
-from atropos_trainer_grpo import sharding
+from atropos_trainer_grpo.machines import REASON_FIRST_S, Leader, end, follow
+from atropos_trainer_grpo.network import LOOPBACK, listen
 from atropos_trainer_grpo.process_group import ProcessGroup
 from atropos_trainer_grpo.trainer import GrpoTrainer
 
@@ -37,12 +38,13 @@ T = TypeVar("T")
 
 ALIKE_WITHIN_S = 10.0  # one rank's failure to that of the last: they were all doing the same
 ENDS_AFTER_S = ALIKE_WITHIN_S + 10.0  # of a lost rank, this process: a call that is running raises first
+JOIN_DEADLINE_S = 300.0  # of all, once they have been started
 GIVE_UP_AFTER_S = 5.0  # on rank 0's own collective, once the others have been ended
 MOVES = ("checkpoint", "adapter")  # transports that take a copy which rank 0 has made
 
 
 class RankedTrainer(ForwardingTrainer):
-    """One rank for each of the context's devices. `model` is rank 0's whole copy on the CPU, as of the last update."""
+    """One rank for each of the context's devices. `model` is rank 0's whole copy on the CPU, as of the last update. `OverMachines`."""
 
     def __init__(self, options: GrpoOptions, context: RunContext) -> None:
         devices = context.devices
@@ -58,8 +60,12 @@ class RankedTrainer(ForwardingTrainer):
             )
         self._options = options
         self._context = dataclasses.replace(context, threads=max(1, (context.threads or 1) // len(devices)))
-        self._first = GrpoTrainer(options, self._context, ProcessGroup(0, len(devices)))
+        self._rank = context.machine * len(devices)  # of the first
+        self._size = context.machines * len(devices)
+        self._first = GrpoTrainer(options, self._context, ProcessGroup(self._rank, self._size))
         self._others: list[HostedTrainer] = []
+        self._leader: Leader | None = None
+        self._following: asyncio.Future[None] | None = None
         self._failed: AtroposError | None = None
         self._turn = asyncio.Lock()  # one call at a time: two would meet in another order in each rank
         self._watch: asyncio.Future[None] | None = None
@@ -71,19 +77,33 @@ class RankedTrainer(ForwardingTrainer):
     def weights_moved(self) -> None:
         raise FitError("the weights of several ranks cannot be replaced.", remedy="Use --bridge checkpoint.")
 
+    async def lead(self, host: str) -> list[str]:
+        self._leader = Leader(host)
+        return [self._leader.expect() for _ in range(1, self._context.machines)]
+
+    async def follow(self, leader: str) -> None:
+        self._following = await follow(leader, self, {"join": self.join})
+
     async def open(self) -> ModelInfo:
-        with sharding.listen() as listening:
-            port: int = listening.getsockname()[1]
-            starting = [self._start(rank, port) for rank in range(1, len(self._context.devices))]
-            self._others = [HostedTrainer(child) for child in await _all_or_none(starting)]
+        """Where this one follows, ranks have joined before."""
+        if self._context.machine == 0:
+            if self._leader is not None:
+                others = await self._leader.connected(self._context.directory / "logs", self._context.patience)
+                self._others = [HostedTrainer(child) for child in others]
+            host = LOOPBACK if self._leader is None else self._leader.host
+            with listen(host) as listening:
+                await self.join(host, listening.getsockname()[1], listening)
+        return await self._together(self._first.open, lambda other: other.open())
 
-            async def join_and_open() -> ModelInfo:
-                await self._first.join(port, listening)
-                return await self._first.open()
-
-            info = await self._together(join_and_open, lambda other: other.open())
-        self._watch = asyncio.ensure_future(self._end_with_ranks())
-        return info
+    async def join(self, host: str, port: int, listening: socket.socket | None = None) -> None:
+        """With the ranks of all machines, at rank 0's address."""
+        starting = [self._start(self._rank + number) for number in range(1, len(self._context.devices))]
+        self._others += [HostedTrainer(child) for child in await _all_or_none(starting)]
+        self._watch = asyncio.ensure_future(self._end_with_ranks()) if self._others else None
+        await self._together(
+            lambda: self._first.join(host, port, listening),
+            lambda other: other.child.peer.call("join", host, port, deadline_s=JOIN_DEADLINE_S),
+        )
 
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
         loop = asyncio.get_running_loop()
@@ -124,19 +144,19 @@ class RankedTrainer(ForwardingTrainer):
         )
 
     async def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in (self._watch, self._following):
+            if task is not None:
+                task.cancel()
         await asyncio.gather(self._first.close(), *(other.close() for other in self._others))
 
-    async def _start(self, rank: int, port: int) -> Child:
+    async def _start(self, rank: int) -> Child:
         logs = self._context.directory / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         wanted = {
             "options": self._options.model_dump(mode="json"),
             "context": self._context.record(),
             "rank": rank,
-            "size": len(self._context.devices),
-            "port": port,
+            "size": self._size,
         }
         return await Child.start(
             f"trainer rank {rank}",
@@ -153,9 +173,8 @@ class RankedTrainer(ForwardingTrainer):
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        await asyncio.sleep(ENDS_AFTER_S if self._turn.locked() else 0)
-        print(self._failed or self._dead(), file=sys.stderr, flush=True)  # noqa: T201 - into this process's log
-        os._exit(1)
+        await asyncio.sleep(ENDS_AFTER_S if self._turn.locked() else REASON_FIRST_S * (self._context.machines > 1))
+        end(self._failed or self._dead())
 
     async def _together(
         self, own: Callable[[], Awaitable[T]], of_others: Callable[[HostedTrainer], Awaitable[Any]]
@@ -186,9 +205,18 @@ class RankedTrainer(ForwardingTrainer):
             alike = len(failures) == len(calls) and len({type(error) for error in failures}) == 1
             if alike and isinstance(failures[0], AtroposError) and not self._dead():
                 raise mine.exception() or failures[0]
-            why = self._dead() or _as_ours(failures[0])
+            why = self._dead() or self._as_ours(failures[0])
             await self._end(calls, why)
             raise why
+
+    def _as_ours(self, error: BaseException) -> AtroposError:
+        if isinstance(error, AtroposError):
+            return error
+        if isinstance(refused := as_received(f"trainer rank {self._rank}", error), OutOfMemory):
+            return refused
+        return ProcessDied(
+            f"the trainer's ranks were ended, for rank {self._rank} raised {type(error).__name__}: {error}"
+        )
 
     def _dead(self) -> AtroposError | None:
         return next((error for other in self._others if (error := other.child.peer.error) is not None), None)
@@ -199,14 +227,6 @@ class RankedTrainer(ForwardingTrainer):
         for call in calls:
             call.cancel()  # rank 0's own ends when its collective does: gloo sees that the others have gone
         await asyncio.wait(calls, timeout=GIVE_UP_AFTER_S)
-
-
-def _as_ours(error: BaseException) -> AtroposError:
-    if isinstance(error, AtroposError):
-        return error
-    if isinstance(refused := as_received("trainer rank 0", error), OutOfMemory):
-        return refused
-    return ProcessDied(f"the trainer's ranks were ended, for rank 0 raised {type(error).__name__}: {error}")
 
 
 async def _all_or_none(starting: Sequence[Awaitable[Child]]) -> list[Child]:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atropos_core.errors import CheckpointError
+from atropos_trainer_grpo import parts
 from atropos_trainer_grpo.model import language_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.process_group import part
@@ -73,10 +74,14 @@ def restore(model: nn.Module, optimizer: Optimizer, directory: Path, sharded: Sh
     if _is_adapted(model):
         _check_adapter(model, weights, present, directory)
     optimizer.refuse_other(state["optimizer"])
+    if parts.are_named(state["optimizer"]):
+        state["optimizer"] = parts.read(state["optimizer"], optimizer.parameters, directory)
+    elif sharded is not None:
+        state["optimizer"] = sharded.divided(state["optimizer"])
     for name, parameter in present.items():
         parameter.copy_(part(parameter, weights[name]))
     optimizer.adopt()
-    optimizer.load(state["optimizer"] if sharded is None else sharded.divided(state["optimizer"]))
+    optimizer.load(state["optimizer"])
     _set_random_states(state["random"])
 
 

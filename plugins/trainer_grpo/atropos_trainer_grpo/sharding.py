@@ -9,9 +9,7 @@ in its own dtype: what a bridge reads and a checkpoint holds.
 from __future__ import annotations
 
 import copy
-import os
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,25 +20,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from atropos_trainer_grpo.model import Scorer, language_model
+from atropos_trainer_grpo.network import use_the_way_to
 from atropos_trainer_grpo.process_group import ProcessGroup, full, part
 
-HOST = "127.0.0.1"
 
-
-def listen() -> socket.socket:
-    """The port that ranks meet at: on this machine alone, and free because it is already taken."""
-    return socket.create_server((HOST, 0))
-
-
-def join(group: ProcessGroup, port: int, device: str, listening: socket.socket | None = None) -> DeviceMesh:
-    """Become a rank of this process's only group. Returns once all have joined. Rank 0 brings the listening socket."""
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # or gloo looks for an interface by the host's name
+def join(group: ProcessGroup, host: str, port: int, device: str, listening: socket.socket | None = None) -> DeviceMesh:
+    """Become a rank of this process's only group, which meets at rank 0's `host` and `port`. Returns once all have joined. Rank 0 brings
+    the listening socket. Raises FitError."""
+    use_the_way_to(host, port)
     kind = torch.device(device).type
     if kind == "cuda":
         torch.cuda.set_device(device)
     store = distributed.TCPStore(  # type: ignore[attr-defined] # torch does not list it
-        HOST,
+        host,
         port,
         group.size,
         is_master=group.rank == 0,
@@ -90,25 +82,17 @@ class Sharded:
                 if whole is not None:
                     whole[name].copy_(values)
 
-    @torch.no_grad()
-    def gathered(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """An optimiser's state as one process would have it, on rank 0; the others keep nothing."""
+    @property
+    def trained(self) -> dict[str, torch.Tensor]:
+        """What this rank has of the parameters that are trained, by name; those of 16-bit ones are masters."""
+        return {name: one.detach() for name, one in self.model.named_parameters() if one.requires_grad}
 
-        def whole(tensor: torch.Tensor) -> torch.Tensor | None:
-            gathered = full(tensor)
-            return None if self.whole is None else gathered.cpu()
-
-        trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        masters = [
-            whole(parameter) if self.stored[name] != parameter.dtype else None for name, parameter in trained.items()
-        ]
-        moments = {
-            place: {name: whole(value) for name, value in entry.items()} for place, entry in state["moments"].items()
-        }
-        return {**state, "masters": masters, "moments": moments}
+    def masters(self) -> list[torch.Tensor | None]:
+        """None for parameters that need none."""
+        return [one if self.stored[name] != one.dtype else None for name, one in self.trained.items()]
 
     def divided(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's part of what `gathered` gives."""
+        """This rank's part of an optimiser's state that one process has saved."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         masters = [
             None if saved is None else part(parameter, saved)

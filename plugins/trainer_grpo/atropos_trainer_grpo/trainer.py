@@ -25,7 +25,7 @@ from atropos_core.errors import ConfigError, WeightsMismatch
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.models.cpu_warmup import settle
 from atropos_core.types import Batch, Floats, Metrics, Tokens
-from atropos_trainer_grpo import saving
+from atropos_trainer_grpo import parts, saving
 from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
 from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_nothing
@@ -57,7 +57,7 @@ class GrpoTrainer(Trainer):
         adapts = options.lora is not None or context.transport == "adapter"
         self._options = options.with_lora() if adapts else options
         self._context = context
-        self._device = context.devices[group.rank]
+        self._device = context.devices[group.rank % len(context.devices)]
         self._group = group
         self._mesh: DeviceMesh | None = None
         self._sharded: Sharded | None = None
@@ -68,11 +68,11 @@ class GrpoTrainer(Trainer):
         self._dropouts: list[nn.Module] = []  # of an adapter, off but in a training forward pass
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
-    async def join(self, port: int, listening: socket.socket | None = None) -> None:
+    async def join(self, host: str, port: int, listening: socket.socket | None = None) -> None:
         """Be a rank from here on; before `open`. Returns once all have come."""
         from atropos_trainer_grpo import sharding
 
-        self._mesh = await self._run(lambda: sharding.join(self._group, port, self._device, listening))
+        self._mesh = await self._run(lambda: sharding.join(self._group, host, port, self._device, listening))
 
     async def open(self) -> ModelInfo:
         return await self._run(self._open)
@@ -213,7 +213,9 @@ class GrpoTrainer(Trainer):
         return self.model if self._sharded is None else self._sharded.scorer
 
     def _save(self, optimizer: Optimizer, directory: Path) -> None:
-        state = optimizer.state() if self._sharded is None else self._sharded.gathered(optimizer.state())
+        state = optimizer.state()
+        if self._sharded is not None:
+            state = parts.write(state, list(self._sharded.trained), self._sharded.masters(), directory)
         if self._group.rank == 0:
             saving.save(self.model, state, self._context.model, directory)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 
 from atropos_core.codec import encode_bytes
 from atropos_core.types import Batch
@@ -54,6 +55,19 @@ async def trained_on(
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", PROGRAM, *map(str, arguments)], check=True)
     weights: dict[str, torch.Tensor] = torch.load(checkpoint / "resumed.pt")
     return weights
+
+
+def optimizer_state(directory: Path) -> dict[str, Any]:
+    """That a checkpoint has, whoever wrote it: what ranks have written, put together by torch itself."""
+    state: dict[str, Any] = torch.load(directory / "trainer_state.pt", weights_only=True)["optimizer"]
+    if not (folder := directory / "trainer_state").exists():
+        return state
+    index = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(tuple(said.size), dtype=said.properties.dtype) for name, said in index.items()}
+    dcp.load(tensors, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    whole = lambda value: tensors[value] if isinstance(value, str) else value  # noqa: E731
+    moments = {at: {kind: whole(value) for kind, value in entry.items()} for at, entry in state["moments"].items()}
+    return {**state, "masters": [whole(master) for master in state["masters"]], "moments": moments}
 
 
 def assert_same_bits(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

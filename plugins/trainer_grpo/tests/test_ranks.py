@@ -20,6 +20,7 @@ from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.process_group import ProcessGroup, shares
 from atropos_trainer_grpo.ranks import RankedTrainer
 from plugins.trainer_grpo.tests.conftest import refuse_memory_beyond
+from plugins.trainer_grpo.tests.resumed import optimizer_state
 from tests.warm import is_template
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -137,8 +138,8 @@ async def test_the_gradient_is_that_of_one_process(open_trainer, make_batch, mod
 
     async def gradient(trainer, directory):
         metrics = await trainer.step(with_a_still_group(make_batch(3)), gate)
-        state = torch.load(await saved(trainer, directory) / "trainer_state.pt", weights_only=True)
-        return metrics["loss"], [entry["exp_avg"] / (1 - 0.9) for entry in state["optimizer"]["moments"].values()]
+        state = optimizer_state(await saved(trainer, directory))
+        return metrics["loss"], [entry["exp_avg"] / (1 - 0.9) for entry in state["moments"].values()]
 
     one = await open_trainer(**options)
     loss, expected = await gradient(one, tmp_path / "one")
@@ -190,7 +191,7 @@ async def test_a_checkpoint_of_two_ranks_is_one_processs_and_back(
         expected, given = weights_in(one_of), weights_in(other)
         assert expected.keys() == given.keys()
         assert all(torch.equal(expected[name], given[name]) for name in expected)
-        states = [torch.load(path / "trainer_state.pt", weights_only=True)["optimizer"] for path in (one_of, other)]
+        states = [optimizer_state(path) for path in (one_of, other)]
         assert states[0]["updates"] == states[1]["updates"]
         for place, entry in states[0]["moments"].items():
             assert all(torch.equal(values, states[1]["moments"][place][name]) for name, values in entry.items())

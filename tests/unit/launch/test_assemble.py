@@ -211,6 +211,16 @@ def test_several_devices_are_for_what_can_span_them():
         )
 
 
+def test_several_machines_are_for_a_trainer_that_can_span_them_and_a_launcher_that_has_them():
+    chosen: dict[str, Any] = {"engine__use": "shm", "bridge__use": "wire", "trainer__machines": 2}
+    with pytest.raises(FitError, match=r"trainer\.machines = 2, and trainer 'shm' runs on one machine"):
+        plan(installed(**ENDS), **chosen, trainer__use="shm")
+    wide = offer("wide", carrying("copy"), several_machines=True, runs_in="process")
+    with pytest.raises(FitError, match=r"trainer\.machines = 2, and launcher 'local' has this machine alone") as caught:
+        plan(installed(**{**ENDS, "trainers": [wide]}), **chosen, trainer__use="wide")
+    assert "--launcher ray" in str(caught.value)
+
+
 async def test_components_get_the_facts_of_trainer_and_bridge(tmp_path):
     seen = []
 
