@@ -20,7 +20,7 @@ WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site screenshots soak bench bench-bridges bench-api clean
+.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -109,6 +109,19 @@ test-ray: .venv-ray/stamp
 # The same weights as without, one kill, and what is refused.
 test-ray-short: .venv-ray/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-ray/bin/python -m pytest tests/ray plugins/launcher_ray/tests -k "not lost and not stays and not engine]"
+
+# Runs as jobs of a real Slurm, whose nodes are namespaces of this machine, with kills of each; ten minutes.
+test-slurm: .venv/test.stamp slurm
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/slurm
+
+# The contract in a job, a role killed, and what is refused.
+test-slurm-short: .venv/test.stamp slurm
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/slurm -k "contract or trainer] or refuse or submit_hands"
+
+slurm:
+	@command -v slurmctld || [ -x /usr/sbin/slurmctld ] || { [ "$$(id -u)" = 0 ] && apt-get update -q && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends slurmctld slurmd slurm-client munge; } || \
+	  (echo "these tests need Slurm's daemons: install your system's packages slurmctld, slurmd, slurm-client and munge"; false)
 
 # A wheel and a source distribution of each package, in dist/.
 dist: .venv/test.stamp

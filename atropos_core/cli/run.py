@@ -57,7 +57,8 @@ def run(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the memory plan, and start nothing. Ends with an error if it cannot fit."
+            "--dry-run",
+            help="Print the memory plan, or the files for a scheduler, and start nothing. Ends with an error if it cannot fit.",
         ),
     ] = False,
 ) -> None:
@@ -72,20 +73,25 @@ def run(
       atropos run my-run.toml --set trainer.learning_rate=1e-6
     """
     from atropos_core.launch.assemble import make_plan
-    from atropos_core.launch.supervisor import refuse_used
+    from atropos_core.launch.rendering import render, say_files
+    from atropos_core.launch.supervisor import refuse_used, unused
 
     loaded, resolved, plugins = configure(
         file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
         deterministic=deterministic, changes=changes, flags={"launcher.use": launcher},
     )  # fmt: skip
     plan = make_plan(loaded.config, resolved, plugins)
+    name = "-".join(loaded.config.environment) or "train"
     if dry_run:
         warn_of_broken(plugins)
         if directory is not None:
             refuse_used(directory)
-        _say_memory(plan, directory or Path("runs"))
+        if (files := render(plan, directory or unused(name))) is None:
+            _say_memory(plan, directory or Path("runs"))
+        else:
+            say_files(files)
         return
-    execute_new(plan, plugins, directory, "-".join(loaded.config.environment))
+    execute_new(plan, plugins, directory, name)
 
 
 def warn_of_broken(plugins: Plugins) -> None:
@@ -96,11 +102,16 @@ def warn_of_broken(plugins: Plugins) -> None:
 
 
 def execute_new(plan: Plan, plugins: Plugins, directory: Path | None, name: str) -> None:
-    """A run that begins, in this directory or in a new one that `name` and the time name."""
-    from atropos_core.launch.supervisor import make_directory, new_directory
+    """A run that begins, in this directory or in a new one that `name` and the time name; where a scheduler starts it, its files."""
+    from atropos_core.launch.rendering import hand_over, render
+    from atropos_core.launch.supervisor import make_directory, unused
 
     warn_of_broken(plugins)
-    execute_and_report(plan, make_directory(directory) if directory else new_directory(name))
+    directory = directory or unused(name)
+    if (files := render(plan, directory)) is not None:
+        hand_over(files, directory)
+        return
+    execute_and_report(plan, make_directory(directory))
 
 
 def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> None:

@@ -116,11 +116,16 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
 
 def new_directory(name: str, parent: Path = Path("runs")) -> Path:
     """`runs/NAME-20260131-235959`, made."""
+    return make_directory(unused(name, parent))
+
+
+def unused(name: str, parent: Path = Path("runs")) -> Path:
+    """The same, as a path that is not there yet."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 100))):
         directory = parent / f"{name}-{stamp}{suffix}"
         if not directory.exists():
-            return make_directory(directory)
+            return directory
     raise RunDirectoryError(f"{parent} has a hundred runs of this second.")
 
 

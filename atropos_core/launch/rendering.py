@@ -1,0 +1,77 @@
+"""A run that a scheduler starts: its files, in place of its processes."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+from atropos_core import console
+from atropos_core.config.run_file import to_toml
+from atropos_core.errors import AtroposError, FitError, RunDirectoryError
+from atropos_core.launch.assemble import Plan
+from atropos_core.launch.model_checks import check_model
+from atropos_core.launch.supervisor import refuse_used
+from atropos_core.launchers import PlannedRun, SchedulerFiles
+from atropos_core.storage.atomic import WRITABLE, write_whole
+from atropos_core.storage.private import make_private, private_files
+
+SUBMIT_DEADLINE_S = 120.0
+
+
+def render(plan: Plan, directory: Path) -> SchedulerFiles | None:
+    """None where the launcher starts processes here and now. Raises AtroposError for what could not run where it is sent to."""
+    launcher = plan.single["launcher"]
+    run = PlannedRun(
+        directory.absolute(),
+        to_toml(plan.resolved()),
+        {role: one.devices for one in plan.hosted() for role in one.roles},
+        list(plan.config.environment),
+        plan.config.api is not None,
+    )
+    made = launcher.offer.provider.render(launcher.options, run)
+    if made is not None:
+        check_model(plan, directory)
+    return made
+
+
+def hand_over(made: SchedulerFiles, directory: Path) -> None:
+    """Write the files into the run directory; submit them, or say what does. Raises RunDirectoryError, FitError where the scheduler
+    refuses them."""
+    try:
+        refuse_used(directory)
+        with private_files():
+            for path, text in made.files.items():
+                make_private((directory / path).parent)
+                write_whole(directory / path, text)
+    except OSError as error:
+        raise RunDirectoryError(f"{directory} cannot be written: {error.strerror}.", remedy=WRITABLE) from error
+    for path in made.files:
+        console.say(f"written: {directory / path}")
+    if made.submits:
+        console.say(_submitted(made))
+    else:
+        console.say(f"nothing was started. To start it: {shlex.join(made.submit)}")
+
+
+def say_files(made: SchedulerFiles) -> None:
+    """Print them, and write none."""
+    for path, text in made.files.items():
+        console.say(f"--- {path}\n{text}")
+    console.say(f"nothing was written; once the files are there: {shlex.join(made.submit)}")
+
+
+def _submitted(made: SchedulerFiles) -> str:
+    try:
+        done = subprocess.run(made.submit, capture_output=True, text=True, timeout=SUBMIT_DEADLINE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _refused(made, str(error)) from error
+    if done.returncode:
+        raise _refused(made, (done.stderr or done.stdout).strip())
+    return done.stdout.strip()
+
+
+def _refused(made: SchedulerFiles, said: str) -> AtroposError:
+    return FitError(
+        f"{shlex.join(made.submit)} did not start the run: {said}", remedy="The files are written: submit them by hand."
+    )

@@ -1,0 +1,1 @@
+"""Runs as Jobs of a Kubernetes cluster."""

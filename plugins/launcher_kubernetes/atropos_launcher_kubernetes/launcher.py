@@ -1,0 +1,235 @@
+"""The launcher `kubernetes`, in the pod of the run: the pods of the roles are there already, and connect to it. Data goes over the
+run's own connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atropos_core import console
+from atropos_core.errors import AtroposError, DeadlineExceeded, FitError, ProcessDied
+from atropos_core.launchers import Launcher, Machine, StartedProcess
+from atropos_core.processes.dialing import SECRET, Listener
+from atropos_core.processes.local import how_ended
+from atropos_core.processes.rpc import Peer
+from atropos_launcher_kubernetes.config import POD_ADDRESS, SECRETS, KubernetesOptions
+
+START_DEADLINE_S = 120.0  # of a process in a pod that has connected
+CALL_DEADLINE_S = 30.0
+CLOSE_DEADLINE_S = 5.0
+T = TypeVar("T")
+INHERITED = ("HF_", "TRANSFORMERS_")  # beginnings of variables that processes in other pods get from this one
+
+
+class Thread:
+    """Where the connections to pods are read: how a process ended must be known also while the run's own event loop waits to hear it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pods", daemon=True)
+        self._thread.start()
+
+    def post(self, work: Coroutine[Any, Any, object]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_DEADLINE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+class PodProcess(StartedProcess):
+    """A process in another pod, whose holder says what it prints and how it ended."""
+
+    def __init__(self, pod: Pod, number: int, log: Path, thread: Thread) -> None:
+        self.named = f"in pod {pod.name}"
+        self.connection: socket.socket
+        self._pod = pod
+        self._number = number
+        self._log = log
+        self._how: str | None = None
+        self._thread = thread
+
+    def ended(self) -> str | None:
+        if self._how is None and self._pod.peer.lost.is_set():
+            self._how = "was lost: its pod has gone, or cannot be reached"
+        return self._how
+
+    def note_end(self, code: int) -> None:
+        self._how = how_ended(code)
+
+    def note_output(self, text: str) -> None:
+        with self._log.open("ab", buffering=0) as log:
+            log.write(text.encode())
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.ended() is None:
+            self._thread.post(self._try(number))
+
+    async def _try(self, number: signal.Signals) -> None:
+        try:
+            await self._pod.peer.call("send", self._number, int(number), deadline_s=CALL_DEADLINE_S)
+        except AtroposError:
+            pass  # it is lost, and ended() says so
+
+
+class Pod:
+    """One that has connected."""
+
+    def __init__(self, role: str, connection: socket.socket) -> None:
+        self.name = role
+        self.cpus = 0
+        self.processes: dict[int, PodProcess] = {}
+        self.peer = Peer(connection, f"the pod of {role}", {"output": self._output, "ended": self._ended})
+
+    @classmethod
+    async def of(cls, role: str, connection: socket.socket) -> Pod:
+        """In the thread that reads it. Raises AtroposError where it says nothing of itself."""
+        pod = cls(role, connection)
+        found = await pod.peer.call("describe", deadline_s=CALL_DEADLINE_S)
+        pod.name, pod.cpus = str(found["name"]), int(found["cpus"])
+        return pod
+
+    async def close(self) -> None:
+        self.peer.close()
+
+    async def _output(self, number: int, text: str) -> None:
+        self.processes[number].note_output(text)
+
+    async def _ended(self, number: int, code: int) -> None:
+        self.processes[number].note_end(code)
+
+
+class KubernetesLauncher(Launcher):
+    """Waits for pods; makes none, and deletes none."""
+
+    def __init__(self, options: KubernetesOptions, directory: Path) -> None:
+        self._options = options
+        self._directory = directory
+        self._listener: Listener | None = None
+        self._thread: Thread
+        self._pods: dict[str, Pod] = {}
+        self._waiting: list[asyncio.Task[None]] = []
+        self._started = 0
+
+    async def open(self) -> None:
+        if SECRETS not in os.environ:
+            raise FitError(
+                "launcher 'kubernetes' starts processes in the pods of its manifests, and this is none of them.",
+                remedy="`atropos run` with it writes the manifests, and says what to type.",
+            )
+        host = os.environ.get(POD_ADDRESS) or "0.0.0.0"
+        try:
+            self._listener = Listener(host, self._options.port)
+        except OSError as error:
+            raise FitError(
+                f"launcher 'kubernetes' cannot listen at {host}:{self._options.port}: {error}.",
+                remedy="Set launcher.port to one that nothing else in this pod has.",
+            ) from error
+        self._thread = Thread()
+
+    async def machines(self) -> Sequence[Machine]:
+        return [Machine(pod.name, pod.cpus) for pod in self._pods.values() if not pod.peer.lost.is_set()]
+
+    async def check(self, roles: Sequence[str]) -> None:
+        """Wait for a pod of each. Raises FitError with those that have not connected."""
+        self._waiting = [asyncio.create_task(self._welcome(role)) for role in roles]
+        until = time.monotonic() + self._options.wait_s
+        say_at = time.monotonic() + 10
+        while missing := [role for role in roles if role not in self._pods]:
+            for one in self._waiting:
+                if one.done():
+                    one.result()
+            if time.monotonic() > until:
+                raise FitError(
+                    f"no pod of {' and '.join(missing)} has connected within {self._options.wait_s:g} s.",
+                    remedy=f"`kubectl get pods -l atropos/role={missing[0].lower()}` says whether there is one, and "
+                    "`kubectl describe` what it waits for.",
+                )
+            if time.monotonic() > say_at:
+                say_at = until
+                console.say(f"waiting for the pods of {', '.join(missing)} to connect")
+            await asyncio.sleep(0.05)
+
+    async def _welcome(self, role: str) -> None:
+        """Whichever pod of this role connects, the latest being the one that counts: a former one is gone, or will be."""
+        while self._listener is not None:
+            try:
+                secret = (Path(os.environ[SECRETS]) / role).read_text().strip()
+            except OSError as error:
+                raise FitError(f"there is no secret for {role} in {os.environ[SECRETS]}: {error.strerror}.") from error
+            _, dialled = self._listener.expect(secret)
+            connection = await dialled
+            try:
+                pod = await self._thread.run(Pod.of(role, connection))
+            except AtroposError:
+                continue
+            former = self._pods.get(role)
+            self._pods[role] = pod
+            if former is not None:
+                await self._thread.run(former.close())
+
+    async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> StartedProcess:
+        assert self._listener is not None, "open() comes first"
+        if role not in self._pods:
+            await self.check([role])
+        pod = self._pods[role]
+        self._started += 1
+        log.open("ab").close()  # by which a process finds out whether its pod has the run directory
+        secret, dialled = self._listener.expect()
+        process = pod.processes[self._started] = PodProcess(pod, self._started, log, self._thread)
+        inherited = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
+        try:
+            given = {**inherited, **environment, SECRET: secret}
+            pid = await self._thread.run(
+                pod.peer.call("start", self._started, program, role, given, deadline_s=START_DEADLINE_S)
+            )
+            process.named = f"pid {pid} in pod {pod.name}"
+            until = time.monotonic() + START_DEADLINE_S
+            while not (await asyncio.wait({dialled}, timeout=0.1))[0]:
+                how = process.ended()
+                if how is not None or time.monotonic() > until:
+                    process.kill()
+                    said = f"{role} ({process.named}) {how or f'did not connect within {START_DEADLINE_S:g} s'}"
+                    kind: type[AtroposError] = ProcessDied if how else DeadlineExceeded
+                    raise kind(f"{said}.", remedy=f"Its log is {log}")
+            process.connection = dialled.result()
+        finally:
+            dialled.cancel()
+        return process
+
+    async def close(self) -> None:
+        """Hang up: each holder ends what it had started, and connects to whatever comes next."""
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+        if self._listener is None:
+            return
+        pods, self._pods = list(self._pods.values()), {}
+        for process in [one for pod in pods for one in pod.processes.values()]:
+            process.kill()
+        until = time.monotonic() + CLOSE_DEADLINE_S
+        while time.monotonic() < until and any(one.ended() is None for pod in pods for one in pod.processes.values()):  # noqa: ASYNC110 - a process says so to nobody
+            await asyncio.sleep(0.05)
+        for pod in pods:
+            await self._thread.run(pod.close())
+        self._thread.close()
+        self._listener.close()
+        self._listener = None

@@ -1,0 +1,259 @@
+"""The manifests of a run: a Job for the run itself, one for each engine and the trainer, one for the workers of each environment. All are
+there from the start; what they start connects to the pod of the run, by a name that a headless Service gives it.
+
+Core Kubernetes alone (1.31 or later): nothing has to be installed in the cluster, and no pod may call its API.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atropos_core.errors import FitError
+from atropos_core.launchers import PlannedRun, SchedulerFiles
+from atropos_core.processes.dialing import SECRET
+from atropos_launcher_kubernetes.config import POD_ADDRESS, SECRETS, KubernetesOptions, Pod, Workers
+from atropos_launcher_kubernetes.yaml_text import dump
+
+FOLDER = "manifests"
+RUN_FILE = "/etc/atropos/run/run.toml"
+SECRETS_FOLDER = "/etc/atropos/secrets"
+SERVER_TOKEN = "token"
+TRIES = 6  # of a pod that fails by itself
+SAVED, KILLED = 130, (137, 143)  # exit codes after which the run goes on in a new pod
+PACKAGE = "atropos_launcher_kubernetes"
+
+
+def files(options: KubernetesOptions, run: PlannedRun) -> SchedulerFiles:
+    """Raises FitError for what could not run there."""
+    _check(options, run)
+    made = _Manifests(options, run)
+    text = {
+        f"{FOLDER}/run.yaml": _documents([made.run_file(), made.service(), made.loop()]),
+        f"{FOLDER}/roles.yaml": _documents([made.role(role) for role in run.roles]),
+        **(
+            {f"{FOLDER}/workers.yaml": _documents([made.workers(*one) for one in options.workers.items()])}
+            if options.workers
+            else {}
+        ),
+        f"{FOLDER}/secrets.yaml": _documents([made.secrets()]),
+    }
+    return SchedulerFiles(text, ("kubectl", "apply", "-f", str(run.directory / FOLDER)), options.submit)
+
+
+def _check(options: KubernetesOptions, run: PlannedRun) -> None:
+    for name, why in (("image", "of what the pods are made"), ("claim", "on which all pods have the run directory")):
+        if not getattr(options, name):
+            raise FitError(f"launcher.{name} is not set, {why}.", remedy=f'Say launcher.{name} = "...".')
+    if unknown := sorted(set(options.roles) - set(run.roles)):
+        raise FitError(
+            f"launcher.roles.{unknown[0]} has no effect: there is no such role.",
+            remedy=f"There is: {', '.join(run.roles)}.",
+        )
+    for role, devices in run.roles.items():
+        gpus = options.roles.get(role, Pod()).gpus
+        on_gpus = sum(device.startswith("cuda") for device in devices)
+        if gpus != on_gpus:
+            section = role.replace("engine-", "engine.replica.")
+            names = ", ".join(f'"cuda:{n}"' for n in range(gpus)) or '"cpu"'
+            raise FitError(
+                f"{role} asks for {gpus} GPUs (launcher.roles.{role}.gpus) and uses {', '.join(devices)} ({section}.devices).",
+                remedy=f"Say {section}.devices = [{names}], or launcher.roles.{role}.gpus = {on_gpus}.",
+            )
+    if run.has_api != bool(options.workers):
+        raise FitError(
+            "the run file has an [api], and nobody would run its environments."
+            if run.has_api
+            else "launcher.workers has no effect: the run's environments are run in the run itself.",
+            remedy="Name workers, [launcher.workers.NAME], or leave [api] out."
+            if run.has_api
+            else 'Add [api] with url = "http://127.0.0.1:8000".',
+        )
+    if unknown := sorted(set(options.workers) - set(run.environments)):
+        raise FitError(
+            f"launcher.workers.{unknown[0]} has no effect: the run has no such environment.",
+            remedy=f"There is: {', '.join(run.environments) or 'none'}.",
+        )
+
+
+class _Manifests:
+    def __init__(self, options: KubernetesOptions, run: PlannedRun) -> None:
+        self.options = options
+        self.run = run
+        self.name = _label(run.directory.name)[:40].strip("-") or "run"
+        self.directory = f"{options.mount.rstrip('/')}/runs/{run.directory.name}"
+
+    def run_file(self) -> Mapping[str, Any]:
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": self._metadata(""),
+            "data": {"run.toml": self.run.run_file},
+        }
+
+    def secrets(self) -> Mapping[str, Any]:
+        """One for each role, so that none can stand for another; and the word that workers show the server."""
+        made = {role: secrets.token_hex(32) for role in self.run.roles}
+        if self.options.workers:
+            made[SERVER_TOKEN] = secrets.token_urlsafe(32)
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": self._metadata(""),
+            "type": "Opaque",
+            "stringData": made,
+        }
+
+    def service(self) -> Mapping[str, Any]:
+        """A name for the pod of the run, with whatever address it has."""
+        ports = {"run": self.options.port} | ({"server": self.options.server_port} if self.options.workers else {})
+        return {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": self._metadata(""),
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": self._labels("loop"),
+                "ports": [{"name": name, "port": port} for name, port in ports.items()],
+            },
+        }
+
+    def loop(self) -> Mapping[str, Any]:
+        """It goes on in a new pod where it was evicted or killed; every other end is the run's."""
+        options = self.options
+        serving = ["--server-port", str(options.server_port)] if options.workers else []
+        command = [options.python, "-m", f"{PACKAGE}.loop", RUN_FILE, self.directory, *serving]
+        container = self._container("loop", command, options.loop) | {
+            "env": [
+                {"name": SECRETS, "value": SECRETS_FOLDER},
+                {"name": POD_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            ],
+            "ports": [{"name": "run", "containerPort": options.port}],
+        }
+        container["volumeMounts"] += [
+            {"name": "run-file", "mountPath": "/etc/atropos/run", "readOnly": True},
+            {"name": "secrets", "mountPath": SECRETS_FOLDER, "readOnly": True},
+        ]
+        volumes = [
+            {"name": "run-file", "configMap": {"name": self.name}},
+            {"name": "secrets", "secret": {"secretName": self.name}},
+        ]
+        policy = {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": "loop", "operator": "NotIn", "values": [0, SAVED, *KILLED]},
+                },
+            ]
+        }
+        pod = self._pod("loop", container, options.loop, volumes) | {"terminationGracePeriodSeconds": options.save_s}
+        if options.workers:
+            pod["initContainers"] = [self._server()]
+        return self._job("loop", pod, {"podFailurePolicy": policy})
+
+    def _server(self) -> Mapping[str, Any]:
+        """Beside the run, and ended with it."""
+        port = self.options.server_port
+        serve = (
+            f"umask 077; cat {SECRETS_FOLDER}/{SERVER_TOKEN} > /tmp/token; exec {self.options.python} -m atropos_core serve "
+            f"--host 0.0.0.0 --port {port} --dir {self.directory}/api --token-file /tmp/token"
+        )
+        made = self._container("server", ["sh", "-c", serve], Pod()) | {
+            "restartPolicy": "Always",
+            "ports": [{"name": "server", "containerPort": port}],
+        }
+        made["volumeMounts"].append({"name": "secrets", "mountPath": SECRETS_FOLDER, "readOnly": True})
+        return made
+
+    def role(self, role: str) -> Mapping[str, Any]:
+        asked = self.options.roles.get(role, Pod())
+        where = f"{self.name}:{self.options.port}"
+        wait = ["--wait-s", f"{self.options.wait_s:g}"]
+        command = [self.options.python, "-m", f"{PACKAGE}.holder", role, where, self.directory, *wait]
+        reference = {"secretKeyRef": {"name": self.name, "key": role}}
+        container = self._container("role", command, asked) | {"env": [{"name": SECRET, "valueFrom": reference}]}
+        return self._job(role, self._pod(role, container, asked, [], restart="OnFailure"), {})
+
+    def workers(self, name: str, workers: Workers) -> Mapping[str, Any]:
+        """As many as `parallelism` says, which may be changed while they run."""
+        token = f"{SECRETS_FOLDER}/{SERVER_TOKEN}"
+        command = [
+            self.options.python, "-m", f"{PACKAGE}.until_end", self.directory,
+            self.options.python, "-m", "atropos_core", "env", name, "--api", f"http://{self.name}:{self.options.server_port}",
+            "--token-file", token, "--file", RUN_FILE, "--concurrency", str(workers.concurrency),
+        ]  # fmt: skip
+        container = self._container("worker", command, workers)
+        container["volumeMounts"] += [
+            {"name": "run-file", "mountPath": "/etc/atropos/run", "readOnly": True},
+            {"name": "token", "mountPath": SECRETS_FOLDER, "readOnly": True},
+        ]
+        token_alone = {"secretName": self.name, "items": [{"key": SERVER_TOKEN, "path": SERVER_TOKEN}]}
+        volumes = [{"name": "run-file", "configMap": {"name": self.name}}, {"name": "token", "secret": token_alone}]
+        role = f"workers-{name}"
+        pod = self._pod(role, container, workers, volumes, restart="OnFailure")
+        return self._job(role, pod, {"parallelism": workers.count})
+
+    def _job(self, role: str, pod: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
+        spec = {"backoffLimit": TRIES, **more, "template": {"metadata": {"labels": self._labels(role)}, "spec": pod}}
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": self._metadata(role), "spec": spec}
+
+    def _pod(
+        self,
+        role: str,
+        container: Mapping[str, Any],
+        asked: Pod,
+        volumes: Sequence[Mapping[str, Any]],
+        *,
+        restart: str = "Never",
+    ) -> dict[str, Any]:
+        shared = {"name": "shared", "persistentVolumeClaim": {"claimName": self.options.claim}}
+        memory = {"name": "memory", "emptyDir": {"medium": "Memory"}}  # 64 MB by default, too little for torch
+        return {
+            "restartPolicy": restart,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            **({"nodeSelector": dict(asked.node_selector)} if asked.node_selector else {}),
+            "containers": [container],
+            "volumes": [shared, memory, *volumes],
+        }
+
+    def _container(self, name: str, command: Sequence[str], asked: Pod) -> dict[str, Any]:
+        wanted: dict[str, Any] = {"cpu": f"{asked.cpus:g}"}
+        bounds: dict[str, Any] = {}
+        if asked.memory_gb:
+            wanted["memory"] = bounds["memory"] = f"{asked.memory_gb * 1000:.0f}M"
+        if asked.gpus:
+            wanted[self.options.gpu] = bounds[self.options.gpu] = str(asked.gpus)
+        return {
+            "name": name,
+            "image": self.options.image,
+            "command": list(command),
+            "resources": {"requests": wanted, **({"limits": bounds} if bounds else {})},
+            "volumeMounts": [
+                {"name": "shared", "mountPath": self.options.mount},
+                {"name": "memory", "mountPath": "/dev/shm"},
+            ],
+        }
+
+    def _metadata(self, role: str) -> Mapping[str, Any]:
+        named = {"name": _label(f"{self.name}-{role}")[:63]}
+        where = {"namespace": self.options.namespace} if self.options.namespace else {}
+        return {**named, **where, "labels": self._labels(role)}
+
+    def _labels(self, role: str) -> Mapping[str, str]:
+        return {"app.kubernetes.io/part-of": "atropos", "atropos/run": self.name} | (
+            {"atropos/role": _label(role)[:63]} if role else {}
+        )
+
+
+def _label(text: str) -> str:
+    """Of RFC 1123: what names of objects and hosts are made of."""
+    return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _documents(made: Sequence[Mapping[str, Any]]) -> str:
+    return "---\n".join(dump(one) for one in made)

@@ -1,0 +1,172 @@
+"""The files that a Slurm site takes a run by. `atropos resume` begins a run, and goes on with it: so does the script, each time it
+is started."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import sys
+from pathlib import Path
+
+from atropos_core.errors import FitError
+from atropos_core.launchers import PlannedRun, SchedulerFiles
+from atropos_launcher_slurm.config import Resources, SlurmOptions, Workers
+from atropos_launcher_slurm.placing import ANY_MEMORY, Node, place
+
+FOLDER = "job"  # in the run directory: the scripts, and what they print
+SCRIPT = f"{FOLDER}/run.sbatch"
+
+SIGNALS = """\
+signal="" run=""
+stop() { signal=$1; [ -z "$run" ] || kill -TERM "$run" 2> /dev/null; }
+trap 'stop USR1' USR1
+trap 'stop TERM' TERM
+"""
+RUN = """\
+{command} &
+run=$!
+[ -z "$signal" ] || kill -TERM "$run"
+wait "$run"; code=$?
+while kill -0 "$run" 2> /dev/null; do wait "$run"; code=$?; done  # a signal ends a wait, and not what is waited for
+"""
+REQUEUE = """\
+# Saved, and asked to end ahead of the time limit: it goes on in the next turn. (What is preempted, Slurm queues again itself.)
+if [ "$code" = 130 ] && [ "$signal" = USR1 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit "$code"
+"""
+SERVER = """\
+# The server that workers send to: its port is one that the kernel gives.
+node=$(scontrol show node -o "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')
+address=$(getent ahostsv4 "${{node:-$(hostname)}}" | awk 'NR == 1 {{ print $1 }}')
+: > {log}
+{python} -m atropos_core serve --host "$address" --port 0 --dir {api} --token-file {token} >> {log} 2>&1 &
+server=$!
+trap 'kill -TERM "$server" 2> /dev/null; [ -z "${{workers:-}}" ] || scancel $workers' EXIT
+for _ in $(seq 600); do
+  url=$(sed -n 's/^listening on \\([^ ]*\\) .*/\\1/p' {log})
+  [ -z "$url" ] || break
+  kill -0 "$server" 2> /dev/null || {{ cat {log}; exit 1; }}
+  sleep 0.1
+done
+[ -n "$url" ] || {{ echo "the server did not listen within 60 s: {log}"; exit 1; }}
+"""
+
+
+def files(options: SlurmOptions, run: PlannedRun) -> SchedulerFiles:
+    """Raises FitError for what has no room in such a job, or could not be reached."""
+    _check(options, run)
+    nodes = [
+        Node(f"node {n + 1}", options.node.cpus, options.node.gpus, _memory(options.node)) for n in range(options.nodes)
+    ]
+    place(options, list(run.roles), nodes)
+    made = {"config.toml": run.run_file, SCRIPT: _script(options, run)}
+    if options.workers:
+        made[f"{FOLDER}/token"] = secrets.token_urlsafe(32) + "\n"
+        made |= {_worker_script(name): _workers(name, one, options, run) for name, one in options.workers.items()}
+    return SchedulerFiles(made, ("sbatch", str(run.directory / SCRIPT)), options.submit)
+
+
+def _check(options: SlurmOptions, run: PlannedRun) -> None:
+    for role, devices in run.roles.items():
+        gpus = options.roles.get(role, Resources()).gpus
+        on_gpus = sum(device.startswith("cuda") for device in devices)
+        if gpus != on_gpus:
+            section = role.replace("engine-", "engine.replica.")
+            names = ", ".join(f'"cuda:{n}"' for n in range(gpus)) or '"cpu"'
+            raise FitError(
+                f"{role} takes {gpus} GPUs of its node (launcher.roles.{role}.gpus) and uses {', '.join(devices)} ({section}.devices).",
+                remedy=f"Say {section}.devices = [{names}], or launcher.roles.{role}.gpus = {on_gpus}.",
+            )
+    if run.has_api and not options.workers:
+        raise FitError(
+            "the run file has an [api], and nobody would run its environments.",
+            remedy="Name workers, [launcher.workers.NAME], or leave [api] out.",
+        )
+    if options.workers and not run.has_api:
+        raise FitError(
+            "launcher.workers has no effect: the run's environments are run in the run itself.",
+            remedy='Add [api] with url = "http://127.0.0.1:0": the job says where its server is.',
+        )
+
+
+def _script(options: SlurmOptions, run: PlannedRun) -> str:
+    job, node = run.directory / FOLDER, options.node
+    lines = [
+        f"--job-name={run.directory.name}",
+        f"--nodes={options.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={node.cpus}",
+        *([f"--gpus-per-node={node.gpus}"] if node.gpus else []),
+        *_of_both(options, options.partition, node.memory_gb),
+        *([f"--time={options.time}"] if options.time else []),
+        "--requeue",
+        f"--signal=B:USR1@{options.save_s}",
+        "--open-mode=append",
+        f"--output={job}/slurm-%j.out",
+    ]
+    command = f"{_python()} -m atropos_core resume {shlex.quote(str(run.directory))}"
+    before = ""
+    if options.workers:
+        paths = {"api": run.directory / "api", "token": job / "token", "log": run.directory / "logs" / "server.log"}
+        quoted = {name: shlex.quote(str(path)) for name, path in paths.items()}
+        before = f"mkdir -p {shlex.quote(str(run.directory / 'logs'))}\n" + SERVER.format(python=_python(), **quoted)
+        submits = "\n".join(
+            f'workers="${{workers:-}} $(sbatch --parsable {shlex.quote(str(run.directory / _worker_script(name)))} "$url")"'
+            for name in options.workers
+        )
+        before += f"{submits}\n"
+        command += f' --set "api.url=$url" --set api.token_file={quoted["token"]} --set "api.engine_address=$address:0"'
+    return _head(lines, options) + SIGNALS + before + RUN.format(command=command) + REQUEUE
+
+
+def _workers(name: str, workers: Workers, options: SlurmOptions, run: PlannedRun) -> str:
+    if name not in run.environments:
+        raise FitError(
+            f"launcher.workers.{name} has no effect: the run has no such environment.",
+            remedy=f"There is: {', '.join(run.environments) or 'none'}.",
+        )
+    lines = [
+        f"--job-name={run.directory.name}-{name}",
+        f"--array=0-{workers.count - 1}",
+        "--ntasks=1",
+        f"--cpus-per-task={workers.cpus}",
+        *_of_both(options, workers.partition, workers.memory_gb),
+        "--no-requeue",
+        "--open-mode=append",
+        f"--output={run.directory / FOLDER}/{name}-%a.out",
+    ]
+    config, token = (shlex.quote(str(run.directory / path)) for path in ("config.toml", f"{FOLDER}/token"))
+    return _head(lines, options) + (
+        f'exec {_python()} -m atropos_core env {shlex.quote(name)} --api "$1" --token-file {token} --file {config} '
+        f"--concurrency {workers.concurrency}\n"
+    )
+
+
+def _head(lines: list[str], options: SlurmOptions) -> str:
+    further = [f"#SBATCH {line}\n" for line in (*lines, *options.sbatch)]
+    return "".join(
+        [
+            "#!/bin/bash\n",
+            *further,
+            "set -u\n",
+            f"cd {shlex.quote(str(Path.cwd()))}\n",
+            *(f"{line}\n" for line in options.setup),
+        ]
+    )
+
+
+def _of_both(options: SlurmOptions, partition: str, memory_gb: float) -> list[str]:
+    named = {"partition": partition, "account": options.account, "mem": f"{memory_gb * 1000:.0f}M" if memory_gb else ""}
+    return [f"--{name}={value}" for name, value in named.items() if value]
+
+
+def _memory(resources: Resources) -> float:
+    return resources.memory_gb or ANY_MEMORY
+
+
+def _worker_script(name: str) -> str:
+    return f"{FOLDER}/workers-{name}.sbatch"
+
+
+def _python() -> str:
+    return shlex.quote(sys.executable)

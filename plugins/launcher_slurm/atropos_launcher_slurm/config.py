@@ -1,0 +1,67 @@
+"""What a run file may say under `[launcher] use = "slurm"`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from atropos_core.plugins.provider import Options
+
+Line = Annotated[str, Field(pattern=r"^[^\n]*$")]
+
+
+class Resources(BaseModel):
+    """Of a process, or of a node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    cpus: int = Field(1, ge=1, description="CPU cores, as Slurm counts them")
+    gpus: int = Field(0, ge=0, description="GPUs, which a process sees as cuda:0, cuda:1 and so on")
+    memory_gb: float = Field(0.0, ge=0, description="gigabytes of memory; 0: what the cluster gives by default")
+
+    def says(self) -> str:
+        named = {"CPU cores": self.cpus, "GPUs": self.gpus, "GB of memory": self.memory_gb}
+        return ", ".join(f"{amount:g} {name}" for name, amount in named.items() if amount)
+
+
+class Workers(BaseModel):
+    """Workers that run one environment (`atropos env`), as a job array beside the run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    count: int = Field(1, ge=1, description="workers")
+    cpus: int = Field(1, ge=1, description="CPU cores of each")
+    memory_gb: float = Field(0.0, ge=0, description="gigabytes of memory of each; 0: the cluster's default")
+    concurrency: int = Field(16, ge=1, description="tasks that each runs at once")
+    partition: Line = Field("", description="partition; unset: the cluster's default")
+
+
+class SlurmOptions(Options):
+    """Options of the launcher "slurm"."""
+
+    nodes: int = Field(1, ge=1, description="nodes of the job")
+    node: Resources = Field(Resources(cpus=4), description="what the job takes of each node")
+    loop: Resources = Field(
+        Resources(cpus=1), description="what is left on the first node for the run itself: rollouts, hub, sinks"
+    )
+    roles: dict[str, Resources] = Field(
+        default_factory=dict,
+        description="resources of a process, by role: engine, trainer, engine-NAME; others take one CPU core",
+    )
+    workers: dict[str, Workers] = Field(
+        default_factory=dict, description="by environment: workers beside the job, where the run file has an [api]"
+    )
+    time: Line = Field("", description="time limit, as 12:00:00; unset: the partition's")
+    partition: Line = Field("", description="partition; unset: the cluster's default")
+    account: Line = Field("", description="account; unset: your default")
+    sbatch: tuple[Line, ...] = Field((), description='further options of sbatch, as "--constraint=h100"')
+    setup: tuple[Line, ...] = Field((), description='lines of bash that each script begins with, as "module load cuda"')
+    save_s: int = Field(300, ge=10, description="seconds before the time limit at which the run saves and queues again")
+    host: str = Field(
+        "", description="address of the first node that the others reach; unset: the one that Slurm knows it by"
+    )
+    room_deadline_s: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="seconds to wait for srun to start a process"
+    )
+    submit: bool = Field(False, description="hand the files over with sbatch, rather than say how")
