@@ -591,11 +591,11 @@ class SelfChecked(Protocol):
 
 @runtime_checkable
 class OverMachines(Protocol):
-    """A trainer that may span machines, with a process on each: `RunContext.machine` is its number. The first leads: calls of Trainer come to
-    it alone, and it makes its own to the others."""
+    """A trainer that may span machines, with a process on each: `RunContext.machine` is its number. The first leads: calls of Trainer come
+    to it alone, and it makes its own to the others."""
 
     async def lead(self, host: str) -> Sequence[str]:
-        """Of the first, before `open`: for each of the others where it connects to, a secret in it. `host`: how they reach this machine."""
+        """Of the first, before `open`: for each of the others where it connects to, with a secret. `host`: by which they reach this one."""
 
     async def follow(self, leader: str) -> None:
         """Of another one: connect, and answer the first's calls from here on. When that is gone, this process ends."""
