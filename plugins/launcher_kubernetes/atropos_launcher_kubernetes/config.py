@@ -45,7 +45,7 @@ class KubernetesOptions(Options):
     loop: Pod = Field(Pod(cpus=2), description="the pod of the run itself: rollouts, hub, sinks")
     roles: dict[str, Pod] = Field(
         default_factory=dict,
-        description="the pod of a process, by role: engine, trainer, engine-NAME; others take one CPU core",
+        description="the pod of a process, by role: engine, engine-NAME, trainer, trainer-2; others take one CPU core",
     )
     workers: dict[str, Workers] = Field(
         default_factory=dict, description="by environment: pods beside the run, where the run file has an [api]"

@@ -38,7 +38,7 @@ class RayOptions(Options):
     )
     roles: dict[str, RoleResources] = Field(
         default_factory=dict,
-        description="resources of a process, by role: engine, trainer, engine-NAME; others take one CPU core",
+        description="resources of a process, by role: engine, engine-NAME, trainer, trainer-2; others take one CPU core",
     )
     room_deadline_s: Annotated[float, Field(gt=0)] = Field(
         10.0,

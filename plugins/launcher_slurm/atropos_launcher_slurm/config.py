@@ -47,7 +47,7 @@ class SlurmOptions(Options):
     )
     roles: dict[str, Resources] = Field(
         default_factory=dict,
-        description="resources of a process, by role: engine, trainer, engine-NAME; others take one CPU core",
+        description="resources of a process, by role: engine, engine-NAME, trainer, trainer-2; others take one CPU core",
     )
     workers: dict[str, Workers] = Field(
         default_factory=dict, description="by environment: workers beside the job, where the run file has an [api]"
