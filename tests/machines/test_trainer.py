@@ -129,7 +129,7 @@ def test_two_machines_train_as_two_ranks_of_one_machine_do(network, tmp_path):
     assert [row["step"] for row in over.steps()] == list(range(12)), "one process goes on from there"
 
 
-@pytest.mark.parametrize("role", ["trainer-2", "trainer"])
+@pytest.mark.parametrize("role", ["trainer-2", pytest.param("trainer", marks=pytest.mark.long)])
 def test_a_machine_of_the_trainer_that_is_killed_is_named_and_a_restart_goes_on(network, tmp_path, role):
     killed = Run(network, tmp_path / "run", "--set", "restarts=1")
     killed.wait_for_step(4)
