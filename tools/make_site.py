@@ -40,7 +40,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     ),
     "A run": ("run-file.md", "health.md", "records.md", "export.md", "bridges.md", "gpu.md", "swaps.md"),
     "Agents": ("agents.md", "agent-api.md", "agent-tokens.md", "agent-clients.md", "agent-sandboxes.md"),
-    "More than one machine": ("launchers.md", "roles.md", "trajectory-api.md"),
+    "More than one machine": ("launchers.md", "roles.md", "trajectory-api.md", "simulation.md"),
     "Other people's environments": ("catalogue.md",),
     "Other people's trainers": ("skyrl.md", "roll.md"),
     "Coming from": tuple(f"coming-from/{name}.md" for name in ("trl", "atroposlib", "verifiers", "skyrl", "roll")),

@@ -15,7 +15,8 @@ is imported until a run names the component. Installing a package never changes 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -109,6 +110,12 @@ def atropos_policy_servers() -> Iterable[ServePolicies]:  # type: ignore[empty-b
 @hookspec
 def atropos_commands(app: typer.Typer) -> None:
     """Add commands to the command line. Called when `atropos` starts: import what a command needs inside it."""
+
+
+@hookspec
+def atropos_dry_run(plan: Any, figures: Path | None) -> Iterable[str]:  # type: ignore[empty-body]
+    """Say more of a run, line by line, in `atropos run --dry-run`. `plan` is a launch.assemble.Plan; `figures` is what `--figures`
+    names: the directory of a run that has ended, or a file."""
 
 
 @hookspec(firstresult=True)

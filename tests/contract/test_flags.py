@@ -299,6 +299,7 @@ IDLE = [  # flags that would do nothing beside others, and the error
     (("adapter", "skyrl", "doctor", "--seed", "3"), "does not take --seed"),
     (("adapter", "list", "--seed", "3"), "does not take --seed"),
     (("env", "gsm8k", "--api", "http://127.0.0.1:9", "--model", "tiny", "--wait-s", "3"), "--wait-s has no effect with --model"),
+    (("run", "--env", "gsm8k", "--figures", "f.toml"), "--figures has no effect without --dry-run"),
     (("view", ".", "--html", "a.html", "--port", "8000"), "--port has no effect with --html"),
     (("view", ".", "--html-mb", "3"), "--html-mb has no effect without --html"),
     (("view", ".", "--force"), "--force has no effect without --html"),
@@ -376,6 +377,10 @@ SEEN_IN = {
     "tests/e2e/test_api_hostile.py": "serve --hold-s --in-flight-mb --request-s",
     "tests/e2e/api_faults.py": "serve --silent-s",
     "plugins/trajectory_api/tests/test_access.py": "serve --cors",
+    "plugins/simulation/tests/test_command.py::test_a_dry_run_that_spans_machines_says_what_more_engines_would_bring": "run --figures",
+    "plugins/simulation/tests/test_command.py::test_a_table_has_a_line_for_each_fleet_and_every_figure_its_origin":
+        "simulate --figures --set --engines --workers",
+    "plugins/simulation/tests/test_command.py::test_the_seed_and_a_growing_batch_change_the_table": "simulate --seed --batch-grows",
     "plugins/viewer/tests/test_command.py::test_a_port_that_is_taken_is_named": "view --port",
     "plugins/viewer/tests/test_command.py::test_a_file_is_written_and_where_it_cannot_be_the_error_says_so": "view --html --force",
     "plugins/viewer/tests/test_single_file.py::test_it_stays_below_its_bound_and_says_what_is_left_out": "view --html-mb",

@@ -1,0 +1,199 @@
+"""What a simulation is fed with. Each figure is measured or given, and says where it came from; none is guessed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from atropos_core.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineFigures(Section):
+    single_tokens_per_s: float = Field(gt=0, description="of one sequence alone in an engine")
+    peak_tokens_per_s: float = Field(gt=0, description="that one engine approaches with ever more sequences")
+    max_sequences: int = Field(ge=1, description="in one engine's batch; others wait")
+
+    @model_validator(mode="after")
+    def _alone_is_not_faster(self) -> Self:
+        if self.single_tokens_per_s > self.peak_tokens_per_s:
+            raise ValueError(
+                "single_tokens_per_s is above peak_tokens_per_s: no engine is faster with one sequence than with many"
+            )
+        return self
+
+    @property
+    def sequence_s(self) -> float:
+        return 1 / self.peak_tokens_per_s
+
+    @property
+    def step_s(self) -> float:
+        return 1 / self.single_tokens_per_s - 1 / self.peak_tokens_per_s
+
+
+class RolloutFigures(Section):
+    tokens: tuple[int, ...] = Field(min_length=1, description="sampled in a rollout: each is as likely as the others")
+    turns: int = Field(ge=1, description="of a rollout; its tokens are shared among them")
+    environment_s: float = Field(
+        ge=0, description="after each turn: tools, graders, whatever is waited for and is no engine's"
+    )
+
+    @property
+    def mean_tokens(self) -> float:
+        return sum(self.tokens) / len(self.tokens)
+
+
+class WorkerFigures(Section):
+    rollout_s: float = Field(ge=0, description="of a worker's processor for one rollout; it does one thing at a time")
+
+
+class HubFigures(Section):
+    group_s: float = Field(ge=0, description="of one server's processor for one group, from its draw to its commit")
+    servers: int = Field(1, ge=1, description="among which environments are divided")
+
+
+class TrainerFigures(Section):
+    step_s: float = Field(ge=0, description="of each update, whatever its size")
+    token_s: float = Field(ge=0, description="more for each sampled token that is trained")
+
+
+class BridgeFigures(Section):
+    publish_s: float = Field(ge=0, description="of each publication beside its transfer; engines are paused")
+    bytes: float = Field(0.0, ge=0, description="that each engine receives")
+    bytes_per_s: float | None = Field(None, gt=0, description="of the link; unset only where bytes is 0")
+    at_once: bool = Field(True, description="to all engines at once, or to one after another through one link")
+
+    @model_validator(mode="after")
+    def _bytes_need_a_link(self) -> Self:
+        if self.bytes and self.bytes_per_s is None:
+            raise ValueError("bytes is given and bytes_per_s is not: how fast is the link?")
+        return self
+
+    def seconds(self, engines: int) -> float:
+        transfer = self.bytes / self.bytes_per_s if self.bytes_per_s else 0.0
+        return self.publish_s + transfer * (1 if self.at_once else engines)
+
+
+class LoopFigures(Section):
+    step_s: float = Field(ge=0, description="of each step beside waiting, update and publication")
+    group_s: float = Field(ge=0, description="more for each group: transforms, packing, sinks")
+
+
+class RunFigures(Section):
+    groups_per_step: int = Field(ge=1)
+    group_size: int = Field(ge=1)
+    max_staleness: int = Field(ge=0)
+    refill_rounds: int = Field(0, ge=0)
+    kept_share: float = Field(gt=0, le=1, description="of groups that the transforms leave to be trained")
+
+
+class FailureFigures(Section):
+    process_mtbf_s: float = Field(gt=0, description="mean time between failures of one process, engine or trainer")
+    restart_s: float = Field(ge=0, description="from a failure until the run goes on from its checkpoint")
+    checkpoint_every_s: float = Field(gt=0, description="work between two checkpoints, which a failure loses")
+    checkpoint_s: float = Field(ge=0, description="that a checkpoint takes, in which nothing else is done")
+
+
+class Figures(Section):
+    run: RunFigures
+    engine: EngineFigures
+    rollout: RolloutFigures
+    worker: WorkerFigures
+    hub: HubFigures
+    trainer: TrainerFigures
+    bridge: BridgeFigures
+    loop: LoopFigures
+    failures: FailureFigures | None = Field(None, description="without it nothing fails")
+
+
+@dataclass(frozen=True)
+class Known:
+    """Figures by section and name, with where each came from; later ones over earlier ones."""
+
+    values: Mapping[str, Any]  # "engine.peak_tokens_per_s" -> 5000.0
+    origins: Mapping[str, str]
+    notes: Mapping[str, str]  # of a figure that is not known: why, and how to learn it
+
+    def over(self, other: Known) -> Known:
+        return Known({**other.values, **self.values}, {**other.origins, **self.origins}, {**other.notes, **self.notes})
+
+    def figures(self) -> Figures:
+        """Raises ConfigError for what is missing, or cannot be."""
+        sections: dict[str, dict[str, Any]] = {}
+        for path, value in self.values.items():
+            section, _, name = path.partition(".")
+            sections.setdefault(section, {})[name] = value
+        try:
+            return Figures.model_validate(
+                {name: {} for name, one in Figures.model_fields.items() if one.is_required()} | sections
+            )
+        except ValidationError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: ValidationError) -> ConfigError:
+        missing, wrong = [], []
+        for one in error.errors():
+            path = ".".join(map(str, one["loc"][:2]))
+            if one["type"] == "missing":
+                missing.append(f"  {path}: {self.notes.get(path) or description(path)}")
+            else:
+                wrong.append(f"  {path} = {one['input']!r}: {one['msg'].removeprefix('Value error, ')}")
+        if wrong:
+            return ConfigError(
+                "these figures cannot be:\n" + "\n".join(wrong), remedy="docs/simulation.md lists all figures."
+            )
+        return ConfigError(
+            "these figures are not known, and none is guessed:\n" + "\n".join(missing),
+            remedy="Give them: --set " + f"{missing[0].split(':')[0].strip()}=VALUE, or in the TOML file of --figures.",
+        )
+
+
+def description(path: str) -> str:
+    """Of a figure, as its field says; empty where there is none of the name."""
+    section, _, name = path.partition(".")
+    annotation = _SECTIONS.get(section)
+    field = annotation.model_fields.get(name) if annotation else None
+    return (field.description or "") if field else ""
+
+
+_SECTIONS: Mapping[str, type[Section]] = {
+    "run": RunFigures, "engine": EngineFigures, "rollout": RolloutFigures, "worker": WorkerFigures, "hub": HubFigures,
+    "trainer": TrainerFigures, "bridge": BridgeFigures, "loop": LoopFigures, "failures": FailureFigures,
+}  # fmt: skip
+
+
+def from_file(path: Path) -> Known:
+    """Raises ConfigError."""
+    try:
+        sections = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as TOML: {error}", remedy="docs/simulation.md has an example."
+        ) from error
+    loose = [name for name, section in sections.items() if not isinstance(section, dict)]
+    if loose:
+        raise ConfigError(f"{path}: {loose[0]} is in no section.", remedy="docs/simulation.md has an example.")
+    values = {f"{section}.{name}": value for section, inside in sections.items() for name, value in inside.items()}
+    return Known(values, dict.fromkeys(values, str(path)), {})
+
+
+def from_settings(settings: Iterable[str]) -> Known:
+    """`engine.peak_tokens_per_s=5000`, as TOML values. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    for one in settings:
+        name, separator, text = one.partition("=")
+        try:
+            values[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except ValueError:
+            separator = ""
+        if not separator or "." not in name:
+            raise ConfigError(f"--set {one}: not SECTION.FIGURE=VALUE.", remedy="For example: --set hub.group_s=0.0005")
+    return Known(values, dict.fromkeys(values, "--set"), {})
