@@ -26,10 +26,11 @@ async def scenes(directory: Path, name: str, trainer: Mapping[str, Any]) -> Asyn
         trainer: Mapping[str, Any] = trainer,
         bridge: Mapping[str, Any] | None = None,
         replicas: int = 0,
+        engine: Mapping[str, Any] | None = None,
         **training: Any,
     ) -> Scene:
         values = {
-            "engine": {"use": "hf", "threads": 1, "replica": {f"n{i}": {} for i in range(replicas)}},
+            "engine": {"use": "hf", "threads": 1, **(engine or {}), "replica": {f"n{i}": {} for i in range(replicas)}},
             "trainer": {"use": "grpo", "threads": 1, **trainer},
             "bridge": {"use": name, **(bridge or {})},
             "training": training,

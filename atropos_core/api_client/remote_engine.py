@@ -21,9 +21,9 @@ from atropos_core import console
 from atropos_core.api_client.client import Api
 from atropos_core.api_client.http import error_of
 from atropos_core.codec import encode_bytes
-from atropos_core.errors import ApiError, AtroposError, DataError, DeadlineExceeded
+from atropos_core.errors import ApiError, AtroposError, DataError, DeadlineExceeded, FitError
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
-from atropos_core.interfaces import Engine, ModelInfo, Transport
+from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Transport
 from atropos_core.types import Completion, Floats, Sampling, Tokens
 
 OPEN_DEADLINE_S = 1800.0  # the other end may still be loading its model
@@ -58,6 +58,7 @@ class RemoteEngine(Engine):
         self._instance = ""  # of the engine that was opened: another one at its address is refused
         self._outbox: list[_Call] = []
         self._requests: set[asyncio.Task[None]] = set()
+        self.endpoint = RemoteEndpoint(self)
 
     async def open(self) -> ModelInfo:
         """Raises FitError where the other end does not take what the run will send."""
@@ -101,6 +102,14 @@ class RemoteEngine(Engine):
     async def load_adapter(self, directory: Path, version: int) -> None:
         body = {"upload": await self._upload(directory), "version": version}
         await self._change("load_adapter", body, LOAD_DEADLINE_S)
+
+    async def call_agent(self, method: str, arguments: Sequence[Any], deadline_s: float) -> Any:
+        """A call to the bridge's code over there, which may come twice where an answer was lost."""
+        return await self._change("call_agent", {"method": method, "arguments": list(arguments)}, deadline_s)
+
+    async def load_agent(self, reference: str) -> None:
+        """Raises FitError where the other end was not started with the bridge that this code is of."""
+        await self._change("load_agent", {"reference": reference}, CALL_DEADLINE_S)
 
     async def close(self) -> None:
         """Hang up. The engine over there goes on: whoever started it ends it."""
@@ -178,9 +187,9 @@ class RemoteEngine(Engine):
     async def _call(self, what: str, body: Mapping[str, Any], deadline_s: float) -> Any:
         return await self._api.call("POST", f"{_HERE}/{what}", body, wait_s=deadline_s, deadline_s=_SLACK_S)
 
-    async def _change(self, what: str, body: Mapping[str, Any], deadline_s: float) -> None:
+    async def _change(self, what: str, body: Mapping[str, Any], deadline_s: float) -> Any:
         """Raises LeaseLost once another trainer has taken the engine over."""
-        await self._call(what, {**body, **self._named(), "holder": self._holder}, deadline_s)
+        return await self._call(what, {**body, **self._named(), "holder": self._holder}, deadline_s)
 
     def _named(self) -> dict[str, str]:
         return {"instance": self._instance} if self._instance else {}
@@ -192,6 +201,23 @@ class RemoteEngine(Engine):
             where = f"{_HERE}/uploads/{name}/{path.relative_to(directory).as_posix()}"
             await self._api.call("PUT", where, content=_pieces(path), wait_s=LOAD_DEADLINE_S, deadline_s=0.0)
         return name
+
+
+class RemoteEndpoint(Endpoint):
+    """A bridge's way to its code in that engine's process."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    async def load_agent(self, reference: str) -> None:
+        await self._engine.load_agent(reference)
+
+    async def call(
+        self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
+    ) -> tuple[Any, list[int]]:
+        if descriptors:
+            raise FitError(f"an engine at another address shares no memory, which {method}() would.")
+        return await self._engine.call_agent(method, arguments, deadline_s), []
 
 
 def _pieces(path: Path) -> Callable[[], AsyncIterator[bytes]]:

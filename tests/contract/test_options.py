@@ -154,6 +154,7 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "environment gsm8k.grading": ({}, {"grading": "lenient"}),
     "environment gsm8k.grading_deadline_s": ({}, {"grading_deadline_s": 1e-5}),
     "bridge checkpoint.save_deadline_s": ({}, {"save_deadline_s": 7.0}),
+    "bridge delta.deadline_s": ({}, {"deadline_s": 7.0}),
     "bridge lora.save_deadline_s": ({}, {"save_deadline_s": 7.0}),
     "bridge ipc.connect_deadline_s": ({}, {"connect_deadline_s": 7.0}),
     "reward ensemble.threshold": (VETO, {**VETO, "threshold": 0.4}),
@@ -508,6 +509,10 @@ plugins/adapter_skyrl/tests/test_rows.py::test_the_data_set_is_the_tasks_of_all_
   adapter skyrl: tasks
 plugins/bridge_checkpoint/tests/test_bridge.py::test_with_every_the_versions_that_it_divides_are_published_and_the_first_of_a_connection
   bridge checkpoint: every keep
+plugins/bridge_delta/tests/test_bridge.py::test_an_engine_that_another_run_has_left_begins_with_the_model_on_its_own_disk
+  bridge delta: every
+plugins/bridge_delta/tests/test_bridge.py::test_where_no_engine_tells_its_dtype_the_option_does
+  bridge delta: dtype
 plugins/bridge_ipc/tests/test_copying.py::test_the_option_decides_what_the_bridge_carries
   bridge ipc: copies
 plugins/bridge_lora/tests/test_bridge.py::test_stale_adapters_go_at_connect_and_older_ones_once_there_are_more_than_keep

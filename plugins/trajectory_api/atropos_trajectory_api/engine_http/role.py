@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 from atropos_core import console
 from atropos_core.config.resolve import resolve_component
 from atropos_core.errors import FitError
+from atropos_core.interfaces import Bridge
 from atropos_core.launch.assemble import Plan, build_for_evaluation
 from atropos_core.launch.signals import watched
 from atropos_core.plugins.manager import Plugins
+from atropos_core.plugins.provider import RunContext
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_trajectory_api.engine_http.routes import SENT
 from atropos_trajectory_api.engine_http.server import open_engine_server
@@ -41,9 +44,16 @@ def sent_weights(plan: Plan, plugins: Plugins, *, by_bridge: bool) -> Plan:
     return replace(plan, transports=(transport,), single=single)
 
 
-async def serve_engine(plan: Plan, where: str, token_file: Path | None) -> None:
-    """Until SIGTERM or Ctrl-C, or until the engine's process ends. `plan` is of `sent_weights`. Raises ConfigError,
-    ProcessDied."""
+def bridge_code(plan: Plan, plugins: Plugins) -> str:
+    """What a run's bridge has loaded in the engine's process, as "pkg.mod:Class"; empty where it needs nothing there."""
+    resolved = resolve_component(plugins.registry, "bridge", "bridge", plan.config.bridge)
+    bridge: Bridge = resolved.build(RunContext(Path(), plan.model.directory, max_staleness=sys.maxsize))
+    return bridge.agents().get("engine", "")
+
+
+async def serve_engine(plan: Plan, where: str, token_file: Path | None, agent: str = "") -> None:
+    """Until SIGTERM or Ctrl-C, or until the engine's process ends. `plan` is of `sent_weights`, `agent` of `bridge_code`. Raises
+    ConfigError, ProcessDied."""
     [takes] = plan.transports
     stop = asyncio.Event()
     sweep("engine")
@@ -52,7 +62,7 @@ async def serve_engine(plan: Plan, where: str, token_file: Path | None) -> None:
         parts = await build_for_evaluation(plan, Path(directory))
         try:
             info = await parts.engine.open()
-            server = await open_engine_server(parts.engine, where, token_file, info, takes=takes)
+            server = await open_engine_server(parts.engine, where, token_file, info, takes=takes, agent=agent)
             try:
                 engine = f"{plan.config.engine.use}, {plan.model.summary}"
                 console.facts([("engine", engine), ("takes", SENT[takes]), ("at", server.url)])

@@ -20,7 +20,7 @@ import numpy as np
 from starlette.types import Receive, Scope, Send
 
 from atropos_core.errors import AccessRefused, AtroposError, DataError, EngineReplaced, FitError, LeaseLost
-from atropos_core.group_schema import check_temperature
+from atropos_core.group_schema import brief, check_temperature
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_core.storage.tempdirs import owned_prefix
@@ -42,18 +42,27 @@ _SAMPLES = "/v1/engine/samples"
 
 
 def engine_app(
-    engine: Engine, takes: Transport | None, info: ModelInfo | None = None, *, silent_s: float = SILENT_S
+    engine: Engine,
+    takes: Transport | None,
+    info: ModelInfo | None = None,
+    *,
+    agent: str = "",
+    silent_s: float = SILENT_S,
 ) -> EngineRoutes:
-    """`takes`: what the engine was started to be sent, one of SENT; None: nothing. `info` is what `engine.open()` gave;
+    """`takes`: what the engine was started to be sent, one of SENT; None: nothing. `agent`: the code of the bridge that it was
+    started with ("pkg.mod:Class"), which a run may have loaded, and no other. `info` is what `engine.open()` gave;
     without it the first caller's `open` opens the engine. `silent_s`: that an upload may stand still."""
-    return EngineRoutes(engine, takes, info, silent_s)
+    return EngineRoutes(engine, takes, info, agent, silent_s)
 
 
 class EngineRoutes:
     """An ASGI application. `close` removes what uploads have left."""
 
-    def __init__(self, engine: Engine, takes: Transport | None, info: ModelInfo | None, silent_s: float) -> None:
+    def __init__(
+        self, engine: Engine, takes: Transport | None, info: ModelInfo | None, agent: str, silent_s: float
+    ) -> None:
         self._engine = engine
+        self._agent = agent
         self._silent_s = silent_s
         self._info = info
         self._instance = secrets.token_hex(8)
@@ -67,6 +76,7 @@ class EngineRoutes:
         changes = {
             "pause": self._pause, "resume": self._resume,
             "load_weights": self._load_weights, "load_adapter": self._load_adapter,
+            "load_agent": self._load_agent, "call_agent": self._call_agent,
         }  # fmt: skip
         table: dict[tuple[str, str], Handler] = {("POST", f"engine/{name}"): call for name, call in calls.items()}
         table |= {("POST", f"engine/{name}"): self._held(call) if takes else _refuse for name, call in changes.items()}
@@ -163,6 +173,23 @@ class EngineRoutes:
     async def _load_adapter(self, request: Request) -> None:
         version = request.count("version")
         await self._with_upload(request, lambda directory: self._engine.load_adapter(directory, version))
+
+    async def _load_agent(self, request: Request) -> None:
+        """Raises FitError for code of another bridge: what is imported here, whoever started the engine says."""
+        if (reference := request.get("reference", str)) != self._agent:
+            raise FitError(
+                f"the run's bridge has code of its own in the engine's process ({brief(reference)}), and this engine was started "
+                "without it.",
+                remedy="Give `atropos engine` the --bridge of the run.",
+            )
+        await self._engine.endpoint.load_agent(reference)
+
+    async def _call_agent(self, request: Request) -> Any:
+        method = request.get("method", str)
+        if not self._agent or not method.isidentifier() or method.startswith("_"):
+            raise DataError(f"there is no code of a bridge here that takes a call {brief(method)}")
+        answer, _ = await self._engine.endpoint.call(method, *request.get("arguments", list), deadline_s=LOAD_S)
+        return answer
 
     async def _with_upload(self, request: Request, load: Any) -> None:
         directory = self._directory() / _plain(request.get("upload", str))

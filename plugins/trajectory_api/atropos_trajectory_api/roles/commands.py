@@ -170,7 +170,7 @@ def engine(
     engine: EngineOption = None,
     bridge: Annotated[
         str | None,
-        typer.Option(help="The run's: checkpoint, or lora with the run's \\[trainer]. \\[default: checkpoint]"),
+        typer.Option(help="The run's: checkpoint, delta, or lora with the run's \\[trainer]. \\[default: checkpoint]"),
     ] = None,
     trainer: TrainerOption = None,
     changes: SetOption = None,
@@ -192,7 +192,7 @@ def engine(
     from atropos_core.config.run_file import FLAG, read_token
     from atropos_core.errors import ConfigError
     from atropos_core.launch.assemble import make_plan
-    from atropos_trajectory_api.engine_http.role import sent_weights, serve_engine
+    from atropos_trajectory_api.engine_http.role import bridge_code, sent_weights, serve_engine
 
     if token_file is not None:
         read_token(token_file)  # what is wrong with it is reported before a model is loaded
@@ -202,6 +202,7 @@ def engine(
     plan = make_plan(loaded.config, resolved, plugins, training=False, rollouts=False)
     by_bridge = loaded.origins.get("bridge.use") in (FLAG, str(file))  # not a default, nor a model's preset
     plan = sent_weights(plan, plugins, by_bridge=by_bridge)
+    agent = bridge_code(plan, plugins) if by_bridge else ""
     of_trainer = [path for path, origin in loaded.origins.items() if path.startswith("trainer.") and origin == FLAG]
     if of_trainer and "trainer" not in plan.single:
         raise ConfigError(
@@ -209,7 +210,7 @@ def engine(
             remedy="Leave it out, or use --bridge lora.",
         )
     try:
-        asyncio.run(serve_engine(plan, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", token_file))
+        asyncio.run(serve_engine(plan, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", token_file, agent))
     except (asyncio.CancelledError, KeyboardInterrupt):
         console.say("ended at once")
         raise typer.Exit(130) from None

@@ -1,0 +1,122 @@
+"""The bridge's code inside the engine's process: it takes an update piece by piece, checks it whole, and only then applies it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from typing import Any, BinaryIO, Protocol
+
+from torch import nn
+
+from atropos_bridge_delta.directory import ModelDirectory
+from atropos_bridge_delta.model import LoadedModel
+from atropos_bridge_delta.update import digest_of
+from atropos_core.errors import CheckpointError, WeightsMismatch
+
+
+class Weights(Protocol):
+    """What an update is applied to."""
+
+    def describe(self) -> list[list[Any]] | None:
+        """Name, dtype and shape of each tensor; None where what travels is the trainer's to say."""
+
+    async def begin(self, tensors: Sequence[Sequence[Any]], wanted: str, directory: str, config: str) -> str:
+        """The digest of what the engine has; called while it is paused. It may load what it began with anew: `wanted` is the digest of
+        the trainer's, `directory` the run's model where this process sees it, `config` that model's. Raises WeightsMismatch."""
+
+    async def apply(self, update: BinaryIO) -> None:
+        """Called while the engine is paused. An exception leaves it in no known state."""
+
+    def digest(self) -> str: ...
+
+
+class EngineAgent:
+    """What has arrived is in an unnamed file of the temporary directory until it is applied. The engine's weights are touched by `apply`
+    alone, in one go: whatever breaks off before leaves the engine as it was."""
+
+    def __init__(self, engine: Any) -> None:  # an Engine, with `model` where it is a WeightHolder
+        self._weights = _weights_of(engine)
+        self._state = ""  # which weights the engine has; empty: not known
+        self._wanted = ""  # the state that what arrives will bring about
+        self._arrived: BinaryIO | None = None
+        self._applying = asyncio.Lock()
+
+    async def open(self) -> list[list[Any]] | None:
+        return self._weights.describe()
+
+    async def begin(self, tensors: Sequence[Sequence[Any]], wanted: str, directory: str, config: str) -> str:
+        """The state that the engine is in, paused: `wanted` where it has the trainer's weights, bit for bit."""
+        async with self._applying:
+            self._state = await self._weights.begin(tensors, wanted, directory, config)
+        return self._state
+
+    async def state(self) -> str:
+        return self._state
+
+    async def take(self, state: str, offset: int, piece: bytes) -> None:
+        """A piece of the update that leads to `state`, in any order, once or more often."""
+        if self._arrived is None or state != self._wanted:
+            self._drop()
+            self._arrived = tempfile.TemporaryFile(prefix="atropos-delta-")  # noqa: SIM115 - until it is applied
+            self._wanted = state
+        try:
+            self._arrived.seek(offset)
+            self._arrived.write(piece)
+        except OSError as error:
+            raise CheckpointError(
+                f"bridge 'delta' cannot write an update into {tempfile.gettempdir()} on the engine's machine: {error}",
+                remedy="Free some of that disk, or name another in TMPDIR.",
+            ) from error
+
+    async def check(self, state: str, size: int, digest: str) -> None:
+        """Raises WeightsMismatch unless what has arrived is the whole of that update."""
+        if state == self._state:
+            return
+        found = await asyncio.to_thread(digest_of, self._file(state))
+        if found != (size, digest):
+            raise WeightsMismatch(
+                f"an update of {size} bytes with digest {digest} was sent, and {found[0]} bytes with {found[1]} have arrived. Nothing of "
+                "it was applied.",
+                remedy="Something on the way changes what passes: look at the network between trainer and engine.",
+            )
+
+    async def apply(self, base: str, state: str) -> None:
+        """Bring the engine, which is paused, from `base` (empty: from whatever it has) to `state`. A second call, after an answer that
+        was lost, changes nothing. Whoever asked may leave meanwhile: what was begun is ended."""
+        await asyncio.shield(asyncio.ensure_future(self._apply(base, state)))
+
+    async def digest(self) -> str:
+        """Of every bit of the engine's weights."""
+        return await asyncio.to_thread(self._weights.digest)
+
+    async def _apply(self, base: str, state: str) -> None:
+        async with self._applying:
+            if state == self._state:
+                return
+            if base and base != self._state:
+                raise WeightsMismatch(
+                    f"an update changes weights of state {base}, and this engine's are {self._state or 'not known'}.",
+                    remedy="`atropos resume` the run: each engine then begins with a full copy where it needs one.",
+                )
+            file = self._file(state)
+            self._state = ""  # until every block is written
+            await self._weights.apply(file)
+            self._state = state
+            self._drop()
+
+    def _file(self, state: str) -> BinaryIO:
+        if self._arrived is None or state != self._wanted:
+            raise WeightsMismatch(f"nothing has arrived of an update to state {state}.")
+        return self._arrived
+
+    def _drop(self) -> None:
+        if self._arrived is not None:
+            self._arrived.close()
+            self._arrived = None
+
+
+def _weights_of(engine: Any) -> Weights:
+    if isinstance(getattr(engine, "model", None), nn.Module):
+        return LoadedModel(engine)
+    return ModelDirectory(engine)

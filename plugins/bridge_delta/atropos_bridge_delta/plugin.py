@@ -1,0 +1,43 @@
+"""Offers the bridge "delta"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.errors import FitError
+from atropos_core.plugins.provider import Provider, RunContext
+
+if TYPE_CHECKING:
+    from atropos_bridge_delta.config import DeltaBridgeOptions
+    from atropos_core.interfaces import Bridge, Transport
+
+
+def build(options: DeltaBridgeOptions, context: RunContext) -> Bridge:
+    from atropos_bridge_delta.bridge import DeltaBridge
+
+    if context.max_staleness < options.every - 1:
+        raise FitError(
+            f"bridge.every = {options.every} lets the engines fall {options.every - 1} versions behind, and"
+            f" training.max_staleness = {context.max_staleness} would throw away what they sample then.",
+            remedy=f"Set training.max_staleness={options.every - 1}, or bridge.every={context.max_staleness + 1}.",
+        )
+    return DeltaBridge(options, context)
+
+
+def transports(options: DeltaBridgeOptions) -> frozenset[Transport]:
+    """Whole models: that is what engine and trainer must have, though only what changed travels."""
+    return frozenset({"checkpoint"})
+
+
+@hookimpl
+def atropos_bridges() -> Iterable[Provider[Bridge]]:
+    yield Provider(
+        name="delta",
+        summary="what an update changed, compressed: for engines behind a slow link, with no disk in common",
+        config="atropos_bridge_delta.config:DeltaBridgeOptions",
+        build=build,
+        transports=transports,
+        requires=frozenset({"torch"}),
+    )

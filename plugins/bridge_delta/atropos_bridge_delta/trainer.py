@@ -1,0 +1,117 @@
+"""The bridge's code inside the trainer's process: it has a copy of what was published last, and tells what differs from it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from torch import Tensor
+
+from atropos_bridge_delta.tensors import bits, check_same, describe, digest, named_dtype, tensors_of
+from atropos_bridge_delta.update import Writer
+from atropos_core.errors import AtroposError, CheckpointError
+from atropos_core.interfaces import WeightHolder
+
+
+class TrainerAgent:
+    """One update at a time, in an unnamed file of the temporary directory: it is gone with this process, however that ends."""
+
+    def __init__(self, holder: WeightHolder) -> None:
+        self._holder = holder
+        self._copy: dict[str, Tensor] = {}  # on the CPU, as the engines have them
+        self._state = ""  # which weights those are; empty while they are being written
+        self._files: dict[str, BinaryIO] = {}  # by what an update is: "delta", "whole"
+
+    async def open(self, engines: Sequence[Sequence[Any]] | None, dtype: str) -> dict[str, Any]:
+        """Copy the trainer's weights: in the dtypes of `engines` (name, dtype, shape of each tensor), where they told them, or in
+        `dtype` ("auto": the trainer's own). Gives the same list of what will travel, its state and the model's configuration. Raises
+        WeightsMismatch where trainer and engines have not the same tensors."""
+        tensors = tensors_of(self._holder.model)
+        if engines is not None:
+            check_same(engines, describe(tensors), "the trainer")
+            wanted = {name: named_dtype(kind) for name, kind, _ in engines}
+            order = [name for name, _, _ in engines]
+        else:
+            kinds = {name: one.dtype if dtype == "auto" else named_dtype(dtype) for name, one in tensors.items()}
+            wanted = {name: kinds[name] if one.is_floating_point() else one.dtype for name, one in tensors.items()}
+            order = list(tensors)
+        self._copy = {name: tensors[name].to("cpu", wanted[name], copy=True).contiguous() for name in order}
+        self._state = await asyncio.to_thread(digest, [bits(one) for one in self._copy.values()])
+        config = getattr(self._holder.model, "config", None)
+        return {
+            "tensors": [list(one) for one in describe(self._copy)],
+            "state": self._state,
+            "config": config.to_json_string(use_diff=False) if config is not None else "{}",
+        }
+
+    async def encode(self) -> dict[str, Any]:
+        """What has changed since the copy was made; afterwards it is as the trainer's weights are. Gives the update's `base` (the state
+        that it is for) and `state` afterwards, `size`, `digest`, and of how many elements how many changed."""
+        return await asyncio.to_thread(self._encode)
+
+    async def whole(self) -> dict[str, Any]:
+        """The copy, all of it, as an update for an engine in whatever state."""
+        return await asyncio.to_thread(self._whole)
+
+    async def read(self, kind: str, offset: int, length: int) -> bytes:
+        file = self._files[kind]
+        file.seek(offset)
+        return file.read(length)
+
+    async def digest(self) -> str:
+        """Of every bit of the copy."""
+        return await asyncio.to_thread(digest, [bits(one) for one in self._copy.values()])
+
+    def _encode(self) -> dict[str, Any]:
+        base, self._state = self._state, ""  # until all of it is written down, the copy is of no state
+        if not base:
+            raise AtroposError("an update before this one failed half-way: what the engines have is not known here.")
+        tensors = tensors_of(self._holder.model)
+        with _written(file := self._anew("delta")):
+            writer = Writer(file)
+            for number, (name, old) in enumerate(self._copy.items()):
+                writer.changes(number, bits(old), bits(tensors[name].to("cpu", old.dtype).contiguous()))
+        self._state = hashlib.blake2b(f"{base} {writer.digest()}".encode(), digest_size=16).hexdigest()
+        return self._facts("delta", writer, base)
+
+    def _whole(self) -> dict[str, Any]:
+        with _written(file := self._anew("whole")):
+            writer = Writer(file)
+            for number, one in enumerate(self._copy.values()):
+                writer.whole(number, bits(one))
+        return self._facts("whole", writer, "")
+
+    def _facts(self, kind: str, writer: Writer, base: str) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "base": base,
+            "state": self._state,
+            "size": writer.size_bytes,
+            "digest": writer.digest(),
+            "changed": writer.changed,
+            "elements": sum(one.numel() for one in self._copy.values()),
+            "least": writer.least_bytes,
+        }
+
+    def _anew(self, kind: str) -> BinaryIO:
+        if kind in self._files:
+            self._files.pop(kind).close()
+        self._files[kind] = file = tempfile.TemporaryFile(prefix="atropos-delta-")  # noqa: SIM115 - read until the next
+        return file
+
+
+@contextmanager
+def _written(file: BinaryIO) -> Iterator[None]:
+    """Raises CheckpointError for a disk that is full."""
+    try:
+        yield
+        file.flush()
+    except OSError as error:
+        raise CheckpointError(
+            f"bridge 'delta' cannot write an update into {tempfile.gettempdir()}: {error}",
+            remedy="Free some of that disk, or name another in TMPDIR. Then `atropos resume` this run: its checkpoints are intact.",
+        ) from error
