@@ -61,6 +61,10 @@ def run(
             help="Print the memory plan, or the files for a scheduler, and start nothing. Ends with an error if it cannot fit.",
         ),
     ] = False,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="With --dry-run: a run that has ended, or a file, by whose figures plugins say more of a run."),
+    ] = None,
 ) -> None:
     """Train a policy: start engine, trainer, bridge and environment, and watch it learn.
 
@@ -72,6 +76,8 @@ def run(
 
       atropos run my-run.toml --set trainer.learning_rate=1e-6
     """
+    from atropos_core import console
+    from atropos_core.errors import ConfigError
     from atropos_core.launch.assemble import make_plan
     from atropos_core.launch.rendering import render, say_files
     from atropos_core.launch.supervisor import refuse_used, unused
@@ -82,6 +88,8 @@ def run(
     )  # fmt: skip
     plan = make_plan(loaded.config, resolved, plugins)
     name = "-".join(loaded.config.environment) or "train"
+    if figures is not None and not dry_run:
+        raise ConfigError("--figures has no effect without --dry-run.", remedy="Add --dry-run, or leave it out.")
     if dry_run:
         warn_of_broken(plugins)
         if directory is not None:
@@ -90,6 +98,9 @@ def run(
             _say_memory(plan, directory or Path("runs"))
         else:
             say_files(files)
+        for said in plugins.manager.hook.atropos_dry_run(plan=plan, figures=figures):
+            for line in said:
+                console.say(line)
         return
     execute_new(plan, plugins, directory, name)
 
