@@ -20,7 +20,7 @@ WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak bench bench-bridges bench-api clean
+.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak soak-worlds bench bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -205,7 +205,15 @@ soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp $(if 
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-skyrl/bin/python -m benchmarks.skyrl_throughput
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.soak_vllm
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_api_hostile
+	+$(MAKE) soak-worlds
 	$(if $(ATROPOSLIB_SOURCE),.venv-environments/bin/python -m benchmarks.atroposlib_environments --train)
+
+# What is learned in environments of others, one of each kind; benchmarks/results/soak_worlds.json. An hour and a half on two quiet cores.
+soak-worlds: .venv/test.stamp .venv-worlds/stamp .venv-verifiers-v0/stamp .venv-verifiers-v1/stamp
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_worlds atroposlib
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-worlds/bin/python -m benchmarks.soak_worlds reasoning-gym gem textarena openenv
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-verifiers-v0/bin/python -m benchmarks.soak_worlds verifiers
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-verifiers-v1/bin/python -m benchmarks.soak_worlds verifiers
 
 # Beside TRL, in an environment of its own.
 bench: .venv/run.stamp .venv-trl/stamp

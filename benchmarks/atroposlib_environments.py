@@ -170,6 +170,7 @@ async def evaluated(environment: AtroposlibEnvironment, policy: Scripted) -> int
     [one] = await within(environment.rollout_group(task, policy, 1, seeds=[0]), DEADLINE_S, "evaluate()")
     if not isinstance(one, Episode):
         raise DataError(f"evaluate() gave {one!r:.200}")
+    checked(one)  # raises for what a run would refuse
     return len(one.rollouts)
 
 

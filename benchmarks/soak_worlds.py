@@ -43,7 +43,6 @@ class Learned:
 
     table: Callable[[Path], dict[str, Any]]
     package: str = ""
-    learning_rate: float = 1e-4
     steps: int = 30
     max_tokens: int = 64
     metric: str = "eval/accuracy"
@@ -78,8 +77,7 @@ GUESSED = {"action": "pattern", "pattern": r"\d{1,4}"}
 LEARNED = {
     "reasoning-gym": Learned(
         lambda folder: {
-            "use": "reasoning_gym", "dataset": "chain_sum", "answer": "whole", "tasks": 400, "held_out": 50,
-            "parameters": {"chain_sum": {"max_terms": 2, "max_digits": 1}},
+            "use": "reasoning_gym", "dataset": "gcd", "answer": "marked", "tasks": 400, "held_out": 100,
         },
         "reasoning-gym", max_tokens=24,
     ),
@@ -87,18 +85,18 @@ LEARNED = {
         lambda folder: {
             "use": "gem", "id": "game:GuessTheNumber-v0-easy", **GUESSED, "template": "\\boxed{{action}}", "max_turns": 4,
         },
-        "gem-llm", max_tokens=8, learning_rate=3e-4,
+        "gem-llm", max_tokens=8,
     ),
     "textarena": Learned(
         lambda folder: {
             "use": "textarena", "game": "GuessTheNumber-v0", "players": 1, **GUESSED, "template": "[{action}]", "max_turns": 4,
             "parameters": {"max_number": 10},
         },
-        "textarena", max_tokens=8, learning_rate=3e-4,
+        "textarena", max_tokens=8,
     ),
     "openenv": Learned(
         lambda folder: {"use": "openenv", "field": "guess", "shown": "hint", **GUESSED, "max_turns": 4, "sessions": 64},
-        "openenv", max_tokens=8, learning_rate=3e-4, server="number",
+        "openenv", max_tokens=8, server="number",
     ),
     "verifiers": Learned(verifiers_table, "verifiers"),
     "atroposlib": Learned(atroposlib_table, metric="eval/environment_accuracy"),
@@ -109,7 +107,6 @@ def run_file(learned: Learned, seed: int, folder: Path, **more: Any) -> dict[str
     return {
         "seed": seed, "model": "tiny", "plot": "never",
         "training": {"steps": learned.steps, "groups_per_step": 8, "group_size": 8},
-        "trainer": {"learning_rate": learned.learning_rate},
         "sampling": {"max_tokens": learned.max_tokens},
         "evaluation": {"problems": 200, "temperature": 1.0},
         "environment": {"it": {**learned.table(folder), **more}},

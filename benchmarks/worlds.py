@@ -8,8 +8,7 @@ Writes the rows of a source into benchmarks/results/worlds.json, from which `pyt
     trains            whether groups of it were trained within five steps of the tiny policy; null: not tried
     note              why not, or what is to be known
 
-Rows of a source replace those that it had; those of other sources stay. `learning`, which is no source,
-has a game of gem learnt with a few random seeds (SEEDS, 5) and writes benchmarks/results/soak_gem.json.
+Rows of a source replace those that it had; those of other sources stay. What is learnt in more than five steps: `benchmarks.soak_worlds`.
 """
 
 from __future__ import annotations
@@ -17,12 +16,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -166,53 +162,54 @@ def measure_verifiers() -> None:
     write_rows(f"verifiers {contract.CONTRACT}", of_version, rows)
 
 
-LEARNS = """
-seed = {seed}
-model = "tiny"
-plot = "never"
-[training]
-steps = 30
-groups_per_step = 8
-group_size = 8
-[sampling]
-max_tokens = 8
-[evaluation]
-problems = 100
-temperature = 1.0
-[environment.guess]
-use = "gem"
-id = "game:GuessTheNumber-v0-easy"
-action = "pattern"
-pattern = '\\d+'
-template = '\\boxed{{{{action}}}}'
-max_turns = 4
-"""
+def measure_openenv() -> None:
+    """The servers of tests/worlds, each begun and given an action; the one whose rewards differ is trained."""
+    from tests.worlds.test_openenv import NUMBER, Server, made, rollout
 
+    kinds: Mapping[str, tuple[str, dict[str, Any], str]] = {
+        "echo, the template of `openenv init`": ("echo", {"field": "message", "shown": "echoed_message"}, "hello"),
+        "a number that is guessed by hints": ("number", {}, "1"),
+        "tools (MCP)": ("tools", {"tools": True, "shown": None}, "none"),
+    }
+    rows: list[dict[str, Any]] = []
+    for name, (kind, options, action) in kinds.items():
+        row: dict[str, Any] = {"name": name, "imports": False, "runs": False, "trains": None, "note": ""}
+        rows.append(row)
+        server = Server(kind, 8)
 
-def measure_learning() -> None:
-    """Of a game of gem, a few random seeds: held-out accuracy before and after, into benchmarks/results/soak_gem.json."""
-    rows = []
-    for seed in range(int(os.environ.get("SEEDS", "5"))):
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "run.toml").write_text(LEARNS.format(seed=seed))
-            began, load = time.monotonic(), os.getloadavg()[0]
-            command = [sys.executable, "-m", "atropos_core", "run", "run.toml", "--dir", "run"]
-            subprocess.run(command, cwd=folder, check=True, timeout=1800)
-            metrics = [json.loads(line) for line in (Path(folder) / "run/metrics.jsonl").read_text().splitlines()]
-        before, *_, after = [row["eval/accuracy"] for row in metrics if "eval/accuracy" in row]
-        seconds = round(time.monotonic() - began)
-        rows.append({"seed": seed, "before": before, "after": after, "seconds": seconds, "load_before": round(load, 1)})
-        found = {**described(), "gem": version("gem-llm"), "run": LEARNS.format(seed="SEED").strip(), "rows": rows}
-        (RESULTS / "soak_gem.json").write_text(json.dumps(found, indent=1) + "\n")
+        async def look(
+            url: str = server.url, row: dict[str, Any] = row, options: Any = options, said: str = action
+        ) -> None:
+            environment = made(url, max_turns=1, **options)
+            try:
+                await environment.open()
+                row["imports"] = True
+                await rollout(environment, said)
+                row["runs"] = True
+            except AtroposError as error:
+                row["note"] = without_folder(str(error).splitlines()[0])
+            finally:
+                await environment.close()
+
+        try:
+            asyncio.run(look())
+            if kind == "number":
+                table = {"use": "openenv", "url": server.url, "tasks": 60, "held_out": 20, **NUMBER}
+                train_some(rows, {name: table}, max_tokens=12, groups_per_step=6)
+        finally:
+            server.kill()
+        print(row, flush=True)
+    write_rows("openenv", version("openenv"), rows)
 
 
 SOURCES: Mapping[str, Callable[[], None]] = {
     "reasoning-gym": measure_reasoning_gym,
     "gem": measure_gem,
     "textarena": measure_textarena,
+    "openenv": measure_openenv,
     "verifiers": measure_verifiers,
 }
 
 if __name__ == "__main__":
     for source in sys.argv[1:] or SOURCES:
-        {**SOURCES, "learning": measure_learning}[source]()
+        SOURCES[source]()

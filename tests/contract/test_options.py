@@ -569,6 +569,30 @@ tests/ray/test_runs.py::test_what_cannot_be_there_at_once_is_refused_and_says_wh
   launcher ray: room_deadline_s
 plugins/launcher_ray/tests/test_options.py::test_resources_in_rays_words
   launcher ray: roles.cpus roles.gpus roles.memory_gb roles.other
+tests/slurm/test_runs.py::test_an_address_that_is_no_address_of_the_node_is_refused
+  launcher slurm: host
+tests/slurm/test_runs.py::test_what_finds_no_room_in_time_is_named_inside_a_job_that_is_there
+  launcher slurm: room_deadline_s
+tests/slurm/test_runs.py::test_submit_hands_the_files_over
+  launcher slurm: submit
+plugins/launcher_slurm/tests/test_files.py::test_what_a_site_wants_is_in_the_script
+  launcher slurm: partition account time save_s sbatch setup nodes node.cpus node.memory_gb
+plugins/launcher_slurm/tests/test_files.py::test_devices_that_a_role_does_not_get_are_refused
+  launcher slurm: node.gpus
+plugins/launcher_slurm/tests/test_files.py::test_workers_need_an_api_and_an_environment_of_the_run
+  launcher slurm: workers.count workers.cpus workers.memory_gb workers.concurrency workers.partition
+plugins/launcher_slurm/tests/test_placing.py::test_the_largest_is_placed_first_and_the_loop_keeps_its_part_of_the_first_node
+  launcher slurm: loop.cpus roles.cpus
+plugins/launcher_slurm/tests/test_placing.py::test_gpus_and_memory_are_counted
+  launcher slurm: roles.gpus roles.memory_gb loop.gpus loop.memory_gb
+plugins/launcher_kubernetes/tests/test_manifests.py::test_the_options_of_the_cluster_are_in_the_manifests
+  launcher kubernetes: namespace mount python gpu port wait_s save_s roles.cpus roles.gpus roles.memory_gb roles.node_selector loop.cpus loop.gpus loop.memory_gb loop.node_selector
+plugins/launcher_kubernetes/tests/test_manifests.py::test_what_could_not_run_is_refused
+  launcher kubernetes: image claim
+plugins/launcher_kubernetes/tests/test_manifests.py::test_workers_are_as_many_as_asked_for_and_know_the_servers_word_alone
+  launcher kubernetes: server_port workers.count workers.concurrency workers.cpus workers.gpus workers.memory_gb workers.node_selector
+tests/kubernetes/test_pods.py::test_submit_hands_the_manifests_over
+  launcher kubernetes: submit
 tests/worlds/test_openenv.py::test_openenvs_own_template_echoes
   environment openenv: url field shown max_turns
 tests/worlds/test_openenv.py::test_constant_fields_are_part_of_every_action

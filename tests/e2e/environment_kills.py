@@ -15,7 +15,7 @@ from atropos_core.config.run_file import to_toml
 from atropos_core.storage.run_records import RunRecords
 from tests.e2e.runs import RunningRun
 
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 GROUPS, STALENESS = 6, 2  # of a step; policy versions that a draw may be late by
 AFTER = 4  # steps behind the last kill
 

@@ -7,7 +7,7 @@ import re
 
 from benchmarks.worlds import without_folder, write_rows
 from tests.conftest import REPOSITORY
-from tools.make_catalogue import PAGE, files_page, page, whole
+from tools.make_catalogue import PAGE, files_page, learned_page, page, whole
 
 
 def test_the_page_is_what_the_results_say():
@@ -49,3 +49,10 @@ def test_no_result_and_no_page_says_where_a_package_was_installed() -> None:
 def test_a_note_names_a_file_as_it_is_in_its_package() -> None:
     note = "No such file: '/somewhere/lib/python3.11/site-packages/textarena/a.json'"
     assert without_folder(note) == "No such file: 'textarena/a.json'"
+
+
+def test_what_is_learned_is_a_mean_over_seeds_with_the_least() -> None:
+    rows = [{"seed": 0, "before": 0.1, "after": 0.3}, {"seed": 1, "before": 0.2, "after": 0.35}]
+    assert "| gem | 2 | 15 | 32 | +18 | +15 |" in learned_page(
+        {"gem": {"gain": 0.175, "least_gain": 0.15, "rows": rows}}
+    )

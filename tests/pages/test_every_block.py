@@ -101,6 +101,8 @@ EXECUTED = (
     ("plugins/engine_vllm/README.md", "pip install", "tests/e2e/test_wheels.py::test_"),
     ("plugins/env_atroposlib/README.md", "atropos eval --env", "plugins/env_atroposlib/tests/test_commands.py::test_evaluate_is"),
     ("plugins/launcher_ray/README.md", "pip install", "tests/ray/test_runs.py::test_the_same_run_file_here_and_on_the_cluster"),
+    ("plugins/launcher_slurm/README.md", "pip install", "tests/slurm/test_runs.py::test_the_same_run_here_and_as_a_job"),
+    ("plugins/launcher_kubernetes/README.md", "pip install", "tests/kubernetes/test_pods.py::test_the_same_run_here_and_in_pods"),
     ("plugins/sink_csv/README.md", "import pandas", HERE + "test_what_the_sinks_write_is_read_as_their_pages_say"),
     ("plugins/sink_tensorboard/README.md", ".venv/bin/tensorboard", HERE + "test_what_the_sinks_write_is_read_as_their_pages_say"),
     ("plugins/sink_trackio/README.md", ".venv/bin/trackio get", "plugins/sink_trackio/tests/test_trackio.py::test_what_a_killed_run"),

@@ -190,9 +190,9 @@ class AtroposlibEnvironment(Environment):
         return child
 
     async def _request(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Of its process. Its end is the end of this rollout alone: the next call starts it again."""
-        child = await self._running()
+        """Of its process. Its end is the end of this rollout alone, also while it is being started: the next call starts it again."""
         try:
+            child = await self._running()
             answer: dict[str, Any] = json.loads(
                 await child.peer.call(method, *arguments, deadline_s=COLLECT_DEADLINE_S)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -10,13 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.errors import RemoteError
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.run_records import RunRecords
-from plugins.env_atroposlib.tests.hosted import FILES
+from plugins.env_atroposlib.tests.hosted import FILES, N, group_of, within_environment
 from tests.e2e.runs import RunningRun
 
 pytestmark = pytest.mark.slow
@@ -107,3 +111,27 @@ def test_killed_ten_times_at_random_nothing_is_lost_or_trained_twice(tmp_path: P
     for name in NAMES:
         assert failed[name], "kills met groups in progress"
         assert all(f"environment-{name} " in why and "SIGKILL" in why for why in failed[name]), failed[name]
+
+
+def test_killed_as_it_is_started_again_it_fails_that_group_alone(tmp_path: Path) -> None:
+    def host(but: int = 0) -> psutil.Process | None:
+        found = [
+            one for one in psutil.Process().children() if one.pid != but and one.cmdline()[-1:] == ["environment-it"]
+        ]
+        return found[0] if found else None
+
+    async def use(environment: Any, policy: Any) -> list[Any]:
+        first = host()
+        assert first is not None
+        first.send_signal(signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        going = asyncio.ensure_future(group_of(environment, policy))
+        while (second := host(first.pid)) is None:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        second.send_signal(signal.SIGKILL)
+        with pytest.raises(RemoteError, match="SIGKILL"):
+            await going
+        return await group_of(environment, policy)
+
+    assert len(within_environment(tmp_path, use, "many_turns.py:Managed")) == N

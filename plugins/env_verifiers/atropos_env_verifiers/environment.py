@@ -75,7 +75,7 @@ class VerifiersEnvironment(Environment):
     ) -> Sequence[Episode | Failed | BaseException]:
         """Each agent of an episode has a session of its own; a group is scored together, where its rubric does."""
         assert self._server is not None, "an environment is opened before it is used"
-        child = await self._running()
+        child = await self._running_again()
         sessions: list[dict[str, PolicySession]] = [{} for _ in range(n)]
         try:
             for one, seed in zip(sessions, seeds, strict=False):
@@ -109,6 +109,13 @@ class VerifiersEnvironment(Environment):
             if self._child is None:
                 self._child = await self._start()
             return self._child
+
+    async def _running_again(self) -> Child:
+        """Where it ends while it is being started, that is the end of this rollout alone, too."""
+        try:
+            return await self._running()
+        except ProcessDied as error:
+            raise RemoteError(Exception.__str__(error), remedy=error.remedy) from error
 
     async def _start(self) -> Child:
         options, context = self._options, self._context
