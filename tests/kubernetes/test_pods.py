@@ -84,7 +84,7 @@ def test_the_same_run_here_and_in_pods_gives_the_same_weights_and_every_pod_ends
         assert (run.directory / f"logs/{role}.log").exists()
 
 
-@pytest.mark.parametrize("role", ["engine", "trainer"])
+@pytest.mark.parametrize("role", [pytest.param("engine", marks=pytest.mark.long), "trainer"])
 def test_a_pod_that_is_lost_ends_the_attempt_by_name_and_the_next_pod_takes_its_part(role, run):
     pods = run("--set", "restarts=1")
     wait_for_step(run.directory, 4, pods)
@@ -98,6 +98,7 @@ def test_a_pod_that_is_lost_ends_the_attempt_by_name_and_the_next_pod_takes_its_
     assert steps(run.directory) == list(range(10)), "none twice, none left out"
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_in_its_pod_is_named_and_the_pod_serves_the_next_attempt(run):
     pods = run("--set", "restarts=1")
     wait_for_step(run.directory, 4, pods)
@@ -108,7 +109,7 @@ def test_a_process_that_is_killed_in_its_pod_is_named_and_the_pod_serves_the_nex
     assert pods.wait("trainer", 30) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_the_pod_of_the_run_that_is_evicted_or_killed_goes_on_in_another(number, run):
     pods = run()
     wait_for_step(run.directory, 4, pods)
@@ -167,3 +168,19 @@ def test_a_run_directory_that_a_pod_has_not_is_named(run, tmp_path):
     pods.start("loop")
     assert pods.wait("loop", 120) in failing_codes(pods), pods.text()
     assert re.search(r"the run directory \S+ is not on trainer", " ".join(pods.text().split())), pods.text()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_submit_hands_the_manifests_over(code, tmp_path):
+    """To whatever `kubectl` is: here one that says what it was given."""
+    (tmp_path / "kubectl").write_text(f'#!/bin/sh\necho "kubectl $*"\nexit {code}\n')
+    (tmp_path / "kubectl").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "atropos_core", "run", "--launcher", "kubernetes", "--bridge", "checkpoint", "--env", "gsm8k", "--set",
+         "launcher.image='i'", "--set", "launcher.claim='c'", "--set", "launcher.submit=true", "--dir", str(tmp_path / "run")],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1", "COLUMNS": "400"},
+    )  # fmt: skip
+    assert f"kubectl apply -f {tmp_path}/run/manifests" in done.stdout + done.stderr
+    assert (done.returncode == 0) == (code == 0)
+    assert code == 0 or "did not start the run" in done.stderr

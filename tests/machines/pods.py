@@ -1,5 +1,5 @@
-"""Pods without a cluster: what the manifests of a run say is run on machines of `tests.machines.network`, each with the files, variables and
-host names that a kubelet and the cluster's DNS would give it. A test says when one ends, and when there is another."""
+"""Pods without a cluster: what the manifests of a run say is run on machines of `tests.machines.network`, each with the files,
+variables and host names that a kubelet and the cluster's DNS would give it. A test says when one ends, and when there is another."""
 
 from __future__ import annotations
 

@@ -148,3 +148,24 @@ def test_the_contract_of_a_launcher_holds_in_a_job(slurm, tmp_path):
     assert "JobState=COMPLETED" in slurm.run("scontrol", "show", "job", "-o", number), text
     for stage in ("starts", "logs", "at once", "ends", "kills", "closes what runs"):
         assert re.search(rf"{stage}", text), text
+
+
+def test_an_address_that_is_no_address_of_the_node_is_refused(slurm, tmp_path):
+    job = Job(slurm, tmp_path / "run", *QUICK, *SMALL, "--set", "launcher.host='198.51.100.7'")
+    job.wait("FAILED", within_s=60)
+    assert "cannot listen at 198.51.100.7" in job.text and "Set launcher.host to an address of the node" in job.text
+
+
+def test_what_finds_no_room_in_time_is_named_inside_a_job_that_is_there(slurm, tmp_path):
+    """Another step has the CPUs of the second node, which srun would wait for."""
+    arguments = " ".join(f"'{one}'" for one in (*QUICK, *SMALL, "--set", "launcher.room_deadline_s=2"))
+    script = tmp_path / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=2\n"
+        "srun --nodes=1 --ntasks=1 --exact --cpus-per-task=2 --mem=0 --nodelist=node2 sleep 300 &\nsleep 3\n"
+        f"{sys.executable} -m atropos_core run --launcher slurm --bridge checkpoint {arguments} --dir {tmp_path}/run\n"
+    )
+    slurm.run("sbatch", "--wait", f"--output={tmp_path}/out", str(script), check=False)
+    text = " ".join((tmp_path / "out").read_text().split())
+    assert re.search(r"trainer \(a step of job \d+ on node2\) ended with exit code 1", text), text
+    assert "temporarily disabled" in text or "busy" in text or "Unable to create step" in text, text

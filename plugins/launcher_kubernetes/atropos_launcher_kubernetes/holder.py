@@ -19,7 +19,7 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import AtroposError
 from atropos_core.processes.dialing import SECRET, dial
-from atropos_core.processes.rpc import Peer
+from atropos_core.processes.rpc import Handler, Peer
 from atropos_launcher_kubernetes.config import ENDED
 
 READ_BYTES = 1 << 16
@@ -111,7 +111,7 @@ async def hold(role: str, address: str, directory: Path, wait_s: float) -> int:
 
 
 async def _serve(connection: socket.socket, holder: Holder) -> None:
-    handlers = {"describe": holder.describe, "start": holder.start, "send": holder.send}
+    handlers: dict[str, Handler] = {"describe": holder.describe, "start": holder.start, "send": holder.send}
     holder.peer = Peer(connection, "the run", handlers)
     console.say("connected to the run")
     await holder.peer.lost.wait()

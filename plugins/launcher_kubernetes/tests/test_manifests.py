@@ -47,6 +47,7 @@ def test_the_options_of_the_cluster_are_in_the_manifests() -> None:
         wait_s=60,
         save_s=30,
         roles={"engine": asked},
+        loop={**asked, "cpus": 7},
     )
     assert all(one["metadata"]["namespace"] == "lab" for one in objects.values())
     engine = container(objects, "a-run-engine")
@@ -56,7 +57,12 @@ def test_the_options_of_the_cluster_are_in_the_manifests() -> None:
     pod = objects["Job", "a-run-engine"]["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"pool": "a"} and pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "c"}
     loop = objects["Job", "a-run-loop"]["spec"]["template"]["spec"]
-    assert loop["terminationGracePeriodSeconds"] == 30
+    assert loop["terminationGracePeriodSeconds"] == 30 and loop["nodeSelector"] == {"pool": "a"}
+    assert container(objects, "a-run-loop")["resources"]["requests"] == {
+        "cpu": "7",
+        "memory": "3000M",
+        "amd.com/gpu": "2",
+    }
     assert objects["ConfigMap", "a-run"]["data"] == {"run.toml": "seed = 0\n"}
 
 
@@ -96,8 +102,15 @@ def test_what_could_not_run_is_refused(options: dict[str, Any], said: str) -> No
 
 def test_workers_are_as_many_as_asked_for_and_know_the_servers_word_alone() -> None:
     run = PlannedRun(Path("/here/run"), "", CPU, ["gsm8k"], has_api=True)
-    objects = made(run, workers={"gsm8k": {"count": 3, "concurrency": 5}}, server_port=8123)
+    asked = {"count": 3, "concurrency": 5, "cpus": 3, "gpus": 1, "memory_gb": 2, "node_selector": {"pool": "b"}}
+    objects = made(run, workers={"gsm8k": asked}, server_port=8123)
     job = objects["Job", "run-workers-gsm8k"]
+    assert container(objects, "run-workers-gsm8k")["resources"]["requests"] == {
+        "cpu": "3",
+        "memory": "2000M",
+        "nvidia.com/gpu": "1",
+    }
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "b"}
     assert job["spec"]["parallelism"] == 3 and "completions" not in job["spec"]
     command = container(objects, "run-workers-gsm8k")["command"]
     assert command[-2:] == ["--concurrency", "5"] and "http://run:8123" in command

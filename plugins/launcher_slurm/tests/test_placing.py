@@ -36,6 +36,9 @@ def test_gpus_and_memory_are_counted() -> None:
     wanted = options(roles={role: {"gpus": 4, "memory_gb": 100} for role in ROLES})
     found = place(wanted, ROLES, nodes(2, 16, 8, 250))
     assert sorted(found.values()) == ["n0", "n0", "n1"]
+    two = ROLES[:2]
+    taken = options(loop={"gpus": 4, "memory_gb": 200}, roles={role: {"gpus": 4, "memory_gb": 100} for role in two})
+    assert set(place(taken, two, nodes(2, 16, 8, 250)).values()) == {"n1"}, "memory of the first is the run's"
     with pytest.raises(
         FitError, match=r"trainer \(1 CPU cores, 4 GPUs, 100 GB of memory\).*n0 has .* 4 GPUs, 50 GB of memory left"
     ):
