@@ -52,7 +52,7 @@ def learned_page(found: Mapping[str, Any]) -> str:
     """One environment of each kind, over a run."""
     lines = "".join(
         f"| {source} | {len(rows)} | {_percent(row['before'] for row in rows)} | {_percent(row['after'] for row in rows)} | "
-        f"{100 * each['gain']:+.0f} | {100 * each['least_gain']:+.0f} |\n"
+        f"{100 * each['gain']:+.0f} | {100 * each['least_gain']:+.0f} | {_cell(each.get('note', ''))} |\n"
         for source, each in found.items()
         if (rows := each["rows"])
     )
@@ -62,8 +62,8 @@ def learned_page(found: Mapping[str, Any]) -> str:
 Held-out accuracy of the tiny policy before and after a run of 30 steps, in percent, mean over the random seeds, with what the seed that
 gained least gained. Which environments these are: `benchmarks/soak_worlds.py`.
 
-| kind | seeds | before | after | gain | least |
-|---|---|---|---|---|---|
+| kind | seeds | before | after | gain | least | |
+|---|---|---|---|---|---|---|
 {lines}"""
 
 
