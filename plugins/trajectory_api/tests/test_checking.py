@@ -174,6 +174,19 @@ def test_a_header_with_anything_in_any_place_is_refused_or_still_a_group(data: s
     assert taken(check_frame, frame) == taken(read_group, frame), "a quick look lets in what the whole check does not"
 
 
+def test_rewards_that_lie_behind_the_end_of_a_frame_are_refused() -> None:
+    _, length, size = PREFIX.unpack_from(FRAME)
+    header = json.loads(FRAME[PREFIX.size : PREFIX.size + length])
+    rewards = 20  # its place among the fields of a group
+    assert 0 < header["~g"][rewards] < size
+    header["~g"][rewards] = size
+    raw = json.dumps(header).encode()
+    frame = PREFIX.pack(b"ATR1", len(raw), size) + raw + FRAME[PREFIX.size + length :]
+    assert surely_right(frame, VOCABULARY, 7) is None
+    with pytest.raises(DataError):
+        check_frame(frame, VOCABULARY, 7)
+
+
 @pytest.mark.parametrize("wrong", [*VALUES, *NATIVE, "a temperature of nan", "a score of nan"])
 @pytest.mark.parametrize("turned", [False, True], ids=["first", "last"])
 def test_the_quick_look_lets_nothing_in_that_the_schema_refuses(wrong: str, turned: bool) -> None:
