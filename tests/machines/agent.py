@@ -1,59 +1,62 @@
 """What starts processes on a machine for others, as an ssh daemon would: `python -m tests.machines.agent SOCKET`. It is reached over a Unix
 socket in the file system that machines share, so that nothing of it goes over their network.
 
-A connection is one process: a line of JSON with its command, variables and log; then the answer, its pid; later a line for how it ended.
-It is killed, with what it started, when the connection is closed.
+A connection is one process: a line of JSON with its command and variables comes with a descriptor that it prints to; the answer is its pid,
+and later a line for how it ended. Lines that come after are signals. It is killed, with what it started, when the connection is closed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
+import threading
 from contextlib import suppress
 
-ENDED_LINE = '{"code": %d}\n'
+
+def serve(connection: socket.socket) -> None:
+    line, [output, *_], _, _ = socket.recv_fds(connection, 1 << 16, 1)
+    lines = connection.makefile("rwb")
+    wanted = json.loads(line if line.endswith(b"\n") else line + lines.readline())
+    process = subprocess.Popen(
+        wanted["command"],
+        env=wanted["environment"],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+    os.close(output)
+    lines.write(f"{process.pid}\n".encode())
+    lines.flush()
+    threading.Thread(target=_tell, args=(process, connection)).start()
+    for number in lines:
+        _send(process.pid, int(number))
+    _send(process.pid, signal.SIGKILL)
 
 
-async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    wanted = json.loads(await reader.readline())
-    with open(wanted["log"], "ab") as log:  # noqa: ASYNC230 - one process at a time is quick enough
-        process = await asyncio.create_subprocess_exec(
-            *wanted["command"],
-            env=wanted["environment"],
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    writer.write(f"{process.pid}\n".encode())
-    ending = asyncio.ensure_future(process.wait())
-    while not ending.done():
-        reading = asyncio.ensure_future(reader.readline())
-        await asyncio.wait({ending, reading}, return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():
-            reading.cancel()
-            break
-        line = reading.result().decode()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, int(line) if line else signal.SIGKILL)
-        if not line:
-            break
-    with suppress(ProcessLookupError):  # what it started
-        os.killpg(process.pid, signal.SIGKILL)
-    writer.write((ENDED_LINE % await ending).encode())
-    with suppress(ConnectionError):
-        await writer.drain()
-    writer.close()
+def _tell(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    code = process.wait()
+    _send(process.pid, signal.SIGKILL)  # what it started
+    with suppress(OSError):
+        connection.sendall(json.dumps({"code": code}).encode() + b"\n")
 
 
-async def main() -> None:
-    server = await asyncio.start_unix_server(serve, sys.argv[1])
-    print("ready", flush=True)
-    await server.serve_forever()
+def _send(group: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def main() -> None:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(sys.argv[1])
+    listening.listen()
+    while True:
+        threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

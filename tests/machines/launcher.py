@@ -22,9 +22,11 @@ DIAL_DEADLINE_S = 120.0
 class AgentsProcess(StartedProcess):
     """What the agent at the other end of a Unix socket has started."""
 
-    def __init__(self, agent: socket.socket, role: str, wanted: Mapping[str, object]) -> None:
+    def __init__(self, agent: socket.socket, role: str, wanted: Mapping[str, object], log: Path) -> None:
         self._agent = agent
-        agent.sendall(json.dumps(wanted).encode() + b"\n")
+        with log.open("ab") as output:
+            text = json.dumps(wanted).encode() + b"\n"
+            agent.sendall(text[socket.send_fds(agent, [text], [output.fileno()]) :])
         self._answers = agent.makefile("rb")
         self.named = f"pid {int(self._answers.readline())} where {role} belongs"
         agent.setblocking(False)
@@ -69,8 +71,8 @@ class AgentLauncher(Launcher):
             {
                 "command": [sys.executable, "-m", program, self._listener.address, role],
                 "environment": {**os.environ, **environment, SECRET: secret},
-                "log": str(log),
             },
+            log,
         )
         self._started.append(process)
         process.connection = await asyncio.wait_for(dialled, DIAL_DEADLINE_S)
