@@ -90,7 +90,9 @@ class Environment(ABC):
     """
 
     at_once: int | None = None  # rollouts that may run at the same time: others wait, outside of their deadlines
-    repeats: bool = True  # a task is the same again. False: an endless stream, of which each rollout takes the next item
+    repeats: bool = (
+        True  # a task is the same again. False: an endless stream, of which each rollout takes the next item
+    )
     waits_for: str = ""  # whom a rollout needs that nobody here starts: `atropos check` runs none then
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -63,7 +63,9 @@ def run(
     ] = False,
     figures: Annotated[
         Path | None,
-        typer.Option(help="With --dry-run: a run that has ended, or a file, by whose figures plugins say more of a run."),
+        typer.Option(
+            help="With --dry-run: a run that has ended, or a file, by whose figures plugins say more of a run."
+        ),
     ] = None,
 ) -> None:
     """Train a policy: start engine, trainer, bridge and environment, and watch it learn.
