@@ -587,6 +587,7 @@ plugins/launcher_slurm/tests/test_placing.py::test_gpus_and_memory_are_counted
   launcher slurm: roles.gpus roles.memory_gb loop.gpus loop.memory_gb
 plugins/launcher_kubernetes/tests/test_manifests.py::test_the_options_of_the_cluster_are_in_the_manifests
   launcher kubernetes: namespace mount python gpu port wait_s save_s
+plugins/launcher_kubernetes/tests/test_manifests.py::test_the_options_of_the_cluster_are_in_the_manifests
   launcher kubernetes: roles.cpus roles.gpus roles.memory_gb roles.node_selector loop.cpus loop.gpus loop.memory_gb loop.node_selector
 plugins/launcher_kubernetes/tests/test_manifests.py::test_what_could_not_run_is_refused
   launcher kubernetes: image claim
