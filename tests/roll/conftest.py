@@ -78,7 +78,13 @@ def roll(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with contextlib.chdir(tmp_path_factory.mktemp("roll")):
         environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment})
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            runtime_env={"env_vars": environment},
+        )
         yield
         ray.shutdown()
 

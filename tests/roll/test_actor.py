@@ -17,7 +17,9 @@ pytestmark = pytest.mark.timeout(200)
 def cluster():
     environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0"})
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment})
+    ray.init(
+        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment}
+    )
     yield
     ray.shutdown()
 

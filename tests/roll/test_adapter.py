@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,3 +99,13 @@ def test_the_doctor_runs_the_environment_that_it_is_given_and_says_what_fails():
     assert "a tool divided by zero" in failed.detail
     [unknown] = [one for one in adapter(trial_environment="gsm9k").doctor() if one.subject == "an episode"]
     assert "Did you mean 'gsm8k'" in unknown.detail
+
+
+def test_the_doctors_ray_is_its_own_where_others_have_a_cluster() -> None:
+    """RAY_ADDRESS names it to whoever does not say that they want their own; here nobody is at that address."""
+    program = "from atropos_adapter_roll.through_roll import a_ray\nwith a_ray(): print('its own')"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "RAY_ADDRESS": "127.0.0.1:1"},
+        capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert ended.returncode == 0 and "its own" in ended.stdout, ended.stderr

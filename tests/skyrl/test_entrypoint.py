@@ -159,6 +159,7 @@ def test_the_experiment_trains_from_an_exported_run_file_in_a_task_of_ray(export
         return (experiment.trainer.global_step, len(experiment.eval_dataset), client.weight_version), files.seen
 
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
