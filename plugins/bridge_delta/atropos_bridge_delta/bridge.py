@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 from atropos_bridge_delta.config import DeltaBridgeOptions
 from atropos_core import console
-from atropos_core.errors import WeightsMismatch
+from atropos_core.errors import AtroposError, WeightsMismatch
 from atropos_core.guards.endings import add_notes
 from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
 from atropos_core.plugins.provider import RunContext
 
 PIECE_BYTES = 1 << 20
+CLOSE_S = 5.0
 PIECES = 4  # under way at once: a link's delay costs nothing, and a request to the engine waits behind 4 MB at most
 
 
@@ -72,6 +73,14 @@ class DeltaBridge(Bridge):
     async def publish(self, version: int) -> None:
         async with self._paused_by_errors():
             self.published = await self._publish(version)
+
+    async def close(self) -> None:
+        """What an engine's machine was given goes; one that has ended has let go of it, or its next one will."""
+        engines, self._engines = self._engines, ()
+        leaving = [engine.endpoint.call("close", deadline_s=CLOSE_S) for engine in engines]
+        for ended in await asyncio.gather(*leaving, return_exceptions=True):
+            if isinstance(ended, BaseException) and not isinstance(ended, AtroposError):
+                raise ended
 
     @asynccontextmanager
     async def _paused_by_errors(self) -> AsyncIterator[None]:

@@ -45,8 +45,7 @@ class ModelDirectory:
     async def begin(self, tensors: Sequence[Sequence[Any]], wanted: str, directory: str, config: str) -> str:
         """An engine of this run has loaded `directory`: what is there is what it has. Where that cannot be read here, or holds other
         tensors than the trainer's, a whole copy will have to come."""
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self.close()
         sweep(ROLE)
         self._directory = Path(tempfile.mkdtemp(prefix=owned_prefix(ROLE)))
         (self._directory / "config.json").write_text(config, encoding="utf-8")
@@ -62,6 +61,12 @@ class ModelDirectory:
 
     def digest(self) -> str:
         return digest(self._bits)
+
+    def close(self) -> None:
+        directory, self._directory = self._directory, None
+        self._bits = []
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _make(self, path: Path, tensors: Sequence[Sequence[Any]]) -> None:
         """A file of zeros with the right names: its form is of https://huggingface.co/docs/safetensors."""

@@ -30,6 +30,9 @@ class Weights(Protocol):
 
     def digest(self) -> str: ...
 
+    def close(self) -> None:
+        """Remove what was written down here; may be called twice."""
+
 
 class EngineAgent:
     """What has arrived is in an unnamed file of the temporary directory until it is applied. The engine's weights are touched by `apply`
@@ -89,6 +92,12 @@ class EngineAgent:
     async def digest(self) -> str:
         """Of every bit of the engine's weights."""
         return await asyncio.to_thread(self._weights.digest)
+
+    async def close(self) -> None:
+        async with self._applying:
+            self._drop()
+            self._state = ""
+            self._weights.close()
 
     async def _apply(self, base: str, state: str) -> None:
         async with self._applying:

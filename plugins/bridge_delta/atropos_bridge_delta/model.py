@@ -43,5 +43,8 @@ class LoadedModel:
     def digest(self) -> str:
         return digest(self._bits())
 
+    def close(self) -> None:
+        """Nothing was written down."""
+
     def _bits(self) -> list[Tensor]:
         return [bits(one) for one in tensors_of(self._engine.model).values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,11 @@ async def test_an_engine_that_loads_directories_reads_a_copy_beside_it(open_scen
             await update(scene, version)
             assert len(await digests(scene)) == 1  # of the directory
             assert np.max(await differences(scene)) <= 1e-4  # of what the engine computes with
+        pid = engine.behind.child.process.pid
+        assert len(copies := list(Path(tempfile.gettempdir()).glob(f"atropos-delta-*-{pid}-*"))) == 1
+        await bridge.close()
+        await bridge.close()
+        assert not copies[0].exists()
 
 
 async def test_where_no_engine_tells_its_dtype_the_option_does(tmp_path: Path) -> None:
