@@ -35,8 +35,9 @@ test: .venv/test.stamp
 quick: .venv/test.stamp
 	+$(MAKE) -j 2 lint quick-tests
 
+# Without Slurm's daemons, which have a target of their own.
 tests: .venv/test.stamp
-	$(PYTEST) $(if $(COLD),,--warm) -n 6
+	$(PYTEST) $(if $(COLD),,--warm) -n 6 --ignore tests/slurm
 
 quick-tests: .venv/test.stamp
 	$(PYTEST) $(if $(COLD),,--warm) -n 2 --quick

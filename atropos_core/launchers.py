@@ -41,7 +41,7 @@ class SchedulerFiles:
     """What a scheduler takes a run by."""
 
     files: Mapping[str, str]  # text, by path in the run directory
-    submit: Sequence[str]  # the command that hands them over
+    submit: Sequence[str]  # the command that submits them
     submits: bool = False  # now, rather than by whoever reads them
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from atropos_core import console
 from atropos_simulation.figures import Known
-from atropos_simulation.loop_model import Fleet, Loop
+from atropos_simulation.loop_model import ClusterSize, Loop
 from atropos_simulation.measured import SKIPPED, from_run
 from benchmarks.machine import RESULTS, described
 
@@ -78,7 +78,7 @@ def measured(run: Path, base: Sequence[str], engines: int, staleness: int, steps
 
 def predicted(known: Known, engines: int, staleness: int, steps: int) -> dict[str, float]:
     figures = Known({"run.max_staleness": staleness}, {"run.max_staleness": "the run"}, {}).over(known).figures()
-    found = [Loop(figures, Fleet(engines), seed).outcome(steps, SKIPPED) for seed in range(SEEDS)]
+    found = [Loop(figures, ClusterSize(engines), seed).outcome(steps, SKIPPED) for seed in range(SEEDS)]
     return {
         "step_s": sum(one.step_s for one in found) / SEEDS,
         "trajectories_per_s": sum(one.trajectories_per_s for one in found) / SEEDS,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from atropos_core.config.component import Component
 from atropos_core.config.run_file import NAMED, SINGLE, RunConfig
 from tests.conftest import REPOSITORY
-from tests.contract.test_advice import PATH, SKYRL, Text, _models, options, texts
+from tests.contract.test_advice import PATH, SKYRL, Text, models_in, options, texts
 
 # trainer.kernels = "torch", --set trainer.lora.alpha=8: a path of PATH, and a value that is written out
 VALUE = re.compile(rf"{PATH.pattern}\s?=\s?(\"[^\"{{}}]*\"|\[[^\]{{}}]*\]|[\w.-]+(?![\w{{]))")
@@ -32,7 +32,7 @@ def fields_at(path: str) -> list[tuple[type[BaseModel], str]]:
         return list(_below((RunConfig,), [first, *rest]))
     if first in NAMED or rest[:1] == ["replica"]:
         rest = rest[2 if rest[:1] == ["replica"] else 1 :]
-    own = tuple(_models(RunConfig.model_fields[first].annotation)) or (Component,)
+    own = tuple(models_in(RunConfig.model_fields[first].annotation)) or (Component,)
     return list(_below((*own, *options(first)), rest))
 
 
@@ -45,7 +45,7 @@ def _below(models: tuple[type[BaseModel], ...], path: list[str]) -> Iterator[tup
         if len(path) == 1:
             yield model, path[0]
         else:
-            yield from _below(tuple(_models(field.annotation)), path[1:])
+            yield from _below(tuple(models_in(field.annotation)), path[1:])
 
 
 def is_taken(model: type[BaseModel], name: str, value: Any) -> bool:

@@ -51,7 +51,7 @@ def test_config_show_takes_what_a_run_takes_but_where_and_whether_it_is_run():
     of = {
         name: {flag.split()[-1] for flag in flags() if flag.startswith(f"{name} -")} for name in ("run", "config show")
     }
-    assert of["run"] - of["config show"] == {"--dir", "--dry-run"}
+    assert of["run"] - of["config show"] == {"--dir", "--dry-run", "--figures"}
     assert of["config show"] <= of["run"] | {"--explain", "--json"}
 
 

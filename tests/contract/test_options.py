@@ -589,6 +589,8 @@ plugins/launcher_kubernetes/tests/test_manifests.py::test_the_options_of_the_clu
   launcher kubernetes: namespace mount python gpu port wait_s save_s
 plugins/launcher_kubernetes/tests/test_manifests.py::test_the_options_of_the_cluster_are_in_the_manifests
   launcher kubernetes: roles.cpus roles.gpus roles.memory_gb roles.node_selector loop.cpus loop.gpus loop.memory_gb loop.node_selector
+tests/machines/test_trainer.py::test_two_machines_train_as_two_ranks_of_one_machine_do
+  run: trainer.machines
 plugins/launcher_kubernetes/tests/test_manifests.py::test_what_could_not_run_is_refused
   launcher kubernetes: image claim
 plugins/launcher_kubernetes/tests/test_manifests.py::test_workers_are_as_many_as_asked_for_and_know_the_servers_word_alone

@@ -14,6 +14,7 @@ HERE = "tests/pages/test_commands.py::"
 TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_the_calls_of_the_page"
 MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
 PYTHON = "tests/e2e/test_python.py::test_the_examples_of_the_page_run_one_after_another"
+SIMULATION = "plugins/simulation/tests/test_pages.py::test_the_commands_of_the_pages_print_a_table"
 COMING_FROM = ("atroposlib", "roll", "skyrl", "trl", "verifiers")
 TUTORIAL = sorted({block.page for block in BLOCKS if block.page.startswith("docs/tutorial/")})
 # Page, how the block's first line begins, and the tests that execute it or compare what it shows.
@@ -103,6 +104,9 @@ EXECUTED = (
     ("plugins/launcher_ray/README.md", "pip install", "tests/ray/test_runs.py::test_the_same_run_file_here_and_on_the_cluster"),
     ("plugins/launcher_slurm/README.md", "pip install", "tests/slurm/test_runs.py::test_the_same_run_here_and_as_a_job"),
     ("plugins/launcher_kubernetes/README.md", "pip install", "tests/kubernetes/test_pods.py::test_the_same_run_here_and_in_pods"),
+    ("docs/simulation.md", "atropos simulate", SIMULATION),
+    ("docs/simulation.md", "[run]", SIMULATION),
+    ("plugins/simulation/README.md", "atropos simulate", SIMULATION),
     ("plugins/sink_csv/README.md", "import pandas", HERE + "test_what_the_sinks_write_is_read_as_their_pages_say"),
     ("plugins/sink_tensorboard/README.md", ".venv/bin/tensorboard", HERE + "test_what_the_sinks_write_is_read_as_their_pages_say"),
     ("plugins/sink_trackio/README.md", ".venv/bin/trackio get", "plugins/sink_trackio/tests/test_trackio.py::test_what_a_killed_run"),

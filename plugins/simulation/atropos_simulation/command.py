@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atropos_simulation.figures import Known
-    from atropos_simulation.loop_model import Fleet
+    from atropos_simulation.loop_model import ClusterSize
 
 
 def add(app: typer.Typer) -> None:
@@ -82,9 +82,9 @@ def known_from(run: Path | None, file: Path | None) -> Known:
     return from_file(file).over(known) if file is not None else known
 
 
-def _fleets(engines: str, workers: str) -> Sequence[Fleet]:
+def _fleets(engines: str, workers: str) -> Sequence[ClusterSize]:
     from atropos_core.errors import ConfigError
-    from atropos_simulation.loop_model import Fleet
+    from atropos_simulation.loop_model import ClusterSize
 
     def numbers(flag: str, text: str) -> list[int]:
         try:
@@ -103,4 +103,4 @@ def _fleets(engines: str, workers: str) -> Sequence[Fleet]:
             f"--workers {workers} has {len(each)} numbers, and --engines {len(many)}.",
             remedy="Give one for all, or one for each.",
         )
-    return [Fleet(*pair) for pair in zip(many, each * (len(many) if len(each) == 1 else 1), strict=True)]
+    return [ClusterSize(*pair) for pair in zip(many, each * (len(many) if len(each) == 1 else 1), strict=True)]

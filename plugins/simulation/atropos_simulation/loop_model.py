@@ -19,7 +19,7 @@ MORE_ALLOWED = 8  # sequences that the engine of a prompt may have beyond the le
 
 
 @dataclass(frozen=True)
-class Fleet:
+class ClusterSize:
     """How many of each there are."""
 
     engines: int
@@ -30,7 +30,7 @@ class Fleet:
 class Outcome:
     """Of the steps after the first ones. Rates count what was sampled for groups that a trainer leased."""
 
-    fleet: Fleet
+    fleet: ClusterSize
     steps: int
     step_s: float
     trajectories_per_s: float
@@ -103,7 +103,7 @@ class _Totals:
 class Loop:
     """One simulated run."""
 
-    def __init__(self, figures: Figures, fleet: Fleet, seed: int = 0) -> None:
+    def __init__(self, figures: Figures, fleet: ClusterSize, seed: int = 0) -> None:
         run, engine = figures.run, figures.engine
         self.clock = Clock()
         self.engines = [
@@ -271,7 +271,7 @@ class Loop:
         )  # fmt: skip
 
 
-def simulate(figures: Figures, fleet: Fleet, *, rollouts: int = 100_000, seed: int = 0) -> Outcome:
+def simulate(figures: Figures, fleet: ClusterSize, *, rollouts: int = 100_000, seed: int = 0) -> Outcome:
     """As many steps as have about so many rollouts, at least twice those that pass until it runs evenly."""
     run = figures.run
     skipped = 1 + run.max_staleness

@@ -23,7 +23,7 @@ def lines(plan: Any, figures: Path | None) -> Iterable[str]:
     from atropos_simulation import report
     from atropos_simulation.command import known_from
     from atropos_simulation.figures import Known
-    from atropos_simulation.loop_model import Fleet
+    from atropos_simulation.loop_model import ClusterSize
 
     training = plan.config.training
     names = ("groups_per_step", "group_size", "max_staleness", "refill_rounds")
@@ -31,7 +31,7 @@ def lines(plan: Any, figures: Path | None) -> Iterable[str]:
     known = known_from(*((figures, None) if figures.is_dir() else (None, figures)))
     given = Known(shape, dict.fromkeys(shape, "this run's own"), {}).over(known).figures()
     many = sorted({*ENGINES, len(plan.engines)})
-    made = list(report.rows(given, [Fleet(one) for one in many]))
+    made = list(report.rows(given, [ClusterSize(one) for one in many]))
     here = f"{len(plan.engines)} engine{'s' * (len(plan.engines) > 1)}"
     yield f"simulated with the figures of {figures}, and training.* of this run, which has {here}:"
     console.table(report.COLUMNS, [row.cells for row in made])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from atropos_simulation.figures import FailureFigures, Figures, Known
-from atropos_simulation.loop_model import Fleet, Outcome, simulate
+from atropos_simulation.loop_model import ClusterSize, Outcome, simulate
 
 BATCH = "the batch (groups_per_step)"
 GAIN = 0.05  # more tokens/s where a part is twice as fast: below it, the part is not what is waited for
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class Prediction:
     outcome: Outcome
     gains: Mapping[str, float]  # what -> more tokens/s were it twice as fast, or twice as large
     useful: float  # share of the time that no failure or checkpoint takes
@@ -49,8 +49,8 @@ class Row:
 
 
 def rows(
-    figures: Figures, fleets: Sequence[Fleet], *, grows: bool = False, rollouts: int = 20_000, seed: int = 0
-) -> Iterator[Row]:
+    figures: Figures, fleets: Sequence[ClusterSize], *, grows: bool = False, rollouts: int = 20_000, seed: int = 0
+) -> Iterator[Prediction]:
     """One for each fleet. Where the batch `grows`, groups_per_step is of one engine."""
     for fleet in fleets:
         of = _changed(figures, "run", groups_per_step=figures.run.groups_per_step * fleet.engines) if grows else figures
@@ -59,10 +59,10 @@ def rows(
             what: simulate(faster, fleet, rollouts=rollouts, seed=seed).tokens_per_s / outcome.tokens_per_s - 1
             for what, faster in _variants(of, fleet).items()
         }
-        yield Row(outcome, gains, useful_share(figures.failures, fleet.engines + 1))
+        yield Prediction(outcome, gains, useful_share(figures.failures, fleet.engines + 1))
 
 
-def _variants(figures: Figures, fleet: Fleet) -> dict[str, Figures]:
+def _variants(figures: Figures, fleet: ClusterSize) -> dict[str, Figures]:
     """The same with one part twice as fast; the batch twice as large."""
     f, engine = figures, figures.engine
     made = {
@@ -113,7 +113,7 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def conclusions(figures: Figures, made: Sequence[Row]) -> list[str]:
+def conclusions(figures: Figures, made: Sequence[Prediction]) -> list[str]:
     """What each fleet waits for, and when one hub's server is full."""
     lines = [
         "what saturates first: tokens/s gained where a part is twice as fast",

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from atropos_simulation.figures import FailureFigures
-from atropos_simulation.loop_model import Fleet
+from atropos_simulation.loop_model import ClusterSize
 from atropos_simulation.report import conclusions, rows, useful_share
 from plugins.simulation.tests.figures_of_one import figures
 
@@ -33,7 +33,7 @@ BUSY = {
     ],
 )
 def test_the_part_that_takes_longest_is_what_saturates_first(changes, wanted):
-    (row,) = rows(figures(**BUSY | {"trainer__token_s": 0.0} | changes), [Fleet(1)], rollouts=1000)
+    (row,) = rows(figures(**BUSY | {"trainer__token_s": 0.0} | changes), [ClusterSize(1)], rollouts=1000)
     assert row.verdict.startswith(f"1 engine: {wanted}")
 
 
@@ -42,14 +42,14 @@ def test_what_a_hub_takes_is_said_in_engines():
         **BUSY
         | {"hub__group_s": 0.001, "engine__peak_tokens_per_s": 5000.0, "run__group_size": 8, "rollout__tokens": (1000,)}
     )
-    made = list(rows(given, [Fleet(1)], rollouts=200))
+    made = list(rows(given, [ClusterSize(1)], rollouts=200))
     said = "\n".join(conclusions(given, made))
     assert "takes 1,000 groups/s" in said
     assert "as many as 1,600 engines make" in said  # 1,000 groups/s x 8,000 tokens / 5,000 tokens/s
 
 
 def test_the_batch_grows_with_the_engines_where_it_should():
-    one, four = (next(rows(figures(**BUSY), [Fleet(n)], grows=True, rollouts=500)).outcome for n in (1, 4))
+    one, four = (next(rows(figures(**BUSY), [ClusterSize(n)], grows=True, rollouts=500)).outcome for n in (1, 4))
     per_step = [each.trajectories_per_s * each.step_s for each in (one, four)]
     assert per_step == pytest.approx([64, 256])
 
