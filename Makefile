@@ -117,7 +117,7 @@ test-slurm: .venv/test.stamp slurm
 
 # The contract in a job, a role killed, and what is refused.
 test-slurm-short: .venv/test.stamp slurm
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/slurm -k "contract or trainer] or refuse or submit_hands"
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/slurm -k "contract or trainer] or refuse or submit_submits"
 
 slurm:
 	@command -v slurmctld || [ -x /usr/sbin/slurmctld ] || { [ "$$(id -u)" = 0 ] && apt-get update -q && \

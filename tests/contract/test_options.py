@@ -573,7 +573,7 @@ tests/slurm/test_runs.py::test_an_address_that_is_no_address_of_the_node_is_refu
   launcher slurm: host
 tests/slurm/test_runs.py::test_what_finds_no_room_in_time_is_named_inside_a_job_that_is_there
   launcher slurm: room_deadline_s
-tests/slurm/test_runs.py::test_submit_hands_the_files_over
+tests/slurm/test_runs.py::test_submit_submits_the_files
   launcher slurm: submit
 plugins/launcher_slurm/tests/test_files.py::test_what_a_site_wants_is_in_the_script
   launcher slurm: partition account time save_s sbatch setup nodes node.cpus node.memory_gb
@@ -593,9 +593,9 @@ tests/machines/test_trainer.py::test_two_machines_train_as_two_ranks_of_one_mach
   run: trainer.machines
 plugins/launcher_kubernetes/tests/test_manifests.py::test_what_could_not_run_is_refused
   launcher kubernetes: image claim
-plugins/launcher_kubernetes/tests/test_manifests.py::test_workers_are_as_many_as_asked_for_and_know_the_servers_word_alone
+plugins/launcher_kubernetes/tests/test_manifests.py::test_workers_are_as_many_as_requested_and_know_the_servers_token_alone
   launcher kubernetes: server_port workers.count workers.concurrency workers.cpus workers.gpus workers.memory_gb workers.node_selector
-tests/kubernetes/test_pods.py::test_submit_hands_the_manifests_over
+tests/kubernetes/test_pods.py::test_submit_applies_the_manifests
   launcher kubernetes: submit
 tests/worlds/test_openenv.py::test_openenvs_own_template_echoes
   environment openenv: url field shown max_turns

@@ -171,7 +171,7 @@ def test_a_run_directory_that_a_pod_has_not_is_named(run, tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_submit_hands_the_manifests_over(code, tmp_path):
+def test_submit_applies_the_manifests(code, tmp_path):
     """To whatever `kubectl` is: here one that says what it was given."""
     (tmp_path / "kubectl").write_text(f'#!/bin/sh\necho "kubectl $*"\nexit {code}\n')
     (tmp_path / "kubectl").chmod(0o755)

@@ -117,7 +117,7 @@ def test_a_run_directory_that_a_node_has_not_is_refused_before_a_process_is_star
     assert not (job.folder / "logs/engine.log").exists()
 
 
-def test_submit_hands_the_files_over(slurm, tmp_path):
+def test_submit_submits_the_files(slurm, tmp_path):
     said = atropos(
         slurm, "run", "--launcher", "slurm", "--bridge", "checkpoint", *QUICK, *SMALL, "--set", "launcher.submit=true", "--set",
         "launcher.sbatch=['--hold']", "--dir", str(tmp_path / "run"),

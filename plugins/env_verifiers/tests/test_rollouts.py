@@ -19,7 +19,7 @@ def of(outcome: Outcome, *failures: Any, **more: Any) -> Any:
     return member(outcome.record(), failures, more.get("episodes", {"agent": EPISODE}), more.get("success", 1.0))
 
 
-def test_a_part_of_the_tasks_is_held_out_by_their_prompts_and_none_is_of_both():
+def test_a_part_of_the_tasks_is_in_the_test_split_by_their_prompts_and_none_is_of_both():
     made = split(ROWS, [], 0.25)
     assert 60 < len(made["test"]) < 140 and len(made["train"]) + len(made["test"]) == 400
     assert {one.id for one in made["train"]}.isdisjoint(one.id for one in made["test"])

@@ -170,13 +170,13 @@ class _Manifests:
         return made
 
     def role(self, role: str) -> Mapping[str, Any]:
-        asked = self.options.roles.get(role, Pod())
+        requested = self.options.roles.get(role, Pod())
         where = f"{self.name}:{self.options.port}"
         wait = ["--wait-s", f"{self.options.wait_s:g}"]
         command = [self.options.python, "-m", f"{PACKAGE}.holder", role, where, self.directory, *wait]
         reference = {"secretKeyRef": {"name": self.name, "key": role}}
-        container = self._container("role", command, asked) | {"env": [{"name": SECRET, "valueFrom": reference}]}
-        return self._job(role, self._pod(role, container, asked, [], restart="OnFailure"), {})
+        container = self._container("role", command, requested) | {"env": [{"name": SECRET, "valueFrom": reference}]}
+        return self._job(role, self._pod(role, container, requested, [], restart="OnFailure"), {})
 
     def workers(self, name: str, workers: Workers) -> Mapping[str, Any]:
         """As many as `parallelism` says, which may be changed while they run."""
@@ -205,7 +205,7 @@ class _Manifests:
         self,
         role: str,
         container: Mapping[str, Any],
-        asked: Pod,
+        requested: Pod,
         volumes: Sequence[Mapping[str, Any]],
         *,
         restart: str = "Never",
@@ -216,18 +216,18 @@ class _Manifests:
             "restartPolicy": restart,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            **({"nodeSelector": dict(asked.node_selector)} if asked.node_selector else {}),
+            **({"nodeSelector": dict(requested.node_selector)} if requested.node_selector else {}),
             "containers": [container],
             "volumes": [shared, memory, *volumes],
         }
 
-    def _container(self, name: str, command: Sequence[str], asked: Pod) -> dict[str, Any]:
-        wanted: dict[str, Any] = {"cpu": f"{asked.cpus:g}"}
+    def _container(self, name: str, command: Sequence[str], requested: Pod) -> dict[str, Any]:
+        wanted: dict[str, Any] = {"cpu": f"{requested.cpus:g}"}
         bounds: dict[str, Any] = {}
-        if asked.memory_gb:
-            wanted["memory"] = bounds["memory"] = f"{asked.memory_gb * 1000:.0f}M"
-        if asked.gpus:
-            wanted[self.options.gpu] = bounds[self.options.gpu] = str(asked.gpus)
+        if requested.memory_gb:
+            wanted["memory"] = bounds["memory"] = f"{requested.memory_gb * 1000:.0f}M"
+        if requested.gpus:
+            wanted[self.options.gpu] = bounds[self.options.gpu] = str(requested.gpus)
         return {
             "name": name,
             "image": self.options.image,

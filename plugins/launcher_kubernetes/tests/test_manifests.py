@@ -100,7 +100,7 @@ def test_what_could_not_run_is_refused(options: dict[str, Any], said: str) -> No
         made(**options)
 
 
-def test_workers_are_as_many_as_asked_for_and_know_the_servers_word_alone() -> None:
+def test_workers_are_as_many_as_requested_and_know_the_servers_token_alone() -> None:
     run = PlannedRun(Path("/here/run"), "", CPU, ["gsm8k"], has_api=True)
     asked = {"count": 3, "concurrency": 5, "cpus": 3, "gpus": 1, "memory_gb": 2, "node_selector": {"pool": "b"}}
     objects = made(run, workers={"gsm8k": asked}, server_port=8123)

@@ -40,7 +40,7 @@ class RayProcess(StartedProcess):
         self.named = f"pid {pid} on {host}"
         self.connection: socket.socket
         self._holder = holder
-        self._log = log
+        self.log = log
         self._how: str | None = None
         self.follower = threading.Thread(target=self._follow, name=f"log of {role}", daemon=True)
         self.follower.start()
@@ -60,7 +60,7 @@ class RayProcess(StartedProcess):
 
     def _follow(self) -> None:
         try:
-            with self._log.open("ab", buffering=0) as log:
+            with self.log.open("ab", buffering=0) as log:
                 while chunk := ray.get(self._holder.output.remote()):
                     log.write(chunk)
             self._how = how_ended(ray.get(self._holder.code.remote()))
@@ -225,7 +225,7 @@ class RayLauncher(Launcher):
                 process.kill()
                 said = f"{role} ({process.named}) {how or f'did not connect within {START_DEADLINE_S:g} s'}"
                 kind: type[AtroposError] = ProcessDied if how else DeadlineExceeded
-                raise kind(f"{said}.", remedy=f"Its log is {process._log}")
+                raise kind(f"{said}.", remedy=f"Its log is {process.log}")
 
     async def close(self) -> None:
         holders, self._holders = self._holders, []

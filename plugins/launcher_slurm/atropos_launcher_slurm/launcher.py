@@ -104,7 +104,7 @@ class SlurmLauncher(Launcher):
 
     async def _own_address(self) -> str:
         name = os.environ.get("SLURMD_NODENAME", socket.gethostname())
-        found = re.search(r"NodeAddr=(\S+)", await _asked("scontrol", "show", "node", "-o", name))
+        found = re.search(r"NodeAddr=(\S+)", await _output_of("scontrol", "show", "node", "-o", name))
         try:
             return str(await asyncio.to_thread(socket.gethostbyname, found.group(1) if found else name))
         except OSError as error:
@@ -121,7 +121,7 @@ class SlurmLauncher(Launcher):
         ]
 
     async def _nodes(self) -> list[Node]:
-        names = (await _asked("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])).split()
+        names = (await _output_of("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])).split()
         cpus = each(os.environ["SLURM_JOB_CPUS_PER_NODE"])
         gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", 0))  # of this node; those of a job are alike in it
         memory = float(os.environ.get("SLURM_MEM_PER_NODE", 0)) / 1000 or ANY_MEMORY
@@ -205,7 +205,9 @@ class SlurmLauncher(Launcher):
                 raise kind(f"{said}.{_last_line(log)}", remedy=f"Its log is {log}")
 
     async def _step(self, name: str) -> str:
-        for line in (await _asked("squeue", "-h", "-s", "-j", os.environ["SLURM_JOB_ID"], "-o", "%i|%j")).splitlines():
+        for line in (
+            await _output_of("squeue", "-h", "-s", "-j", os.environ["SLURM_JOB_ID"], "-o", "%i|%j")
+        ).splitlines():
             step, _, called = line.partition("|")
             if called == name:
                 return step
@@ -237,7 +239,7 @@ def each(counts: str) -> list[int]:
     return found
 
 
-async def _asked(*command: str) -> str:
+async def _output_of(*command: str) -> str:
     """What a program of Slurm's prints. Raises FitError."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
