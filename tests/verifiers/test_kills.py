@@ -42,6 +42,7 @@ async def test_kill_9_as_it_is_started_again_fails_that_group_alone(tmp_path):
             ]
         ):
             await asyncio.sleep(0.01)
+        found[0].send_signal(signal.SIGSTOP)  # it is starting, however quick the machine is
         await asyncio.sleep(0.5)
         found[0].send_signal(signal.SIGKILL)
         with pytest.raises(RemoteError, match="SIGKILL"):

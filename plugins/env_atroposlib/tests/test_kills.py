@@ -128,6 +128,7 @@ def test_killed_as_it_is_started_again_it_fails_that_group_alone(tmp_path: Path)
         going = asyncio.ensure_future(group_of(environment, policy))
         while (second := host(first.pid)) is None:
             await asyncio.sleep(0.01)
+        second.send_signal(signal.SIGSTOP)  # it is starting, however quick the machine is
         await asyncio.sleep(0.5)
         second.send_signal(signal.SIGKILL)
         with pytest.raises(RemoteError, match="SIGKILL"):
