@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 
 import pytest
@@ -20,4 +21,10 @@ def test_the_text_of_a_planted_bug_stands_in_its_file_once_and_its_tests_are_the
     assert (REPOSITORY / bug["file"]).read_text().count(bug["old"]) == 1
     assert bug["new"] != bug["old"]
     for test in bug["tests"]:
-        assert (REPOSITORY / test.partition("::")[0].split()[0]).exists(), test
+        file, *within = test.split()[0].split("::")
+        assert (REPOSITORY / file).exists(), test
+        text = (REPOSITORY / file).read_text()
+        for name in within:
+            assert re.search(rf"(def|class) {re.escape(name.partition('[')[0])}\b|^{re.escape(name)} = ", text, re.M), (
+                test
+            )
