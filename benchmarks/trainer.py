@@ -3,7 +3,7 @@
 The same models (the tiny policy, and a random one of 30 M parameters with a vocabulary of 32,000), the same sequences with the
 lengths of GSM8K, the same number of threads, float32, nothing generated; TRL at the fastest of several batch sizes. Each
 measurement is a process of its own, whose first step, a short one, is left out. Ours and TRL's alternate, and medians
-count. Then what each trick gives, and what a token costs by the length of its sequence. CPU seconds stand beside tokens/s: other
+count. Then eight branches of one episode, which have three quarters of their tokens in common; what each trick gives, and what a token costs by the length of its sequence. CPU seconds stand beside tokens/s: other
 work on the machine hardly moves them. Writes benchmarks/results/trainer.json; ends with 1 where a bound does not hold.
 """
 
@@ -36,6 +36,8 @@ PROMPTS = {"tiny": 16, "30M": 2}
 STEPS = {"tiny": 3, "30M": 1}  # that are measured in a process
 BATCHES = {"tiny": (8, 32, 128), "30M": (1, 4, 16)}  # sequences that TRL puts through the model at once
 OURS: dict[str, dict[str, Any]] = {"tiny": {}, "30M": {"tokens_per_microbatch": 256, "logprob_chunk": 128}}
+BRANCHES = {"length": 512, "shared": 0.75}  # of a group of GROUP, one for each prompt
+OURS_BRANCHES: dict[str, dict[str, Any]] = {"tiny": {}, "30M": {"tokens_per_microbatch": 1536, "logprob_chunk": 128}}
 TRICKS: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "padded, prompts not shared": {"padded": True, "share_prompts": False},
@@ -49,6 +51,7 @@ TRICKS: dict[str, dict[str, Any]] = {
 FLAT_LENGTHS, FLAT_TOKENS = (256, 1024, 4096, 8192), 8192
 FLAT_ROUNDS = {"tiny": 3, "30M": 1}
 SPEED, MEMORY, PADDING, FLAT = 2.0, 0.6, 0.05, 0.15  # the bounds
+APART = "Atropos, nothing shared"
 
 Measured = dict[str, Any]
 
@@ -67,6 +70,8 @@ class Work:
             first, replies = trainer_work.lengths(prompts, GROUP, 0, data)
             self.add(name, trainer_work.batch(first, replies, self.vocabulary[name]))
             self.add(f"{name}-short", trainer_work.batch(first, np.minimum(replies, 8), self.vocabulary[name]))
+            branched = trainer_work.branches(prompts, GROUP, vocabulary=self.vocabulary[name], **BRANCHES)
+            self.add(f"{name}-branches", branched)
         self.add("30M-padded", trainer_work.padded(self.batches["30M"]))
         for length in FLAT_LENGTHS:
             lengths = np.ones(1, np.int64), np.full(FLAT_TOKENS // length, length - 1)
@@ -84,9 +89,9 @@ class Work:
             options=options, whole_logits=whole_logits, attention=attention,
         )  # fmt: skip
 
-    def theirs(self, model: str, size: int) -> Measured:
+    def theirs(self, model: str, batch: str, size: int) -> Measured:
         return self._measured(
-            [TRL, "-m", "benchmarks.trainer_trl"], model, model, STEPS[model],
+            [TRL, "-m", "benchmarks.trainer_trl"], model, batch, STEPS[model],
             together=size, group=GROUP, gradient_checkpointing=False,
         )  # fmt: skip
 
@@ -114,16 +119,21 @@ def median(runs: list[Measured], name: str) -> float:
     return float(statistics.median(run[name] for run in runs))
 
 
-def beside_trl(work: Work, rounds: int) -> dict[str, Any]:
+def beside_trl(work: Work, rounds: int, *, branches: bool = False) -> dict[str, Any]:
+    """By model. `branches`: of batches that branch, and beside our own update with nothing shared as well."""
     rows, found = [], {}
     for model in PROMPTS:
         runs: dict[str, list[Measured]] = {}
+        batch, options = (f"{model}-branches", OURS_BRANCHES[model]) if branches else (model, OURS[model])
         for _ in range(rounds):  # alternating, so that a noisy minute hits all
-            runs.setdefault("Atropos", []).append(work.ours(model, model, steps=STEPS[model], **OURS[model]))
+            runs.setdefault("Atropos", []).append(work.ours(model, batch, steps=STEPS[model], **options))
+            if branches:
+                alone = work.ours(model, batch, steps=STEPS[model], share_prompts=False, **options)
+                runs.setdefault(APART, []).append(alone)
             for size in BATCHES[model]:
-                runs.setdefault(f"TRL, batches of {size}", []).append(work.theirs(model, size))
-        tokens = len(work.batches[model].tokens)
-        best = min((name for name in runs if name != "Atropos"), key=lambda name: median(runs[name], "seconds"))
+                runs.setdefault(f"TRL, batches of {size}", []).append(work.theirs(model, batch, size))
+        tokens = len(work.batches[batch].tokens)
+        best = min((name for name in runs if name.startswith("TRL")), key=lambda name: median(runs[name], "seconds"))
         ours = runs["Atropos"]
         found[model] = {
             "tokens": tokens, "runs": runs, "best": best,
@@ -131,6 +141,11 @@ def beside_trl(work: Work, rounds: int) -> dict[str, Any]:
             "speed_cpu": median(runs[best], "cpu_seconds") / median(ours, "cpu_seconds"),
             "memory": median(ours, "growth") / median(runs[best], "growth"),
         }  # fmt: skip
+        if branches:
+            found[model] |= {
+                "speed_apart": median(runs[APART], "seconds") / median(ours, "seconds"),
+                "memory_apart": median(ours, "growth") / median(runs[APART], "growth"),
+            }
         rows += [
             (
                 model,
@@ -142,7 +157,8 @@ def beside_trl(work: Work, rounds: int) -> dict[str, Any]:
             )
             for name, those in runs.items()
         ]
-    console.table(("model", "update step", "tokens/s", "CPU s", "growth, MB", "load"), rows)
+    what = "update step, branches" if branches else "update step"
+    console.table(("model", what, "tokens/s", "CPU s", "growth, MB", "load"), rows)
     return found
 
 
@@ -211,7 +227,7 @@ def padding(data: Path | None) -> dict[str, float]:
         limit = GrpoOptions().tokens_per_microbatch
         for run in microbatches(whole.lengths, np.arange(whole.sequences), limit, *together):
             part = whole.select(run)
-            packing = pack(part.tokens, part.lengths, group=part.group if shares else None)
+            packing = pack(part.tokens, part.lengths, share=shares)
             rows = len(packing.queries) + len(packing.keys)
             padded, real = padded + rows, real + rows / (1 + packing.padding)
         found[name] = padded / real - 1
@@ -232,6 +248,10 @@ def bounds(result: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
         *((f"{model}: at least {SPEED} times TRL's tokens/s", f"{found['speed']:.2f}", found["speed"] >= SPEED)
           for model, found in beside.items()),
         (f"30M: at most {MEMORY} of TRL's growth of memory", f"{beside['30M']['memory']:.2f}", beside["30M"]["memory"] <= MEMORY),
+        *((f"{model}, branches: at least {SPEED} times as fast as {other}", f"{found[name]:.2f}", found[name] >= SPEED)
+          for model, found in result["branches"].items() for other, name in (("TRL", "speed"), ("with nothing shared", "speed_apart"))),
+        *((f"30M, branches: at most {MEMORY} of the growth of {other}", f"{result['branches']['30M'][name]:.2f}",
+           result["branches"]["30M"][name] <= MEMORY) for other, name in (("TRL", "memory"), ("nothing shared", "memory_apart"))),
         (f"padding below {PADDING:.0%}", f"{waste:.1%}", waste < PADDING),
         *((f"{model}: a token's cost without attention within {FLAT:.0%} of the median", f"{most:.0%}", most <= FLAT)
           for model, most in off.items()),
@@ -252,6 +272,7 @@ def main() -> None:
         result["padding"] = padding(wanted.gsm8k)
         result["flat"] = {model: flat(work, model, rounds) for model, rounds in FLAT_ROUNDS.items()}
         result["beside_trl"] = beside_trl(work, wanted.rounds)
+        result["branches"] = beside_trl(work, wanted.rounds, branches=True)
         result["tricks"] = tricks(work, wanted.rounds)
     found = bounds(result)
     result["bounds"] = [{"bound": name, "found": value, "holds": holds} for name, value, holds in found]

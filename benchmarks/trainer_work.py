@@ -70,6 +70,17 @@ def batch(prompt_lengths: Lengths, reply_lengths: Lengths, vocabulary: int, seed
     )  # fmt: skip
 
 
+def branches(prompts: int, group: int, length: int, shared: float, vocabulary: int) -> Batch:
+    """As `batch`: of each prompt, `group` sequences of `length` tokens that have this part of them in common and go apart then. The
+    prompt is the first tenth; all that follows is sampled and trained, also where it is shared."""
+    random = np.random.default_rng(0)
+    made = batch(np.full(prompts, length // 10), np.full(prompts * group, length - length // 10), vocabulary)
+    rows = made.tokens.reshape(prompts, group, length)
+    trunk = int(shared * length)
+    rows[:, :, :trunk] = random.integers(2, vocabulary, (prompts, 1, trunk))
+    return made
+
+
 def padded(whole: Batch) -> Batch:
     """The same work as a padded trainer sees it: every prompt and every reply as long as the longest."""
     prompt = (~whole.sampled).astype(np.int64)

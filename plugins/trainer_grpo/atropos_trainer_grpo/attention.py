@@ -1,24 +1,26 @@
-"""Causal attention over packed sequences, as an attention function of transformers.
+"""Causal attention over packed sequences, as attention functions of transformers.
 
-Queries, keys and values of the packed row are gathered into a padded layout, go through torch's own causal attention
-bucket by bucket, and are gathered back. The model builds no mask: transformers makes none for a name that is missing
-from its mask interface.
+`padded`: queries, keys and values of the packed row are gathered into a padded layout, go through torch's own causal attention
+bucket by bucket, and are gathered back. `flex`: torch's FlexAttention over the packed row as it is, by a mask of blocks; on a CPU it has
+no backward pass. The model builds no mask: transformers makes none for a name that is missing from its mask interface.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from atropos_core.errors import FitError
 from atropos_trainer_grpo.packed_rows import Packing
 
-NAME = "atropos_packed"
+NAMES = {"padded": "atropos_packed", "flex": "atropos_packed_flex"}  # by trainer.attention
 
 
 class _Gather(torch.autograd.Function):
@@ -73,14 +75,7 @@ def packed_attention(
     **rest: Any,  # what else a model may ask of its attention
 ) -> tuple[Tensor, None]:
     """As `transformers`' attention interface calls it; `packing` gets here as a keyword of the model's forward."""
-    if packing is None:
-        raise TypeError("packed attention needs its layout: call the model with packing=pack(...)")
-    window, longest = rest.get("sliding_window"), max(bucket.keys for bucket in packing.buckets)
-    if window is not None and window < longest:
-        raise FitError(f"{longest} tokens in a sequence exceed the model's sliding window of {window}.")
-    for name in ("softcap", "s_aux", "position_bias"):
-        if rest.get(name) is not None:
-            raise FitError(f"{type(module).__name__} asks for {name!r} in its attention, which packed training lacks.")
+    packing = _checked(module, packing, rest)
     heads, width = query.shape[1], query.shape[3]
     q_rows = _gather(_rows(query), packing.queries, packing.query_home, None)  # [sum S*Tq, H*D]
     kv_rows = _gather(  # [sum S*Tk, 2*K*D]
@@ -106,8 +101,44 @@ def packed_attention(
     return _return(together, packing.query_home).view(1, -1, heads, width), None
 
 
+def packed_flex_attention(
+    module: torch.nn.Module,
+    query: Tensor,  # [1, H, N, D]
+    key: Tensor,  # [1, K, N, D]
+    value: Tensor,  # [1, K, N, D]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    packing: Packing | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """As `packed_attention`. (There is no dropout: `open_model` sets all of it to zero.)"""
+    mask = _checked(module, packing, rest).block_mask
+    grouped = query.shape[1] != key.shape[1]
+    mixed = _flex(query.device.type)(query, key, value, block_mask=mask, scale=scaling, enable_gqa=grouped)
+    return mixed.transpose(1, 2), None
+
+
+@cache
+def _flex(device: str) -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+
+
+def _checked(module: torch.nn.Module, packing: Packing | None, rest: dict[str, Any]) -> Packing:
+    if packing is None:
+        raise TypeError("packed attention needs its layout: call the model with packing=pack(...)")
+    window = rest.get("sliding_window")
+    if window is not None and window < (longest := packing.longest):
+        raise FitError(f"{longest} tokens in a sequence exceed the model's sliding window of {window}.")
+    for name in ("softcap", "s_aux", "position_bias"):
+        if rest.get(name) is not None:
+            raise FitError(f"{type(module).__name__} asks for {name!r} in its attention, which packed training lacks.")
+    return packing
+
+
 def register() -> None:
-    AttentionInterface.register(NAME, packed_attention)
+    AttentionInterface.register(NAMES["padded"], packed_attention)
+    AttentionInterface.register(NAMES["flex"], packed_flex_attention)
 
 
 def _rows(states: Tensor) -> Tensor:

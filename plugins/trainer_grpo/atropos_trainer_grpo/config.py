@@ -201,7 +201,12 @@ class GrpoOptions(Options):
     minibatches: int = Field(1, ge=1, description="optimiser steps in one pass")
     tokens_per_microbatch: int = Field(16384, ge=1, description="bounds the memory of activations; changes no result")
     logprob_chunk: int = Field(8192, ge=1, description="rows of logits that exist at once, at most")
-    share_prompts: bool = Field(True, description="compute the common prefix of a group's sequences once")
+    share_prompts: bool = Field(
+        True, description="compute once what sequences of a micro-batch begin with in common: prompts, turns before a branch"
+    )
+    attention: Literal["padded", "flex"] = Field(
+        "padded", description="over packed rows; flex: torch's FlexAttention, on CUDA: README.md, Attention"
+    )
     gradient_checkpointing: bool = Field(False, description="trade a third more compute for activation memory")
     kernels: Literal["torch", "liger"] = Field(
         "torch", description="of norms, rotation and gated MLPs; liger: liger-kernel's, on CUDA: README.md, Kernels"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Indices = NDArray[np.int64]
 
+WORTH_JOINING = 0.95  # of rows of logits that are left where those of shared tokens are computed once
+
 
 class ForwardPasses:
     """By `model`, unless a call names another."""
@@ -63,19 +65,25 @@ class ForwardPasses:
         batch, columns = self.batch, self.columns
         at = token_positions(batch.offsets, sequences)
         tokens = batch.tokens[at]
-        group = batch.group[sequences] if self._options.share_prompts else None
-        packing = pack(tokens, batch.lengths[sequences], self._device, group)
+        packing = pack(
+            tokens, batch.lengths[sequences], self._device,
+            share=self._options.share_prompts, padded=self._options.attention == "padded",
+        )  # fmt: skip
         rows = np.flatnonzero(columns.scored[at])
         temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]
+        once, of = _once(packing.slots[rows], temperature, worth=taught is None)
         scored = score(
             model or self._model,
             packing,
-            packing.at(rows - 1),
-            self.tensor(tokens[rows].astype(np.int64)),
-            self.tensor(temperature),
+            packing.at(rows[once] - 1),
+            self.tensor(tokens[rows[once]].astype(np.int64)),
+            self.tensor(temperature[once]),
             self._options.logprob_chunk,
             None if taught is None else self.tensor(taught.rows(at[rows])[0]),
         )
+        if of is not None:
+            each = self.tensor(of)
+            scored = Scored(scored.logprobs.index_select(0, each), scored.entropy.index_select(0, each))
         return scored, at[rows]
 
     def score_nothing(self, model: torch.nn.Module | None = None) -> Tensor:
@@ -102,3 +110,13 @@ class ForwardPasses:
 
     def tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+
+def _once(places: Indices, temperature: Floats, *, worth: bool) -> tuple[Indices | slice, Indices | None]:
+    """Of scored tokens at these packed `places` [R], each that is shared once; and for every row the one that stands for it [R].
+    None where that is every row, or too few of them are shared."""
+    if worth and len(places):
+        _, first, of = np.unique(places, return_index=True, return_inverse=True)
+        if len(first) <= WORTH_JOINING * len(places) and (temperature[first][of] == temperature).all():
+            return first, of.astype(np.int64)
+    return slice(None), None

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
-from atropos_trainer_grpo import attention
+from atropos_trainer_grpo.attention import NAMES, register
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
 from atropos_trainer_grpo.packed_rows import Packing, pack
 
@@ -22,7 +22,7 @@ CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  #
 
 
 def open_model(
-    directory: Path, *, dtype: str, device: str, with_weights: bool, at: str | None = None
+    directory: Path, *, dtype: str, device: str, with_weights: bool, at: str | None = None, attention: str = "padded"
 ) -> PreTrainedModel:
     """The model in evaluation mode (no dropout). Without weights its parameters are on the meta device and its buffers
     (rotary frequencies) on `device`; with them it is there, or `at` another place for the time being. Raises FitError
@@ -32,7 +32,7 @@ def open_model(
             f"{directory} holds an adapter, and training starts from a whole model.",
             remedy="Merge it first: AutoModelForCausalLM.from_pretrained(...), peft's merge_and_unload(), save_pretrained(...).",
         )
-    attention.register()
+    register()
     logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
@@ -49,12 +49,12 @@ def open_model(
     model: Any  # transformers' own classes are typed in part
     if with_weights:
         model = AutoModelForCausalLM.from_pretrained(
-            directory, config=config, dtype=wanted, attn_implementation=attention.NAME, trust_remote_code=False
+            directory, config=config, dtype=wanted, attn_implementation=NAMES[attention], trust_remote_code=False
         )
         model = model.to(at or device)
     else:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=attention.NAME)
+            model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=NAMES[attention])
         _fill_buffers(model, device)
     if not getattr(model, "_supports_attention_backend", False):
         raise FitError(

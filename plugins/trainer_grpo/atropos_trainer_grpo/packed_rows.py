@@ -1,25 +1,27 @@
 """Sequences -> one packed row of tokens for the model, and the padded view of it that attention needs. Which sequences are in
 a batch is decided before, in core's `training/packing.py`.
 
-Linear layers see N tokens in a row, without padding. Sequences of a group that begin alike (the prompt) share the
-tokens of that beginning: they are computed once, and their gradients add up. For 128 completions of 25 tokens to 16
+Linear layers see N tokens in a row, without padding. What sequences begin with in common (prefix_tree.py: a group's prompt, the turns
+before a branch) is there once: it is computed once, and its gradients add up. For 128 completions of 25 tokens to 16
 prompts of 35 that is 3,760 tokens in place of 7,680, and a step takes half the time (README.md, Speed).
 
-Attention sees segments: a shared beginning is one, the rest of each sequence is another, whose keys are that beginning
-and itself. Segments of similar length form a bucket, padded to a common shape.
+Attention sees segments, the nodes of that tree: the keys of one are all that is above it, and itself. Segments of similar length form a
+bucket, padded to a common shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-Indices = NDArray[np.int64]
+from atropos_trainer_grpo.prefix_tree import Indices, tree_of
 
 BUCKET_FILL = 0.9  # a bucket's shortest segment is at least this part of its longest: padding stays below 10 %
 BUCKET_FLOOR = 4  # or within this many tokens of it: many tiny buckets cost more than their padding
@@ -27,7 +29,7 @@ BUCKET_FLOOR = 4  # or within this many tokens of it: many tiny buckets cost mor
 
 @dataclass(frozen=True)
 class Bucket:
-    """S segments, padded: beginnings to the left of Tk - Tq keys, the rest to the right of Tq queries and keys."""
+    """S segments, padded: what is above them to the left, of Tk - Tq keys; themselves to the right, of Tq queries and keys."""
 
     segments: int  # S
     queries: int  # Tq
@@ -47,9 +49,27 @@ class Packing:
         Tensor  # i64[N] the one query row where a packed token really stands; other rows that hold it are padding
     )
     key_home: Tensor  # i64[N] the key row within the same segment
-    key_again: Tensor  # i64[D] the key rows of shared beginnings within the segments that follow them
-    buckets: tuple[Bucket, ...]
+    key_again: Tensor  # i64[D] the key rows of tokens within the segments that are below theirs
+    buckets: tuple[Bucket, ...]  # none where the padded layout was not asked for
     slots: Indices  # i64[sum of lengths] the packed place of every token of every sequence, in the order given
+    below: Tensor  # i64[N] the packed place after the last token of all that may see this one: its own segment's, and those below
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self.positions.max()) + 1
+
+    @cached_property
+    def block_mask(self) -> BlockMask:
+        """For FlexAttention, over the packed row itself: a token is seen by its own segment after it, and by all that is below."""
+
+        def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (key <= query) & (query < self.below[key])
+
+        count, device = len(self.below), self.below.device
+        make = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask  # the whole mask is never there
+        made: BlockMask = make(sees, None, None, count, count, device=device)
+        return made
 
     @property
     def padding(self) -> float:
@@ -66,30 +86,30 @@ def pack(
     tokens: NDArray[np.int32],
     lengths: Indices,
     device: torch.device | str = "cpu",
-    group: NDArray[np.int32] | None = None,
+    *,
+    share: bool = False,
+    padded: bool = True,
 ) -> Packing:
-    """Lay out sequences that stand end to end in `tokens`, each of at least one token. With `group`, neighbours of one
-    group share the beginning that they have in common."""
+    """Lay out sequences that stand end to end in `tokens`, each of at least one token. With `share`, what they begin with in
+    common is there once. Without `padded` there is only what `block_mask` needs."""
     starts = np.cumsum(lengths) - lengths  # [S]
-    owner, shared = _common_beginnings(tokens, starts, lengths, group)
-    own = lengths - shared  # [S]
-    owns = (owner == np.arange(len(lengths))) & (shared > 0)  # its packed tokens are the beginning and its own
-    ends = np.cumsum(own + shared * owns)
-    rest = ends - own  # [S] packed place of the first token of its own
-    head = rest[owner] - shared  # [S] packed place of its beginning
-    of = np.repeat(np.arange(len(lengths)), lengths)  # [n] the sequence of every token
-    t = np.arange(len(tokens)) - starts[of]  # [n] its position there
-    slots = np.where(t < shared[of], head[of] + t, rest[of] + t - shared[of])
+    tree = tree_of(tokens, starts, lengths, share=share)
+    own = tree.end - tree.begin  # [M]
+    ends = np.cumsum(own)
+    first = ends - own  # [M] packed place of a node's first token
+    slots = np.empty(len(tokens), dtype=np.int64)
+    for sequence, start in enumerate(starts.tolist()):
+        for node in tree.path(sequence):
+            slots[start + tree.begin[node] : start + tree.end[node]] = np.arange(first[node], ends[node])
     packed, positions = np.empty(int(ends[-1]), dtype=np.int64), np.empty(int(ends[-1]), dtype=np.int64)
-    packed[slots], positions[slots] = tokens, t
+    packed[slots] = tokens
+    positions[slots] = np.arange(len(tokens)) - np.repeat(starts, lengths)
 
-    beginnings = np.flatnonzero(owns)
-    nothing = np.zeros(len(beginnings), dtype=np.int64)
-    layout = _Layout(len(packed), device)
-    for segments in _alike_in_both(head[beginnings], shared[beginnings], nothing, nothing):
-        layout.add(*segments)
-    for segments in _alike_in_both(rest, own, head, shared):
-        layout.add(*segments)
+    layout = _Layout(len(packed), slots, device)
+    above = starts[tree.sequence]  # [M] where the places of all that is above a node begin in `slots`
+    for nodes in (np.flatnonzero(tree.inner), np.flatnonzero(~tree.inner)) if padded else ():
+        for segments in _alike_in_both(first[nodes], own[nodes], above[nodes], tree.begin[nodes]):
+            layout.add(*segments)
 
     def tensor(values: Indices) -> Tensor:
         return torch.from_numpy(values).to(device)
@@ -97,20 +117,30 @@ def pack(
     return Packing(
         tokens=tensor(packed)[None],
         positions=tensor(positions)[None],
-        queries=tensor(np.concatenate(layout.queries)),
-        keys=tensor(np.concatenate(layout.keys)),
+        queries=tensor(layout.joined(layout.queries)),
+        keys=tensor(layout.joined(layout.keys)),
         query_home=tensor(layout.query_home),
         key_home=tensor(layout.key_home),
-        key_again=tensor(np.concatenate(layout.key_again)),
+        key_again=tensor(layout.joined(layout.key_again)),
         buckets=tuple(layout.buckets),
         slots=slots,
+        below=tensor(np.repeat(_ends_below(tree.parent, ends), own)),
     )
+
+
+def _ends_below(parent: Indices, ends: Indices) -> Indices:
+    """[M] where the last of all that is below each node ends: nodes below one follow it."""
+    last = ends.copy()
+    for node in range(len(parent) - 1, -1, -1):
+        if parent[node] >= 0:
+            last[parent[node]] = max(last[parent[node]], last[node])
+    return last
 
 
 class _Layout:
     """The padded layout, bucket by bucket."""
 
-    def __init__(self, tokens: int, device: torch.device | str) -> None:
+    def __init__(self, tokens: int, slots: Indices, device: torch.device | str) -> None:
         self.buckets: list[Bucket] = []
         self.queries: list[Indices] = []
         self.keys: list[Indices] = []
@@ -118,17 +148,23 @@ class _Layout:
         self.query_home = np.empty(tokens, dtype=np.int64)
         self.key_home = np.empty(tokens, dtype=np.int64)
         self._query_rows = self._key_rows = 0
+        self._slots = slots
         self._device = device
 
-    def add(self, first: Indices, length: Indices, before: Indices, before_length: Indices) -> None:
-        """A bucket of segments: packed place and length of each, and of the beginning that it follows."""
-        segments, right, left = len(first), int(length.max()), int(before_length.max())
+    @staticmethod
+    def joined(parts: list[Indices]) -> Indices:
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def add(self, first: Indices, length: Indices, above: Indices, depth: Indices) -> None:
+        """A bucket of segments: packed place and length of each; where the places of what is above it begin in `slots`, and how many
+        tokens that is."""
+        segments, right, left = len(first), int(length.max()), int(depth.max())
         column = np.arange(right)
         real = column < length[:, None]  # [S, Tq]
         place = first[:, None] + np.minimum(column, length[:, None] - 1)  # padding repeats the last token
-        back = np.arange(left) - (left - before_length[:, None])  # [S, Tk - Tq] negative where padded
+        back = np.arange(left) - (left - depth[:, None])  # [S, Tk - Tq] negative where padded
         there = back >= 0
-        earlier = np.where(there, before[:, None] + back, first[:, None])
+        earlier = np.where(there, self._slots[above[:, None] + np.maximum(back, 0)], first[:, None])
 
         query_row = self._query_rows + np.arange(segments * right).reshape(segments, right)
         key_row = self._key_rows + np.arange(segments * (left + right)).reshape(segments, left + right)
@@ -156,55 +192,79 @@ def microbatches(
     group: NDArray[np.int32] | None = None,
 ) -> list[Indices]:
     """`order` (sequence numbers, groups together) in runs of at most `limit` packed tokens; a longer sequence gets a run of
-    its own. With `tokens` and `group`, what the sequences of a group have in common counts once a run.
+    its own. With `tokens` and `group`, what the sequences of a run begin with in common counts once, and those of a group stand by what
+    they have in common.
 
     Runs are as few as two ways of filling them find, and then of near counts: cuts through `order` where it stands, or
     whole groups, largest first, each to the run that holds least."""
     if not len(order):
         return []
-    own, shared, of = _counts(lengths, order, tokens, group)
-    indices = np.arange(len(order))
-    least = int((own + shared).max())
-    cut = _cut(own, shared, of, indices, limit)
-    low, high = min(least, limit), limit  # the lowest capacity that needs no more runs is the one that evens them out
+    alone = [order[run] for run in _runs(lengths[order], np.zeros(len(order), np.int64), np.arange(len(order)), limit)]
+    if tokens is None or group is None:
+        return alone
+    starts = np.cumsum(lengths) - lengths
+    alike, shared = _by_prefix(tokens, starts, lengths, order, group)
+    of = np.cumsum(np.diff(group[alike], prepend=group[alike[0]]) != 0)
+    runs = [alike[run] for run in _runs(lengths[alike], shared, of, limit)]
+
+    def fits(run: Indices) -> bool:
+        return len(run) == 1 or tree_of(tokens, starts[run], lengths[run]).tokens <= limit
+
+    if not all(fits(run) for run in runs):  # by itself a run may share less: nodes that save little there are none
+        runs = _greedy(alike, fits)
+    return min(runs, alone, key=len)
+
+
+def _greedy(order: Indices, fits: Callable[[Indices], bool]) -> list[Indices]:
+    """Cuts through `order` wherever one more would not fit."""
+    runs, begin = [], 0
+    for end in range(1, len(order) + 1):
+        if not fits(order[begin:end]):
+            runs.append(order[begin : end - 1])
+            begin = end - 1
+    return [*runs, order[begin:]]
+
+
+def _by_prefix(
+    tokens: NDArray[np.int32], starts: Indices, lengths: Indices, order: Indices, group: NDArray[np.int32]
+) -> tuple[Indices, Indices]:
+    """`order`, each group's by what they have in common, and how many tokens each has in common with the one before it there."""
+    orders, shares = [], []
+    for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        tree = tree_of(tokens, starts[members], lengths[members])
+        orders.append(members[tree.order])
+        shares.append(tree.shared())
+    return np.concatenate(orders), np.concatenate(shares)
+
+
+def _runs(lengths: Indices, shared: Indices, of: Indices, limit: int) -> list[Indices]:
+    """Places [S] in runs, by the length of each, what it shares with the one before it, and the group that it is of."""
+    indices = np.arange(len(lengths))
+    cut = _cut(lengths, shared, indices, limit)
+    low, high = min(int(lengths.max()), limit), limit  # the lowest capacity that needs no more runs is the one that evens them out
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if len(_cut(own, shared, of, indices, middle)) <= len(cut) else (middle + 1, high)
-    filled = _filled(own, shared, of, limit, fewer_than=len(cut))
-    return [order[run] for run in filled or _cut(own, shared, of, indices, high)]
+        low, high = (low, middle) if len(_cut(lengths, shared, indices, middle)) <= len(cut) else (middle + 1, high)
+    return _filled(lengths, shared, of, limit, fewer_than=len(cut)) or _cut(lengths, shared, indices, high)
 
 
-def _counts(
-    lengths: Indices, order: Indices, tokens: NDArray[np.int32] | None, group: NDArray[np.int32] | None
-) -> tuple[Indices, Indices, Indices]:
-    """Per place in `order`: packed tokens of the sequence's own, those of its beginning, and whose beginning it is."""
-    ordered = lengths[order]
-    if tokens is None or group is None:
-        return ordered, np.zeros_like(ordered), np.arange(len(order))
-    starts = (np.cumsum(lengths) - lengths)[order]
-    of, shared = _common_beginnings(tokens, starts, ordered, group[order])
-    return ordered - shared, shared, of
-
-
-def _cut(own: Indices, shared: Indices, of: Indices, indices: Indices, limit: int) -> list[Indices]:
+def _cut(lengths: Indices, shared: Indices, indices: Indices, limit: int) -> list[Indices]:
     """Cuts through `indices` wherever the next sequence would exceed the limit."""
-    cuts, filled_tokens, last = [0], 0, -1
-    for at, (rest, beginning, whose) in enumerate(
-        zip(own[indices].tolist(), shared[indices].tolist(), of[indices].tolist(), strict=True)
-    ):
-        more = rest if whose == last else rest + beginning
+    cuts, filled_tokens = [0], 0
+    for at, (length, common) in enumerate(zip(lengths[indices].tolist(), shared[indices].tolist(), strict=True)):
+        more = length - common if at > cuts[-1] else length
         if filled_tokens and filled_tokens + more > limit:
             cuts.append(at)
-            filled_tokens, more = 0, rest + beginning
-        filled_tokens, last = filled_tokens + more, whose
+            filled_tokens, more = 0, length
+        filled_tokens += more
     return np.split(indices, cuts[1:])
 
 
-def _filled(own: Indices, shared: Indices, of: Indices, limit: int, fewer_than: int) -> list[Indices] | None:
+def _filled(lengths: Indices, shared: Indices, of: Indices, limit: int, fewer_than: int) -> list[Indices] | None:
     """Runs of whole groups, where these are fewer; a group that is larger than the limit is cut."""
-    groups = np.split(np.arange(len(own)), np.flatnonzero(np.diff(of)) + 1)
-    parts = [part for members in groups for part in _cut(own, shared, of, members, limit)]
-    sizes = np.array([int(own[part].sum() + shared[part[0]]) for part in parts])
+    groups = np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(of)) + 1)
+    parts = [part for members in groups for part in _cut(lengths, shared, members, limit)]
+    sizes = np.array([int(lengths[part].sum() - shared[part[1:]].sum()) for part in parts])
     largest_first = np.argsort(-sizes, kind="stable").tolist()
     alone = int((sizes > limit).sum())
     for count in range(max(1, alone - (-int(sizes[sizes <= limit].sum()) // limit)), fewer_than):
@@ -217,24 +277,6 @@ def _filled(own: Indices, shared: Indices, of: Indices, limit: int, fewer_than: 
         if all(filled_tokens[i] <= limit or len(run) == 1 for i, run in enumerate(runs)):
             return [np.concatenate([parts[part] for part in sorted(run)]) for run in runs]
     return None
-
-
-def _common_beginnings(
-    tokens: NDArray[np.int32], starts: Indices, lengths: Indices, group: NDArray[np.int32] | None
-) -> tuple[Indices, Indices]:
-    """Per sequence: with whom it shares its beginning (the first of its group), and how many tokens of it."""
-    owner = np.arange(len(lengths))
-    shared = np.zeros(len(lengths), dtype=np.int64)
-    if group is None or len(group) < 2:
-        return owner, shared
-    for members in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(group)) + 1):
-        if len(members) > 1:
-            width = int(lengths[members].min()) - 1  # one token stays its own, so that no segment is empty
-            table = tokens[starts[members][:, None] + np.arange(width)]  # [G, width]
-            differs = np.flatnonzero((table != table[0]).any(axis=0))
-            shared[members] = differs[0] if len(differs) else width
-            owner[members] = members[0]
-    return owner, shared
 
 
 def _alike_in_both(*columns: Indices) -> Iterator[tuple[Indices, ...]]:

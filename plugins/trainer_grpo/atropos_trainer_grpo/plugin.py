@@ -38,6 +38,8 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
         _refuse_what_torchao_cannot(options, context)
     if options.kernels == "liger":
         _refuse_what_liger_cannot(context)
+    if options.attention == "flex":
+        _refuse_another_device('trainer.attention = "flex"', 'trainer.attention = "padded"', context)
     if len(context.devices) * context.machines > 1:
         from atropos_trainer_grpo.ranks import RankedTrainer
 
@@ -61,12 +63,16 @@ def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> No
         )
 
 
-def _refuse_what_liger_cannot(context: RunContext) -> None:
+def _refuse_another_device(option: str, instead: str, context: RunContext) -> None:
     if other := [device for device in context.devices if not device.startswith("cuda")]:
         raise FitError(
-            f'trainer.kernels = "liger" needs a CUDA device, and the trainer is on {other[0]!r}.',
-            remedy='Set trainer.devices = ["cuda:0"], or trainer.kernels = "torch".',
+            f"{option} needs a CUDA device, and the trainer is on {other[0]!r}.",
+            remedy=f'Set trainer.devices = ["cuda:0"], or {instead}.',
         )
+
+
+def _refuse_what_liger_cannot(context: RunContext) -> None:
+    _refuse_another_device('trainer.kernels = "liger"', 'trainer.kernels = "torch"', context)
     if importlib.util.find_spec("liger_kernel") is None:
         raise FitError(
             "trainer.kernels = \"liger\" is liger-kernel's, and the module 'liger_kernel' is not installed.",

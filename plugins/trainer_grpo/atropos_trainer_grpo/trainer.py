@@ -147,7 +147,10 @@ class GrpoTrainer(Trainer):
         shared = self._context.transport in SHARED
         at = None if self._mesh is None else "cpu"  # until it is divided
         dtype, device = self._options.dtype, self._device
-        model = open_model(self._context.model, dtype=dtype, device=device, with_weights=not shared, at=at)
+        attention = self._options.attention
+        model = open_model(
+            self._context.model, dtype=dtype, device=device, with_weights=not shared, at=at, attention=attention
+        )
         if self._options.kernels == "liger":
             from atropos_trainer_grpo.kernels import use_liger
 
@@ -178,7 +181,9 @@ class GrpoTrainer(Trainer):
             for layer in self._dropouts:
                 layer.eval()
         if self._options.kl is not None and self._options.lora is None:
-            frozen = open_model(self._context.model, dtype=dtype, device=device, with_weights=True, at=at)
+            frozen = open_model(
+                self._context.model, dtype=dtype, device=device, with_weights=True, at=at, attention=attention
+            )
             self._frozen = frozen.requires_grad_(False)
         if self._mesh is not None:
             self._divide(self._mesh)
@@ -277,7 +282,7 @@ class GrpoTrainer(Trainer):
                 score_nothing(self._policy, self._device)
                 continue
             tokens = np.concatenate([sequences[i] for i in part])
-            packing = pack(tokens, lengths[part], self._device)
+            packing = pack(tokens, lengths[part], self._device, padded=self._options.attention == "padded")
             follows = np.ones(len(tokens), dtype=np.bool_)
             follows[np.cumsum(lengths[part]) - lengths[part]] = False
             rows = np.flatnonzero(follows)

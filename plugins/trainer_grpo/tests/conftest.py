@@ -120,6 +120,44 @@ def make_batch() -> Callable[..., Batch]:
 
 
 @pytest.fixture
+def make_branches() -> Callable[..., Batch]:
+    """Groups of sequences that branch anywhere, some of which end where another goes on, and one that is there twice; what is sampled
+    and trained, temperatures and advantages are random, in tokens that are shared as well."""
+
+    def make(seed: int = 0, groups: int = 3, size: int = 7) -> Batch:
+        random = np.random.default_rng(seed)
+        rows: list[np.ndarray] = []
+        for _ in range(groups):
+            members = [random.integers(2, VOCABULARY, random.integers(8, 40))]
+            while len(members) < size - 2:
+                before = members[random.integers(len(members))]
+                kept = before[: random.integers(4, len(before) + 1)]
+                members.append(np.concatenate([kept, random.integers(2, VOCABULARY, random.integers(1, 30))])[:120])
+            longest = max(members, key=len)
+            rows += [*members, longest[: len(longest) // 2], longest]
+        lengths = [len(row) for row in rows]
+        sequences, count = len(rows), sum(lengths)
+        sampled = random.random(count) < 0.7
+        trained = sampled & (random.random(count) < 0.8)
+        return Batch(
+            tokens=np.concatenate(rows).astype(np.int32),
+            offsets=np.cumsum([0, *lengths]).astype(np.int64),
+            sampled=sampled,
+            trained=trained,
+            logprobs=np.where(sampled, random.normal(-3.0, 0.5, count), 0).astype(np.float32),
+            has_logprobs=np.ones(sequences, np.bool_),
+            policy_version=np.zeros(count, np.int32),
+            advantages=(np.repeat(random.normal(size=sequences), lengths) * trained).astype(np.float32),
+            temperature=random.choice([0.7, 1.0], sequences).astype(np.float32),
+            truncated=np.zeros(sequences, np.bool_),
+            group=np.repeat(np.arange(groups, dtype=np.int32), size),
+            version=1,
+        )
+
+    return make
+
+
+@pytest.fixture
 def gradient(model_of):
     """`gradient(batch, **options)`: the loss and the flat gradient of one minibatch. KL is taken to another model. With
     `double`, the model computes in float64."""

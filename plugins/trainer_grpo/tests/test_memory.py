@@ -36,8 +36,7 @@ def test_activations_are_what_autograd_keeps(model_of, make_batch, kind, dtype, 
     tokens = torch.cat([tokens, torch.randint(2, 30, (groups, size, reply))], dim=2)
     tokens[:, :, prompt] = torch.arange(size) + 2  # replies differ at once
     lengths = torch.full((groups * size,), prompt + reply).numpy()
-    group = torch.arange(groups).repeat_interleave(size).int().numpy()
-    packing = pack(tokens.flatten().int().numpy(), lengths, "cpu", group)
+    packing = pack(tokens.flatten().int().numpy(), lengths, share=True)
 
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     found: dict[int, int] = {}

@@ -24,7 +24,7 @@ def reference(directory, sequences):
 
 
 def packed(model, batch, group, chunk=8192):
-    packing = pack(batch.tokens, batch.lengths, group=group)
+    packing = pack(batch.tokens, batch.lengths, share=group is not None)
     rows = np.setdiff1d(np.arange(len(batch.tokens)), batch.offsets[:-1])
     targets = torch.from_numpy(batch.tokens[rows].astype(np.int64))
     return packing, score(model, packing, packing.at(rows - 1), targets, torch.ones(len(rows)), chunk)
@@ -83,7 +83,7 @@ def test_every_token_finds_its_place_in_the_packed_and_in_the_padded_layout(seed
     lengths = random.integers(1, 40, sequences)
     tokens = random.integers(0, 2, int(lengths.sum())).astype(np.int32)  # few values: long common beginnings
     group = np.sort(random.integers(0, 3, sequences)).astype(np.int32)
-    packing = pack(tokens, lengths, group=group if shared else None)
+    packing = pack(tokens, lengths, share=shared)
     flat = packing.tokens[0].numpy()
     assert (flat[packing.slots] == tokens).all()
     positions = np.concatenate([np.arange(length) for length in lengths])
@@ -147,7 +147,7 @@ def test_micro_batches_hold_every_sequence_once_within_the_limit_and_in_no_more_
     assert len(runs) <= in_order(lengths, order, limit)
     for run in runs:
         joined = np.concatenate([tokens[starts[i] : starts[i] + lengths[i]] for i in run])
-        count = pack(joined, lengths[run], group=group[run] if share else None).tokens.numel()
+        count = pack(joined, lengths[run], share=share).tokens.numel()
         assert count <= limit or len(run) == 1
 
 
@@ -193,5 +193,5 @@ def test_attention_pads_less_than_one_row_in_twenty_for_replies_of_very_differen
     tokens = np.full(int(lengths.sum()), 3, np.int32)
     for begin in np.cumsum(lengths) - lengths:
         tokens[begin + 50 :][:1] = random.integers(10**6)
-    packing = pack(tokens, lengths, group=np.repeat(np.arange(8, dtype=np.int32), 8) if shared else None)
+    packing = pack(tokens, lengths, share=shared)
     assert 0 <= packing.padding < 0.05

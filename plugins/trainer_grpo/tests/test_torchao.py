@@ -111,6 +111,7 @@ def test_moments_of_another_format_are_refused_with_the_option_that_takes_them()
     [
         ({"optimizer": "adamw_8bit"}, ("cpu", "cpu"), "on one device"),
         ({"kernels": "liger"}, ("cpu",), "needs a CUDA device"),
+        ({"attention": "flex"}, ("cpu",), "needs a CUDA device"),
     ],
 )
 def test_what_the_run_cannot_have_is_refused_before_it_begins(given, devices, message, tmp_path: Path):
