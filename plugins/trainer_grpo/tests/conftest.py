@@ -157,6 +157,21 @@ def make_branches() -> Callable[..., Batch]:
     return make
 
 
+def doubled(model):
+    """In float64 throughout: transformers' norms would compute in float32 still."""
+
+    def norm(module):
+        def forward(states):
+            return module.weight * states * torch.rsqrt(states.square().mean(-1, keepdim=True) + module.variance_epsilon)
+
+        return forward
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = norm(module)
+    return model.double()
+
+
 @pytest.fixture
 def gradient(model_of):
     """`gradient(batch, **options)`: the loss and the flat gradient of one minibatch. KL is taken to another model. With
@@ -169,7 +184,7 @@ def gradient(model_of):
     def compute(batch, double=False, **options):
         options = GrpoOptions(**options)
         model = open_model(model_of(), dtype="auto", device="cpu", with_weights=True)
-        model = model.double() if double else model
+        model = doubled(model) if double else model
         optimizer = Optimizer(model.named_parameters(), options)
         update = Update(model, optimizer, options, LOSSES[options.loss], batch, "cpu", 0, (), reference)
         (chosen,) = update.minibatches()
