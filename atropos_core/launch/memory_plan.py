@@ -75,9 +75,10 @@ class MemoryPlan:
             )  # fmt: skip
 
 
-def plan_memory(plan: Plan, directory: Path) -> MemoryPlan:
-    """What the components of `plan` say. One that says nothing is left out."""
-    config, available = plan.config, available_bytes()
+def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None = None) -> MemoryPlan:
+    """What the components of `plan` say. One that says nothing is left out. `available`: bytes by device, where they are not to be
+    those of this machine."""
+    config, available = plan.config, available_bytes() if available is None else available
     rows = [
         PlanRow("supervisor", Holding("interpreter, rollouts", SUPERVISOR_BYTES), True),
     ]

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -121,6 +120,8 @@ def packed_flex_attention(
 
 @cache
 def _flex(device: str) -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention  # which imports torch's compiler
+
     return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
 
 

@@ -14,14 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from atropos_trainer_grpo.prefix_tree import Indices, tree_of
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 BUCKET_FILL = 0.9  # a bucket's shortest segment is at least this part of its longest: padding stays below 10 %
 BUCKET_FLOOR = 4  # or within this many tokens of it: many tiny buckets cost more than their padding
@@ -62,6 +65,7 @@ class Packing:
     @cached_property
     def block_mask(self) -> BlockMask:
         """For FlexAttention, over the packed row itself: a token is seen by its own segment after it, and by all that is below."""
+        from torch.nn.attention.flex_attention import create_block_mask  # which imports torch's compiler
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (key <= query) & (query < self.below[key])

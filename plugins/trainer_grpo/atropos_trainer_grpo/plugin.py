@@ -160,6 +160,13 @@ def _built(name: str) -> Callable[[NoOptions, RunContext], Loss]:
 
 
 @hookimpl
+def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothing of the sort is imported
+    from atropos_trainer_grpo import plan_command
+
+    plan_command.add(app)
+
+
+@hookimpl
 def atropos_losses() -> Iterable[Provider[Loss]]:
     for name, summary in LOSSES.items():
         yield Provider(name, summary, NoOptions, _built(name), requires=frozenset({"torch"}))

@@ -1,0 +1,164 @@
+"""What fits on a device, for each useful way to train a model with this trainer: by the run's own memory plan, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atropos_core.errors import FitError, UnknownComponent
+from atropos_core.launch.assemble import make_plan
+from atropos_core.launch.memory_plan import plan_memory, workloads
+from atropos_core.models.model_size import context_tokens
+from atropos_core.plugins.provider import PROMPT_TOKENS
+
+if TYPE_CHECKING:
+    from atropos_core.config.run_file import RunConfig
+    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.memory_plan import MemoryPlan
+    from atropos_core.plugins.manager import Plugins
+    from atropos_core.plugins.provider import ResolvedModel
+
+SEQUENCES = 4  # that a micro-batch should hold: with fewer, matrices are small and a step is many passes
+LARGEST_MICROBATCH = 1 << 20  # tokens: beyond it nothing is gained
+
+
+@dataclass(frozen=True)
+class Way:
+    """To train: options over those of the run file."""
+
+    name: str
+    options: Mapping[str, Any]
+    adapter: bool = False
+    costs: str = ""
+
+
+CHECKPOINTING = {"gradient_checkpointing": True}
+EIGHT_BITS = {"optimizer": "adamw_8bit"}
+RECOMPUTES = "a third more compute"
+VARIED = ("lora", "tokens_per_microbatch", *CHECKPOINTING, *EIGHT_BITS)
+WAYS = (  # what costs least first
+    Way("whole model", {}),
+    Way("whole model, checkpointing", CHECKPOINTING, costs=RECOMPUTES),
+    Way("whole model, 8-bit moments", EIGHT_BITS, costs="moments are rounded; needs torchao"),
+    Way("whole model, 8-bit moments, checkpointing", {**EIGHT_BITS, **CHECKPOINTING}, costs=f"both; {RECOMPUTES}"),
+    Way("LoRA", {"lora": {}}, adapter=True, costs="an adapter learns, the base does not"),
+    Way("LoRA, checkpointing", {"lora": {}, **CHECKPOINTING}, adapter=True, costs=f"both; {RECOMPUTES}"),
+)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One way on this device."""
+
+    way: Way
+    bridge: str
+    context: int  # tokens of the longest prompt with its reply that fit, one sequence at a time; 0: none
+    microbatch: int  # tokens that fit at once at the context that is wanted; 0: not even one sequence
+    needed: Mapping[str, int]  # bytes by device, with that micro-batch
+    refused: str = ""  # why there is no such run
+
+    def sequences(self, wanted: int) -> int:
+        return self.microbatch // wanted
+
+
+class Fitting:
+    """Answers for one configuration. `available`: bytes by device, where they are known."""
+
+    def __init__(
+        self, config: RunConfig, model: ResolvedModel, plugins: Plugins, directory: Path, available: Mapping[str, int]
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._plugins = plugins
+        self._directory = directory
+        self._available = available
+        positions = context_tokens(model.directory) or 1 << 20
+        self.longest = positions
+        self.wanted = min(PROMPT_TOKENS + config.sampling.max_tokens, positions)
+
+    def each(self, ways: Sequence[Way] = WAYS) -> list[Fitted]:
+        return [self.fitted(way) for way in ways]
+
+    def fitted(self, way: Way) -> Fitted:
+        """Raises what the run file itself is refused for."""
+        bridges = self._bridges(way)
+        refused = "no installed bridge carries it to this engine"
+        for bridge in bridges:
+            try:
+                plan = self._plan(way, bridge)
+            except (FitError, UnknownComponent) as error:
+                refused = str(error).splitlines()[0]
+                continue
+            context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))
+            at_once = _largest(self.wanted, LARGEST_MICROBATCH, lambda tokens: self._fits(plan, self.wanted, tokens))
+            needed = self._memory(plan, self.wanted, max(at_once, 1)).needed()
+            return Fitted(way, bridge, context, at_once, needed)
+        return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, refused)
+
+    def _bridges(self, way: Way) -> list[str]:
+        """The run's own first, then others that are installed and carry what is trained."""
+        offers = {offer.provider.name: offer for offer in self._plugins.registry.offers("bridge")}
+        carrying = [
+            name
+            for name, offer in offers.items()
+            if ("adapter" in offer.provider.transports(offer.provider.options())) == way.adapter
+        ]
+        own = self._config.bridge.use
+        return sorted(carrying, key=lambda name: (name != own, name))
+
+    def _plan(self, way: Way, bridge: str) -> Plan:
+        trainer, own = self._config.trainer, self._config.bridge
+        kept = {name: value for name, value in trainer.model_dump().items() if name not in VARIED}
+        if way.adapter and trainer.options.get("lora"):
+            kept["lora"] = trainer.options["lora"]
+        changed: dict[str, Any] = {"trainer": type(trainer).model_validate({**way.options, **kept})}
+        if bridge != own.use:
+            changed["bridge"] = type(own)(use=bridge)
+        config = self._config.model_copy(update=changed)
+        return make_plan(config, self._model, self._plugins, rollouts=False)
+
+    def _fits(self, plan: Plan, context: int, microbatch: int) -> bool:
+        made = _with(plan, context, microbatch)
+        try:
+            for resolved, workload in workloads(made, self._directory, self._available):
+                resolved.offer.provider.check(resolved.options, workload)
+        except FitError:
+            return False
+        needed = plan_memory(made, self._directory, self._available).needed()
+        return all(size <= self._available.get(device, size) for device, size in needed.items())
+
+    def _memory(self, plan: Plan, context: int, microbatch: int) -> MemoryPlan:
+        return plan_memory(_with(plan, context, microbatch), self._directory, self._available)
+
+
+def best(found: Sequence[Fitted], wanted: int) -> Fitted | None:
+    """The first, which costs least, that has room for SEQUENCES of the context; else the one with room for most."""
+    fit = [one for one in found if one.microbatch >= wanted]
+    return next((one for one in fit if one.sequences(wanted) >= SEQUENCES), max(fit, key=lambda one: one.microbatch, default=None))
+
+
+def _with(plan: Plan, context: int, microbatch: int) -> Plan:
+    sampling = plan.config.sampling.model_copy(update={"max_tokens": max(context - PROMPT_TOKENS, 1)})
+    evaluation = plan.config.evaluation.model_copy(update={"max_tokens": None})
+    trainer = plan.single["trainer"]
+    options = trainer.options.model_copy(update={"tokens_per_microbatch": microbatch})
+    return replace(
+        plan,
+        config=plan.config.model_copy(update={"sampling": sampling, "evaluation": evaluation}),
+        single={**plan.single, "trainer": replace(trainer, options=options)},
+    )
+
+
+def _largest(least: int, most: int, fits: Any) -> int:
+    """The largest number between these two that fits, where what is smaller fits as well; 0 where `least` does not."""
+    if least > most or not fits(least):
+        return 0
+    if fits(most):
+        return most
+    low, high = least, most
+    while high - low > max(1, low // 100):  # to one in a hundred
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,139 @@
+"""`atropos plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atropos_core.cli.options import (
+    BridgeOption,
+    EngineOption,
+    FileArgument,
+    ModelOption,
+    SetOption,
+    configure,
+)
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.fitting import Fitted, Fitting
+
+
+def add(app: typer.Typer) -> None:
+    app.command("plan")(plan)
+
+
+def plan(
+    file: FileArgument = None,
+    model: ModelOption = None,
+    bridge: BridgeOption = None,
+    engine: EngineOption = None,
+    gpu: Annotated[
+        float | None,
+        typer.Option(min=1, max=10_000, metavar="GIB", help="Of one card with so much memory, here or not: 24, 80."),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a prompt and its reply. \\[default: as the run file has it]")
+    ] = None,
+    changes: SetOption = None,
+) -> None:
+    """Say what context and batch fit on this device, or on another one, for each way to train a model, and which to take.
+
+    Nothing is loaded: the plan is that of `atropos run --dry-run`, searched for what still fits.
+
+    [bold]Examples[/]
+
+      atropos plan --model tiny
+
+      atropos plan --model ./my-model --gpu 24 --context 8192
+
+      atropos plan my-run.toml --gpu 80
+    """
+    from atropos_core import console
+    from atropos_core.errors import ConfigError, FitError
+    from atropos_core.launch.memory_plan import available_bytes
+    from atropos_core.models.model_size import read
+    from atropos_core.plugins.provider import PROMPT_TOKENS
+    from atropos_trainer_grpo.fitting import Fitting, best
+
+    if context is not None and context <= PROMPT_TOKENS:
+        raise ConfigError(
+            f"--context {context} leaves no room for a reply: plans count a prompt of {PROMPT_TOKENS} tokens.",
+            remedy=f"Name more than {PROMPT_TOKENS}.",
+        )
+    devices = ["cuda:0"] if gpu is not None else None
+    flags = {
+        "engine.devices": devices,
+        "trainer.devices": devices,
+        "sampling.max_tokens": None if context is None else context - PROMPT_TOKENS,
+    }
+    loaded, resolved, plugins = configure(
+        file, model=model, bridge=bridge, engine=engine, changes=changes, flags=flags
+    )
+    if loaded.config.trainer.use != "grpo":
+        raise ConfigError(
+            f"atropos plan knows the ways of trainer 'grpo', and this run has {loaded.config.trainer.use!r}.",
+            remedy="`atropos run --dry-run` prints the plan of any run.",
+        )
+    if (size := read(resolved.directory)) is None:
+        raise ConfigError(
+            f"{resolved.directory} does not say how large its model is: it needs config.json and safetensors.",
+            remedy="Name the directory of a Hugging Face model.",
+        )
+    available = dict(available_bytes())
+    if gpu is not None:
+        available["cuda:0"] = int(gpu * (1 << 30))
+    fitting = Fitting(loaded.config, resolved, plugins, Path("runs"), available)
+    console.say(f"{size.parameters:,} parameters in {resolved.directory}; {_devices(available)}")
+    with console.waiting("what fits"):
+        found = fitting.each()
+    wanted = fitting.wanted
+    console.table(
+        ("train", "bridge", "longest context", f"at {wanted:,} tokens: at once", "sequences", "needs", "price"),
+        [_row(one, fitting) for one in found],
+    )
+    console.say(
+        f"a context is a prompt of {PROMPT_TOKENS} tokens with its reply; at once: tokens of a micro-batch "
+        "(trainer.tokens_per_microbatch), in which a group's prompt counts once"
+    )
+    chosen = best(found, wanted)
+    if chosen is None:
+        why = "; ".join(dict.fromkeys(one.refused for one in found if one.refused))
+        raise FitError(
+            f"no way to train this model has room for {wanted:,} tokens on {_devices(available)}.{f' {why}' if why else ''}",
+            remedy="Name a shorter --context, a smaller model, or a larger device: --gpu 80.",
+        )
+    console.say(f"take: {chosen.way.name}")
+    console.say(f"  {_typed(chosen, file, model, engine, changes, wanted, gpu is not None)}")
+
+
+def _row(one: Fitted, fitting: Fitting) -> tuple[str, ...]:
+    if one.refused:
+        return one.way.name, one.bridge, "-", "-", "-", "-", one.refused
+    longest = f"{one.context:,}" + (" (all positions)" if one.context >= fitting.longest else "") if one.context else "none"
+    needs = ", ".join(f"{device} {size / (1 << 30):.1f} GiB" for device, size in one.needed.items())
+    fits = f"{one.microbatch:,}" if one.microbatch else "does not fit"
+    return one.way.name, one.bridge, longest, fits, str(one.sequences(fitting.wanted)), needs, one.way.costs
+
+
+def _devices(available: dict[str, int]) -> str:
+    return ", ".join(f"{device} has {size / (1 << 30):.1f} GiB" for device, size in available.items())
+
+
+def _typed(
+    chosen: Fitted, file: Path | None, model: str | None, engine: str | None, changes: list[str] | None, wanted: int, on_gpu: bool
+) -> str:
+    """The command that trains so."""
+    from atropos_core.plugins.provider import PROMPT_TOKENS
+
+    words = ["atropos run", *([str(file)] if file else []), *([f"--model {model}"] if model else [])]
+    words += [f"--bridge {chosen.bridge}", *([f"--engine {engine}"] if engine else [])]
+    settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
+    settings += [
+        f"trainer.{name}={'{}' if value == {} else str(value).lower()}"
+        for name, value in chosen.way.options.items()
+        if not (name == "lora" and value == {})  # the bridge asks for one
+    ]
+    settings += ['engine.devices=["cuda:0"]', 'trainer.devices=["cuda:0"]'] if on_gpu else []
+    return " ".join([*words, *(f"--set '{one}'" if '"' in one else f"--set {one}" for one in (*(changes or ()), *settings))])

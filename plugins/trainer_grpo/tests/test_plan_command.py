@@ -1,0 +1,132 @@
+"""`atropos plan`: what it says fits, fits by the run's own plan, and one step more does not."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import struct
+from pathlib import Path
+
+import pytest
+
+from atropos_core.cli import run_app
+from atropos_trainer_grpo.fitting import SEQUENCES, WAYS, Fitted, best
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+@pytest.fixture
+def eight_billion(tmp_path, model_of) -> Path:
+    """Qwen3-8B's shape, as a header of safetensors says it, and no weights."""
+    hidden, inner, layers, key, vocabulary = 4096, 12_288, 36, 1024, 151_936
+    shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "lm_head.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    for layer in range(layers):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.self_attn.{name}_proj.weight": (key, hidden) for name in "kv"}
+        shapes |= {f"{at}.self_attn.{name}_proj.weight": (hidden, hidden) for name in "qo"}
+        shapes |= {f"{at}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        shapes |= {f"{at}.mlp.down_proj.weight": (hidden, inner), f"{at}.self_attn.q_norm.weight": (128,)}
+    directory = tmp_path / "eight"
+    directory.mkdir()
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": inner, "dtype": "bfloat16",
+        "num_hidden_layers": layers, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": vocabulary,
+        "max_position_embeddings": 131_072, "tie_word_embeddings": False, "eos_token_id": 1,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    begin, entries = 0, {}
+    for name, shape in shapes.items():
+        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, begin + size]}
+        begin += size
+    header = json.dumps(entries).encode()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + begin)  # a hole of 16 GB, which takes no disk
+    for path in model_of().glob("tokenizer*"):
+        (directory / path.name).write_bytes(path.read_bytes())
+    return directory
+
+
+def said(capsys, *arguments: str, code: int = 0) -> str:
+    assert run_app(["plan", *arguments]) == code
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def rows(text: str) -> dict[str, tuple[int, int]]:
+    """Of each way: the longest context, and the tokens at once; 0 where there are none."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell for cell in line.split("  ") if cell.strip()]
+        if cells and cells[0].strip() in {way.name for way in WAYS}:
+            numbers = [cell.strip().split(" ")[0].replace(",", "") for cell in cells[2:4]]
+            found[cells[0].strip()] = tuple(int(number) if number.isdigit() else 0 for number in numbers)
+    return found
+
+
+def test_the_command_that_it_names_is_planned_by_a_dry_run_and_fits(capsys):
+    text = said(capsys, "--model", "tiny")
+    assert set(rows(text)) == {way.name for way in WAYS}
+    command = shlex.split(text.splitlines()[-1])
+    assert command[:2] == ["atropos", "run"]
+    assert run_app([*command[1:], "--env", "gsm8k", "--dry-run"]) == 0
+
+
+def test_what_an_eight_billion_model_needs_of_a_small_card_and_of_a_large_one(capsys, eight_billion):
+    small = rows(said(capsys, "--model", str(eight_billion), "--gpu", "40", "--context", "4096"))
+    large = rows(said(capsys, "--model", str(eight_billion), "--gpu", "80", "--context", "4096"))
+    assert small["whole model"] == large["whole model"] == (0, 0)  # parameters, fp32 masters and moments: 115 GB
+    for way in ("LoRA", "LoRA, checkpointing"):
+        assert 0 < small[way][0] < large[way][0]
+        assert small[way][1] < large[way][1]
+    assert large["LoRA, checkpointing"][0] > large["LoRA"][0]
+
+
+def test_a_little_more_than_what_it_says_does_not_fit(capsys, eight_billion):
+    text = said(capsys, "--model", str(eight_billion), "--gpu", "40", "--context", "4096")
+    command = shlex.split(text.splitlines()[-1])
+    [microbatch] = [word for word in command if word.startswith("trainer.tokens_per_microbatch=")]
+    from atropos_core.cli.options import configure
+    from atropos_core.plugins.manager import load_plugins
+    from atropos_trainer_grpo.fitting import Fitting
+
+    loaded, model, _ = configure(
+        model=str(eight_billion),
+        flags={"engine.devices": ["cuda:0"], "trainer.devices": ["cuda:0"], "sampling.max_tokens": 4096 - 512},
+    )
+    fitting = Fitting(loaded.config, model, load_plugins(), Path("runs"), {"cuda:0": 40 << 30})
+    chosen = best(fitting.each(), fitting.wanted)
+    assert chosen is not None and microbatch.endswith(f"={chosen.microbatch}")
+    plan = fitting._plan(chosen.way, chosen.bridge)
+    assert fitting._fits(plan, fitting.wanted, chosen.microbatch)
+    assert not fitting._fits(plan, fitting.wanted, chosen.microbatch + max(chosen.microbatch // 50, 2))
+
+
+def test_no_room_is_an_error_that_says_what_to_do(capsys, eight_billion):
+    text = said(capsys, "--model", str(eight_billion), "--gpu", "8", code=2)
+    assert "no way to train this model has room" in text and "--gpu 80" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--context", "512"], "leaves no room for a reply"),
+        (["--set", "trainer.use=toy"], "knows the ways of trainer 'grpo'"),
+        (["--gpu", "0"], "--gpu"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys, arguments, what):
+    assert what in said(capsys, "--model", "tiny", *arguments, code=2)
+
+
+def test_the_cheapest_way_with_room_for_several_sequences_is_taken():
+    def fitted(way: int, microbatch: int) -> Fitted:
+        return Fitted(WAYS[way], "ipc", 100, microbatch, {})
+
+    assert best([fitted(0, 100), fitted(1, 100 * SEQUENCES), fitted(4, 9000)], 100) == fitted(1, 100 * SEQUENCES)
+    assert best([fitted(0, 99), fitted(1, 150), fitted(4, 120)], 100) == fitted(1, 150)
+    assert best([fitted(0, 99)], 100) is None
