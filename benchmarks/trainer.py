@@ -3,7 +3,8 @@
 The same models (the tiny policy, and a random one of 30 M parameters with a vocabulary of 32,000), the same sequences with the
 lengths of GSM8K, the same number of threads, float32, nothing generated; TRL at the fastest of several batch sizes. Each
 measurement is a process of its own, whose first step, a short one, is left out. Ours and TRL's alternate, and medians
-count. Then eight branches of one episode, which have three quarters of their tokens in common; what each trick gives, and what a token costs by the length of its sequence. CPU seconds stand beside tokens/s: other
+count. Then eight branches of one episode, which have three quarters of their tokens in common; what each trick gives,
+and what a token costs by the length of its sequence. CPU seconds stand beside tokens/s: other
 work on the machine hardly moves them. Writes benchmarks/results/trainer.json; ends with 1 where a bound does not hold.
 """
 
@@ -36,7 +37,7 @@ PROMPTS = {"tiny": 16, "30M": 2}
 STEPS = {"tiny": 3, "30M": 1}  # that are measured in a process
 BATCHES = {"tiny": (8, 32, 128), "30M": (1, 4, 16)}  # sequences that TRL puts through the model at once
 OURS: dict[str, dict[str, Any]] = {"tiny": {}, "30M": {"tokens_per_microbatch": 256, "logprob_chunk": 128}}
-BRANCHES = {"length": 512, "shared": 0.75}  # of a group of GROUP, one for each prompt
+BRANCHES: dict[str, Any] = {"length": 512, "shared": 0.75}  # of a group of GROUP, one for each prompt
 OURS_BRANCHES: dict[str, dict[str, Any]] = {"tiny": {}, "30M": {"tokens_per_microbatch": 1536, "logprob_chunk": 128}}
 TRICKS: dict[str, dict[str, Any]] = {
     "as it comes": {},

@@ -70,7 +70,7 @@ def batch(prompt_lengths: Lengths, reply_lengths: Lengths, vocabulary: int, seed
     )  # fmt: skip
 
 
-def branches(prompts: int, group: int, length: int, shared: float, vocabulary: int) -> Batch:
+def branches(prompts: int, group: int, vocabulary: int, *, length: int, shared: float) -> Batch:
     """As `batch`: of each prompt, `group` sequences of `length` tokens that have this part of them in common and go apart then. The
     prompt is the first tenth; all that follows is sampled and trained, also where it is shared."""
     random = np.random.default_rng(0)

@@ -23,7 +23,10 @@ from atropos_core.storage.run_records import RunRecords
 from plugins.env_atroposlib.tests.hosted import FILES, N, group_of, within_environment
 from tests.e2e.runs import RunningRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each start of an environment is a process, on a machine that others load
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]  # each start of an environment is a process, on a machine that others load
 
 KILLS, DEADLINE_S = 6, 240.0
 NAMES = ("first", "second")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -122,7 +122,8 @@ def packed_flex_attention(
 def _flex(device: str) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention  # which imports torch's compiler
 
-    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+    made: Any = torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+    return cast("Callable[..., Tensor]", made)
 
 
 def _checked(module: torch.nn.Module, packing: Packing | None, rest: dict[str, Any]) -> Packing:

@@ -202,7 +202,8 @@ class GrpoOptions(Options):
     tokens_per_microbatch: int = Field(16384, ge=1, description="bounds the memory of activations; changes no result")
     logprob_chunk: int = Field(8192, ge=1, description="rows of logits that exist at once, at most")
     share_prompts: bool = Field(
-        True, description="compute once what sequences of a micro-batch begin with in common: prompts, turns before a branch"
+        True,
+        description="compute once what sequences of a micro-batch begin with in common: prompts, turns before a branch",
     )
     attention: Literal["padded", "flex"] = Field(
         "padded", description="over packed rows; flex: torch's FlexAttention, on CUDA: README.md, Attention"

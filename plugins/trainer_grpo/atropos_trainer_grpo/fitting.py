@@ -1,8 +1,8 @@
-"""What fits on a device, for each useful way to train a model with this trainer: by the run's own memory plan, before anything is loaded."""
+"""What fits on a device, for each useful way to train a model with this trainer: by the run's own memory plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from atropos_core.plugins.provider import PROMPT_TOKENS
 if TYPE_CHECKING:
     from atropos_core.config.run_file import RunConfig
     from atropos_core.launch.assemble import Plan
-    from atropos_core.launch.memory_plan import MemoryPlan
     from atropos_core.plugins.manager import Plugins
     from atropos_core.plugins.provider import ResolvedModel
 
@@ -91,11 +90,14 @@ class Fitting:
             except (FitError, UnknownComponent) as error:
                 refused = str(error).splitlines()[0]
                 continue
-            context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))
-            at_once = _largest(self.wanted, LARGEST_MICROBATCH, lambda tokens: self._fits(plan, self.wanted, tokens))
-            needed = self._memory(plan, self.wanted, max(at_once, 1)).needed()
-            return Fitted(way, bridge, context, at_once, needed)
+            return self._searched(way, bridge, plan)
         return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, refused)
+
+    def _searched(self, way: Way, bridge: str, plan: Plan) -> Fitted:
+        context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))
+        at_once = _largest(self.wanted, LARGEST_MICROBATCH, lambda tokens: self._fits(plan, self.wanted, tokens))
+        needed = plan_memory(_with(plan, self.wanted, max(at_once, 1)), self._directory, self._available).needed()
+        return Fitted(way, bridge, context, at_once, needed)
 
     def _bridges(self, way: Way) -> list[str]:
         """The run's own first, then others that are installed and carry what is trained."""
@@ -129,14 +131,14 @@ class Fitting:
         needed = plan_memory(made, self._directory, self._available).needed()
         return all(size <= self._available.get(device, size) for device, size in needed.items())
 
-    def _memory(self, plan: Plan, context: int, microbatch: int) -> MemoryPlan:
-        return plan_memory(_with(plan, context, microbatch), self._directory, self._available)
-
 
 def best(found: Sequence[Fitted], wanted: int) -> Fitted | None:
     """The first, which costs least, that has room for SEQUENCES of the context; else the one with room for most."""
     fit = [one for one in found if one.microbatch >= wanted]
-    return next((one for one in fit if one.sequences(wanted) >= SEQUENCES), max(fit, key=lambda one: one.microbatch, default=None))
+    return next(
+        (one for one in fit if one.sequences(wanted) >= SEQUENCES),
+        max(fit, key=lambda one: one.microbatch, default=None),
+    )
 
 
 def _with(plan: Plan, context: int, microbatch: int) -> Plan:
@@ -151,7 +153,7 @@ def _with(plan: Plan, context: int, microbatch: int) -> Plan:
     )
 
 
-def _largest(least: int, most: int, fits: Any) -> int:
+def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
     """The largest number between these two that fits, where what is smaller fits as well; 0 where `least` does not."""
     if least > most or not fits(least):
         return 0

@@ -71,7 +71,9 @@ class Packing:
             return (key <= query) & (query < self.below[key])
 
         count, device = len(self.below), self.below.device
-        make = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask  # the whole mask is never there
+        make = (
+            torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
+        )  # the whole mask is never there
         made: BlockMask = make(sees, None, None, count, count, device=device)
         return made
 
@@ -245,7 +247,10 @@ def _runs(lengths: Indices, shared: Indices, of: Indices, limit: int) -> list[In
     """Places [S] in runs, by the length of each, what it shares with the one before it, and the group that it is of."""
     indices = np.arange(len(lengths))
     cut = _cut(lengths, shared, indices, limit)
-    low, high = min(int(lengths.max()), limit), limit  # the lowest capacity that needs no more runs is the one that evens them out
+    low, high = (
+        min(int(lengths.max()), limit),
+        limit,
+    )  # the lowest capacity that needs no more runs is the one that evens them out
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if len(_cut(lengths, shared, indices, middle)) <= len(cut) else (middle + 1, high)

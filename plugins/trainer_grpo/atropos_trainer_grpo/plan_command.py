@@ -68,9 +68,7 @@ def plan(
         "trainer.devices": devices,
         "sampling.max_tokens": None if context is None else context - PROMPT_TOKENS,
     }
-    loaded, resolved, plugins = configure(
-        file, model=model, bridge=bridge, engine=engine, changes=changes, flags=flags
-    )
+    loaded, resolved, plugins = configure(file, model=model, bridge=bridge, engine=engine, changes=changes, flags=flags)
     if loaded.config.trainer.use != "grpo":
         raise ConfigError(
             f"atropos plan knows the ways of trainer 'grpo', and this run has {loaded.config.trainer.use!r}.",
@@ -111,7 +109,9 @@ def plan(
 def _row(one: Fitted, fitting: Fitting) -> tuple[str, ...]:
     if one.refused:
         return one.way.name, one.bridge, "-", "-", "-", "-", one.refused
-    longest = f"{one.context:,}" + (" (all positions)" if one.context >= fitting.longest else "") if one.context else "none"
+    longest = (
+        f"{one.context:,}" + (" (all positions)" if one.context >= fitting.longest else "") if one.context else "none"
+    )
     needs = ", ".join(f"{device} {size / (1 << 30):.1f} GiB" for device, size in one.needed.items())
     fits = f"{one.microbatch:,}" if one.microbatch else "does not fit"
     return one.way.name, one.bridge, longest, fits, str(one.sequences(fitting.wanted)), needs, one.way.costs
@@ -122,7 +122,13 @@ def _devices(available: dict[str, int]) -> str:
 
 
 def _typed(
-    chosen: Fitted, file: Path | None, model: str | None, engine: str | None, changes: list[str] | None, wanted: int, on_gpu: bool
+    chosen: Fitted,
+    file: Path | None,
+    model: str | None,
+    engine: str | None,
+    changes: list[str] | None,
+    wanted: int,
+    on_gpu: bool,
 ) -> str:
     """The command that trains so."""
     from atropos_core.plugins.provider import PROMPT_TOKENS
@@ -136,4 +142,6 @@ def _typed(
         if not (name == "lora" and value == {})  # the bridge asks for one
     ]
     settings += ['engine.devices=["cuda:0"]', 'trainer.devices=["cuda:0"]'] if on_gpu else []
-    return " ".join([*words, *(f"--set '{one}'" if '"' in one else f"--set {one}" for one in (*(changes or ()), *settings))])
+    return " ".join(
+        [*words, *(f"--set '{one}'" if '"' in one else f"--set {one}" for one in (*(changes or ()), *settings))]
+    )

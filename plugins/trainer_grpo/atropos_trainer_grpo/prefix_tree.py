@@ -7,6 +7,7 @@ it: the completions of one prompt, the branches of an episode, a conversation th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,7 @@ def tree_of(tokens: NDArray[np.int32], starts: Indices, lengths: Indices, *, sha
     rows = [tokens[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
     keys = [row.astype(">i4").tobytes() for row in rows]  # bytes compare as the tokens do
     ordered = sorted(range(count), key=keys.__getitem__)
-    common = [_common(rows[one], rows[other]) for one, other in zip(ordered, ordered[1:], strict=False)]
+    common = [_common(rows[one], rows[other]) for one, other in pairwise(ordered)]
     return _Builder(np.array(ordered), np.array(common), lengths).built()
 
 
@@ -116,4 +117,3 @@ def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     least = min(len(one), len(other))
     differs = one[:least] != other[:least]
     return int(differs.argmax()) if differs.any() else least
-

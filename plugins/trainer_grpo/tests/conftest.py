@@ -162,7 +162,9 @@ def doubled(model):
 
     def norm(module):
         def forward(states):
-            return module.weight * states * torch.rsqrt(states.square().mean(-1, keepdim=True) + module.variance_epsilon)
+            return (
+                module.weight * states * torch.rsqrt(states.square().mean(-1, keepdim=True) + module.variance_epsilon)
+            )
 
         return forward
 

@@ -82,7 +82,6 @@ def test_every_token_finds_its_place_in_the_packed_and_in_the_padded_layout(seed
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 40, sequences)
     tokens = random.integers(0, 2, int(lengths.sum())).astype(np.int32)  # few values: long common beginnings
-    group = np.sort(random.integers(0, 3, sequences)).astype(np.int32)
     packing = pack(tokens, lengths, share=shared)
     flat = packing.tokens[0].numpy()
     assert (flat[packing.slots] == tokens).all()

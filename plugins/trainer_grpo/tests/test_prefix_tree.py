@@ -101,7 +101,9 @@ def test_the_gradient_is_that_of_separate_sequences(gradient, make_branches, opt
     batch = make_branches(seed)
     joined = pack(batch.tokens, batch.lengths, share=True).tokens.numel()
     assert joined < 0.75 * len(batch.tokens)
-    exact = 1e-9 if not {"kl", "old_logprobs"} & options.keys() else 1e-6  # what a pass before the update computes is kept in float32
+    exact = (
+        1e-9 if not {"kl", "old_logprobs"} & options.keys() else 1e-6
+    )  # what a pass before the update computes is kept in float32
     for double, bound in ((True, exact), (False, 1e-5)):
         loss, together = gradient(batch, double=double, **options)
         expected, apart = gradient(batch, double=double, share_prompts=False, **options)
@@ -115,7 +117,9 @@ def test_the_gradient_of_an_adapter_is_that_of_separate_sequences(model_of, make
     for share in (True, False):
         torch.manual_seed(3)
         options = GrpoOptions(lora=LoraOptions(rank=4), share_prompts=share)
-        model = lora.attach(open_model(model_of(), dtype="auto", device="cpu", with_weights=True), options.lora, model_of())
+        model = lora.attach(
+            open_model(model_of(), dtype="auto", device="cpu", with_weights=True), options.lora, model_of()
+        )
         with torch.no_grad():  # zero at first, and A has no gradient then
             for name, tensor in lora.tensors(model).items():
                 if "lora_B" in name:
