@@ -241,7 +241,7 @@ class GrpoTrainer(Trainer):
             raise ConfigError(f"trainer.loss = {name!r} averages over a constant length: set trainer.loss_length.")
         if name not in LOSSES:
             self._refuse_idle(made)
-        return made
+        return made.having(**self._options.loss_values)
 
     def _refuse_idle(self, loss: Loss) -> None:
         """For a stranger's loss: options that the built-in ones' names would have had refused (config.py)."""

@@ -203,6 +203,8 @@ class Update:
             values = torch.zeros_like(values)
         if surrogate.clipped is not None:
             sums["clipped"] = surrogate.clipped.sum()
+        if surrogate.weight is not None:
+            sums["weight"] = surrogate.weight.sum()
         if options.correction is not None:
             correction = importance_weights(options.correction.kind, rows, rollout, known, *options.correction.bounds)
             values = values * correction.values

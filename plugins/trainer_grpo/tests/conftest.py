@@ -133,7 +133,8 @@ def gradient(model_of):
         model = open_model(model_of(), dtype="auto", device="cpu", with_weights=True)
         model = model.double() if double else model
         optimizer = Optimizer(model.named_parameters(), options)
-        update = Update(model, optimizer, options, LOSSES[options.loss], batch, "cpu", 0, (), reference)
+        loss = LOSSES[options.loss].having(**options.loss_values)
+        update = Update(model, optimizer, options, loss, batch, "cpu", 0, (), reference)
         (chosen,) = update.minibatches()
         update.backward(chosen)
         flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]

@@ -24,8 +24,12 @@ def oracle(kind, old, rollout, known, lengths, low, high):
             of = [np.exp(sum(logs) / max(sum(known[t] for t in part), 1))] * length
         else:
             of = [np.exp(log) for log in logs]
-        for ratio in of:
-            if kind.endswith("tis"):
+        for t, ratio in zip(part, of, strict=True):
+            if kind == "kpop":
+                p, q = np.exp(old[t]), np.exp(rollout[t])
+                apart = max(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)) for p, q in ((p, q), (q, p)))
+                weights.append(ratio if not known[t] or apart <= high else 0.0)
+            elif kind.endswith("tis"):
                 weights.append(min(ratio, high))
             elif not low <= ratio <= high:
                 weights.append(0.0)
@@ -47,8 +51,9 @@ def test_each_correction_equals_an_independent_float64_computation(kind, seed):
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 8, 5)
     total = int(lengths.sum())
-    old = random.normal(-2, 0.5, total)
-    rollout, known = old + random.normal(0, random.choice([1e-3, 0.5]), total), random.random(total) < 0.8
+    old = np.minimum(random.normal(-2, 0.5, total), -0.01)
+    rollout = np.minimum(old + random.normal(0, random.choice([1e-3, 0.5]), total), -0.001)
+    known = random.random(total) < 0.8
     low, high = BOUNDS[kind] if seed % 2 else (0.8, 1.25)
     made = computed(kind, old, rollout, known, lengths, low, high)
     expected = oracle(kind, old, rollout, known, lengths, low, high)
