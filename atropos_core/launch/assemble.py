@@ -216,7 +216,7 @@ def _fit_one(
         offer.provider.name for offer in plugins.registry.offers("bridge") if between & _transports_by_default(offer)
     ]
     advice = (
-        f"Use --bridge {fitting[0]}."
+        f"Use {' or '.join(f'--bridge {name}' for name in fitting)}."
         if fitting
         else f"No installed bridge joins engine {engine.component.use!r} and trainer {trainer.component.use!r}: "
         "choose another engine or trainer."
