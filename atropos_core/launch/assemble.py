@@ -335,6 +335,7 @@ class _Builder:
             announced={
                 key: value
                 for resolved in (
+                    *plan.engines,
                     *(plan.single[kind] for kind in ("trainer", "bridge") if kind in plan.single),
                     *plan.named.get("transform", {}).values(),
                 )

@@ -12,7 +12,7 @@ from atropos_core.plugins.provider import Options
 Average = Literal["sequence", "token", "constant", "sum"]
 Correction = Literal["tis", "mis", "icepop", "kpop", "sequence_tis", "sequence_mis", "geometric_mis"]
 Estimator = Literal["k1", "k2", "k3"]
-Source = Literal["rollout", "recompute"]
+Source = Literal["auto", "rollout", "recompute"]
 CLIPS = {"grpo": 3, "dr_grpo": 3, "dapo": 3, "gspo": 3, "cispo": 2, "reinforce": 0}  # of clip_low, clip_high, dual_clip
 CLIPS |= {"sapo": 0, "vespo": 0, "luspo": 3, "kpop": 0}
 BOUNDS: dict[Correction, tuple[float, float]] = {  # of rho: low, high; kpop: of the divergence
@@ -176,6 +176,17 @@ class CorrectionOptions(Options):
         return self
 
 
+BY_DEFAULT = CorrectionOptions(kind="tis")  # of old_logprobs = "auto"
+CORRECTED = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "luspo",
+    "reinforce",
+)  # the others bound the ratio to the engine themselves
+
+
 class GrpoOptions(Options):
     """Defaults are one update a batch, strictly on-policy; README.md says what each loss is."""
 
@@ -207,14 +218,15 @@ class GrpoOptions(Options):
     vespo: VespoOptions | None = Field(None, description='with loss = "vespo"; unset: the paper\'s')
     kpop: KpopOptions | None = Field(None, description='with loss = "kpop"; unset: the defaults')
     old_logprobs: Source = Field(
-        "rollout",
-        description="the denominator of the ratio: the engine's logprob, or the trainer's own before updating",
+        "auto",
+        description="the denominator of the ratio: the engine's logprob, or the trainer's own before updating; auto: the engine's, "
+        "and where engine and trainer differ the trainer's, with correction tis: README.md, Corrections",
     )
     missing_logprobs: Literal["recompute", "refuse"] = Field(
-        "recompute", description="for sequences that came without logprobs, where old_logprobs is rollout"
+        "recompute", description="for sequences that came without logprobs, where old_logprobs is not recompute"
     )
 
-    correction: CorrectionOptions | None = Field(None, description="unset: none")
+    correction: CorrectionOptions | None = Field(None, description="unset: none, but for what old_logprobs = auto does")
     kl: KlOptions | None = Field(None, description="unset: no reference model")
     distillation: DistillationOptions | None = Field(None, description="unset: a teacher's columns are not looked at")
     entropy_coefficient: float = Field(
@@ -284,6 +296,15 @@ class GrpoOptions(Options):
         rate = LORA_RATE * self.learning_rate if lora.learning_rate is None else lora.learning_rate
         return self.model_copy(update={"lora": lora, "learning_rate": rate})
 
+    def corrected(self) -> GrpoOptions:
+        """As they are where engine and trainer differ: `auto` with a correction, under which it is "recompute". Unless an option
+        is set that is of the ratio to the engine's logprobs, or nothing would be weighed."""
+        kept = self.changed("clip_low", "clip_high", "dual_clip", "missing_logprobs")
+        learns = self.distillation is None or not self.distillation.alone or self.distillation.kind == "reverse"
+        if self.old_logprobs != "auto" or kept or self.loss not in CORRECTED or not learns:
+            return self
+        return self.model_copy(update={"correction": BY_DEFAULT})
+
     @model_validator(mode="after")
     def _loss_length_goes_with_a_constant(self) -> GrpoOptions:
         constant = self.average == "constant" or (self.average is None and self.loss == "dr_grpo")
@@ -319,7 +340,9 @@ class GrpoOptions(Options):
             *TABLES,
         )
         self.refuse_idle(
-            self.old_logprobs == "rollout", 'with old_logprobs = "recompute", which recomputes all', "missing_logprobs"
+            self.old_logprobs != "recompute",
+            'with old_logprobs = "recompute", which recomputes all',
+            "missing_logprobs",
         )
         self.refuse_idle(
             self.schedule != "constant", 'with schedule = "constant", which ends nowhere', "schedule_floor"

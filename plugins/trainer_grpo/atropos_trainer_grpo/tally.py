@@ -11,7 +11,7 @@ from torch import Tensor
 from atropos_core.types import Metrics
 from atropos_trainer_grpo.process_group import ProcessGroup
 
-SUMS = ("ratio", "weight", "clipped", "correction", "corrected", "reference", "entropy", "k3", "distill", "mass")
+SUMS = ("ratio", "weight", "clipped", "correction", "corrected", "gap", "reference", "entropy", "k3", "distill", "mass")
 COUNTS = ("trained", "known", "taught")
 
 
@@ -50,6 +50,7 @@ class Tally:
             ("distill/coverage", "mass", "taught"),
             ("correction/mean", "correction", "trained"),
             ("correction/fraction", "corrected", "trained"),
+            ("correction/gap", "gap", "known"),
         ):
             if of in sums:
                 metrics[name] = sums[of] / per[count]

@@ -167,14 +167,23 @@ def gate() -> Gate:
 
 @pytest.fixture
 async def open_trainer(model_of, tmp_path):
-    """`await open_trainer(model, learning_rate=...)`: an open trainer in this process, closed at the end."""
+    """`await open_trainer(model, learning_rate=...)`: an open trainer in this process, closed at the end. `run`: more of its
+    RunContext."""
     opened: list[GrpoTrainer] = []
 
     async def make(
-        model: Path | None = None, *, seed: int = 0, transport: str | None = "checkpoint", steps: int = 0, **options
+        model: Path | None = None,
+        *,
+        seed: int = 0,
+        transport: str | None = "checkpoint",
+        steps: int = 0,
+        run=None,
+        **options,
     ):
         options = {"learning_rate": 1e-2, **options}
-        context = RunContext(tmp_path, model or model_of(), steps, seed=seed, transport=transport, threads=1)
+        context = RunContext(
+            tmp_path, model or model_of(), steps, seed=seed, transport=transport, threads=1, **run or {}
+        )
         trainer = GrpoTrainer(GrpoOptions(**options), context)
         opened.append(trainer)
         await trainer.open()
