@@ -45,6 +45,13 @@ ROWS: tuple[tuple[str, Settings, Settings], ...] = (
     ("GRPO with k3", {"loss": "grpo", "kl": {"coefficient": 0.04}}, {"loss_type": "grpo", "beta": 0.04}),
     ("DAPO with entropy", {"loss": "dapo", "entropy_coefficient": 0.01},
      {"loss_type": "dapo", "epsilon_high": 0.28, "entropy": 0.01}),
+    ("SAPO", {"loss": "sapo"}, {"loss_type": "sapo"}),
+    ("SAPO, other temperatures", {"loss": "sapo", "sapo": {"temperature_pos": 0.5, "temperature_neg": 2.0}},
+     {"loss_type": "sapo", "sapo_temperature_pos": 0.5, "sapo_temperature_neg": 2.0}),
+    ("VESPO", {"loss": "vespo"}, {"loss_type": "vespo"}),
+    ("VESPO, another kernel", {"loss": "vespo", "vespo": {"k_pos": 1.0, "lambda_pos": 0.5, "k_neg": 0.5, "lambda_neg": 0.2}},
+     {"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_lambda_pos": 0.5, "vespo_k_neg": 0.5, "vespo_lambda_neg": 0.2}),
+    ("LUSPO", {"loss": "luspo"}, {"loss_type": "luspo", "level": "sequence", "epsilon_low": 2e-3, "epsilon_high": 2.5e-3}),
     ("RLOO, on-policy", {"loss": "reinforce", "on_policy": True}, {"trainer": "rloo"}),
 )  # fmt: skip
 
@@ -58,7 +65,7 @@ class Case:
         self.mask = (np.arange(LONGEST) < lengths[:, None]).astype(np.int64)
         shape = self.mask.shape
         self.old = random.normal(-2, 0.5, shape)
-        apart = 3e-4 if settings["loss"] == "gspo" else random.choice([0.1, 0.5, 1.5])
+        apart = {"gspo": 3e-4, "luspo": 3e-3}.get(settings["loss"]) or random.choice([0.1, 0.5, 1.5])
         self.new = self.old if settings.get("on_policy") else self.old + random.normal(0, apart, shape)
         baseline = "others" if settings["loss"] == "reinforce" else "group"
         self.advantages = group_advantages(random.normal(size=SEQUENCES), baseline).astype(np.float64)
@@ -79,7 +86,7 @@ def ours(case: Case, settings: Settings) -> tuple[float, np.ndarray]:
     new = torch.tensor(case.new, requires_grad=True)
     sequence = torch.from_numpy(np.repeat(np.arange(SEQUENCES), lengths))
     rows = Rows(new[at], torch.from_numpy(case.old[at]), torch.from_numpy(case.advantages)[sequence], sequence)
-    values = loss(rows, clip_of(options, loss)).values
+    values = loss.having(**options.loss_values)(rows, clip_of(options, loss)).values
     if options.kl is not None:
         apart = divergence(options.kl.estimator, rows.logprobs, torch.from_numpy(case.reference[at]))
         values = values + options.kl.coefficient * apart

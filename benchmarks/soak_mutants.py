@@ -23,7 +23,8 @@ from benchmarks.machine import RESULTS, described
 ROOT = Path(__file__).parents[1]
 TRAINER = ROOT / "plugins/trainer_grpo"
 MODULES = (
-    "atropos_trainer_grpo/losses.py", "atropos_trainer_grpo/corrections.py", "atropos_trainer_grpo/kl_estimators.py",
+    *(f"atropos_trainer_grpo/losses/{name}.py" for name in ("averages", "clipped", "kpop", "luspo", "rows", "sapo", "vespo")),
+    "atropos_trainer_grpo/corrections.py", "atropos_trainer_grpo/kl_estimators.py",
     "atropos_trainer_grpo/advantages.py", "atropos_core/advantages.py",
 )  # fmt: skip
 TESTS = {

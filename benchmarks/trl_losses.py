@@ -23,6 +23,11 @@ ALONE = SimpleNamespace(
     reduce=lambda x, reduction: x,
 )  # fmt: skip
 
+SOFT = {  # the defaults of TRL's GRPOConfig
+    "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05, "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
+}  # fmt: skip
+
 
 def trainer(settings: dict[str, Any], logprobs: torch.Tensor, entropies: torch.Tensor) -> SimpleNamespace:
     """What `_compute_loss` reads of its trainer."""
@@ -30,7 +35,13 @@ def trainer(settings: dict[str, Any], logprobs: torch.Tensor, entropies: torch.T
         accelerator=ALONE,
         model=SimpleNamespace(training=True),
         current_gradient_accumulation_steps=1,
-        args=SimpleNamespace(delta=settings.get("delta"), use_bias_correction_kl=False, steps_per_generation=1),
+        args=SimpleNamespace(
+            delta=settings.get("delta"),
+            use_bias_correction_kl=False,
+            steps_per_generation=1,
+            **{name: settings.get(name, default) for name, default in SOFT.items()},
+        ),
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,

@@ -216,7 +216,7 @@ def _fit_one(
         offer.provider.name for offer in plugins.registry.offers("bridge") if between & _transports_by_default(offer)
     ]
     advice = (
-        f"Use --bridge {fitting[0]}."
+        f"Use {' or '.join(f'--bridge {name}' for name in fitting)}."
         if fitting
         else f"No installed bridge joins engine {engine.component.use!r} and trainer {trainer.component.use!r}: "
         "choose another engine or trainer."
@@ -335,6 +335,7 @@ class _Builder:
             announced={
                 key: value
                 for resolved in (
+                    *plan.engines,
                     *(plan.single[kind] for kind in ("trainer", "bridge") if kind in plan.single),
                     *plan.named.get("transform", {}).values(),
                 )

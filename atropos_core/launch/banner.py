@@ -13,11 +13,10 @@ from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.training.parts import Parts
 from atropos_core.types import Split
 
-CARRIED: dict[Transport, str] = {
+# Which of these it is, devices decide. Of the others a bridge has one, and its summary says what it does.
+SHARED: dict[Transport, str] = {
     "posix_shm": "one copy of the weights, in shared memory, since both ends are on the CPU",
     "cuda_ipc": "one copy of the weights, by CUDA IPC, since both ends are on a GPU",
-    "checkpoint": "weights travel as checkpoints on disk",
-    "adapter": "adapters travel, the base model stays",
     "copy": "weights are copied at each update",
     "in_process": "one process, one copy of the weights",
 }
@@ -40,6 +39,8 @@ def banner(
         data.append(f"{name}: {sizes[name]['train']:,} training tasks{held_out}{source}")
     if config.api is not None:
         data = [f"by workers at {config.api.url}", *(f"evaluated here: {one}" for one in data)]
+    summary = plan.single["bridge"].offer.provider.summary
+    carried = [SHARED.get(how, summary) for how in plan.transports]
     rows = [
         ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters or 0:,} parameters, {model.dtype}"),
         ("data", "; ".join(data)),
@@ -51,7 +52,7 @@ def banner(
             for engine in plan.engines
         ),
         ("trainer", f"{config.trainer.use} {_where(config.trainer, model.threads)}"),
-        ("bridge", f"{config.bridge.use}: {'; '.join(CARRIED[how] for how in dict.fromkeys(plan.transports))}"),
+        ("bridge", f"{config.bridge.use}: {'; '.join(dict.fromkeys(carried))}"),
         *(
             [("launcher", f"{config.launcher.use}: memory of other machines is not planned")]
             if plan.spans_machines

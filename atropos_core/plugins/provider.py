@@ -81,7 +81,7 @@ class RunContext:
     transports: tuple[Transport, ...] = ()  # to each of the engines
     is_trained: bool = False  # what is sampled, here or by a trainer elsewhere that a worker samples for
     max_staleness: int = 0  # policy versions that a trained token may be behind
-    # what trainer, bridge and transforms say that others must know to be built: Provider.announces
+    # what engines, trainer, bridge and transforms say that others must know to be built: Provider.announces
     announced: Mapping[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu",)  # of the component being built
     threads: int | None = None  # CPU threads of the component being built; None: its own choice
@@ -139,7 +139,7 @@ class Provider(Generic[T_co]):
     build: Callable[[Any, RunContext], T_co]  # (options, context); imports torch inside, not above
     # engine, bridge, trainer: how its weights may travel
     transports: Callable[[Any], frozenset[Transport]] = lambda options: frozenset()
-    # trainer, bridge, transform: what others must know to be built (JSON)
+    # engine, trainer, bridge, transform: what others must know to be built (JSON)
     announces: Callable[[Any], Mapping[str, Any]] = lambda options: {}
     # engine, trainer, bridge: the memory that it will take; from files and options alone, as the four below
     holds: Callable[[Any, Workload], Iterable[Holding]] = lambda options, workload: ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -145,6 +146,7 @@ async def test_a_run_trains_an_engine_elsewhere_and_goes_on_after_a_kill(tmp_pat
     finally:
         first.kill()
         role.kill()
+    assert re.search(r"bridge +delta: what an update changed, compressed", first.text), first.text
     rows = metrics_of(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(rows[0]["step"], 25))
     assert all(row["alignment/max_abs_logprob_diff"] <= 1e-4 for row in rows if "alignment/max_abs_logprob_diff" in row)

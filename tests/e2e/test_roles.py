@@ -351,7 +351,7 @@ def test_an_engine_alone_refuses_what_it_was_not_started_for_and_says_what_to_ty
         refused = place.start(bridge, "engine", "--model", "tiny", "--port", "0", "--bridge", bridge)
         assert refused.ends() == 2
         assert f"bridge '{bridge}' carries" in refused.text
-        assert "Use --bridge checkpoint or --bridge lora" in refused.text
+        assert "Use --bridge checkpoint, --bridge delta or --bridge lora" in refused.text
         assert "Traceback" not in refused.text
     engine = place.start("engine", "engine", "--model", "tiny", "--port", "0")
     url = engine.says(r"(http://[\w.:]+)")

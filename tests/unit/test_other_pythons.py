@@ -52,7 +52,7 @@ def test_what_stands_on_torch_is_not_installed():
         for path in other_pythons.without_torch(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml"))
     }
     assert {"env_gsm8k", "trajectory_api", "agent_api"} <= names
-    assert not {"engine_hf", "trainer_grpo", "bridge_ipc", "bridge_checkpoint", "bridge_delta", "bridge_lora"} & names
+    assert not {"engine_hf", "trainer_grpo", "bridge_ipc", "bridge_delta", "env_verifiers", "launcher_ray"} & names
 
 
 TESTS = """

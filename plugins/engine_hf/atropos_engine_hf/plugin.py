@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
@@ -53,6 +53,11 @@ def dtype(options: HFOptions, workload: Workload) -> str:
     return loaded_dtype(workload.context.model, options.dtype, workload.context.devices[0])
 
 
+def announces(options: HFOptions) -> Mapping[str, Any]:
+    """What a trainer may correct for: the precision of what samples."""
+    return {f"engine/{options.dtype}": True}
+
+
 def transports(options: HFOptions) -> frozenset[Transport]:
     """Which way of sharing memory it is, the run's devices decide."""
     return frozenset({"posix_shm", "cuda_ipc", "checkpoint", "adapter"})
@@ -69,6 +74,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         holds=holds,
         check=check,
         dtype=dtype,
+        announces=announces,
         requires=frozenset({"torch", "transformers"}),
         runs_in="process",
     )

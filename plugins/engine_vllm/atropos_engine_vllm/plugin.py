@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider, RunContext
@@ -51,6 +51,11 @@ def idle(options: VLLMOptions, devices: Sequence[str]) -> Mapping[str, str]:
     return {"kv_cache_gb": "it is for a CPU; on a GPU memory_share bounds keys and values"}
 
 
+def announces(options: VLLMOptions) -> Mapping[str, Any]:
+    """What a trainer may correct for: the precision of what samples."""
+    return {f"engine/{options.dtype if options.url is None else 'unknown'}": True}
+
+
 def transports(options: VLLMOptions) -> frozenset[Transport]:
     """A server of somebody else's shares no memory with us and has no weight-transfer engine of ours."""
     if options.url is not None:
@@ -69,6 +74,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         holds=holds,
         check=check,
         dtype=dtype,
+        announces=announces,
         idle=idle,
         several_devices=True,
         requires=frozenset({"aiohttp"}),

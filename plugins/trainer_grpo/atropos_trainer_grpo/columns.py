@@ -45,10 +45,10 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
     sampled = batch.sampled & follows
     has_logprobs = np.repeat(batch.has_logprobs, batch.lengths)
     truncated = np.repeat(batch.truncated, batch.lengths)
-    if options.old_logprobs == "rollout":
+    if options.old_logprobs != "recompute":
         if (trained & truncated & has_logprobs).any():
             raise ConfigError(
-                'trainer.old_logprobs = "rollout", but sequences were sampled with top_p or top_k: their logprobs are '
+                f'trainer.old_logprobs = "{options.old_logprobs}", but sequences were sampled with top_p or top_k: their logprobs are '
                 "renormalised over what was kept, and a ratio against them is biased.",
                 remedy='Set trainer.old_logprobs = "recompute", or sample with top_p = 1 and top_k = 0.',
             )
@@ -67,7 +67,9 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
     return Columns(
         trained=trained,
         scored=trained | sampled,
-        from_rollout=known if options.old_logprobs == "rollout" else np.zeros_like(known),
+        from_rollout=known
+        if options.old_logprobs != "recompute" and options.correction is None
+        else np.zeros_like(known),
         known=known,
         temperature=np.where(batch.temperature > 0, batch.temperature, 1.0).astype(np.float32),
     )

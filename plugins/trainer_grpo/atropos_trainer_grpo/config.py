@@ -10,18 +10,21 @@ from pydantic import Field, field_validator, model_validator
 from atropos_core.plugins.provider import Options
 
 Average = Literal["sequence", "token", "constant", "sum"]
-Correction = Literal["tis", "mis", "icepop", "sequence_tis", "sequence_mis", "geometric_mis"]
+Correction = Literal["tis", "mis", "icepop", "kpop", "sequence_tis", "sequence_mis", "geometric_mis"]
 Estimator = Literal["k1", "k2", "k3"]
-Source = Literal["rollout", "recompute"]
+Source = Literal["auto", "rollout", "recompute"]
 CLIPS = {"grpo": 3, "dr_grpo": 3, "dapo": 3, "gspo": 3, "cispo": 2, "reinforce": 0}  # of clip_low, clip_high, dual_clip
-BOUNDS: dict[Correction, tuple[float, float]] = {  # of rho: low, high
+CLIPS |= {"sapo": 0, "vespo": 0, "luspo": 3, "kpop": 0}
+BOUNDS: dict[Correction, tuple[float, float]] = {  # of rho: low, high; kpop: of the divergence
     "tis": (0.0, 2.0),
     "mis": (0.0, 2.0),
     "icepop": (0.5, 5.0),
+    "kpop": (0.0, 0.1),
     "sequence_tis": (0.0, 2.0),
     "sequence_mis": (0.0, 2.0),
     "geometric_mis": (0.999, 1.001),
 }
+TABLES = ("sapo", "vespo", "kpop")  # losses with options of their own
 Moments = Literal["adamw", "adamw_8bit", "adamw_4bit", "adamw_fp8"]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -100,6 +103,30 @@ class DistillationOptions(Options):
         return 1.0 if self.alone else 0.1
 
 
+class SapoOptions(Options):
+    """`[trainer.sapo]`: how fast the gate of loss = "sapo" closes as a ratio leaves 1."""
+
+    temperature_pos: float = Field(1.0, gt=0, allow_inf_nan=False, description="where the advantage is positive")
+    temperature_neg: float = Field(1.05, gt=0, allow_inf_nan=False, description="where it is not")
+
+
+class VespoOptions(Options):
+    """`[trainer.vespo]`: the kernel W^k exp(lambda (1 - W)) of loss = "vespo", by the sign of the advantage."""
+
+    k_pos: float = Field(2.0, ge=0, allow_inf_nan=False, description="its power, where the advantage is not negative")
+    lambda_pos: float = Field(3.0, gt=0, allow_inf_nan=False, description="its decay there")
+    k_neg: float = Field(3.0, ge=0, allow_inf_nan=False, description="its power, where the advantage is negative")
+    lambda_neg: float = Field(2.0, gt=0, allow_inf_nan=False, description="its decay there")
+
+
+class KpopOptions(Options):
+    """`[trainer.kpop]`: which tokens loss = "kpop" leaves out."""
+
+    threshold: float = Field(
+        0.1, gt=0, allow_inf_nan=False, description="the largest divergence of a token that is kept, in nats"
+    )
+
+
 class RateOptions(Options):
     """One of `[[trainer.learning_rates]]`: what other parameters learn at. The first that matches a parameter counts."""
 
@@ -126,7 +153,7 @@ class CorrectionOptions(Options):
         None,
         ge=0,
         allow_inf_nan=False,
-        description="ratios below are left out, but by the kinds of tis; unset: as the kind has it",
+        description="ratios below are left out, but by the kinds of tis and kpop; unset: as the kind has it",
     )
     high: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="ratios above are cut or left out; unset: as the kind has it"
@@ -139,14 +166,25 @@ class CorrectionOptions(Options):
 
     @model_validator(mode="after")
     def _bounds_leave_something(self) -> CorrectionOptions:
-        truncates = self.kind in ("tis", "sequence_tis")
+        from_above = self.kind in ("tis", "sequence_tis", "kpop")
         self.refuse_idle(
-            not truncates, f'with kind = "{self.kind}", which only cuts from above (mis, icepop leave out)', "low"
+            not from_above, f'with kind = "{self.kind}", which only bounds from above (mis, icepop leave out)', "low"
         )
         low, high = self.bounds
         if low >= high:
             raise ValueError(f"low = {low:g} is not below high = {high:g}: every token would be left out")
         return self
+
+
+BY_DEFAULT = CorrectionOptions(kind="tis")  # of old_logprobs = "auto"
+CORRECTED = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "luspo",
+    "reinforce",
+)  # the others bound the ratio to the engine themselves
 
 
 class GrpoOptions(Options):
@@ -176,15 +214,19 @@ class GrpoOptions(Options):
     loss_length: int | None = Field(
         None, gt=0, description="with average = constant, as dr_grpo has it: what a sequence's sum is divided by"
     )
+    sapo: SapoOptions | None = Field(None, description='with loss = "sapo"; unset: the paper\'s')
+    vespo: VespoOptions | None = Field(None, description='with loss = "vespo"; unset: the paper\'s')
+    kpop: KpopOptions | None = Field(None, description='with loss = "kpop"; unset: the defaults')
     old_logprobs: Source = Field(
-        "rollout",
-        description="the denominator of the ratio: the engine's logprob, or the trainer's own before updating",
+        "auto",
+        description="the denominator of the ratio: the engine's logprob, or the trainer's own before updating; auto: the engine's, "
+        "and where engine and trainer differ the trainer's, with correction tis: README.md, Corrections",
     )
     missing_logprobs: Literal["recompute", "refuse"] = Field(
-        "recompute", description="for sequences that came without logprobs, where old_logprobs is rollout"
+        "recompute", description="for sequences that came without logprobs, where old_logprobs is not recompute"
     )
 
-    correction: CorrectionOptions | None = Field(None, description="unset: none")
+    correction: CorrectionOptions | None = Field(None, description="unset: none, but for what old_logprobs = auto does")
     kl: KlOptions | None = Field(None, description="unset: no reference model")
     distillation: DistillationOptions | None = Field(None, description="unset: a teacher's columns are not looked at")
     entropy_coefficient: float = Field(
@@ -240,6 +282,12 @@ class GrpoOptions(Options):
     )
 
     @property
+    def loss_values(self) -> dict[str, float]:
+        """Options that are the loss's own, where it has a table of them."""
+        table = getattr(self, self.loss) if self.loss in TABLES else None
+        return {} if table is None else table.model_dump()
+
+    @property
     def takes_dual_clip(self) -> bool:
         return CLIPS.get(self.loss, 0) == 3
 
@@ -253,6 +301,15 @@ class GrpoOptions(Options):
         lora = self.lora or LoraOptions()
         rate = LORA_RATE * self.learning_rate if lora.learning_rate is None else lora.learning_rate
         return self.model_copy(update={"lora": lora, "learning_rate": rate})
+
+    def corrected(self) -> GrpoOptions:
+        """As they are where engine and trainer differ: `auto` with a correction, under which it is "recompute". Unless an option
+        is set that is of the ratio to the engine's logprobs, or nothing would be weighed."""
+        kept = self.changed("clip_low", "clip_high", "dual_clip", "missing_logprobs")
+        learns = self.distillation is None or not self.distillation.alone or self.distillation.kind == "reverse"
+        if self.old_logprobs != "auto" or kept or self.loss not in CORRECTED or not learns:
+            return self
+        return self.model_copy(update={"correction": BY_DEFAULT})
 
     @model_validator(mode="after")
     def _loss_length_goes_with_a_constant(self) -> GrpoOptions:
@@ -277,6 +334,8 @@ class GrpoOptions(Options):
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> GrpoOptions:
+        for name in TABLES:
+            self.refuse_idle(self.loss == name, f'with loss = "{self.loss}": it is of loss = "{name}"', name)
         clips = ("clip_low", "clip_high", "dual_clip")
         for name in clips[CLIPS.get(self.loss, 3) :]:
             self.refuse_idle(False, f'with loss = "{self.loss}", which has no such bound', name)
@@ -284,9 +343,12 @@ class GrpoOptions(Options):
             not (self.updates_once and self.old_logprobs == "recompute"),
             'with old_logprobs = "recompute" and one update a batch, where the ratio is 1 (epochs and minibatches make more)',
             *clips,
+            *TABLES,
         )
         self.refuse_idle(
-            self.old_logprobs == "rollout", 'with old_logprobs = "recompute", which recomputes all', "missing_logprobs"
+            self.old_logprobs != "recompute",
+            'with old_logprobs = "recompute", which recomputes all',
+            "missing_logprobs",
         )
         self.refuse_idle(
             self.schedule != "constant", 'with schedule = "constant", which ends nowhere', "schedule_floor"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from atropos_trainer_grpo.losses import Rows, bounded_exp
+from atropos_trainer_grpo.losses.kpop import agree
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import Correction
@@ -36,6 +37,7 @@ def importance_weights(
 
     - tis: min(rho, high), truncated importance sampling (Yao et al. 2025; Ionides 2008).
     - mis, icepop: rho where low <= rho <= high, else 0 (IcePop, Ling Team 2025, with its bounds 0.5 and 5).
+    - kpop: rho where old and rollout agree to `high` nats, else 0 (`losses.kpop`).
     - sequence_tis, sequence_mis: the same of the product of rho over each sequence.
     - geometric_mis: 1 where low <= the geometric mean of rho over the sequence <= high, else 0: whole sequences are left
       out, none is weighted.
@@ -48,6 +50,9 @@ def importance_weights(
     ratio = bounded_exp(log_ratio)
     if kind in ("tis", "sequence_tis"):
         return Weights(ratio.clamp(max=high), ratio > high)
-    outside = (ratio < low) | (ratio > high)
+    if kind == "kpop":
+        outside = known & ~agree(rows.old, rollout, high)
+    else:
+        outside = (ratio < low) | (ratio > high)
     kept = torch.ones_like(ratio) if kind == "geometric_mis" else ratio
     return Weights(torch.where(outside, 0.0, kept), outside)

@@ -19,14 +19,15 @@ RESUME = "resume from the last checkpoint with a lower trainer.learning_rate"
 
 def against_old(options: GrpoOptions) -> str:
     """What to do about ratios to the old policy that are too large."""
-    if options.old_logprobs == "rollout":
+    rollout = options.old_logprobs != "recompute" and options.correction is None
+    if rollout:
         ours = 'Set trainer.old_logprobs = "recompute", which takes no sender\'s word'
         moves = [name for name in ("clip_low", "clip_high", "dual_clip") if getattr(options, name) is not None]
         if moves and options.updates_once:
             ours += f", and leave trainer.{', trainer.'.join(moves)} out"
     else:
         ours = "The policy moves that far within one batch: lower trainer.learning_rate"
-    ratios = options.old_logprobs == "rollout" or not options.updates_once  # else all are 1, and a bound is refused
+    ratios = rollout or not options.updates_once  # else all are 1, and a bound is refused
     clips = ratios and options.takes_dual_clip and options.dual_clip is None
     return f"{ours}{', or set trainer.dual_clip = 3' if clips else ''}."
 

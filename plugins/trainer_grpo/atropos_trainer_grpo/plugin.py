@@ -24,6 +24,10 @@ LOSSES = {
     "gspo": "clipped ratios of whole sequences",
     "cispo": "clipped ratios as weights: no token loses its gradient",
     "reinforce": "the policy gradient itself, without a ratio",
+    "sapo": "ratios through a soft gate in place of a clip",
+    "vespo": "the policy gradient, weighed by a soft kernel of the whole sequence's ratio",
+    "luspo": "clipped ratios of whole sequences, which weigh as much as they are long",
+    "kpop": "ratios, without the tokens whose probability two policies disagree about",
 }
 
 

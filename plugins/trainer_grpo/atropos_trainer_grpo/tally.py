@@ -11,7 +11,7 @@ from torch import Tensor
 from atropos_core.types import Metrics
 from atropos_trainer_grpo.process_group import ProcessGroup
 
-SUMS = ("ratio", "clipped", "correction", "corrected", "reference", "entropy", "k3", "distill", "mass")
+SUMS = ("ratio", "weight", "clipped", "correction", "corrected", "gap", "reference", "entropy", "k3", "distill", "mass")
 COUNTS = ("trained", "known", "taught")
 
 
@@ -44,11 +44,13 @@ class Tally:
         if taught:
             metrics["distill/positions"] = seen["taught"] / per["trained"]
         for name, of, count in (
+            ("ratio/weight", "weight", "trained"),
             ("kl/reference_k3", "reference", "trained"),
             ("distill/kl", "distill", "taught"),
             ("distill/coverage", "mass", "taught"),
             ("correction/mean", "correction", "trained"),
             ("correction/fraction", "corrected", "trained"),
+            ("correction/gap", "gap", "known"),
         ):
             if of in sums:
                 metrics[name] = sums[of] / per[count]

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from atropos_core.errors import ConfigError, WeightsMismatch
+from atropos_core.health.alignment import ROUNDING_NATS, largest_rounding
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.models.cpu_warmup import settle
 from atropos_core.types import Batch, Floats, Metrics, Tokens
@@ -45,6 +46,17 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 SHARED = frozenset({"posix_shm", "cuda_ipc"})  # the engine owns the weights; ours come from the bridge
+
+
+def engine_differs(context: RunContext, dtype: str) -> bool:
+    """Whether tokens are sampled from another policy than the one of these weights: of an older version, or in other or in fewer
+    bits, at either end."""
+    engines = {key.removeprefix("engine/") for key in context.announced if key.startswith("engine/")}
+    return (
+        context.max_staleness > 0
+        or largest_rounding(dtype) > ROUNDING_NATS["float32"]
+        or bool(engines - {"auto", dtype})
+    )
 
 
 class GrpoTrainer(Trainer):
@@ -167,6 +179,8 @@ class GrpoTrainer(Trainer):
         )
         if self._device == "cpu" and info.parameters is not None and info.parameters >= LARGE:
             give_back_large_blocks()
+        if self._options.old_logprobs == "auto" and engine_differs(self._context, info.dtype):
+            self._options = self._options.corrected()
         self.model = model
         if self._options.lora is None and self._mesh is None and self._device == "cpu":
             only_used_rows(model)
@@ -246,7 +260,7 @@ class GrpoTrainer(Trainer):
             raise ConfigError(f"trainer.loss = {name!r} averages over a constant length: set trainer.loss_length.")
         if name not in LOSSES:
             self._refuse_idle(made)
-        return made
+        return made.having(**self._options.loss_values)
 
     def _refuse_idle(self, loss: Loss) -> None:
         """For a stranger's loss: options that the built-in ones' names would have had refused (config.py)."""

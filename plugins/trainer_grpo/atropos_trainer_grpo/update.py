@@ -203,10 +203,13 @@ class Update:
             values = torch.zeros_like(values)
         if surrogate.clipped is not None:
             sums["clipped"] = surrogate.clipped.sum()
+        if surrogate.weight is not None:
+            sums["weight"] = surrogate.weight.sum()
         if options.correction is not None:
             correction = importance_weights(options.correction.kind, rows, rollout, known, *options.correction.bounds)
             values = values * correction.values
-            sums |= {"correction": correction.values.sum(), "corrected": correction.touched.sum()}
+            gap = torch.where(known, rows.old - rollout, 0.0).abs().sum()
+            sums |= {"correction": correction.values.sum(), "corrected": correction.touched.sum(), "gap": gap}
         if targets.reference is not None and options.kl is not None:
             reference = tensor(targets.reference[positions])
             apart = divergence(options.kl.estimator, new, reference)

@@ -188,7 +188,8 @@ def gradient(model_of):
         model = open_model(model_of(), dtype="auto", device="cpu", with_weights=True)
         model = doubled(model) if double else model
         optimizer = Optimizer(model.named_parameters(), options)
-        update = Update(model, optimizer, options, LOSSES[options.loss], batch, "cpu", 0, (), reference)
+        loss = LOSSES[options.loss].having(**options.loss_values)
+        update = Update(model, optimizer, options, loss, batch, "cpu", 0, (), reference)
         (chosen,) = update.minibatches()
         update.backward(chosen)
         flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
@@ -221,14 +222,23 @@ def gate() -> Gate:
 
 @pytest.fixture
 async def open_trainer(model_of, tmp_path):
-    """`await open_trainer(model, learning_rate=...)`: an open trainer in this process, closed at the end."""
+    """`await open_trainer(model, learning_rate=...)`: an open trainer in this process, closed at the end. `run`: more of its
+    RunContext."""
     opened: list[GrpoTrainer] = []
 
     async def make(
-        model: Path | None = None, *, seed: int = 0, transport: str | None = "checkpoint", steps: int = 0, **options
+        model: Path | None = None,
+        *,
+        seed: int = 0,
+        transport: str | None = "checkpoint",
+        steps: int = 0,
+        run=None,
+        **options,
     ):
         options = {"learning_rate": 1e-2, **options}
-        context = RunContext(tmp_path, model or model_of(), steps, seed=seed, transport=transport, threads=1)
+        context = RunContext(
+            tmp_path, model or model_of(), steps, seed=seed, transport=transport, threads=1, **run or {}
+        )
         trainer = GrpoTrainer(GrpoOptions(**options), context)
         opened.append(trainer)
         await trainer.open()

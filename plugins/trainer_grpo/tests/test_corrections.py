@@ -1,5 +1,7 @@
 """Importance weights against plain float64 loops."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from atropos_core.errors import ConfigError
 from atropos_trainer_grpo.config import BOUNDS, GrpoOptions
 from atropos_trainer_grpo.corrections import importance_weights
 from atropos_trainer_grpo.losses import Rows
@@ -24,8 +27,12 @@ def oracle(kind, old, rollout, known, lengths, low, high):
             of = [np.exp(sum(logs) / max(sum(known[t] for t in part), 1))] * length
         else:
             of = [np.exp(log) for log in logs]
-        for ratio in of:
-            if kind.endswith("tis"):
+        for t, ratio in zip(part, of, strict=True):
+            if kind == "kpop":
+                p, q = np.exp(old[t]), np.exp(rollout[t])
+                apart = max(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)) for p, q in ((p, q), (q, p)))
+                weights.append(ratio if not known[t] or apart <= high else 0.0)
+            elif kind.endswith("tis"):
                 weights.append(min(ratio, high))
             elif not low <= ratio <= high:
                 weights.append(0.0)
@@ -47,8 +54,9 @@ def test_each_correction_equals_an_independent_float64_computation(kind, seed):
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 8, 5)
     total = int(lengths.sum())
-    old = random.normal(-2, 0.5, total)
-    rollout, known = old + random.normal(0, random.choice([1e-3, 0.5]), total), random.random(total) < 0.8
+    old = np.minimum(random.normal(-2, 0.5, total), -0.01)
+    rollout = np.minimum(old + random.normal(0, random.choice([1e-3, 0.5]), total), -0.001)
+    known = random.random(total) < 0.8
     low, high = BOUNDS[kind] if seed % 2 else (0.8, 1.25)
     made = computed(kind, old, rollout, known, lengths, low, high)
     expected = oracle(kind, old, rollout, known, lengths, low, high)
@@ -90,3 +98,93 @@ def test_a_correction_asks_for_the_trainers_own_logprobs():
     with pytest.raises(ValidationError, match='set old_logprobs = "recompute"'):
         GrpoOptions(correction={"kind": "tis"})
     assert GrpoOptions(correction={"kind": "tis"}, old_logprobs="recompute").correction.kind == "tis"
+
+
+# -- by default, where engine and trainer differ
+
+TIS = {"old_logprobs": "recompute", "correction": {"kind": "tis"}}
+ASYNCHRONOUS = {"max_staleness": 1}
+MANY = {"minibatches": 2, "learning_rate": 1e-2}
+
+
+async def trained(open_trainer, make_batch, gate, *, model=None, run=None, **options):
+    """The weights after two batches, and what the second step reports."""
+    trainer = await open_trainer(model, run=run, **MANY, **options)
+    for version in (1, 2):
+        metrics = await trainer.step(make_batch(seed=version, version=version), gate)
+    return torch.cat([parameter.detach().flatten().float() for parameter in trainer.model.parameters()]), metrics
+
+
+@pytest.mark.parametrize(
+    "run", [{}, {"announced": {"engine/auto": True}}, {"announced": {"engine/float32": True}}], ids=str
+)
+async def test_where_nothing_differs_the_default_is_the_ratio_to_the_engine(open_trainer, make_batch, gate, run):
+    weights, metrics = await trained(open_trainer, make_batch, gate, run=run)
+    expected, _ = await trained(open_trainer, make_batch, gate, run=run, old_logprobs="rollout")
+    assert torch.equal(weights, expected)
+    assert not [name for name in metrics if name.startswith("correction/")]
+
+
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [
+        (ASYNCHRONOUS, torch.float32), ({}, torch.bfloat16), ({"announced": {"engine/float16": True}}, torch.float32),
+        ({"announced": {"engine/unknown": True, "engine/auto": True}}, torch.float32),
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_where_engine_and_trainer_differ_the_default_is_tis(open_trainer, make_batch, gate, model_of, run, dtype):
+    model = model_of(dtype=dtype)
+    own = {"dtype": "bfloat16"} if dtype == torch.bfloat16 else {}
+    weights, metrics = await trained(open_trainer, make_batch, gate, model=model, run=run, **own)
+    expected, reported = await trained(open_trainer, make_batch, gate, model=model, **own, **TIS)
+    plain, _ = await trained(open_trainer, make_batch, gate, model=model, run=run, **own, old_logprobs="rollout")
+    assert torch.equal(weights, expected)
+    assert not torch.equal(weights, plain)
+    assert metrics["correction/fraction"] == reported["correction/fraction"] > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_low": 0.1},
+        {"dual_clip": 3.0},
+        {"missing_logprobs": "refuse"},
+        {"loss": "cispo"},
+        {"loss": "vespo"},
+        {"loss": "kpop"},
+    ],
+    ids=str,
+)
+async def test_an_option_of_the_ratio_to_the_engine_keeps_that_ratio(open_trainer, make_batch, gate, options):
+    weights, metrics = await trained(open_trainer, make_batch, gate, run=ASYNCHRONOUS, **options)
+    expected, _ = await trained(open_trainer, make_batch, gate, **options, old_logprobs="rollout")
+    assert torch.equal(weights, expected)
+    assert "correction/mean" not in metrics
+
+
+async def test_the_gap_and_the_share_of_tokens_that_were_cut_are_measured(open_trainer, make_batch, gate):
+    trainer = await open_trainer(loss="dapo", learning_rate=0.0, run=ASYNCHRONOUS)
+    batch = make_batch()
+    sequences = [batch.tokens[start:end] for start, end in zip(batch.offsets, batch.offsets[1:], strict=False)]
+    own = np.concatenate(await trainer.logprobs(sequences))
+    shift = np.random.default_rng(2).normal(0, 0.6, len(own)).astype(np.float32)
+    shifted = replace(batch, logprobs=np.where(batch.sampled, own - shift, 0).astype(np.float32))
+    metrics = await trainer.step(shifted, gate)
+    at = batch.trained
+    assert metrics["correction/gap"] == pytest.approx(np.abs(shift[at]).mean(), rel=1e-4)
+    assert metrics["correction/fraction"] == pytest.approx((np.exp(shift[at]) > 2).mean(), abs=1e-6)
+    assert metrics["ratio/mean"] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("run", [{}, ASYNCHRONOUS], ids=str)
+async def test_sampling_that_was_truncated_is_refused_whichever_the_default_is(open_trainer, make_batch, gate, run):
+    trainer = await open_trainer(run=run)
+    batch = make_batch()
+    with pytest.raises(ConfigError, match='trainer.old_logprobs = "auto", but sequences were sampled with top_p'):
+        await trainer.step(replace(batch, truncated=np.ones(batch.sequences, np.bool_)), gate)
+
+
+def test_a_correction_of_ones_own_asks_for_recompute_under_auto_too():
+    with pytest.raises(ValidationError, match='set old_logprobs = "recompute"'):
+        GrpoOptions(correction={"kind": "kpop"}, old_logprobs="auto")

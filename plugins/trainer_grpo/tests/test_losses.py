@@ -1,5 +1,7 @@
 """The losses against independent float64 numpy code, exact values, finite differences and invariances."""
 
+from inspect import signature
+
 import numpy as np
 import pytest
 import torch
@@ -17,8 +19,29 @@ LENGTH = 16
 NAMES = list(LOSSES)
 CLIP = {
     "grpo": (0.2, 0.2), "dr_grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0),
-    "reinforce": (0.0, 0.0),
+    "reinforce": (0.0, 0.0), "sapo": (0.0, 0.0), "vespo": (0.0, 0.0), "luspo": (2e-3, 2.5e-3), "kpop": (0.0, 0.0),
 }  # fmt: skip
+
+
+def coin(p, q):
+    return p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+
+
+def of_papers(name, new, old, a, whole):
+    """Value and slope of one token by a loss without a clip, at the papers' own options; `whole`: the product of the
+    sequence's ratios."""
+    r = np.exp(new - old)
+    if name == "sapo":
+        tau = 1.0 if a > 0 else 1.05
+        p = 1 / (1 + np.exp(-tau * (r - 1)))
+        return -4 / tau * p * a, -4 * p * (1 - p) * r * a
+    if name == "vespo":
+        k, decay = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
+        phi = whole**k * np.exp(decay * (1 - whole))
+        return -phi * a * new, -phi * a
+    p, q = np.exp(new), np.exp(old)
+    kept = max(coin(p, q), coin(q, p)) <= 0.1
+    return -r * a * kept, -r * a * kept
 
 
 def oracle(name, new, old, advantages, mask, lengths, dual=None):
@@ -33,8 +56,11 @@ def oracle(name, new, old, advantages, mask, lengths, dual=None):
         of_sequence = np.exp(sum(new[t] - old[t] for t in members) / len(members))
         total = 0.0
         for t in members:
-            a, r = advantages[t], of_sequence if name == "gspo" else np.exp(new[t] - old[t])
-            if name == "cispo":
+            a, r = advantages[t], of_sequence if name in ("gspo", "luspo") else np.exp(new[t] - old[t])
+            if name in ("sapo", "vespo", "kpop"):
+                value, slopes[t] = of_papers(name, new[t], old[t], a, of_sequence ** len(members))
+                total += value
+            elif name == "cispo":
                 weight = min(max(r, 1 - low), 1 + high)
                 total, slopes[t] = total - weight * a * new[t], -weight * a
             elif name == "reinforce":
@@ -52,6 +78,7 @@ def oracle(name, new, old, advantages, mask, lengths, dual=None):
     divide = {
         "grpo": lambda n: sequences * n, "gspo": lambda n: sequences * n, "dr_grpo": lambda n: sequences * LENGTH,
         "dapo": lambda n: tokens, "cispo": lambda n: tokens, "reinforce": lambda n: sequences,
+        "sapo": lambda n: sequences * n, "vespo": lambda n: tokens, "luspo": lambda n: sequences, "kpop": lambda n: tokens,
     }[name]  # fmt: skip
     for length in lengths:
         count = sum(mask[begin : begin + length])
@@ -66,7 +93,7 @@ def example(seed, sequences=5):
     lengths = random.integers(1, 12, sequences)
     total = int(lengths.sum())
     old = random.normal(-2, 0.4, total)
-    new = old + random.normal(0, random.choice([0.4, 3e-4, 2.0]), total)
+    new = np.minimum(old + random.normal(0, random.choice([0.4, 3e-4, 2.0]), total), -1e-3)
     return new, old, random.normal(size=total), random.random(total) < 0.7, lengths
 
 
@@ -97,7 +124,7 @@ def test_each_loss_and_its_gradient_equal_an_independent_float64_computation(nam
     np.testing.assert_allclose(slopes, gradient, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "luspo"])
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10_000))
 def test_dual_clip_bounds_what_a_negative_advantage_can_do(name, seed):
@@ -189,6 +216,65 @@ def test_gspo_is_the_gradient_of_the_papers_sequence_ratio_where_advantages_are_
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(("name", "values"), [
+    ("sapo", {"temperature_pos": 3.0}), ("sapo", {"temperature_neg": 3.0}), ("vespo", {"k_pos": 1.0}),
+    ("vespo", {"lambda_pos": 1.0}), ("vespo", {"k_neg": 1.0}), ("vespo", {"lambda_neg": 1.0}), ("kpop", {"threshold": 1e-3}),
+])  # fmt: skip
+def test_an_option_of_a_loss_acts_on_the_sign_of_advantage_that_its_name_says(name, values):
+    plain, other = LOSSES[name], LOSSES[name].having(**values)
+    changed = {}
+    for advantage in (2.0, -2.0):
+        rows = Rows(
+            torch.tensor([-1.0]), torch.tensor([-1.6]), torch.tensor([advantage]), torch.zeros(1, dtype=torch.int64)
+        )
+        changed[advantage > 0] = float(plain(rows, plain.clip).values) != float(other(rows, plain.clip).values)
+    [option] = values
+    assert changed == {True: not option.endswith("_neg"), False: not option.endswith("_pos")}
+    loss_contract(name)()
+    assert all(finding.ok is not False for finding in other.findings())
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_soft_weights_are_one_where_nothing_moved_and_fade_where_it_did(advantage):
+    for name in ("sapo", "vespo"):
+        weights = []
+        for ratio in (1e-3, 1.0, 40.0):
+            logprobs = torch.tensor([-3.0 + np.log(ratio) / 2], dtype=torch.float64)
+            old = torch.tensor([-3.0 - np.log(ratio) / 2], dtype=torch.float64)
+            rows = Rows(logprobs, old, torch.tensor([advantage]), torch.zeros(1, dtype=torch.int64))
+            weights.append(float(LOSSES[name](rows, Clip(0.2, 0.2)).weight))
+        assert weights[1] == pytest.approx(1.0)
+        assert max(weights[0], weights[2]) < 0.05
+
+
+def test_kpop_leaves_a_rare_token_its_ratio_and_a_likely_one_not():
+    """Both ratios are 2: from 0.001 to 0.002, and from 0.45 to 0.9."""
+    new = torch.tensor([2e-3, 0.9]).log().requires_grad_()
+    made = LOSSES["kpop"](
+        Rows(new, torch.tensor([1e-3, 0.45]).log(), torch.ones(2), torch.tensor([0, 1])), Clip(0.2, 0.2)
+    )
+    made.values.sum().backward()
+    assert made.clipped.tolist() == [False, True]
+    assert new.grad.tolist() == pytest.approx([-2.0, 0.0])
+
+
+def test_luspo_is_gspo_with_each_sequence_times_its_length():
+    new, old, advantages, _, lengths = example(3)
+    mask, advantages = np.ones(len(new), np.bool_), np.repeat(advantages[: len(lengths)], lengths)
+    value, slopes = computed("luspo", new, old, advantages, mask, lengths)
+    expected, begin = 0.0, 0
+    for length, advantage in zip(lengths, advantages[np.cumsum(lengths) - 1], strict=True):
+        s = np.exp(np.mean(new[begin : begin + length] - old[begin : begin + length]))
+        best = min(s * advantage, min(max(s, 1 - 2e-3), 1 + 2.5e-3) * advantage)
+        expected -= length * best / len(lengths)
+        moves = best == s * advantage
+        np.testing.assert_allclose(
+            slopes[begin : begin + length], -s * advantage * moves / len(lengths), rtol=1e-6, atol=1e-9
+        )
+        begin += length
+    assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
 def test_the_options_bounds_go_before_the_losses_own():
     assert clip_of(GrpoOptions(loss="dapo"), LOSSES["dapo"]) == (0.2, 0.28, None)
     assert clip_of(GrpoOptions(), LOSSES["grpo"]) == (0.2, 0.2, None)
@@ -234,6 +320,15 @@ def test_untrained_tokens_and_sequences_change_nothing(name, seed, extra):
 
 def test_losses_are_named_alike_where_they_are_configured_and_where_they_are_defined():
     assert list(plugin.LOSSES) == list(config.CLIPS) == NAMES
+
+
+def test_every_loss_with_options_of_its_own_has_them_by_the_names_of_its_function():
+    for name in config.TABLES:
+        table = config.GrpoOptions.model_validate({"loss": name, name: {}})
+        defaults = signature(LOSSES[name].surrogate).parameters
+        assert table.loss_values == {
+            each: one.default for each, one in defaults.items() if each not in ("rows", "clip")
+        }
 
 
 def test_dr_grpo_asks_for_its_length_and_the_others_refuse_it():

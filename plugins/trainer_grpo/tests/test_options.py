@@ -36,6 +36,14 @@ ALONE = {"alone": True}
         ({"old_logprobs": "recompute", "clip_low": 0.1}, "clip_low has no effect"),
         ({"old_logprobs": "recompute", "clip_high": 0.1}, "clip_high has no effect"),
         ({"old_logprobs": "recompute", "dual_clip": 3.0}, "dual_clip has no effect"),
+        ({"loss": "sapo", "clip_low": 0.1}, "clip_low has no effect"),
+        ({"loss": "vespo", "clip_high": 0.1}, "clip_high has no effect"),
+        ({"loss": "kpop", "dual_clip": 3.0}, "dual_clip has no effect"),
+        ({"sapo": {}}, "sapo has no effect"),
+        ({"loss": "sapo", "vespo": {}}, "vespo has no effect"),
+        ({"loss": "sapo", "kpop": {}}, "kpop has no effect"),
+        ({"loss": "sapo", "sapo": {}, "old_logprobs": "recompute"}, "sapo has no effect"),
+        ({"correction": {"kind": "kpop", "low": 0.5}, **RECOMPUTE}, "low has no effect"),
         ({"missing_logprobs": "refuse", **RECOMPUTE}, "missing_logprobs has no effect"),
         ({"schedule_floor": 0.1}, "schedule_floor has no effect"),
         ({"whiten_advantages": True, "distillation": ALONE}, "whiten_advantages has no effect"),
@@ -57,6 +65,7 @@ def test_an_option_that_would_do_nothing_is_refused_by_name(options, idle):
 @pytest.mark.parametrize(
     "options",
     [
+        {"loss": "luspo", "clip_low": 0.1}, {"loss": "sapo", "sapo": {"temperature_neg": 2.0}, **RECOMPUTE},
         {"loss": "cispo", "clip_low": 0.1}, {"loss": "gspo", "dual_clip": 3.0}, {"clip_low": 0.1, **RECOMPUTE},
         {"old_logprobs": "recompute", "clip_low": 0.1, "lora": {"dropout": 0.1}},
         {"distillation": {**ALONE, "kind": "reverse"}, "clip_high": 0.3},
@@ -90,6 +99,7 @@ KL = {"kl": {"coefficient": 0.1}}
 RHO = {**RECOMPUTE, "correction": {"kind": "mis"}}
 LORA = {"lora": {"rank": 2}}
 MANY = {"schedule": "linear"}
+SAPO, VESPO, KPOP = ({**SOME, "loss": name} for name in ("sapo", "vespo", "kpop"))
 # option -> what it is changed in, and to what. The work is two batches: weights and what the steps report.
 CHANGED: dict[str, tuple[dict, dict]] = {
     "loss": ({}, {"loss": "dapo"}),
@@ -98,6 +108,13 @@ CHANGED: dict[str, tuple[dict, dict]] = {
     "clip_high": (SOME, {**SOME, "clip_high": 0.01}),
     "dual_clip": (SOME, {**SOME, "dual_clip": 1.01}),
     "loss_length": ({"loss": "dr_grpo", "loss_length": 9}, {"loss": "dr_grpo", "loss_length": 99}),
+    "sapo.temperature_pos": (SAPO, {**SAPO, "sapo": {"temperature_pos": 3.0}}),
+    "sapo.temperature_neg": (SAPO, {**SAPO, "sapo": {"temperature_neg": 3.0}}),
+    "vespo.k_pos": (VESPO, {**VESPO, "vespo": {"k_pos": 0.1}}),
+    "vespo.lambda_pos": (VESPO, {**VESPO, "vespo": {"lambda_pos": 0.1}}),
+    "vespo.k_neg": (VESPO, {**VESPO, "vespo": {"k_neg": 0.1}}),
+    "vespo.lambda_neg": (VESPO, {**VESPO, "vespo": {"lambda_neg": 0.1}}),
+    "kpop.threshold": (KPOP, {**KPOP, "kpop": {"threshold": 1e-3}}),
     "old_logprobs": (SOME, {**SOME, "old_logprobs": "recompute"}),
     "correction.kind": (RHO, {**RHO, "correction": {"kind": "icepop"}}),
     "correction.low": (RHO, {**RHO, "correction": {"kind": "mis", "low": 0.9}}),

@@ -173,7 +173,7 @@ def test_parts_that_do_not_fit_are_all_named_with_what_each_can_and_what_to_type
         plan(installed(**ENDS), engine__use="shm", trainer__use="shm", bridge__use="saver")
     assert str(caught.value) == (
         "bridge 'saver' does not fit: it carries checkpoint; engine 'shm' takes copy, posix_shm and trainer 'shm' gives "
-        "copy, posix_shm (engine.devices = cpu; trainer.devices = cpu).\n  Use --bridge copier."
+        "copy, posix_shm (engine.devices = cpu; trainer.devices = cpu).\n  Use --bridge copier or --bridge wire."
     )
 
 

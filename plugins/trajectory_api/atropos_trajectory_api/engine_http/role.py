@@ -37,7 +37,7 @@ def sent_weights(plan: Plan, plugins: Plugins, *, by_bridge: bool) -> Plan:
         raise FitError(
             f"nothing can be sent to this engine from elsewhere: {what}engine {engine.component.use!r} takes"
             f" {', '.join(sorted(engine.transports)) or 'nothing'}.",
-            remedy="Use --bridge checkpoint or --bridge lora, with an engine that takes what it carries: hf or vllm.",
+            remedy="Use --bridge checkpoint, --bridge delta or --bridge lora, with an engine that takes what it carries: hf or vllm.",
         )
     announcing = ("trainer",) if transport == "adapter" else ()
     single = {kind: resolve_component(plugins.registry, kind, kind, getattr(config, kind)) for kind in announcing}

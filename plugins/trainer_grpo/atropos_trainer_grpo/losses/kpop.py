@@ -1,0 +1,38 @@
+"""KPop: tokens whose probability two policies disagree about are left out ("Taming Training-Inference Mismatch in Reinforcement
+Learning with Adaptive Masking Regions", Guo et al. 2026, ringtech.notion.site/kpop).
+
+A token against everything else is a coin, which comes up with p in one policy and with q in the other. The token is kept where
+the divergence D(p||q) = p log(p/q) + (1 - p) log((1 - p) / (1 - q)) is within a threshold both ways. Where p is small the ratio
+may be large, and where it is nearly 1 it may not: IcePop's bounds on the ratio are the same for both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atropos_trainer_grpo.losses.rows import FURTHEST, Clip, Loss, Rows, Surrogate
+
+NEAREST = 1e-6  # to certainty: beyond it 1 - p has few digits left in float32
+
+
+def agree(one: Tensor, other: Tensor, threshold: float) -> Tensor:
+    """[R] bool: the coins of these logprobs [R] are within `threshold` nats of each other, both ways."""
+    one, other = (logs.detach().clamp(-FURTHEST, -NEAREST) for logs in (one, other))
+    return torch.maximum(_divergence(one, other), _divergence(other, one)) <= threshold
+
+
+def left_out_by_divergence(rows: Rows, clip: Clip, threshold: float = 0.1) -> Surrogate:
+    """-r A where p_new and p_old agree to `threshold`, else 0: no bound of `clip` is looked at. As a loss of its own KPop is
+    prime-rl's `kpop` without the KL term that is beside it there; as a weight on another loss it is AReaL's, and
+    `correction.kind = "kpop"` here."""
+    kept, ratio = agree(rows.logprobs, rows.old, threshold), rows.ratio()
+    return Surrogate(-torch.where(kept, ratio, 0.0) * rows.advantages, ratio.detach(), ~kept)
+
+
+def _divergence(p: Tensor, q: Tensor) -> Tensor:
+    not_p, not_q = -torch.expm1(p), -torch.expm1(q)
+    return p.exp() * (p - q) + not_p * (not_p.log() - not_q.log())
+
+
+KPOP = Loss("kpop", left_out_by_divergence, "token", Clip(0.2, 0.2))
