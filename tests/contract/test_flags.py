@@ -381,6 +381,10 @@ SEEN_IN = {
     "plugins/simulation/tests/test_command.py::test_a_table_has_a_line_for_each_fleet_and_every_figure_its_origin":
         "simulate --figures --set --engines --workers",
     "plugins/simulation/tests/test_command.py::test_the_seed_and_a_growing_batch_change_the_table": "simulate --seed --batch-grows",
+    "plugins/trainer_grpo/tests/test_plan_command.py::test_what_an_eight_billion_model_needs_of_a_small_card_and_of_a_large_one":
+        "plan --model --gpu --context",
+    "plugins/trainer_grpo/tests/test_plan_command.py::test_bridge_engine_and_settings_are_those_that_are_named":
+        "plan --bridge --engine --set",
     "plugins/viewer/tests/test_command.py::test_a_port_that_is_taken_is_named": "view --port",
     "plugins/viewer/tests/test_command.py::test_a_file_is_written_and_where_it_cannot_be_the_error_says_so": "view --html --force",
     "plugins/viewer/tests/test_single_file.py::test_it_stays_below_its_bound_and_says_what_is_left_out": "view --html-mb",

@@ -110,6 +110,16 @@ def test_a_little_more_than_what_it_says_does_not_fit(capsys, eight_billion):
     assert not fitting._fits(plan, fitting.wanted, chosen.microbatch + max(chosen.microbatch // 50, 2))
 
 
+def test_bridge_engine_and_settings_are_those_that_are_named(capsys, eight_billion):
+    given = ["--model", str(eight_billion), "--gpu", "200"]
+    text = said(capsys, *given, "--bridge", "checkpoint", "--engine", "hf", "--set", "sampling.max_tokens=1000")
+    assert "at 1,512 tokens" in text
+    assert [line.split()[2] for line in text.splitlines() if line.startswith("whole model  ")] == ["checkpoint"]
+    command = shlex.split(next(line for line in text.splitlines() if line.startswith("  atropos run")))
+    assert command[command.index("--engine") + 1] == "hf" and "sampling.max_tokens=1000" in command
+    assert "on engine 'toy', which runs in the run's own process" in said(capsys, *given, "--engine", "toy", code=2)
+
+
 def test_no_room_is_an_error_that_says_what_to_do(capsys, eight_billion):
     text = said(capsys, "--model", str(eight_billion), "--gpu", "8", code=2)
     assert "no way to train this model has room" in text and "--gpu 80" in text
