@@ -513,6 +513,10 @@ plugins/bridge_delta/tests/test_bridge.py::test_an_engine_that_another_run_has_l
   bridge delta: every
 plugins/bridge_delta/tests/test_bridge.py::test_where_no_engine_tells_its_dtype_the_option_does
   bridge delta: dtype
+plugins/bridge_nccl/tests/test_bridge.py::test_after_each_broadcast_every_engine_samples_from_the_weights_of_the_trainer
+  bridge nccl: every
+plugins/bridge_nccl/tests/test_bridge.py::test_an_engine_that_is_stuck_is_named_at_the_deadline
+  bridge nccl: deadline_s
 plugins/bridge_ipc/tests/test_copying.py::test_the_option_decides_what_the_bridge_carries
   bridge ipc: copies
 plugins/bridge_lora/tests/test_bridge.py::test_stale_adapters_go_at_connect_and_older_ones_once_there_are_more_than_keep
