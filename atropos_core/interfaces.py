@@ -34,7 +34,7 @@ from atropos_core.types import (
     TopK,
 )
 
-Transport = Literal["in_process", "posix_shm", "cuda_ipc", "checkpoint", "adapter", "copy"]
+Transport = Literal["in_process", "posix_shm", "cuda_ipc", "broadcast", "checkpoint", "adapter", "copy"]
 Outcome = Literal["trained", "flat", "stale", "failed", "dropped"]
 # that a program in a sandbox has: none, the agent API alone, all of the machine's
 Network = Literal["none", "api", "host"]
@@ -163,6 +163,8 @@ class ModelInfo:
 class Endpoint(Protocol):
     """Where a bridge meets an engine or a trainer, in whatever process that one lives."""
 
+    host: str = ""  # by which this process reaches the machine of that one; "" where it is this machine
+
     async def load_agent(self, reference: str) -> None:
         """Import `"pkg.mod:Class"` over there and keep `Class(component)`."""
 
@@ -186,6 +188,8 @@ class WeightHolder(Protocol):
 
 class WeightServer(Protocol):
     """What an engine whose weights live in a server of its own shows, inside the engine's process, to a bridge's agent."""
+
+    worker_devices: Sequence[str]  # of each worker, which all have weights
 
     async def transfer_weights(
         self, stage: Literal["init", "start", "update", "finish"], info: Mapping[str, Any], deadline_s: float

@@ -7,11 +7,14 @@ connection (`atropos_core.processes`), and data goes through hub and bridges, ne
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from atropos_core.types import Metrics
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,12 @@ class PlannedRun:
     roles: Mapping[str, Sequence[str]]  # the devices of each process that a launcher will start
     environments: Sequence[str] = ()
     has_api: bool = False  # workers elsewhere run its environments
+
+
+def section_of(role: str) -> str:
+    """Where a run file says the devices of a role."""
+    kind, dash, name = role.partition("-")
+    return {"engine-": f"engine.replica.{name}", "teacher-": f"teacher.{name}.engine"}.get(kind + dash, role)
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,19 @@ class StartedProcess(ABC):
         """The same with SIGKILL."""
 
 
+class RunWorkers(ABC):
+    """Workers that a launcher keeps running for a run's environments, and the trajectory API between them and the run."""
+
+    url: str  # of the server
+    token_file: Path  # its token, which the run's engines want as well
+    host: str  # an address of this machine that the workers reach
+    broken: asyncio.Future[None]  # raises ProcessDied: the server has ended, or workers end as soon as they start
+
+    @abstractmethod
+    def step_ended(self, metrics: Metrics) -> Metrics:
+        """Called with the metrics of each step, by which the number of workers may change; gives further ones. Never waits."""
+
+
 class Launcher(ABC):
     """Starts processes. What it started ends with it, and with the run's own process, however that ends."""
 
@@ -84,6 +106,11 @@ class Launcher(ABC):
     async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> StartedProcess:
         """Start `python -m program CONNECTION role` with these variables besides the machine's own. Both its streams are appended to
         `log`, a file of this machine, as they come. Raises FitError where the role cannot be put anywhere."""
+
+    async def start_workers(self, run: PlannedRun) -> RunWorkers | None:
+        """Called once for a run, after `check` and before any `start`. None where it has no workers for it. Raises FitError where its
+        options and the run do not go together, AtroposError where the server does not start."""
+        return None
 
     async def close(self) -> None:
         """End what is still there; may be called twice."""

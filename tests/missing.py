@@ -16,6 +16,7 @@ import pytest
 COMPONENTS = {
     "hf": "atropos_engine_hf", "grpo": "atropos_trainer_grpo", "ipc": "atropos_bridge_ipc",
     "checkpoint": "atropos_bridge_checkpoint", "delta": "atropos_bridge_delta", "lora": "atropos_bridge_lora",
+    "nccl": "atropos_bridge_nccl",
 }  # fmt: skip
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "torchao", *COMPONENTS.values())
 NEEDS = {

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast, get_args
 from atropos_core import console
 from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent
 from atropos_core.config.resolve import ResolvedComponent, resolve_component
-from atropos_core.config.run_file import NAMED, SINGLE, RunConfig, flatten
+from atropos_core.config.run_file import NAMED, SINGLE, RunConfig, flatten, to_toml
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import add_notes, raise_first
@@ -31,7 +31,7 @@ from atropos_core.interfaces import (
     Transport,
 )
 from atropos_core.launch.instrumented import TimedEngine, TimedTrainer
-from atropos_core.launchers import Launcher
+from atropos_core.launchers import Launcher, PlannedRun
 from atropos_core.observe.profile import Profile
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import Offer, ResolvedModel, RunContext
@@ -73,6 +73,13 @@ class Plan:
         components = [*self.engines, *(one for kind, one in self.single.items() if kind == "trainer")]
         return [one for one in components if one.offer.provider.runs_in == "process"]
 
+    def roles(self) -> dict[str, tuple[str, ...]]:
+        """The devices of each process that the launcher will start."""
+        found = {role: one.devices for one in self.hosted() for role in one.roles}
+        for one in self.named.get("teacher", {}).values():
+            found |= one.offer.provider.roles(one.options, one.label)
+        return found
+
     def code(self) -> dict[str, str]:
         """A digest of each file that an option names code by, `./file.py:Name`: for a resume to tell that it changed."""
         digests = {}
@@ -95,6 +102,17 @@ class Plan:
                 name: {**values[section][name], **dump(resolved.options)} for name, resolved in several.items()
             }
         return values
+
+
+def planned(plan: Plan, directory: Path) -> PlannedRun:
+    """What a launcher is told of it."""
+    return PlannedRun(
+        directory.absolute(),
+        to_toml(plan.resolved()),
+        plan.roles(),
+        list(plan.config.environment),
+        plan.config.api is not None,
+    )
 
 
 def make_plan(
@@ -344,9 +362,15 @@ class _Builder:
         )
         launcher = plan.single.get("launcher")  # of a run; what is evaluated, served or audited is here
         self.launcher: Launcher = LocalLauncher() if launcher is None else self._build_in_process(launcher)
+        self._context = dataclasses.replace(self._context, launcher=self.launcher)
 
     async def build(self) -> Parts:
         single, named = self.plan.single, self.plan.named
+        workers = None
+        if self.plan.hosted():
+            await self._opened_launcher()
+            starting_workers = self.launcher.start_workers(planned(self.plan, self._context.directory))
+            workers = await within(starting_workers, MODEL_DEADLINE_S, "launcher: start_workers()")
         async with asyncio.TaskGroup() as group:  # the two slow ones first, while the rest is built here
             starting = [group.create_task(self._hosted_or_here("engine", one)) for one in self.plan.engines]
             trainer = group.create_task(self.build_trainer())
@@ -378,6 +402,7 @@ class _Builder:
             sinks=sinks,
             children=self.children,
             launcher=self.launcher,
+            workers=workers,
             profile=profile,
         )
 
@@ -450,19 +475,23 @@ class _Builder:
         return WeightedReward(name, reward, component.weight, deadline_s)
 
     async def _child(self, resolved: ResolvedComponent, machine: int) -> Child:
-        if self._launching is None:
-            self._launching = asyncio.create_task(self._open_launcher())
-        await asyncio.shield(self._launching)
+        await self._opened_launcher()
         context = dataclasses.replace(self.run_context(resolved), machine=machine)
         role, threads = resolved.roles[machine], cast(ComponentOnDevices, resolved.component).threads
         child = await resolved.start(context, role, threads, needed=True, launcher=self.launcher)
         self.children.append(child)
         return child
 
+    async def _opened_launcher(self) -> None:
+        """Whoever is first opens it."""
+        if self._launching is None:
+            self._launching = asyncio.create_task(self._open_launcher())
+        await asyncio.shield(self._launching)
+
     async def _open_launcher(self) -> None:
         """For all that it is to start. Raises FitError, before anything is started."""
         named = f"launcher {self.plan.config.launcher.use}" if "launcher" in self.plan.single else "launcher local"
         await opened(named, self.launcher)
-        roles = [role for one in self.plan.hosted() for role in one.roles]
+        roles = list(self.plan.roles())
         with console.waiting(f"{named} to find room for {', '.join(roles)}"):
             await within(self.launcher.check(roles), MODEL_DEADLINE_S, f"{named}: check()")

@@ -7,12 +7,11 @@ import subprocess
 from pathlib import Path
 
 from atropos_core import console
-from atropos_core.config.run_file import to_toml
 from atropos_core.errors import AtroposError, FitError, RunDirectoryError
-from atropos_core.launch.assemble import Plan
+from atropos_core.launch.assemble import Plan, planned
 from atropos_core.launch.model_checks import check_model
 from atropos_core.launch.supervisor import refuse_used
-from atropos_core.launchers import PlannedRun, SchedulerFiles
+from atropos_core.launchers import SchedulerFiles
 from atropos_core.storage.atomic import WRITABLE, write_whole
 from atropos_core.storage.private import make_private, private_files
 
@@ -22,14 +21,7 @@ SUBMIT_DEADLINE_S = 120.0
 def render(plan: Plan, directory: Path) -> SchedulerFiles | None:
     """None where the launcher starts processes here and now. Raises AtroposError for what could not run where it is sent to."""
     launcher = plan.single["launcher"]
-    run = PlannedRun(
-        directory.absolute(),
-        to_toml(plan.resolved()),
-        {role: one.devices for one in plan.hosted() for role in one.roles},
-        list(plan.config.environment),
-        plan.config.api is not None,
-    )
-    made = launcher.offer.provider.render(launcher.options, run)
+    made = launcher.offer.provider.render(launcher.options, planned(plan, directory))
     if made is not None:
         check_model(plan, directory)
     return made

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from atropos_core import console
 from atropos_core.errors import EventLoopBlocked, Interrupted, ProcessDied
 from atropos_core.guards.exits import contain_tasks
+from atropos_core.launchers import RunWorkers
 from atropos_core.processes.child import Child
 
 T = TypeVar("T")
@@ -40,18 +41,24 @@ async def interruptible(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def watched(work: Coroutine[Any, Any, None], children: Sequence[Child]) -> None:
-    """`work`, which ends with the error of a child that goes away, also while that child has no request."""
+async def watched(work: Coroutine[Any, Any, T], children: Sequence[Child], workers: RunWorkers | None = None) -> T:
+    """`work`, which ends with the error of a child that goes away, also while that child has no request; and with that of `workers`."""
     task = asyncio.ensure_future(work)
     watches = [asyncio.ensure_future(child.peer.lost.wait()) for child in children]
+    broken = {workers.broken} if workers is not None else set()
     try:
-        await asyncio.wait({task, *watches}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *watches, *broken}, return_when=asyncio.FIRST_COMPLETED)
+        for failed in broken:
+            if failed.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                failed.result()
         for child in children:
             if child.peer.lost.is_set():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 raise child.peer.error or ProcessDied(f"{child.role} has gone away")
-        await task
+        return await task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -223,10 +223,11 @@ async def _run(
     tokenizer = ChatTokenizer(plan.model.directory)
     parts = await interruptible(stop, build(plan, directory))
     try:
-        loop = await interruptible(stop, _prepare(plan, parts, tokenizer, directory, checkpoint, stop))
+        preparing = _prepare(plan, parts, tokenizer, directory, checkpoint, stop)
+        loop = await interruptible(stop, watched(preparing, (), parts.workers))
         began.set()
         parts.profile.began(perf_counter() - started)
-        await watched(loop.run(), parts.children)
+        await watched(loop.run(), parts.children, parts.workers)
     except BaseException:
         for error in await parts.close():
             console.warn(f"while ending the run: {error}")
@@ -244,6 +245,8 @@ async def _prepare(
     stop: asyncio.Event,
 ) -> Loop:
     """Open everything, lay the bridge, and load the checkpoint."""
+    settings = dict(flatten(plan.resolved())) | plan.code()
+    plan = _with_workers(plan, parts)
     config = plan.config
     model, engines, sizes, *_ = await asyncio.gather(
         _open_model("trainer", parts.trainer),
@@ -277,7 +280,7 @@ async def _prepare(
     source = _source(plan, parts, runner, model, directory)
     parts.opened.append(source)
     await source.open(checkpoint.state.get("source") if checkpoint else None)
-    loop = Loop(config, parts, source, runner, model, directory, stop, dict(flatten(plan.resolved())) | plan.code())
+    loop = Loop(config, parts, source, runner, model, directory, stop, settings)
     if checkpoint is not None:
         with console.waiting(f"the checkpoint of step {checkpoint.step} to be taken up"):
             await loop.restore(checkpoint)
@@ -287,6 +290,16 @@ async def _prepare(
         await opened(f"sink {name!r}", sink)
     console.facts(banner(plan, parts, sizes, model, directory, checkpoint))
     return loop
+
+
+def _with_workers(plan: Plan, parts: Parts) -> Plan:
+    """With the server of the launcher's workers in place of the one that the run file names."""
+    if (workers := parts.workers) is None or plan.config.api is None:
+        return plan
+    host = f"[{workers.host}]" if ":" in workers.host else workers.host
+    found = {"url": workers.url, "token_file": workers.token_file, "engine_address": f"{host}:0"}
+    api = plan.config.api.model_copy(update=found)
+    return replace(plan, config=plan.config.model_copy(update={"api": api}))
 
 
 async def _open_environments(parts: Parts, config: RunConfig) -> dict[str, dict[Split, int]]:

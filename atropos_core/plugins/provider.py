@@ -18,7 +18,7 @@ from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Transport
-    from atropos_core.launchers import PlannedRun, SchedulerFiles
+    from atropos_core.launchers import Launcher, PlannedRun, SchedulerFiles
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -89,10 +89,13 @@ class RunContext:
     patience: Patience = DEFAULT_PATIENCE  # with what the component waits for, a server say: [watch]
     machine: int = 0  # of those that the component being built spans: the one that this is for
     machines: int = 1
+    # of the run: starts the processes of Provider.roles
+    launcher: Launcher | None = field(default=None, repr=False, compare=False)
 
     def record(self) -> dict[str, Any]:
         """For another process, in what a codec takes."""
-        return dataclasses.asdict(self) | {"directory": str(self.directory), "model": str(self.model)}
+        fields = dataclasses.asdict(dataclasses.replace(self, launcher=None))
+        return fields | {"directory": str(self.directory), "model": str(self.model)}
 
     @classmethod
     def from_record(cls, fields: Mapping[str, Any]) -> RunContext:
@@ -151,6 +154,8 @@ class Provider(Generic[T_co]):
     saves: Callable[[Any, Workload], int] = lambda options, workload: 0
     # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why
     idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = lambda options, devices: {}
+    # teacher: by its path in the run file: role -> devices of each process that it starts by the run's launcher
+    roles: Callable[[Any, str], Mapping[str, tuple[str, ...]]] = lambda options, label: {}
     # trainer: makes a whole model of the directory of an adapter that it saved, in another directory that is empty
     merge: Callable[[Path, Path], None] | None = None
     several_devices: bool = False  # engine, trainer: one instance may span several

@@ -177,13 +177,18 @@ async def serve(connection: socket.socket, host: Host) -> None:
     await asyncio.sleep(0.05)  # the answer to `close` leaves first
 
 
-def main(made: type[Host] = Host) -> None:
-    where = sys.argv[1]  # the role after it is for whoever lists processes
-    supervisor = os.getppid()  # or who started it for the supervisor, on this machine
+def end_with_parent() -> None:
+    """The supervisor, or who started this process for it on this machine."""
+    parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:  # it died before the line above
+        if os.getppid() != parent:  # it died before the line above
             os._exit(3)
+
+
+def main(made: type[Host] = Host) -> None:
+    where = sys.argv[1]  # the role after it is for whoever lists processes
+    end_with_parent()
     connection = socket.socket(fileno=int(where)) if where.isdecimal() else dial(where)
     connection.set_inheritable(False)
     asyncio.run(serve(connection, made()))

@@ -18,6 +18,7 @@ class PeerEndpoint(Endpoint):
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        self.host = peer.other_host
 
     async def load_agent(self, reference: str) -> None:
         await self._peer.call("load_agent", reference, deadline_s=CALL_DEADLINE_S)

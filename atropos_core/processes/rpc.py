@@ -127,6 +127,11 @@ class Peer:
         return str(self._sock.getsockname()[0]) if self.is_remote else ""
 
     @property
+    def other_host(self) -> str:
+        """The address of the other end's machine; "" where that is a process of this one."""
+        return str(self._sock.getpeername()[0]) if self.is_remote else ""
+
+    @property
     def is_called(self) -> bool:
         """Whether the other end waits for an answer of this one."""
         return bool(self._running)

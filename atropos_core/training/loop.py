@@ -236,6 +236,8 @@ class Loop:
         metrics |= await self._evaluation_when_due()
         metrics |= self._figures(gathered, dropped) | _seconds(began, ready, trained, metrics)
         metrics |= self._parts.metrics() | self._times(gathered.leases)
+        if self._parts.workers is not None:
+            metrics |= self._parts.workers.step_ended(metrics)
         await self._look_and_record(gathered, metrics)
         self._check_alignment(metrics, worst)
 

@@ -21,7 +21,7 @@ from atropos_core.interfaces import (
     Trainer,
     Transform,
 )
-from atropos_core.launchers import Launcher
+from atropos_core.launchers import Launcher, RunWorkers
 from atropos_core.observe.profile import Profile
 from atropos_core.processes.child import Child
 from atropos_core.processes.local import LocalLauncher
@@ -58,6 +58,7 @@ class Parts:
     sinks: dict[str, Sink]
     children: list[Child]
     launcher: Launcher = field(default_factory=LocalLauncher)  # which started them
+    workers: RunWorkers | None = None  # of the launcher, which ends them
     opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first
     profile: Profile = field(default_factory=Profile)
 

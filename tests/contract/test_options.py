@@ -513,6 +513,10 @@ plugins/bridge_delta/tests/test_bridge.py::test_an_engine_that_another_run_has_l
   bridge delta: every
 plugins/bridge_delta/tests/test_bridge.py::test_where_no_engine_tells_its_dtype_the_option_does
   bridge delta: dtype
+plugins/bridge_nccl/tests/test_bridge.py::test_after_each_broadcast_every_engine_samples_from_the_weights_of_the_trainer
+  bridge nccl: every
+plugins/bridge_nccl/tests/test_bridge.py::test_an_engine_that_is_stuck_is_named_at_the_deadline
+  bridge nccl: deadline_s
 plugins/bridge_ipc/tests/test_copying.py::test_the_option_decides_what_the_bridge_carries
   bridge ipc: copies
 plugins/bridge_lora/tests/test_bridge.py::test_stale_adapters_go_at_connect_and_older_ones_once_there_are_more_than_keep
@@ -569,6 +573,12 @@ tests/ray/test_runs.py::test_what_cannot_be_there_at_once_is_refused_and_says_wh
   launcher ray: room_deadline_s
 plugins/launcher_ray/tests/test_options.py::test_resources_in_rays_words
   launcher ray: roles.cpus roles.gpus roles.memory_gb roles.other
+plugins/launcher_ray/tests/test_workers.py::test_what_a_worker_is_started_with
+  launcher ray: workers.concurrency workers.cpus workers.gpus workers.memory_gb workers.other
+plugins/launcher_ray/tests/test_workers.py::test_how_many_there_are_at_the_start
+  launcher ray: workers.count workers.least
+plugins/launcher_ray/tests/test_workers.py::test_between_the_bounds_and_on_little_evidence_it_stays
+  launcher ray: look_s
 tests/slurm/test_runs.py::test_an_address_that_is_no_address_of_the_node_is_refused
   launcher slurm: host
 tests/slurm/test_runs.py::test_what_finds_no_room_in_time_is_named_inside_a_job_that_is_there

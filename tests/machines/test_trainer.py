@@ -5,104 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import QUICK, finish, weights
-from tests.machines.network import Network, why_not
+from tests.e2e.runs import finish, weights
+from tests.machines.runs import RUN, WITHIN_S, Run, address_of, nothing_is_left, processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-LAUNCHER = f"{Path(__file__).parent}/launcher.py:AgentLauncher"
-WITHIN_S = 400.0
-RUN = ("--bridge", "checkpoint", *QUICK, "--set", "trainer.threads=1", "--set", "trainer.devices=['cpu']")
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory):
-    if why_not():
-        pytest.skip(f"this machine makes no namespaces: {why_not()}")
-    folder = tmp_path_factory.mktemp("agents")
-    made = Network(["first", "second"])
-    for name, machine in made.machines.items():
-        machine.start(sys.executable, "-m", "tests.machines.agent", str(folder / name), output=folder / f"{name}.out")
-        until = time.monotonic() + 60
-        while not (folder / name).exists():
-            assert time.monotonic() < until, (folder / f"{name}.out").read_text()
-            time.sleep(0.05)
-    yield made, folder
-    made.close()
-
-
-class Run:
-    """`atropos run` on the machine `first`, with the trainer's second process on `second`."""
-
-    def __init__(self, network: tuple[Network, Path], folder: Path, *more: str) -> None:
-        machines, agents = network
-        first, second = str(agents / "first"), str(agents / "second")
-        environment = {
-            "ATROPOS_TEST_ROLES": json.dumps({"engine": first, "trainer": first, "trainer-2": second}),
-            "ATROPOS_TEST_HOST": machines["first"].address,
-            "ATROPOS_TEST_RUN": str(folder),
-            "HF_HUB_OFFLINE": "1",
-            "COLUMNS": "400",
-            "OMP_NUM_THREADS": "1",
-        }
-        self.folder = folder
-        self.output = folder.parent / f"{folder.name}.out"
-        self.process = machines["first"].start(
-            sys.executable, "-m", "atropos_core", "run", *RUN, "--dir", str(folder), "--launcher", LAUNCHER,
-            "--set", "trainer.machines=2", *more, output=self.output, environment=environment,
-        )  # fmt: skip
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text()
-
-    def wait_for_step(self, step: int) -> None:
-        metrics, until = self.folder / "metrics.jsonl", time.monotonic() + WITHIN_S
-        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > step):
-            assert self.process.poll() is None, self.text
-            assert time.monotonic() < until, self.text
-            time.sleep(0.05)
-
-    def finish(self) -> None:
-        assert self.process.wait(WITHIN_S) == 0, self.text
-
-    def steps(self) -> list[dict[str, float]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def processes(folder: Path) -> dict[str, int]:
-    """Of a run, by role, as this machine numbers them."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (path / "cmdline").read_bytes().split(b"\0")
-            is_its = f"ATROPOS_TEST_RUN={folder}\0".encode() in (path / "environ").read_bytes()
-        except OSError:
-            continue
-        if is_its and b"atropos_core.processes.child_main" in line:
-            found[line[-2].decode()] = int(path.name)
-    return found
-
-
-def nothing_is_left(folder: Path, within_s: float = 30.0) -> None:
-    until = time.monotonic() + within_s
-    while left := processes(folder):
-        assert time.monotonic() < until, left
-        time.sleep(0.1)
-
-
-def address_of(pid: int) -> str:
-    done = subprocess.run(
-        ["nsenter", f"--target={pid}", "--net", "hostname", "-I"], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
 
 
 def test_two_machines_train_as_two_ranks_of_one_machine_do(network, tmp_path):

@@ -72,12 +72,21 @@ def nothing_is_left(folder: Path, within_s: float = 30.0) -> None:
         time.sleep(0.1)
 
 
+TEACHER = (
+    "--set", "teacher.large.use=distillation", "--set", "teacher.large.model=tiny-teacher", "--set", "teacher.large.engine.threads=1",
+    "--set", "trainer.distillation.kind=forward",
+)  # fmt: skip
+
+
 def test_the_same_run_file_here_and_on_the_cluster_gives_the_same_weights(cluster, run, tmp_path):
-    there = run(*on(cluster, *ON_TWO))
+    """With a teacher, whose process is a role as the others are."""
+    there = run(*on(cluster, *ON_TWO, *TEACHER, "--set", "launcher.roles.teacher-large={cpus=1,other={head=1}}"))
     there.wait_for_step(1, STARTED_WITHIN_S)
     nodes = {role: node_of(process) for role, process in roles(there.folder).items()}
-    assert set(nodes) == {"engine", "trainer"} and nodes["engine"] != nodes["trainer"], "each on a machine of its own"
-    here = finish(tmp_path / "here", *arguments(tmp_path / "here"))
+    assert set(nodes) == {"engine", "trainer", "teacher-large"} and len(set(nodes.values())) == 3, (
+        "each on its own machine"
+    )
+    here = finish(tmp_path / "here", *arguments(tmp_path / "here", *TEACHER))
     assert there.process.wait(STARTED_WITHIN_S) == 0, there.text
     assert weights(there.folder, 9) == weights(here.folder, 9)
     nothing_is_left(there.folder)

@@ -10,27 +10,25 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
-from atropos_core.guards.endings import add_notes
-from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
+from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.plugins.provider import RunContext
+from atropos_core.training.publishing import PublishingBridge
 
 
-class CheckpointBridge(Bridge):
+class CheckpointBridge(PublishingBridge):
     """`published/v000012` in the run directory is the model of version 12."""
 
     def __init__(self, options: CheckpointBridgeOptions, context: RunContext) -> None:
+        super().__init__(context, options.every)
         self._options = options
         self._model = context.model
         self._directory = context.directory / "published"
         self._published: list[Path] = []  # by this connection, oldest first
-        self._trainer: Endpoint
-        self._engines: Sequence[Engine] = ()
 
     def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
         return {"trainer": "atropos_bridge_checkpoint.agents:TrainerAgent"}
@@ -45,33 +43,11 @@ class CheckpointBridge(Bridge):
         if lasting := [engine for engine in engines if engine.outlives_run]:
             await self._send(0, lasting)  # its directory goes with the first that is published
 
-    @asynccontextmanager
-    async def writing(self, version: int) -> AsyncIterator[None]:
-        """Publishes the first version after `connect` whatever its number: it may be a checkpoint's that the trainer has
-        taken up, and the engines have the base model. Afterwards each that `every` divides."""
-        async with self._paused_by_errors():
-            yield
-            due = not self._published or version % self._options.every == 0
-            self.published = await self._save_and_load(version) if due else None
-
-    async def publish(self, version: int) -> None:
-        async with self._paused_by_errors():
-            self.published = await self._save_and_load(version)
-
     async def close(self) -> None:
         """What the run has learned is in its checkpoints; these were for the engines."""
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
-    @asynccontextmanager
-    async def _paused_by_errors(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            paused = await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
-            add_notes(error, paused, "nor could an engine be paused")
-            raise
-
-    async def _save_and_load(self, version: int) -> Publication:
+    async def _publish(self, version: int) -> Publication:
         began = time.perf_counter()
         directory, size = await self._send(version, self._engines)
         self._published = [*(old for old in self._published if old != directory), directory][-self._options.keep :]

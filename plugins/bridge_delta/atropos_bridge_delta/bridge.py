@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from atropos_bridge_delta.config import DeltaBridgeOptions
 from atropos_core import console
-from atropos_core.errors import AtroposError, WeightsMismatch
-from atropos_core.guards.endings import add_notes
-from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
+from atropos_core.errors import AtroposError
+from atropos_core.interfaces import Endpoint, Engine, Publication
+from atropos_core.models.tensors import of_all
 from atropos_core.plugins.provider import RunContext
+from atropos_core.training.publishing import PublishingBridge, all_or_none
 
 PIECE_BYTES = 1 << 20
 CLOSE_S = 5.0
 PIECES = 4  # under way at once: a link's delay costs nothing, and a request to the engine waits behind 4 MB at most
 
 
-class DeltaBridge(Bridge):
+class DeltaBridge(PublishingBridge):
     """The trainer's process has a copy of what was published last; each engine knows which state it is in."""
 
     def __init__(self, options: DeltaBridgeOptions, context: RunContext) -> None:
+        super().__init__(context, options.every)
         self._options = options
         self._model = context.model
-        self._trainer: Endpoint
-        self._engines: Sequence[Engine] = ()
-        self._has_published = False
         self.update: Mapping[str, Any] = {}  # the facts of the last one: state, size, changed of elements, least
 
     def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
@@ -45,34 +43,16 @@ class DeltaBridge(Bridge):
         """Engines have loaded the model that the trainer has, and prove it by a digest. One that has other weights gets a full copy, as
         version 0. Raises WeightsMismatch where it is another model."""
         self._trainer, self._engines = trainer, engines
-        told = await _all([self._engine(engine, "open") for engine in engines])
-        described = [one for one in told if one is not None]
-        if any(one != described[0] for one in described):
-            raise WeightsMismatch(
-                "the engines have not the same tensors in the same dtypes, and one update goes to all of them.",
-                remedy="Give every engine the same model and dtype, or use --bridge checkpoint.",
-            )
+        told = await all_or_none([self._engine(engine, "open") for engine in engines])
+        described = of_all([one for one in told if one is not None])
         async with self._paused_by_errors():
-            opened = await self._trainer_call("open", described[0] if described else None, self._options.dtype)
-            await _all([engine.pause() for engine in engines])
-            states = await _all([self._begin(engine, opened) for engine in engines])
+            opened = await self._trainer_call("open", described, self._options.dtype)
+            await all_or_none([engine.pause() for engine in engines])
+            states = await all_or_none([self._begin(engine, opened) for engine in engines])
             if behind := [one for one, state in zip(engines, states, strict=True) if state != opened["state"]]:
                 whole = await self._send_whole(behind, "has other weights than the trainer begins with")
-                await _all([self._engine(one, "apply", whole["base"], whole["state"]) for one in behind])
-            await _all([engine.resume(0) for engine in engines])
-
-    @asynccontextmanager
-    async def writing(self, version: int) -> AsyncIterator[None]:
-        """Publishes the first version after `connect` whatever its number: it may be a checkpoint's that the trainer has
-        taken up, and the engines have the base model. Afterwards each that `every` divides."""
-        async with self._paused_by_errors():
-            yield
-            due = not self._has_published or version % self._options.every == 0
-            self.published = await self._publish(version) if due else None
-
-    async def publish(self, version: int) -> None:
-        async with self._paused_by_errors():
-            self.published = await self._publish(version)
+                await all_or_none([self._engine(one, "apply", whole["base"], whole["state"]) for one in behind])
+            await all_or_none([engine.resume(0) for engine in engines])
 
     async def close(self) -> None:
         """What an engine's machine was given goes; one that has ended has let go of it, or its next one will."""
@@ -82,19 +62,10 @@ class DeltaBridge(Bridge):
             if isinstance(ended, BaseException) and not isinstance(ended, AtroposError):
                 raise ended
 
-    @asynccontextmanager
-    async def _paused_by_errors(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            paused = await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
-            add_notes(error, paused, "nor could an engine be paused")
-            raise
-
     async def _publish(self, version: int) -> Publication:
         began = time.perf_counter()
         self.update = update = await self._trainer_call("encode")
-        states = await _all([self._engine(engine, "state") for engine in self._engines])
+        states = await all_or_none([self._engine(engine, "state") for engine in self._engines])
         ready = [engine for engine, state in zip(self._engines, states, strict=True) if state == update["base"]]
         behind = [engine for engine in self._engines if engine not in ready]
         await self._send(update, ready)
@@ -103,10 +74,9 @@ class DeltaBridge(Bridge):
         if behind:
             made.append(await self._send_whole(behind, f"has not the weights that version {version} is told by"))
             sent += made[-1]["size"] * len(behind)
-        await _all(
+        await all_or_none(
             [self._commit(engine, "" if engine in behind else update["base"], version) for engine in self._engines]
         )
-        self._has_published = True
         return Publication(version, time.perf_counter() - began, sent, sum(one["size"] for one in made))
 
     async def _commit(self, engine: Engine, base: str, version: int) -> None:
@@ -126,12 +96,12 @@ class DeltaBridge(Bridge):
         async def pass_on(offset: int) -> None:
             async with room:
                 piece = await self._trainer_call("read", update["kind"], offset, PIECE_BYTES)
-                await _all([self._engine(engine, "take", update["state"], offset, piece) for engine in engines])
+                await all_or_none([self._engine(engine, "take", update["state"], offset, piece) for engine in engines])
 
         if engines:
-            await _all([pass_on(offset) for offset in range(0, update["size"], PIECE_BYTES)])
+            await all_or_none([pass_on(offset) for offset in range(0, update["size"], PIECE_BYTES)])
             facts = update["state"], update["size"], update["digest"]
-            await _all([self._engine(engine, "check", *facts) for engine in engines])
+            await all_or_none([self._engine(engine, "check", *facts) for engine in engines])
 
     async def _begin(self, engine: Engine, opened: Mapping[str, Any]) -> str:
         directory = "" if engine.outlives_run else str(self._model)  # elsewhere it may be another
@@ -147,18 +117,6 @@ class DeltaBridge(Bridge):
     async def _engine(self, engine: Engine, method: str, *arguments: Any) -> Any:
         answer, _ = await engine.endpoint.call(method, *arguments, deadline_s=self._options.deadline_s)
         return answer
-
-
-async def _all(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """What each gives. The first error ends the others, and is raised when they have ended."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def _count(engines: int) -> str:

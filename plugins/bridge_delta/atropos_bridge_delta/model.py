@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from atropos_bridge_delta import update
-from atropos_bridge_delta.tensors import bits, check_same, describe, digest, tensors_of
+from atropos_bridge_delta.tensors import bits, digest
+from atropos_core.models.tensors import check_same, describe, tensors_of
 
 
 class LoadedModel:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.errors import FitError
 from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
 def build(options: DeltaBridgeOptions, context: RunContext) -> Bridge:
     from atropos_bridge_delta.bridge import DeltaBridge
 
-    if context.max_staleness < options.every - 1:
-        raise FitError(
-            f"bridge.every = {options.every} lets the engines fall {options.every - 1} versions behind, and"
-            f" training.max_staleness = {context.max_staleness} would throw away what they sample then.",
-            remedy=f"Set training.max_staleness={options.every - 1}, or bridge.every={context.max_staleness + 1}.",
-        )
     return DeltaBridge(options, context)
 
 

@@ -11,10 +11,11 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from atropos_bridge_delta.tensors import bits, check_same, describe, digest, named_dtype, tensors_of
+from atropos_bridge_delta.tensors import bits, digest, named_dtype
 from atropos_bridge_delta.update import Writer
 from atropos_core.errors import AtroposError, CheckpointError
 from atropos_core.interfaces import WeightHolder
+from atropos_core.models.tensors import check_same, describe, tensors_of
 
 
 class TrainerAgent:

@@ -9,27 +9,25 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from atropos_bridge_lora.config import LoraBridgeOptions
-from atropos_core.guards.endings import add_notes
-from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
+from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.plugins.provider import RunContext
+from atropos_core.training.publishing import PublishingBridge
 
 
-class LoraBridge(Bridge):
+class LoraBridge(PublishingBridge):
     """`adapters/v000012` in the run directory holds the adapter of version 12."""
 
     def __init__(self, options: LoraBridgeOptions, context: RunContext) -> None:
+        super().__init__(context)
         self._deadline_s = options.save_deadline_s
         self._directory = context.directory / "adapters"
         self._keep = options.keep
         self._published: list[Path] = []  # oldest first
-        self._trainer: Endpoint
-        self._engines: Sequence[Engine] = ()
 
     def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
         return {"trainer": "atropos_bridge_lora.agents:TrainerAgent"}
@@ -45,16 +43,6 @@ class LoraBridge(Bridge):
         lasting = [engine for engine in engines if engine.outlives_run]
         await asyncio.gather(*(engine.resume(0) for engine in lasting))  # a run that was killed may have left it paused
         await self._publish(0)
-
-    @asynccontextmanager
-    async def writing(self, version: int) -> AsyncIterator[None]:
-        try:
-            yield
-            self.published = await self._publish(version)
-        except BaseException as error:
-            paused = await asyncio.gather(*(engine.pause() for engine in self._engines), return_exceptions=True)
-            add_notes(error, paused, "nor could an engine be paused")
-            raise
 
     async def close(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,14 @@ def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
     context = teacher_context(options, workload.context, _directory(options.model))
     load = dataclasses.replace(workload, context=context, concurrent_rollouts=options.sequences_at_once)
     return engine.offer.provider.holds(engine.options, load)
+
+
+def roles(options: TeacherOptions, label: str) -> Mapping[str, tuple[str, ...]]:
+    """Of its engine, where it has one of its own."""
+    from atropos_core.config.resolve import placed
+    from atropos_distillation.teacher import role_of
+
+    return {} if options.model is None else {role_of(label): placed(options.engine).devices}
 
 
 def teacher_context(options: TeacherOptions, context: RunContext, model: Path) -> RunContext:
@@ -94,4 +102,5 @@ def atropos_teachers() -> Iterable[Provider[Teacher]]:
         config="atropos_distillation.config:TeacherOptions",
         build=build,
         holds=holds,
+        roles=roles,
     )

@@ -152,8 +152,8 @@ class EngineSource:
 
     async def open(self) -> None:
         """Raises what starting it or loading the model raises."""
-        role = self._context.label.replace(".", "-")  # its log is "teacher-NAME.log", beside those of the other roles
-        child = await self._component.start(self._context, role, self._context.threads, needed=True)
+        role, launcher = role_of(self._context.label), self._context.launcher
+        child = await self._component.start(self._context, role, self._context.threads, needed=True, launcher=launcher)
         self._engine = HostedEngine(child)
         await self._engine.open()
         await self._engine.resume(0)
@@ -169,6 +169,11 @@ class EngineSource:
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
+
+
+def role_of(label: str) -> str:
+    """Its log is "teacher-NAME.log", beside those of the other roles."""
+    return label.replace(".", "-")
 
 
 def own(sequence: Tokens, logprobs: NDArray[np.float32]) -> TopK:

@@ -60,7 +60,7 @@ def announces(options: HFOptions) -> Mapping[str, Any]:
 
 def transports(options: HFOptions) -> frozenset[Transport]:
     """Which way of sharing memory it is, the run's devices decide."""
-    return frozenset({"posix_shm", "cuda_ipc", "checkpoint", "adapter"})
+    return frozenset({"posix_shm", "cuda_ipc", "broadcast", "checkpoint", "adapter"})
 
 
 @hookimpl

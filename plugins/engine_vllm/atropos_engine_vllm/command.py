@@ -16,7 +16,7 @@ SERVED = "policy"  # the model's name in requests
 EXTENSION = "atropos_engine_vllm.reload.Reloading"
 # On a CPU vLLM 0.32's worker dies of a seeded request whose prompt is computed in parts: it would step the generator back.
 WHOLE_PROMPTS = "--no-enable-chunked-prefill"
-TRANSFERRED = ("posix_shm", "cuda_ipc", "copy")  # transports that go through a weight-transfer engine
+TRANSFERRED = ("posix_shm", "cuda_ipc", "copy", "broadcast")  # transports that go through a weight-transfer engine
 _KEEP_ALIVE_S = 3600  # a connection that the server closes while we write on it costs a request
 
 

@@ -59,6 +59,7 @@ class VLLMEngine(Engine):
         if options.url is None:
             check_installed(context.devices[0], installed())
         self.version = 0
+        self.worker_devices = context.devices
         self._adapter: Path | None = None  # that is the model to open, over its base
         if adapter := model.adapter_config(context.model):
             self._adapter = context.model

@@ -60,7 +60,7 @@ def transports(options: VLLMOptions) -> frozenset[Transport]:
     """A server of somebody else's shares no memory with us and has no weight-transfer engine of ours."""
     if options.url is not None:
         return frozenset({"checkpoint", "adapter"})
-    return frozenset({"posix_shm", "cuda_ipc", "copy", "checkpoint", "adapter"})
+    return frozenset({"posix_shm", "cuda_ipc", "copy", "broadcast", "checkpoint", "adapter"})
 
 
 @hookimpl

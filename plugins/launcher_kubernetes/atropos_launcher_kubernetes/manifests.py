@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atropos_core.errors import FitError
-from atropos_core.launchers import PlannedRun, SchedulerFiles
+from atropos_core.launchers import PlannedRun, SchedulerFiles, section_of
 from atropos_core.processes.dialing import SECRET
 from atropos_launcher_kubernetes.config import POD_ADDRESS, SECRETS, KubernetesOptions, Pod, Workers
 from atropos_launcher_kubernetes.yaml_text import dump
@@ -56,7 +56,7 @@ def _check(options: KubernetesOptions, run: PlannedRun) -> None:
         gpus = options.roles.get(role, Pod()).gpus
         on_gpus = sum(device.startswith("cuda") for device in devices)
         if gpus != on_gpus:
-            section = role.replace("engine-", "engine.replica.")
+            section = section_of(role)
             names = ", ".join(f'"cuda:{n}"' for n in range(gpus)) or '"cpu"'
             raise FitError(
                 f"{role} asks for {gpus} GPUs (launcher.roles.{role}.gpus) and uses {', '.join(devices)} ({section}.devices).",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
 
 from atropos_core.plugins.provider import Options
 
@@ -27,6 +27,27 @@ class RoleResources(BaseModel):
         return {name: amount for name, amount in named.items() if amount}
 
 
+class Workers(RoleResources):
+    """Workers that run one environment (`atropos env`), each with these resources."""
+
+    count: int = Field(1, ge=1, description="workers, at most where there is `least`")
+    least: int | None = Field(
+        None, ge=1, description="where their number follows how long the loop waits for groups; unset: always `count`"
+    )
+    concurrency: int = Field(16, ge=1, description="tasks that each runs at once")
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Workers:
+        if self.least is not None and self.least >= self.count:
+            raise ValueError(f"least is {self.least}, and count only {self.count}: leave least out, or raise count")
+        return self
+
+    @property
+    def first(self) -> int:
+        """How many there are at the start."""
+        return self.least or self.count
+
+
 class RayOptions(Options):
     """Options of the launcher "ray"."""
 
@@ -38,9 +59,22 @@ class RayOptions(Options):
     )
     roles: dict[str, RoleResources] = Field(
         default_factory=dict,
-        description="resources of a process, by role: engine, engine-NAME, trainer, trainer-2; others take one CPU core",
+        description="resources of a process, by role: engine, engine-NAME, trainer, trainer-2, server; others take one CPU core",
+    )
+    workers: dict[str, Workers] = Field(
+        default_factory=dict, description="by environment: workers that run it, where the run file has an [api]"
+    )
+    look_s: Annotated[float, Field(gt=0)] = Field(
+        30.0, description="seconds of steps by whose waits the number of workers is changed once"
     )
     room_deadline_s: Annotated[float, Field(gt=0)] = Field(
         10.0,
         description="seconds to wait for room, where all of it is taken; more where machines are started by demand",
     )
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> RayOptions:
+        self.refuse_idle(
+            any(one.least is not None for one in self.workers.values()), "where no workers have a `least`", "look_s"
+        )
+        return self

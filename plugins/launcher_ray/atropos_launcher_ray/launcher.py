@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from ray.util import get_node_ip_address, placement_group, remove_placement_grou
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from atropos_core.errors import AtroposError, DeadlineExceeded, FitError, ProcessDied
-from atropos_core.launchers import Launcher, Machine, StartedProcess
+from atropos_core.launchers import Launcher, Machine, PlannedRun, RunWorkers, StartedProcess
 from atropos_core.processes.dialing import SECRET, Listener
 from atropos_core.processes.local import how_ended
 from atropos_launcher_ray.config import RayOptions, RoleResources
 from atropos_launcher_ray.holder import Holder
+from atropos_launcher_ray.workers import SERVER, RayWorkers, refuse
 
 JOIN_DEADLINE_S = 30.0
 START_DEADLINE_S = 120.0  # of an actor, then of its process until it has dialled
@@ -39,7 +41,7 @@ class RayProcess(StartedProcess):
     def __init__(self, role: str, holder: Any, pid: int, host: str, log: Path) -> None:
         self.named = f"pid {pid} on {host}"
         self.connection: socket.socket
-        self._holder = holder
+        self.holder = holder
         self.log = log
         self._how: str | None = None
         self.follower = threading.Thread(target=self._follow, name=f"log of {role}", daemon=True)
@@ -56,19 +58,54 @@ class RayProcess(StartedProcess):
 
     def _send(self, number: signal.Signals) -> None:
         if self._how is None:
-            self._holder.send.remote(int(number))
+            self.holder.send.remote(int(number))
+
+    def tell(self, message: bytes) -> None:
+        """What runs there, where it listens to more than calls. That it has ended is noticed elsewhere."""
+        with suppress(OSError):
+            self.connection.sendall(message)
 
     def _follow(self) -> None:
         try:
             with self.log.open("ab", buffering=0) as log:
-                while chunk := ray.get(self._holder.output.remote()):
+                while chunk := ray.get(self.holder.output.remote()):
                     log.write(chunk)
-            self._how = how_ended(ray.get(self._holder.code.remote()))
+            self._how = how_ended(ray.get(self.holder.code.remote()))
         except RayError as error:  # the actor is gone, or its machine, or Ray itself: and with the actor its process
             self._how = f"was lost: {_first_line(error)}"
         except OSError as error:
             self._how = f"was ended, since its log could not be written: {error}"
-            self._holder.send.remote(int(signal.SIGKILL))
+            self.holder.send.remote(int(signal.SIGKILL))
+
+
+class Room:
+    """Resources that the cluster keeps for processes of ours: a placement group."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    @classmethod
+    async def find(cls, wanted: Sequence[RoleResources], deadline_s: float) -> Room | None:
+        """None where there is none for all of them within so long."""
+        bundles = [one.bundle() or {"CPU": 0.001} for one in wanted]
+        room = cls(await asyncio.to_thread(placement_group, bundles, strategy="PACK"))
+        found = False
+        try:
+            found = await asyncio.to_thread(room._group.wait, deadline_s)
+        finally:
+            if not found:
+                await room.remove()
+        return room if found else None
+
+    def strategy(self, index: int) -> PlacementGroupSchedulingStrategy:
+        """Of the actor that gets the resources at this place."""
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+
+    async def remove(self) -> None:
+        """May be called twice."""
+        group, self._group = self._group, None
+        if group is not None:
+            await asyncio.to_thread(remove_placement_group, group)
 
 
 class RayLauncher(Launcher):
@@ -78,8 +115,10 @@ class RayLauncher(Launcher):
         self._options = options
         self._connected = False  # by us
         self._listener: Listener | None = None
-        self._group: Any = None
-        self._roles: list[str] = []  # in the order of the group's bundles
+        self._room: Room | None = None
+        self._roles: list[str] = []  # in the order of its resources
+        self._worker_rooms: dict[str, list[Room]] = {}  # those of the first, by environment
+        self._workers: RayWorkers | None = None
         self._holders: list[Any] = []
         self._processes: list[RayProcess] = []
 
@@ -141,28 +180,45 @@ class RayLauncher(Launcher):
         ]
 
     async def check(self, roles: Sequence[str]) -> None:
+        roles, workers = [*roles, *([SERVER] if self._options.workers else ())], self._options.workers
         if unknown := sorted(set(self._options.roles) - set(roles)):
             raise FitError(
                 f"launcher.roles.{unknown[0]} has no effect: there is no such role.",
                 remedy=f"There is: {', '.join(roles)}.",
             )
         for role in roles:
-            await self._require_a_machine_for(role)
-        bundles = [self._resources(role).bundle() or {"CPU": 0.001} for role in roles]
+            await self._require_a_machine_for(role, self._resources(role), f"launcher.roles.{role}")
+        for name, one in workers.items():
+            await self._require_a_machine_for(f"a worker of {name}", one, f"launcher.workers.{name}")
         self._roles = list(roles)
-        self._group = await asyncio.to_thread(placement_group, bundles, strategy="PACK")
-        if not await asyncio.to_thread(self._group.wait, self._options.room_deadline_s):
-            await self._remove_group()
-            free = await asyncio.to_thread(ray.available_resources)
-            raise FitError(
-                f"the cluster has no room for {' and '.join(self._says(role) for role in roles)} at once within "
-                f"{self._options.room_deadline_s:g} s. Free are {_list(free) or 'none'}.",
-                remedy="Lower launcher.roles, wait for others to end, or raise launcher.room_deadline_s.",
-            )
+        self._room = await self.find_room([self._resources(role) for role in roles])
+        if self._room is None:
+            raise await self._no_room(f"{' and '.join(_says(role, self._resources(role)) for role in roles)} at once")
+        for name, one in workers.items():
+            rooms = self._worker_rooms[name] = []
+            while len(rooms) < one.first:
+                if (room := await self.find_room([one])) is None:
+                    count = f"{len(rooms)} of {one.first}: " if rooms else ""
+                    raise await self._no_room(f"{count}{_says(f'a worker of {name}', one)} beside the others")
+                rooms.append(room)
 
-    async def _require_a_machine_for(self, role: str) -> None:
+    async def find_room(self, wanted: Sequence[RoleResources]) -> Room | None:
+        """None where there is none for all of them in time. Raises ProcessDied where Ray does not answer."""
+        try:
+            return await Room.find(wanted, self._options.room_deadline_s)
+        except RayError as error:
+            raise ProcessDied(f"Ray does not look for room: {_first_line(error)}") from error
+
+    async def _no_room(self, what: str) -> FitError:
+        free = await asyncio.to_thread(ray.available_resources)
+        return FitError(
+            f"the cluster has no room for {what} within {self._options.room_deadline_s:g} s. Free are {_list(free) or 'none'}.",
+            remedy="Lower what roles and workers take, wait for others to end, or raise launcher.room_deadline_s.",
+        )
+
+    async def _require_a_machine_for(self, role: str, resources: RoleResources, option: str) -> None:
         """Raises FitError where no machine could ever take it, were it empty."""
-        wanted, machines = self._resources(role).bundle(), await self.machines()
+        wanted, machines = resources.bundle(), await self.machines()
         for machine in machines:
             total = {"CPU": machine.cpus, "GPU": machine.gpus, "memory": machine.memory_bytes, **machine.other}
             if all(total.get(name, 0) >= amount for name, amount in wanted.items()):
@@ -171,29 +227,52 @@ class RayLauncher(Launcher):
             f"{one.name} has {_list({'CPU': one.cpus, 'GPU': one.gpus, **one.other})}" for one in machines
         )
         raise FitError(
-            f"no machine of the cluster has room for {self._says(role)}: {there or 'there is none'}.",
-            remedy=f"Lower launcher.roles.{role}, or add such a machine to the cluster.",
+            f"no machine of the cluster has room for {_says(role, resources)}: {there or 'there is none'}.",
+            remedy=f"Lower {option}, or add such a machine to the cluster.",
         )
 
-    async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> StartedProcess:
+    async def start_workers(self, run: PlannedRun) -> RunWorkers | None:
+        refuse(self._options.workers, run)
+        if self._options.workers:
+            self._workers = RayWorkers(self, run, self._options.workers, self._options.look_s)
+            await self._workers.open(self._worker_rooms)
+        return self._workers
+
+    @property
+    def host(self) -> str:
+        """The address of this machine that the others know it by."""
+        assert self._listener is not None, "open() comes first"
+        return self._listener.address.rpartition(":")[0]
+
+    async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> RayProcess:
+        room, index = (self._room, self._roles.index(role)) if role in self._roles else (None, 0)
+        return await self.start_in(room, index, self._resources(role), role, program, environment, log)
+
+    async def start_in(
+        self,
+        room: Room | None,
+        index: int,
+        resources: RoleResources,
+        role: str,
+        program: str,
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> RayProcess:
+        """As `start`, with the resources at this place of a room, or wherever there are such resources."""
         assert self._listener is not None, "open() comes first"
         secret, dialled = self._listener.expect()
-        bundle = self._resources(role).bundle()
-        strategy: Any = "DEFAULT"
-        if role in self._roles:
-            strategy = PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=self._roles.index(role)
-            )
+        bundle = resources.bundle()
         holder = ray.remote(Holder).options(
             num_cpus=bundle.pop("CPU", 0),
             num_gpus=bundle.pop("GPU", 0),
             memory=bundle.pop("memory", None),
             resources=bundle,
-            scheduling_strategy=strategy,
+            scheduling_strategy=room.strategy(index) if room is not None else "DEFAULT",
             max_restarts=0,
         ).remote()  # fmt: skip
         self._holders.append(holder)
         inherited = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
+        connected = False
         try:
             starting = holder.start.remote(
                 program, role, self._listener.address, {**inherited, **environment, SECRET: secret}
@@ -203,13 +282,27 @@ class RayLauncher(Launcher):
             process = RayProcess(role, holder, pid, host, log)
             self._processes.append(process)
             process.connection = await self._connection(role, process, dialled)
+            connected = True
         except TimeoutError:
             raise DeadlineExceeded(f"Ray did not start {role} within {START_DEADLINE_S:g} s.") from None
         except RayError as error:
             raise ProcessDied(f"Ray could not start {role}: {_first_line(error)}") from error
         finally:
             dialled.cancel()
+            if not connected:
+                self._end(holder)
         return process
+
+    def release(self, process: RayProcess) -> None:
+        """One that has ended: its resources are free again."""
+        process.connection.close()
+        self._processes.remove(process)
+        self._end(process.holder)
+
+    def _end(self, holder: Any) -> None:
+        if holder in self._holders:
+            self._holders.remove(holder)
+            ray.kill(holder)
 
     async def _connection(
         self, role: str, process: RayProcess, dialled: asyncio.Future[socket.socket]
@@ -228,6 +321,8 @@ class RayLauncher(Launcher):
                 raise kind(f"{said}.", remedy=f"Its log is {process.log}")
 
     async def close(self) -> None:
+        if self._workers is not None:
+            await self._workers.close()
         holders, self._holders = self._holders, []
         processes, self._processes = self._processes, []
         for holder in holders:
@@ -237,22 +332,20 @@ class RayLauncher(Launcher):
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        await self._remove_group()
+        for room in (self._room, *(one for rooms in self._worker_rooms.values() for one in rooms)):
+            if room is not None:
+                await room.remove()
+        self._room, self._roles, self._worker_rooms = None, [], {}
         if self._connected:
             self._connected = False
             await asyncio.to_thread(ray.shutdown)
 
-    async def _remove_group(self) -> None:
-        group, self._group = self._group, None
-        self._roles = []
-        if group is not None:
-            await asyncio.to_thread(remove_placement_group, group)
-
     def _resources(self, role: str) -> RoleResources:
         return self._options.roles.get(role, RoleResources())
 
-    def _says(self, role: str) -> str:
-        return f"{role} ({_list(self._resources(role).bundle()) or 'nothing'})"
+
+def _says(role: str, resources: RoleResources) -> str:
+    return f"{role} ({_list(resources.bundle()) or 'nothing'})"
 
 
 def _is_named_by_users(resource: str) -> bool:

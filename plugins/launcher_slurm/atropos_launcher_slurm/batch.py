@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from atropos_core.errors import FitError
-from atropos_core.launchers import PlannedRun, SchedulerFiles
+from atropos_core.launchers import PlannedRun, SchedulerFiles, section_of
 from atropos_launcher_slurm.config import Resources, SlurmOptions, Workers
 from atropos_launcher_slurm.placing import ANY_MEMORY, Node, place
 
@@ -71,7 +71,7 @@ def _check(options: SlurmOptions, run: PlannedRun) -> None:
         gpus = options.roles.get(role, Resources()).gpus
         on_gpus = sum(device.startswith("cuda") for device in devices)
         if gpus != on_gpus:
-            section = role.replace("engine-", "engine.replica.")
+            section = section_of(role)
             names = ", ".join(f'"cuda:{n}"' for n in range(gpus)) or '"cpu"'
             raise FitError(
                 f"{role} takes {gpus} GPUs of its node (launcher.roles.{role}.gpus) and uses {', '.join(devices)} ({section}.devices).",

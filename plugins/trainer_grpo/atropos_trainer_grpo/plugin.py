@@ -128,7 +128,7 @@ def transports(options: GrpoOptions) -> frozenset[Transport]:
     run's devices decide), as a copy or as checkpoints the whole model, by adapters one with the default options."""
     if options.lora is not None:
         return frozenset({"adapter"})
-    return frozenset({"posix_shm", "cuda_ipc", "copy", "checkpoint", "adapter"})
+    return frozenset({"posix_shm", "cuda_ipc", "copy", "broadcast", "checkpoint", "adapter"})
 
 
 def announces(options: GrpoOptions) -> Mapping[str, Any]:

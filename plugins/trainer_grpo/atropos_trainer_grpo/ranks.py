@@ -26,7 +26,7 @@ from atropos_core.processes.proxies import HostedTrainer
 from atropos_core.processes.rpc import as_received
 from atropos_core.types import Batch, Floats, Metrics
 from atropos_trainer_grpo.machines import REASON_FIRST_S, Leader, end, follow
-from atropos_trainer_grpo.network import LOOPBACK, listen
+from atropos_core.processes.network import LOOPBACK, listen
 from atropos_trainer_grpo.process_group import ProcessGroup
 from atropos_trainer_grpo.trainer import GrpoTrainer
 
@@ -40,7 +40,7 @@ ALIKE_WITHIN_S = 10.0  # one rank's failure to that of the last: they were all d
 ENDS_AFTER_S = ALIKE_WITHIN_S + 10.0  # of a lost rank, this process: a call that is running raises first
 JOIN_DEADLINE_S = 300.0  # of all, once they have been started
 GIVE_UP_AFTER_S = 5.0  # on rank 0's own collective, once the others have been ended
-MOVES = ("checkpoint", "adapter")  # transports that take a copy which rank 0 has made
+MOVES = ("broadcast", "checkpoint", "adapter")  # transports that take a copy which rank 0 has made
 
 
 class RankedTrainer(ForwardingTrainer):

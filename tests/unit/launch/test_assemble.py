@@ -16,7 +16,8 @@ from atropos_core.builtin.toy import ToyEngine, ToyTrainer
 from atropos_core.config.run_file import FLAG, Layer, load
 from atropos_core.errors import ConfigError, FitError, PluginError, RemoteError, UnknownComponent
 from atropos_core.interfaces import Sink
-from atropos_core.launch.assemble import Plan, build, build_for_evaluation, contexts, make_plan
+from atropos_core.launch.assemble import Plan, build, build_for_evaluation, contexts, make_plan, planned
+from atropos_core.launchers import section_of
 from atropos_core.plugins.manager import Plugins, load_plugins
 from atropos_core.plugins.provider import NoOptions, Options, Provider, ResolvedModel, RunContext
 from atropos_core.processes.proxies import HostedReward
@@ -261,6 +262,28 @@ def test_components_wait_for_servers_elsewhere_as_long_as_the_run_file_says(tmp_
         assert context.patience.least_s == 7.0
         if chosen.label in ("engine", "teacher.big"):
             assert least_s_of(chosen.build(context)) == 7.0
+
+
+def test_a_teachers_process_is_a_role_of_the_run_and_has_its_launcher(tmp_path):
+    large = {"use": "distillation", "model": "tiny-teacher", "engine": {"use": "hf", "devices": ["cpu"]}}
+    elsewhere = {"use": "distillation", "url": "http://127.0.0.1:9/v1", "tokenizer": "tiny-teacher"}
+    run = {
+        "environment": {"gsm8k": {"use": "gsm8k"}}, "bridge": {"use": "checkpoint"}, "teacher": {"large": large, "other": elsewhere},
+        "engine": {"use": "hf", "devices": ["cpu"], "replica": {"second": {}}},
+        "trainer": {"use": "grpo", "devices": ["cpu"], "distillation": {"kind": "forward"}},
+    }  # fmt: skip
+    plugins = load_plugins()
+    made = make_plan(load([Layer(FLAG, run)]).config, plugins.resolve_model("tiny"), plugins)
+    roles = made.roles()
+    assert roles == dict.fromkeys(["engine", "engine-second", "trainer", "teacher-large"], ("cpu",))
+    assert planned(made, tmp_path).roles == roles
+    assert [section_of(role) for role in roles] == [
+        "engine",
+        "engine.replica.second",
+        "trainer",
+        "teacher.large.engine",
+    ]
+    assert all(context.launcher is not None for _, context in contexts(made, tmp_path))
 
 
 def least_s_of(component: Any) -> float:

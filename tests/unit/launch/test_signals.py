@@ -16,7 +16,9 @@ import pytest
 
 from atropos_core.errors import Interrupted, ProcessDied
 from atropos_core.launch.signals import TWICE_S, interruptible, signals, watched
+from atropos_core.launchers import RunWorkers
 from atropos_core.processes.child import Child
+from atropos_core.types import Metrics
 
 SLEEP = {"kind": "function", "name": "time:sleep"}
 
@@ -93,6 +95,25 @@ async def test_a_child_that_is_killed_without_a_request_ends_the_work_by_name(tm
         assert work.ended == "cancelled"
     finally:
         await asyncio.gather(*(child.kill() for child in children))
+
+
+class Workers(RunWorkers):
+    def __init__(self) -> None:
+        self.broken = asyncio.get_running_loop().create_future()
+
+    def step_ended(self, metrics: Metrics) -> Metrics:
+        return {}
+
+
+async def test_workers_that_break_end_the_work_by_their_own_error():
+    work, workers = Work(), Workers()
+    task = asyncio.ensure_future(watched(work.run(), [], workers))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    workers.broken.set_exception(ProcessDied("the server has ended"))
+    with pytest.raises(ProcessDied, match="the server has ended"):
+        await asyncio.wait_for(task, 5)
+    assert work.ended == "cancelled"
 
 
 async def test_work_that_is_watched_is_cancelled_with_its_watcher():

@@ -1,0 +1,69 @@
+"""The bridge's code inside the trainer's process: rank 0, which sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atropos_bridge_nccl.group import Group
+from atropos_core.errors import WeightsMismatch
+from atropos_core.interfaces import WeightHolder
+from atropos_core.models.model_size import read
+from atropos_core.models.tensors import SAME_MODEL, check_same, describe, tensors_of
+from atropos_core.processes.network import LOOPBACK, listen
+
+
+class TrainerAgent:
+    """Of several ranks of the trainer it is the first's, which has the whole model."""
+
+    def __init__(self, holder: WeightHolder) -> None:
+        self._holder = holder
+        self._tensors: Sequence[Sequence[Any]] = ()  # name, dtype and shape of each that is sent, in this order
+        self._group: Group
+
+    async def open(self, engines: Sequence[Sequence[Any]] | None, host: str, directory: str) -> dict[str, Any]:
+        """What will be sent: as `engines` have it, where one told. Others load by name what `directory` has. Listens at `host`, an address
+        of this machine, or where that is empty for this machine alone. Raises WeightsMismatch."""
+        ours = describe(tensors_of(self._holder.model))
+        if engines is not None:
+            check_same(engines, ours, "the trainer")
+        stored = model.tensors if directory and (model := read(Path(directory))) is not None else {}
+        for name, _, shape in ours if stored else ():
+            if (found := stored.get(name)) != tuple(shape):
+                raise WeightsMismatch(
+                    f"{name!r} is {shape} in the trainer, and {list(found or ())} among the weights in {directory}.",
+                    remedy=f"{SAME_MODEL} Or use --bridge checkpoint for this one.",
+                )
+        self._tensors = [list(one) for one in engines or ours]
+        self._listening = listen(host or LOOPBACK)
+        where = self._listening.getsockname()
+        return {"tensors": self._tensors, "host": where[0], "port": where[1], "device": self._device().type}
+
+    async def join(self, where: Mapping[str, Any]) -> None:
+        self._group = await asyncio.to_thread(Group, where, 0, self._device(), self._listening)
+
+    async def check(self) -> None:
+        """Raises WeightsMismatch where the model has other tensors by now: before anything is sent."""
+        check_same(self._tensors, describe(tensors_of(self._holder.model)), "the trainer")
+
+    async def send(self, version: int) -> int:
+        """All tensors, in the order and dtypes that were agreed upon. Gives their size in bytes."""
+        return await asyncio.to_thread(self._send, version)
+
+    def _send(self, version: int) -> int:
+        present, size = tensors_of(self._holder.model), 0
+        self._group.tell(version)
+        for name, dtype, _ in self._tensors:
+            sent = present[name].to(self._group.device, getattr(torch, dtype)).contiguous()
+            self._group.broadcast(sent)
+            size += sent.nbytes
+        return size
+
+    def _device(self) -> torch.device:
+        """Where the weights are, or the GPU of a first rank that has its whole copy in host memory."""
+        device = next(iter(tensors_of(self._holder.model).values())).device
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else device
