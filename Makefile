@@ -306,7 +306,7 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-ray.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_delta bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
 	touch $@
 
 # requirements-skyrl.txt says what typed_dict.pth is for.
