@@ -751,6 +751,8 @@ tests/unit/rollouts/test_runner.py::test_a_hosted_reward_that_hangs_once_fails_t
   run: reward.deadline_s reward.runs_in
 tests/unit/processes/test_child.py::test_no_process_is_given_up_before_its_usual_call_is_known_or_while_it_may_be_silent
   run: watch.say_s watch.least_s watch.times
+plugins/trainer_es/tests/test_trainer.py::test_changing_an_option_changes_the_weights
+  trainer es: population sigma learning_rate fitness parameters
 tests/e2e/test_roles.py::test_the_trainer_waits_for_workers_aloud_and_not_for_ever
   run: api.wait_s
 plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_requested

@@ -1,0 +1,1 @@
+"""Evolution strategies: a trainer that perturbs weights and looks at rewards, without a backward pass."""

@@ -1,0 +1,41 @@
+"""The arithmetic of a generation: noise from seeds, fitness from rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atropos_core.types import Batch
+
+
+def noise(centre: Mapping[str, Tensor], seed: Sequence[int]) -> Mapping[str, Tensor]:
+    """Standard normal numbers for each parameter, the same for the same seed wherever they are drawn: on a CPU."""
+    state = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)
+    generator = torch.Generator().manual_seed(state)
+    return {name: torch.randn(one.shape, generator=generator).to(one.device) for name, one in centre.items()}
+
+
+def reward_of(batch: Batch) -> float:
+    """The sum over sequences of what each was rewarded with: `advantages` under a transform without a baseline. A sum, because
+    groups whose rewards are all 0 may have been left out (`drop_flat`), and add nothing to it."""
+    rows = [
+        batch.advantages[start:end][batch.trained[start:end]]
+        for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)
+    ]
+    return sum(float(row.mean(dtype=np.float64)) for row in rows if len(row))
+
+
+def fitness_of(rewards: Sequence[float], kind: str) -> np.ndarray:
+    """[P] with the mean 0. z: by the standard deviation over members ("Evolution Strategies at Scale", arXiv 2509.24372).
+    rank: -0.5 to 0.5 in equal steps, the same for equal rewards (Salimans et al., arXiv 1703.03864, section 2.1). All zero
+    where all rewards are equal."""
+    values = np.asarray(rewards, np.float64)
+    if kind == "rank":
+        below = (values[None] < values[:, None]).sum(1)
+        upto = (values[None] <= values[:, None]).sum(1) - 1
+        return np.asarray((below + upto) / 2 / (len(values) - 1) - 0.5)
+    spread = values.std()
+    return (values - values.mean()) / spread if spread > 1e-9 else np.zeros_like(values)

@@ -1,0 +1,57 @@
+"""What this package offers: the trainer `es`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.errors import ConfigError
+from atropos_core.plugins.provider import Provider, RunContext
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Trainer
+    from atropos_core.plugins.provider import Workload
+    from atropos_trainer_es.config import EsOptions
+
+
+def build(options: EsOptions, context: RunContext) -> Trainer:
+    from atropos_trainer_es.trainer import EsTrainer
+
+    return EsTrainer(options, context)
+
+
+def check(options: EsOptions, workload: Workload) -> None:
+    """Raises ConfigError for a run whose rewards would not be those of one member each."""
+    context, steps = workload.context, options.population + 1
+    if context.max_staleness:
+        raise ConfigError(
+            "trainer 'es' must know which member was sampled, and with training.max_staleness = "
+            f"{context.max_staleness} a batch may be of several.",
+            remedy="--set training.max_staleness=0",
+        )
+    said = context.announced.get("advantages")
+    if said is None or said["baseline"] != "none":
+        raise ConfigError(
+            "trainer 'es' compares rewards between steps, and a baseline within each group takes away what it compares.",
+            remedy="--set transform.group_advantage.baseline=none",
+        )
+    if context.steps % steps:
+        raise ConfigError(
+            f"training.steps = {context.steps} ends within a generation: one of population = {options.population} is {steps} steps.",
+            remedy=f"--steps {max(context.steps // steps, 1) * steps}, or another trainer.population.",
+        )
+
+
+@hookimpl
+def atropos_trainers() -> Iterable[Provider[Trainer]]:
+    yield Provider(
+        name="es",
+        summary="evolution strategies: perturbed weights and their rewards, no backward pass",
+        config="atropos_trainer_es.config:EsOptions",
+        build=build,
+        transports=lambda options: frozenset({"checkpoint"}),
+        check=check,
+        requires=frozenset({"torch", "transformers", "safetensors"}),
+        runs_in="process",
+    )

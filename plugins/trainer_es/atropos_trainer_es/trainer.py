@@ -1,0 +1,167 @@
+"""The trainer `es`: each step of the run samples from one member of a generation, and the last one moves the policy.
+
+Version 0 is the policy itself. A step learns what the member that was sampled for it was rewarded with, and writes the next one:
+policy + sigma x noise and policy - sigma x noise of each pair in turn. After the last member the policy moves by
+learning_rate / population x sum of fitness x noise (arXiv 2509.24372, algorithm 1; antithetic pairs as in arXiv 1703.03864), whose
+noise is drawn again from its seeds, and the engines sample from the policy itself once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from atropos_core.errors import CheckpointError, ConfigError, DataError
+from atropos_core.interfaces import ModelInfo, Trainer, Writing
+from atropos_core.rollouts.tokenizer import fingerprint
+from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_trainer_es.generation import fitness_of, noise, reward_of
+
+if TYPE_CHECKING:
+    from atropos_core.plugins.provider import RunContext
+    from atropos_trainer_es.config import EsOptions
+
+CENTRE = "centre.safetensors"  # in float32, and where in a generation it is
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "chat_template*",
+    "generation_config.json",
+)
+
+
+class EsTrainer(Trainer):
+    """`model` holds the member that engines sample from; `_centre`, in float32, the policy."""
+
+    model: Any  # transformers' own classes are typed in part
+
+    def __init__(self, options: EsOptions, context: RunContext) -> None:
+        self._options = options
+        self._context = context
+        self._generation = 0
+        self._rewards: list[float] = []  # of this generation's members so far
+        self._member = 0  # that engines sample from: 0 is the policy itself
+
+    async def open(self) -> ModelInfo:
+        return await asyncio.to_thread(self._open)
+
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        sampled = batch.policy_version[batch.sampled]
+        if others := sorted(set(sampled.tolist()) - {batch.version - 1}):
+            raise DataError(f"trainer 'es' was given tokens of versions {others} for {batch.version - 1}.")
+        reward = reward_of(batch)
+        metrics = {"es/member": float(self._member), "es/reward": reward, "es/generation": float(self._generation)}
+        self._rewards += [reward] if self._member else []
+        ended = self._member == self._options.population
+        moved = await asyncio.to_thread(self._moved) if ended else None
+        async with writing():
+            if moved is not None:
+                self._centre, length = moved
+                metrics |= {"es/update_norm": length, "es/reward_std": float(np.std(self._rewards))}
+                self._generation, self._rewards = self._generation + 1, []
+            self._member = 0 if ended else self._member + 1
+            await asyncio.to_thread(self._write)
+        return metrics
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        return await asyncio.to_thread(lambda: [self._logprobs(one, temperature or 1.0) for one in sequences])
+
+    async def save(self, directory: Path) -> None:
+        """The policy itself as a model directory, whatever member is sampled from."""
+        await asyncio.to_thread(self._save, directory)
+
+    async def restore(self, directory: Path) -> None:
+        await asyncio.to_thread(self._restore, directory)
+
+    def _open(self) -> ModelInfo:
+        if self._context.threads:
+            torch.set_num_threads(self._context.threads)
+        device = self._context.devices[0]
+        dtype: Any = torch.float32 if torch.device(device).type == "cpu" else "auto"
+        causal: Any = AutoModelForCausalLM
+        self.model = causal.from_pretrained(self._context.model, dtype=dtype, trust_remote_code=False).to(device).eval()
+        self.model.requires_grad_(False)
+        pattern = re.compile(self._options.parameters)
+        named = dict(self.model.named_parameters())
+        self._centre = {name: one.float().clone() for name, one in named.items() if pattern.search(name)}
+        if not self._centre:
+            raise ConfigError(
+                f"trainer.parameters = {pattern.pattern!r} is found in no parameter's name.",
+                remedy=f"They are {', '.join(named)}"[:600],
+            )
+        return ModelInfo(
+            architecture=type(self.model).__name__,
+            parameters=sum(one.numel() for one in named.values()),
+            vocabulary=int(self.model.config.vocab_size),
+            dtype=str(next(iter(named.values())).dtype).removeprefix("torch."),
+            device=device,
+            tokenizer=fingerprint(self._context.model),
+        )
+
+    def _noise_of(self, pair: int) -> Any:
+        return noise(self._centre, (self._context.seed, self._generation, pair))
+
+    def _write(self) -> None:
+        """The member into the model, where its parameters lie."""
+        present = dict(self.model.named_parameters())
+        pair, second = divmod(self._member - 1, 2)
+        scale = self._options.sigma * (-1) ** second
+        for name, drawn in self._noise_of(pair).items() if self._member else self._centre.items():
+            present[name].copy_(self._centre[name] + scale * drawn if self._member else drawn)
+
+    def _moved(self) -> tuple[dict[str, torch.Tensor], float]:
+        """The policy after this generation, and how far it is from the one before."""
+        fitness = fitness_of(self._rewards, self._options.fitness)
+        step = {name: torch.zeros_like(value) for name, value in self._centre.items()}
+        for pair, (plus, minus) in enumerate(fitness.reshape(-1, 2)):
+            for name, drawn in self._noise_of(pair).items():
+                step[name].add_(drawn, alpha=float(plus - minus))
+        rate = self._options.learning_rate / self._options.population
+        length = float(torch.stack([one.square().sum() for one in step.values()]).sum().sqrt()) * rate
+        return {name: value + rate * step[name] for name, value in self._centre.items()}, length
+
+    @torch.no_grad()
+    def _logprobs(self, tokens: Tokens, temperature: float) -> Floats:
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(self._context.devices[0])[None]
+        logits = self.model(ids).logits[0, :-1].float() / temperature
+        found = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        return np.concatenate([np.zeros(1, np.float32), found.cpu().numpy()])
+
+    def _save(self, directory: Path) -> None:
+        member, self._member = self._member, 0
+        self._write()  # nobody else reads this model but a bridge, and none while it is saved
+        self.model.save_pretrained(directory)
+        self._member = member
+        self._write()
+        state = json.dumps([self._generation, self._member, self._rewards, self._options.parameters])
+        save_file(self._centre, directory / CENTRE, metadata={"state": state})
+        for path in (one for pattern in TOKENIZER_FILES for one in self._context.model.glob(pattern)):
+            shutil.copy2(path, directory / path.name)
+
+    def _restore(self, directory: Path) -> None:
+        try:
+            with safe_open(directory / CENTRE, "pt", device=self._context.devices[0]) as file:
+                *state, pattern = json.loads(file.metadata()["state"])
+                if pattern != self._options.parameters:
+                    raise CheckpointError(
+                        f"the checkpoint in {directory} is of trainer.parameters = {pattern!r}, not {self._options.parameters!r}.",
+                        remedy="Resume with the one that it was saved with.",
+                    )
+                centre = {name: file.get_tensor(name).view(one.shape) for name, one in self._centre.items()}
+        except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
+        self._centre, (self._generation, self._member, self._rewards) = centre, state
+        self._write()
