@@ -73,8 +73,8 @@ def nothing_is_left(folder: Path, within_s: float = 30.0) -> None:
 
 
 TEACHER = (
-    "--set", "teacher.large.use=distillation", "--set", "teacher.large.model=tiny-teacher", "--set", "teacher.large.engine.threads=1",
-    "--set", "trainer.distillation.kind=forward",
+    "--set", "teacher.large.use=distillation", "--set", "teacher.large.model=tiny-teacher", "--set", "teacher.large.engine.use=hf",
+    "--set", "teacher.large.engine.threads=1", "--set", "trainer.distillation.kind=forward",
 )  # fmt: skip
 
 
