@@ -21,7 +21,7 @@ from atropos_core.models.tensors import of_all
 from atropos_core.plugins.provider import RunContext
 from atropos_core.training.publishing import PublishingBridge, all_or_none
 
-REASON_S = 3.0  # for the others, once one end has failed: who is gone is known a moment later than who misses it
+REASON_S = 10.0  # for the others, once one end has failed: who is gone is known a moment later than who misses it
 SLACK_S = 10.0  # of a call over the deadline of what it does
 
 
@@ -95,7 +95,7 @@ class NcclBridge(PublishingBridge):
             silent = [number for number, task in enumerate(tasks) if not task.done()]
             if silent and all(BROKE_OFF in str(error) for error in errors):
                 names = ", ".join(f"engine {number - 1}" if number else "the trainer" for number in silent)
-                errors.insert(0, DeadlineExceeded(f"bridge 'nccl' waits for {names} in vain."))
+                errors.append(DeadlineExceeded(f"bridge 'nccl' waits for {names} in vain."))
             raise_first(sorted(errors, key=lambda error: (not isinstance(error, ProcessDied), BROKE_OFF in str(error))))
             return [task.result() for task in tasks]
         finally:

