@@ -20,7 +20,15 @@ from pathlib import Path
 
 from tools.metadata import REPOSITORY
 
-APART = {"torch", "peft", "gem-llm", "ray", "reasoning-gym", "textarena", "verifiers"}  # large, or in environments of their own
+APART = {
+    "torch",
+    "peft",
+    "gem-llm",
+    "ray",
+    "reasoning-gym",
+    "textarena",
+    "verifiers",
+}  # large, or in environments of their own
 DEADLINE_S = 1800.0  # of all tests of one Python
 DIFFERING = (  # asyncio's servers and pipes, processes, what is sent between them, the file system, argument parsing, packages
     "plugins/agent_api/tests/test_sandboxes.py", "plugins/agent_api/tests/test_server.py",

@@ -20,7 +20,9 @@ from atropos_core.types import Batch, Completion, Draw, Episode, Sampling, Score
 
 DEADLINE_S = 120.0
 PAUSED_FOR_S = 0.3  # a sample that is requested while an engine is paused must not come within
-SAMPLES_ON: frozenset[Transport] = frozenset({"adapter", "broadcast", "checkpoint"})  # weights that engines read are not written to
+SAMPLES_ON: frozenset[Transport] = frozenset(
+    {"adapter", "broadcast", "checkpoint"}
+)  # weights that engines read are not written to
 GROUP = 4
 
 

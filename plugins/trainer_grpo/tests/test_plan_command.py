@@ -11,6 +11,7 @@ import pytest
 
 from atropos_core.cli import run_app
 from atropos_trainer_grpo.fitting import SEQUENCES, WAYS, Fitted, best
+from tests.pages.blocks import BLOCKS
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +119,14 @@ def test_bridge_engine_and_settings_are_those_that_are_named(capsys, eight_billi
     command = shlex.split(next(line for line in text.splitlines() if line.startswith("  atropos run")))
     assert command[command.index("--engine") + 1] == "hf" and "sampling.max_tokens=1000" in command
     assert "on engine 'toy', which runs in the run's own process" in said(capsys, *given, "--engine", "toy", code=2)
+
+
+def test_the_commands_of_the_page_print_a_table_and_a_command(capsys):
+    [block] = [one for one in BLOCKS if one.page == "docs/run-file.md" and one.first.startswith("atropos plan")]
+    for line in block.text.splitlines():
+        text = said(capsys, *shlex.split(line)[2:])
+        assert set(rows(text)) == {way.name for way in WAYS}
+        assert "  atropos run --model tiny" in text
 
 
 def test_no_room_is_an_error_that_says_what_to_do(capsys, eight_billion):
