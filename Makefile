@@ -109,7 +109,7 @@ test-ray: .venv-ray/stamp
 
 # The same weights as without, a trainer, a worker and a server killed, and what is refused.
 test-ray-short: .venv-ray/stamp
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-ray/bin/python -m pytest tests/ray plugins/launcher_ray/tests -k "not lost and not stays and not engine] and not eight and not random and not as_soon and not machine_of"
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-ray/bin/python -m pytest tests/ray plugins/launcher_ray/tests -k "not lost and not stays and not engine] and not become and not random and not as_soon and not machine_of and not over_two"
 
 # Runs as jobs of a real Slurm, whose nodes are namespaces of this machine, with kills of each; ten minutes.
 test-slurm: .venv/test.stamp slurm
