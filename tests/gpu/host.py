@@ -28,7 +28,7 @@ TRAINER = {
     "share_prompts": True, "attention": "padded", "gradient_checkpointing": False, "kernels": "torch", "optimizer": "adamw",
     "learning_rate": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8,
     "weight_decay": 0.0, "max_grad_norm": 1.0, "warmup_steps": 0, "schedule": "constant", "schedule_floor": 0.0,
-    "learning_rates": (), "lora": None, "loss_values": {},
+    "learning_rates": (), "lora": None, "sapo": None, "vespo": None, "kpop": None, "loss_values": {},
 }  # fmt: skip
 
 
