@@ -348,7 +348,7 @@ def hostile() -> Figures:
             f"took up to {default['grown_mb']:.0f} MB, of which {default['kept_mb']:.0f} were left",
             f"another client's p95 was {default['p95_ms']:.0f} ms",
             "; ".join(found["missed"]),
-            f"of small lists {kinds['small lists']['kept_mb']:.0f}, and none more",
+            f"of small lists {kinds['small lists']['kept_mb']:.0f}, and {kinds['small lists']['kept_again_mb']:.0f} more",
             f"{kinds['pipelined, unread']['kept_mb']:.0f} MB were kept, and {kinds['pipelined, unread']['kept_again_mb']:.0f} more",
             f"of numbers {numbers['kept_mb']:.0f}, and {numbers['kept_again_mb']:.0f} more",
         ]
