@@ -39,12 +39,12 @@ def main() -> None:
         os.chdir(directory)
     except OSError as error:
         console.warn(f"{directory}, where the run was started, is not on {socket.gethostname()}: {error.strerror}.")
-    threading.Thread(target=_end_when_told, args=(connection,), daemon=True).start()
+    threading.Thread(target=_end_on_request, args=(connection,), daemon=True).start()
     sys.argv = ["atropos", *(argument.replace(HOST, connection.getsockname()[0]) for argument in arguments)]
     atropos()
 
 
-def _end_when_told(connection: socket.socket) -> None:
+def _end_on_request(connection: socket.socket) -> None:
     told = True
     while told:
         try:

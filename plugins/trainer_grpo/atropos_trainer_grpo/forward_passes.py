@@ -71,7 +71,7 @@ class ForwardPasses:
         )  # fmt: skip
         rows = np.flatnonzero(columns.scored[at])
         temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]
-        once, of = rows_once(packing.slots[rows], temperature, worth=taught is None)
+        once, of = distinct_rows(packing.slots[rows], temperature, worth=taught is None)
         scored = score(
             model or self._model,
             packing,
@@ -112,7 +112,7 @@ class ForwardPasses:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
 
-def rows_once(places: Indices, temperature: Floats, *, worth: bool) -> tuple[Indices | slice, Indices | None]:
+def distinct_rows(places: Indices, temperature: Floats, *, worth: bool) -> tuple[Indices | slice, Indices | None]:
     """Of scored tokens at these packed `places` [R], each that is shared once; and for every row the one that stands for it [R].
     None where that is every row, or too few of them are shared."""
     if worth and len(places):

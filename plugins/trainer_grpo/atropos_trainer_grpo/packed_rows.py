@@ -55,12 +55,8 @@ class Packing:
     key_again: Tensor  # i64[D] the key rows of tokens within the segments that are below theirs
     buckets: tuple[Bucket, ...]  # none where the padded layout was not asked for
     slots: Indices  # i64[sum of lengths] the packed place of every token of every sequence, in the order given
+    longest: int  # tokens of the longest sequence
     below: Tensor  # i64[N] the packed place after the last token of all that may see this one: its own segment's, and those below
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return int(self.positions.max()) + 1
 
     @cached_property
     def block_mask(self) -> BlockMask:
@@ -130,6 +126,7 @@ def pack(
         key_again=tensor(layout.joined(layout.key_again)),
         buckets=tuple(layout.buckets),
         slots=slots,
+        longest=int(lengths.max()),
         below=tensor(np.repeat(_ends_below(tree.parent, ends), own)),
     )
 
@@ -206,7 +203,7 @@ def microbatches(
     if not len(order):
         return []
     alone = [order[run] for run in _runs(lengths[order], np.zeros(len(order), np.int64), np.arange(len(order)), limit)]
-    if tokens is None or group is None:
+    if tokens is None or group is None or len(alone) == 1:
         return alone
     starts = np.cumsum(lengths) - lengths
     alike, shared = _by_prefix(tokens, starts, lengths, order, group)
@@ -214,7 +211,9 @@ def microbatches(
     runs = [alike[run] for run in _runs(lengths[alike], shared, of, limit)]
 
     def fits(run: Indices) -> bool:
-        return len(run) == 1 or tree_of(tokens, starts[run], lengths[run]).tokens <= limit
+        return (
+            len(run) == 1 or lengths[run].sum() <= limit or tree_of(tokens, starts[run], lengths[run]).tokens <= limit
+        )
 
     if not all(fits(run) for run in runs):  # by itself a run may share less: nodes that save little there are none
         runs = _greedy(alike, fits)

@@ -133,11 +133,11 @@ def test_the_gradient_of_an_adapter_is_that_of_separate_sequences(model_of, make
 
 def test_logits_of_a_shared_token_are_computed_once_where_it_has_one_temperature():
     places = np.array([0, 1, 2, 0, 1, 5])
-    once, of = forward_passes.rows_once(places, np.full(6, 1.0, np.float32), worth=True)
+    once, of = forward_passes.distinct_rows(places, np.full(6, 1.0, np.float32), worth=True)
     assert once.tolist() == [0, 1, 2, 5] and of.tolist() == [0, 1, 2, 0, 1, 3]
     two = np.array([1, 1, 1, 0.5, 1, 1], np.float32)
-    assert forward_passes.rows_once(places, two, worth=True) == (slice(None), None)
-    assert forward_passes.rows_once(np.arange(6), two, worth=True) == (slice(None), None)
+    assert forward_passes.distinct_rows(places, two, worth=True) == (slice(None), None)
+    assert forward_passes.distinct_rows(np.arange(6), two, worth=True) == (slice(None), None)
 
 
 @torch.no_grad()  # FlexAttention has a backward pass on CUDA alone: tests/gpu
