@@ -52,9 +52,13 @@ def killed_at_random(
     kills: int,
     seed: int,
     model: str = "toy",
+    servers: Mapping[str, Callable[[], None]] | None = None,
 ) -> dict[str, list[str]]:
-    """Kill a process of one environment after another, `kills` times; `marks` are in their command lines. Gives, by environment, why
-    rollouts failed. Fails where the run ends, a process does not come back, or a draw is lost or settled twice."""
+    """Kill a process of one environment after another, `kills` times; `marks` are in their command lines. `servers`, by environment: kills
+    a server that the run did not start, and starts another in its place. Gives, by environment, why rollouts failed. Fails where the run
+    ends, a process does not come back, or a draw is lost or settled twice."""
+    servers = servers or {}
+    names = [*marks, *servers]
     table = {
         "model": model, **({"engine": {"use": "toy"}, "trainer": {"use": "toy"}, "bridge": {"use": "local"}} if model == "toy" else {}),
         "evaluation": {"problems": 0}, "sampling": {"max_tokens": 4}, "sink": {"jsonl": {"rollouts_every": 1}},
@@ -68,11 +72,15 @@ def killed_at_random(
     try:
         until("second step", lambda: steps_of(run) > 1, run)
         for number in range(kills):
-            name = list(marks)[number % len(marks)]
-            until(f"process of {name}", lambda: child_of(run, marks[name]) is not None, run)  # noqa: B023
+            name = names[number % len(names)]
+            if name in marks:
+                until(f"process of {name}", lambda: child_of(run, marks[name]) is not None, run)  # noqa: B023
             before = steps_of(run)
             time.sleep(chance.uniform(0, 0.4))
-            if (child := child_of(run, marks[name])) is not None:
+            if name in servers:
+                servers[name]()
+                before = steps_of(run)
+            elif (child := child_of(run, marks[name])) is not None:
                 child.send_signal(signal.SIGKILL)
             until("step behind a kill", lambda: steps_of(run) > before, run)  # noqa: B023
         before = steps_of(run)

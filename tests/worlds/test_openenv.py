@@ -167,7 +167,7 @@ async def test_a_rollout_that_is_cancelled_leaves_no_answer_to_the_next_one(serv
 
 async def test_a_server_that_is_killed_fails_rollouts_by_name_and_one_that_is_back_goes_on():
     first = Server("number", 4)
-    environment = made(first.url)
+    environment = made(first.url, connect_deadline_s=2)
     try:
         await environment.open()
         before = await rollout(environment, "0", "1", "2", "3")

@@ -21,7 +21,9 @@ class OpenenvOptions(SteppingOptions):
         None, description="the field of an observation that is shown; unset: all of them, as JSON"
     )
     sessions: int = Field(16, ge=1, description="episodes at once; fewer where the server says that it holds fewer")
-    connect_deadline_s: float = Field(10.0, gt=0, description="seconds for a connection")
+    connect_deadline_s: float = Field(
+        10.0, gt=0, description="seconds for a connection, and for a server that has ended to be back"
+    )
 
     @field_validator("url")
     @classmethod

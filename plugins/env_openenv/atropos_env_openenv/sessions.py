@@ -57,14 +57,16 @@ class Session:
         await self.request("state")  # a server that is full says so in answer to the first message
 
     async def _connect_again(self) -> None:
-        """The server may not have noticed yet that the session before has ended."""
+        """Raises as `connect`, once its deadline has passed: a server that was full may not have noticed yet that the session before has
+        ended, and one that has ended may be started again."""
         until = time.monotonic() + self._connect_s
         while True:
             try:
                 return await self.connect()
-            except Refused as error:
+            except (Refused, WorkerLost) as error:
                 await self.close()
-                if error.code != FULL or time.monotonic() > until:
+                may_pass = isinstance(error, WorkerLost) or error.code == FULL
+                if not may_pass or time.monotonic() > until:
                     raise
             await asyncio.sleep(0.1)
 

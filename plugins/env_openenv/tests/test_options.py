@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import time
 
 import pytest
 from pydantic import ValidationError
+from websockets.asyncio.server import serve
 
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, WorkerLost
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
 from atropos_env_openenv.config import OpenenvOptions
 from atropos_env_openenv.environment import OpenEnv, text_of
+from atropos_env_openenv.sessions import Session
 
 URL = "http://127.0.0.1:9"  # nobody answers there
 
@@ -71,3 +75,24 @@ async def test_a_server_that_is_not_there_and_a_deterministic_run_are_refused_by
         await OpenEnv(options, RunContext(tmp_path, tmp_path)).open()
     with pytest.raises(ConfigError, match="deterministic cannot hold with an OpenEnv server"):
         OpenEnv(options, RunContext(tmp_path, tmp_path, deterministic=True))
+
+
+async def test_a_server_that_is_started_again_is_waited_for_until_the_deadline():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def answer(connection):
+        async for text in connection:
+            await connection.send(json.dumps({"type": "said", "data": json.loads(text)}))
+
+    session = Session(OpenenvOptions(url=f"http://127.0.0.1:{port}", field="message", connect_deadline_s=30.0))
+    going = asyncio.ensure_future(session.request("reset", {"seed": 1}))
+    await asyncio.sleep(0.3)
+    assert not going.done()
+    async with serve(answer, "127.0.0.1", port):
+        assert await going == {"type": "reset", "data": {"seed": 1}}
+        await session.close()
+    late = Session(OpenenvOptions(url=f"http://127.0.0.1:{port}", field="message", connect_deadline_s=0.3))
+    with pytest.raises(WorkerLost, match="no OpenEnv server answers"):
+        await late.request("reset", {"seed": 1})
