@@ -39,7 +39,9 @@ class ComponentOnDevices(Component):
         "can span several",
     )
     threads: int | None = Field(
-        None, ge=1, description="CPU threads; unset: every core, since sampling and training take turns"
+        None,
+        ge=1,
+        description="CPU threads; unset: one for every 4 million parameters of the model, and at most every core",
     )
 
 

@@ -18,7 +18,7 @@ from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.guards.exits import contained
 from atropos_core.interfaces import Transport
 from atropos_core.launchers import Launcher
-from atropos_core.models.model_size import described
+from atropos_core.models.model_size import cpu_threads, described
 from atropos_core.plugins.provider import Offer, RunContext
 from atropos_core.plugins.references import OBJECT
 from atropos_core.plugins.registry import Registry
@@ -115,7 +115,7 @@ class ResolvedComponent:
                 role,
                 wanted,
                 log,
-                threads=threads or len(os.sched_getaffinity(0)),
+                threads=threads or cpu_threads(context.model),
                 patience=context.patience,
                 needed=needed,
                 launcher=launcher,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-import os
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from atropos_core.interfaces import (
 )
 from atropos_core.launch.instrumented import TimedEngine, TimedTrainer
 from atropos_core.launchers import Launcher, PlannedRun
+from atropos_core.models.model_size import cpu_threads
 from atropos_core.observe.profile import Profile
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import Offer, ResolvedModel, RunContext
@@ -424,7 +424,7 @@ class _Builder:
     def run_context(self, resolved: ResolvedComponent) -> RunContext:
         if not isinstance(resolved.component, ComponentOnDevices):
             return dataclasses.replace(self._context, label=resolved.label)
-        threads = resolved.component.threads or len(os.sched_getaffinity(0))
+        threads = resolved.component.threads or cpu_threads(self._context.model)
         context = dataclasses.replace(
             self._context, label=resolved.label, devices=resolved.component.devices, threads=threads
         )
@@ -477,8 +477,8 @@ class _Builder:
     async def _child(self, resolved: ResolvedComponent, machine: int) -> Child:
         await self._opened_launcher()
         context = dataclasses.replace(self.run_context(resolved), machine=machine)
-        role, threads = resolved.roles[machine], cast(ComponentOnDevices, resolved.component).threads
-        child = await resolved.start(context, role, threads, needed=True, launcher=self.launcher)
+        role = resolved.roles[machine]
+        child = await resolved.start(context, role, context.threads, needed=True, launcher=self.launcher)
         self.children.append(child)
         return child
 

@@ -78,4 +78,4 @@ def _where(component: Component, threads: int) -> str:
     if component.devices != ("cpu",):
         return f"on {devices}"
     reason = "though there is a CUDA device" if cuda_devices() else "there is no CUDA device"
-    return f"on the CPU ({reason}), {threads} threads"
+    return f"on the CPU ({reason}), {threads} thread{'s' * (threads != 1)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ OWN_CODE_REMEDY = (
     "Use a model whose architecture transformers knows by itself, or one converted to such an architecture."
 )
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+PARAMETERS_A_THREAD = 4_000_000
 _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
 
@@ -57,6 +59,14 @@ def described(directory: Path) -> str:
     if (size := read(directory)) is None:
         return name
     return f"{name} ({size.parameters:,} parameters, {size.stored_bytes / 1e6:,.1f} MB)"
+
+
+def cpu_threads(directory: Path) -> int:
+    """How many are of use to a model on a CPU: one for every 4 million parameters or part of them, and no more than there are cores.
+    An operation of a small model takes less time than its threads take to meet (benchmarks/results/threads.json)."""
+    cores = len(os.sched_getaffinity(0))
+    size = read(directory)
+    return cores if size is None else max(1, min(cores, math.ceil(size.parameters / PARAMETERS_A_THREAD)))
 
 
 def check_weights(directory: Path) -> None:
