@@ -18,7 +18,7 @@ COMPONENTS = {
     "checkpoint": "atropos_bridge_checkpoint", "delta": "atropos_bridge_delta", "lora": "atropos_bridge_lora",
     "nccl": "atropos_bridge_nccl",
 }  # fmt: skip
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "torchao", *COMPONENTS.values())
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "torchao", *COMPONENTS.values())
 NEEDS = {
     "tests/unit/launch/test_machine_checks.py::test_a_torch_that_takes_too_long_is_a_note": "torch",
     "tests/unit/test_run_file_schema.py::test_every_option_in_it_says_what_it_means_and_its_default": "atropos_trainer_grpo",

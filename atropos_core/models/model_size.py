@@ -192,6 +192,8 @@ def _headers(directory: Path) -> tuple[dict[str, tuple[int, ...]], int, set[str]
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
+            if length > path.stat().st_size:
+                raise ValueError(f"{path} is no safetensors file")
             header = json.loads(file.read(length))
         for name, entry in header.items():
             if name != "__metadata__":

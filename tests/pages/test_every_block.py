@@ -82,6 +82,7 @@ EXECUTED = (
     ("docs/roll.md", "train_env_manager:", "tests/roll/test_adapter.py::test_"),
     ("docs/roll.md", "import gem", "tests/roll/test_gem.py::test_gsm8k_is_made_reset_and_stepped"),
     ("docs/run-file.md", "atropos eval", HERE + "test_the_evaluations_on_the_page_run"),
+    ("plugins/trainer_grpo/README.md", "atropos quantize", "tests/e2e/test_quantize.py::test_the_commands_of_the_page_round_and_train"),
     ("docs/run-file.md", "atropos plan", "plugins/trainer_grpo/tests/test_plan_command.py::test_the_commands_of_the_page_print"),
     ("docs/skyrl.md", "pip install", "tests/e2e/test_wheels.py::test_"),
     ("docs/skyrl.md", "import typing", "tests/skyrl/test_train.py::test_"),

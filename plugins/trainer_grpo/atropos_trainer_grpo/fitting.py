@@ -32,9 +32,15 @@ class Way:
     adapter: bool = False
     costs: str = ""
 
+    @property
+    def quantized(self) -> bool:
+        """Whether its base must be rounded before."""
+        return bool(self.options.get("lora", {}).get("quantization"))
+
 
 CHECKPOINTING = {"gradient_checkpointing": True}
 EIGHT_BITS = {"optimizer": "adamw_8bit"}
+QUANTIZED = {"lora": {"quantization": "nf4"}}
 RECOMPUTES = "a third more compute"
 VARIED = ("lora", "tokens_per_microbatch", *CHECKPOINTING, *EIGHT_BITS)
 WAYS = (  # what costs least first
@@ -44,6 +50,15 @@ WAYS = (  # what costs least first
     Way("whole model, 8-bit moments, checkpointing", {**EIGHT_BITS, **CHECKPOINTING}, costs=f"both; {RECOMPUTES}"),
     Way("LoRA", {"lora": {}}, adapter=True, costs="an adapter learns, the base does not"),
     Way("LoRA, checkpointing", {"lora": {}, **CHECKPOINTING}, adapter=True, costs=f"both; {RECOMPUTES}"),
+    Way(
+        "LoRA, 4-bit base", QUANTIZED, adapter=True, costs="the base is rounded: `atropos quantize`; needs bitsandbytes"
+    ),
+    Way(
+        "LoRA, 4-bit base, checkpointing",
+        {**QUANTIZED, **CHECKPOINTING},
+        adapter=True,
+        costs=f"all three; {RECOMPUTES}",
+    ),
 )
 
 
@@ -114,7 +129,7 @@ class Fitting:
         trainer, own = self._config.trainer, self._config.bridge
         kept = {name: value for name, value in trainer.model_dump().items() if name not in VARIED}
         if way.adapter and trainer.options.get("lora"):
-            kept["lora"] = trainer.options["lora"]
+            kept["lora"] = {**trainer.options["lora"], **way.options["lora"]}
         changed: dict[str, Any] = {"trainer": type(trainer).model_validate({**way.options, **kept})}
         if bridge != own.use:
             changed["bridge"] = type(own)(use=bridge)

@@ -25,6 +25,7 @@ MOMENT_BYTES = {  # with torchao's scales
     "adamw_4bit": 0.5 + 4 / 128,
     "adamw_fp8": 1 + 4 / 256,
 }
+NF4_BYTES = 1 / 2 + FP32 / 64  # of a weight, with a scale for each block (quantization.py)
 SHARED = ("posix_shm", "cuda_ipc")
 
 
@@ -109,6 +110,10 @@ def _on(
     parts = parts_of(workload)
     masters = parts > 1 and lora is None  # ranks hold fp32 masters alone, and gather their rounding
     weights = model.parameters * (FP32 if masters else element) // parts
+    if lora is not None and lora.quantization is not None:
+        linear = sum(out * into for out, into in model.linear().values())
+        weights = (model.parameters - linear) * element + int(linear * NF4_BYTES)
+        yield Holding("base before it is in 4 bits", model.parameters * element, "cpu", "opening")
     shared = "weights" if workload.context.transport in SHARED else ""
     smaller = "train an adapter: --bridge lora"
     yield Holding("parameters", weights, device, shared=shared, change="" if lora else smaller)

@@ -103,6 +103,10 @@ def plan(
             remedy="Name a shorter --context, a smaller model, or a larger device: --gpu 80.",
         )
     console.say(f"take: {chosen.way.name}")
+    if chosen.way.quantized:
+        rounded = f"./{resolved.directory.name}-nf4"
+        console.say(f"  atropos quantize {model or resolved.directory} {rounded}")
+        model = rounded
     console.say(f"  {_typed(chosen, file, model, engine, changes, wanted, gpu is not None)}")
 
 
@@ -136,11 +140,8 @@ def _typed(
     words = ["atropos run", *([str(file)] if file else []), *([f"--model {model}"] if model else [])]
     words += [f"--bridge {chosen.bridge}", *([f"--engine {engine}"] if engine else [])]
     settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
-    settings += [
-        f"trainer.{name}={'{}' if value == {} else str(value).lower()}"
-        for name, value in chosen.way.options.items()
-        if not (name == "lora" and value == {})  # the bridge asks for one
-    ]
+    settings += [f"trainer.{name}={str(value).lower()}" for name, value in chosen.way.options.items() if name != "lora"]
+    settings += [f"trainer.lora.{name}={value}" for name, value in chosen.way.options.get("lora", {}).items()]
     settings += ['engine.devices=["cuda:0"]', 'trainer.devices=["cuda:0"]'] if on_gpu else []
     return " ".join(
         [*words, *(f"--set '{one}'" if '"' in one else f"--set {one}" for one in (*(changes or ()), *settings))]

@@ -38,6 +38,8 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
             "trainer 'grpo' is to train a LoRA adapter, which needs the module 'peft', and that is not installed.",
             remedy="pip install atropos-plugin-trainer-grpo[lora]",
         )
+    if options.lora is not None and options.lora.quantization is not None:
+        _refuse_what_a_quantized_base_cannot(context)
     if options.optimizer != "adamw":
         _refuse_what_torchao_cannot(options, context)
     if options.kernels == "liger":
@@ -64,6 +66,19 @@ def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> No
         raise FitError(
             f"{option} is for a trainer on one device, and this one has {devices}.",
             remedy='Ranks divide fp32 moments among themselves already: set trainer.optimizer = "adamw".',
+        )
+
+
+def _refuse_what_a_quantized_base_cannot(context: RunContext) -> None:
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise FitError(
+            "trainer.lora.quantization = \"nf4\" is bitsandbytes', and the module 'bitsandbytes' is not installed.",
+            remedy="pip install atropos-plugin-trainer-grpo[bitsandbytes]",
+        )
+    if (devices := len(context.devices) * context.machines) > 1:
+        raise FitError(
+            f'trainer.lora.quantization = "nf4" is for a trainer on one device, and this one has {devices}.',
+            remedy="Name one of trainer.devices, or leave the option out: ranks divide the base among themselves.",
         )
 
 
@@ -165,9 +180,10 @@ def _built(name: str) -> Callable[[NoOptions, RunContext], Loss]:
 
 @hookimpl
 def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothing of the sort is imported
-    from atropos_trainer_grpo import plan_command
+    from atropos_trainer_grpo import plan_command, quantize_command
 
     plan_command.add(app)
+    quantize_command.add(app)
 
 
 @hookimpl

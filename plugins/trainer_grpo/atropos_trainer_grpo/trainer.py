@@ -157,7 +157,9 @@ class GrpoTrainer(Trainer):
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(self._context.seed)
         shared = self._context.transport in SHARED
-        at = None if self._mesh is None else "cpu"  # until it is divided
+        lora = self._options.lora
+        quantized = lora is not None and lora.quantization is not None
+        at = "cpu" if self._mesh is not None or quantized else None  # until it is divided, or has become small
         dtype, device = self._options.dtype, self._device
         attention = self._options.attention
         model = open_model(
@@ -184,8 +186,8 @@ class GrpoTrainer(Trainer):
         self.model = model
         if self._options.lora is None and self._mesh is None and self._device == "cpu":
             only_used_rows(model)
-        if self._options.lora is not None:
-            self._adapt(model, self._options.lora)
+        if lora is not None:
+            self._adapt(model, lora)
         trained = {name: parameter.ndim for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         groups_of(trained, self._options)  # refuses a pattern that means nothing here, before any weights arrive
         if self._options.gradient_checkpointing:
@@ -284,6 +286,11 @@ class GrpoTrainer(Trainer):
 
         self.model = lora.attach(model, options, self._context.model)
         self._dropouts = lora.dropouts(self.model)
+        if options.quantization is not None:
+            from atropos_trainer_grpo.quantization import quantize
+
+            quantize(self.model, model.get_output_embeddings())
+            self.model.to(self._device)
 
     @torch.no_grad()
     def _logprobs(self, sequences: Sequence[Tokens], temperature: float) -> list[Floats]:

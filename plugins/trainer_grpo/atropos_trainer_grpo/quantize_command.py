@@ -1,0 +1,89 @@
+"""`atropos quantize`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atropos_core.errors import AtroposError, ConfigError, DataError, FitError
+
+
+def add(app: typer.Typer) -> None:
+    app.command("quantize")(quantize)
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, or a name on the Hugging Face hub.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the rounded model is written.")],
+) -> None:
+    """Round a model's linear layers to 4 bits, for LoRA beside a base that the trainer holds in them.
+
+    The files keep their size and dtype: any engine loads them. Embeddings, norms and the head stay as they are.
+
+    [bold]Examples[/]
+
+      atropos quantize tiny ./tiny-nf4
+
+      atropos run --env gsm8k --model ./tiny-nf4 --bridge lora --set trainer.lora.quantization=nf4
+    """
+    import importlib.util
+
+    from atropos_core import console
+    from atropos_core.cli.options import configure
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise FitError(MISSING, remedy=INSTALL)
+    if directory.exists():
+        raise ConfigError(f"{directory} is there already.", remedy="Name a directory that is not there yet.")
+    _, resolved, _ = configure(None, model=model)
+    with console.waiting(f"{model} to be rounded"):
+        layers, weights = write(resolved.directory, directory)
+    console.say(f"{layers:,} linear layers with {weights:,} weights are rounded to NF4 in {directory}")
+    console.say(f"  atropos run --model {directory} --bridge lora --set trainer.lora.quantization=nf4")
+
+
+MISSING = "a base in 4 bits is held by the module 'bitsandbytes', which is not installed."
+INSTALL = "pip install atropos-plugin-trainer-grpo[bitsandbytes]"
+
+
+def write(model: Path, directory: Path) -> tuple[int, int]:
+    """The model with its linear layers on the grid, one file at a time. How many they are, and how many weights. Raises
+    ConfigError, DataError; nothing is left of a directory that could not be finished."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+
+    from atropos_core.models.model_size import read
+    from atropos_trainer_grpo.quantization import rounded
+
+    size = read(model)
+    if size is None or not (names := size.linear()):
+        raise ConfigError(
+            f"{model} is no model with linear layers to round: it needs config.json and safetensors.",
+            remedy="Name the directory of a Hugging Face model.",
+        )
+    unfinished = directory.with_name(f"{directory.name}.unfinished")
+    weights = 0
+    try:
+        unfinished.mkdir(parents=True)
+        for path in sorted(one for one in model.iterdir() if one.is_file() and one.suffix != ".bin"):
+            if path.suffix != ".safetensors":
+                shutil.copy2(path, unfinished / path.name)
+                continue
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+                metadata = file.metadata()
+            for name in names.keys() & tensors.keys():
+                weights += tensors[name].numel()
+                tensors[name] = rounded(tensors[name])
+            save_file(tensors, unfinished / path.name, metadata=metadata)
+        unfinished.rename(directory)
+    except AtroposError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{model} could not be rounded into {directory}: {error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return len(names), weights
