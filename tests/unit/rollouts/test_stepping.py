@@ -35,6 +35,8 @@ class Dice:
     def __init__(self, name, parameters):
         if name == "broken":
             raise OSError("no dice here")
+        if name == "framed":
+            raise LookupError("\\n*****\\n  Resource 'dice' not found.\\n*****")
         self.sides = parameters.get("sides", 1000)
         self.steps = 0
     def reset(self, seed):
@@ -50,7 +52,7 @@ class Dice:
         rolled = os.getpid() if action == "pid" else random.randrange(self.sides)
         return Shown(0, f"rolled {rolled}", [rolled], ended=self.steps == 5)
 
-call = StepHost(Dice, lambda: ["broken", "dice"]).call
+call = StepHost(Dice, lambda: ["broken", "framed", "dice"]).call
 """
 
 
@@ -388,6 +390,8 @@ async def test_an_environment_that_is_not_there_or_cannot_be_made_is_one_error(p
         await process("dise", sides="x").open("test")
     with pytest.raises(ConfigError, match="(?s)test makes no broken with these options: .*no dice here"):
         await process("broken").open("test")
+    with pytest.raises(ConfigError, match="with these options: .*LookupError: Resource 'dice' not found"):
+        await process("framed").open("test")
     await process("dice").open("test")
 
 
