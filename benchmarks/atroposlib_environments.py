@@ -157,6 +157,8 @@ async def group_of(environment: AtroposlibEnvironment, policy: Scripted) -> dict
     given = await within(rollouts, DEADLINE_S, "rollout_group()")
     episodes = [checked(one) for one in given if isinstance(one, Episode)]  # raises for what must not be trained
     made = [one for one in episodes if isinstance(one, Episode)]
+    if not made:
+        raise DataError(f"it gave no group: {given[0] if given else 'an empty one'!s:.300}")
     return {
         "group": len(made),
         "ids": sum(one.rollouts[0].logprobs is not None for one in made),

@@ -6,8 +6,9 @@
     verifiers                                 in .venv-verifiers-v0 and in .venv-verifiers-v1: the contract of the version there
     atroposlib                                in .venv, from a file of its shape, benchmarks/worlds_learnt/problems.py
 
-Without a SOURCE, all whose package is installed. Held-out accuracy before and after goes into benchmarks/results/soak_worlds.json, a row
-for each seed (SEEDS, 5); those of other sources stay. Ends with 1 where a source was not learned by GAIN, on average over its seeds.
+Without a SOURCE, all whose package is installed. Held-out accuracy (of textarena, the mean reward) before and after goes into
+benchmarks/results/soak_worlds.json, a row for each seed (SEEDS, 5); those of other sources stay. Ends with 1 where a source was not
+learned by GAIN, on average over its seeds.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ OUT = RESULTS / "soak_worlds.json"
 
 @dataclass(frozen=True)
 class Learned:
-    """`table`: of a run file, for a folder that data may be written into. `metric`: which of its evaluation is the accuracy."""
+    """`table`: of a run file, for a folder that data may be written into. `metric`: which of its evaluation is compared, from 0 to 1."""
 
     table: Callable[[Path], dict[str, Any]]
     package: str = ""
     steps: int = 30
+    group_size: int = 8
     max_tokens: int = 64
     metric: str = "eval/accuracy"
     server: str = ""  # of OpenEnv, which kind
+    note: str = ""
 
 
 def problems(folder: Path) -> Path:
@@ -75,11 +78,11 @@ def atroposlib_table(folder: Path) -> dict[str, Any]:
 
 GUESSED = {"action": "pattern", "pattern": r"\d{1,4}"}
 LEARNED = {
-    "reasoning-gym": Learned(
+    "reasoning-gym": Learned(  # room for one digit: of more, its scorer rewards whatever holds the answer, and the policy finds that first
         lambda folder: {
-            "use": "reasoning_gym", "dataset": "gcd", "answer": "marked", "tasks": 400, "held_out": 100,
+            "use": "reasoning_gym", "dataset": "letter_counting", "answer": "marked", "tasks": 400, "held_out": 100,
         },
-        "reasoning-gym", max_tokens=24,
+        "reasoning-gym", group_size=16, max_tokens=2, note="letter_counting; 1, the most frequent answer, is right in 32 of 100",
     ),
     "gem": Learned(
         lambda folder: {
@@ -92,7 +95,7 @@ LEARNED = {
             "use": "textarena", "game": "GuessTheNumber-v0", "players": 1, **GUESSED, "template": "[{action}]", "max_turns": 4,
             "parameters": {"max_number": 10},
         },
-        "textarena", max_tokens=8,
+        "textarena", max_tokens=8, metric="eval/reward", note="mean reward, from 0 to 1 by how near the last guess is",
     ),
     "openenv": Learned(
         lambda folder: {"use": "openenv", "field": "guess", "shown": "hint", **GUESSED, "max_turns": 4, "sessions": 64},
@@ -106,7 +109,7 @@ LEARNED = {
 def run_file(learned: Learned, seed: int, folder: Path, **more: Any) -> dict[str, Any]:
     return {
         "seed": seed, "model": "tiny", "plot": "never",
-        "training": {"steps": learned.steps, "groups_per_step": 8, "group_size": 8},
+        "training": {"steps": learned.steps, "groups_per_step": 8, "group_size": learned.group_size},
         "sampling": {"max_tokens": learned.max_tokens},
         "evaluation": {"problems": 200, "temperature": 1.0},
         "environment": {"it": {**learned.table(folder), **more}},
@@ -174,6 +177,7 @@ def measured(source: str, seeds: int) -> bool:
             "version": version(learned.package) if learned.package else "",
             "gain": round(statistics.mean(gains), 3),
             "least_gain": round(min(gains), 3),
+            **({"note": learned.note} if learned.note else {}),
             "rows": rows,
         }
         found = json.loads(OUT.read_text()) if OUT.is_file() else {}
