@@ -731,6 +731,18 @@ plugins/distillation/tests/test_teacher.py::test_every_token_that_the_loss_count
   teacher distillation: top_k
 plugins/distillation/tests/test_teacher.py::test_what_a_rollout_brought_stays_and_other_environments_are_left_alone
   teacher distillation: environments
+plugins/distillation_self/tests/test_teacher.py::test_each_token_has_what_the_policy_says_of_it_after_the_shown_reply_and_stays_as_it_was_sampled
+  teacher self: shows top_k
+plugins/distillation_self/tests/test_teacher.py::test_a_rollout_is_shown_the_next_one_that_succeeded_and_never_itself
+  teacher self: success
+plugins/distillation_self/tests/test_teacher.py::test_feedback_and_the_answer_stand_where_they_are_and_in_their_order
+  teacher self: template solution feedback
+plugins/distillation_self/tests/test_teacher.py::test_weights_that_may_be_behind_are_kept_while_they_are_near_enough
+  teacher self: versions_behind
+plugins/distillation_self/tests/test_teacher.py::test_the_engine_is_the_one_that_is_named_on_the_devices_that_are_named
+  teacher self: engine.use engine.devices engine.threads
+plugins/distillation_self/tests/test_teacher.py::test_what_does_not_come_within_the_deadline_ends_the_step
+  teacher self: deadline_s
 tests/unit/storage/test_checkpoint.py::test_the_last_few_stay
   run: checkpoint.keep
 tests/unit/hub/test_hub.py::test_a_hub_too_small_for_a_step_says_so_instead_of_waiting

@@ -1,0 +1,64 @@
+"""What this package offers: the teacher `self`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from atropos_core import hookimpl
+from atropos_core.errors import FitError
+from atropos_core.plugins.provider import Provider, RunContext
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Teacher
+    from atropos_core.plugins.provider import Holding, Workload
+    from atropos_distillation_self.config import SelfOptions
+
+
+def build(options: SelfOptions, context: RunContext) -> Teacher:
+    """Raises FitError where nobody would learn from it, or nothing that it could load would be saved."""
+    from atropos_distillation_self.teacher import SelfTeacher
+
+    kind, label = context.announced.get("distillation", "unknown"), context.label
+    if kind is None:
+        raise FitError(
+            f"[{label}] annotates every group, and the trainer does not look at it: [trainer.distillation] is unset.",
+            remedy="--set trainer.distillation.kind=reverse, or take the teacher out.",
+        )
+    if context.transport == "adapter":
+        raise FitError(
+            f"[{label}] takes whole models from the run's checkpoints, and this run trains an adapter.",
+            remedy="Train all weights: take [trainer.lora] out, and name another bridge.",
+        )
+    return SelfTeacher(options, engine_context(options, context), 0 if kind == "reverse" else options.top_k)
+
+
+def holds(options: SelfOptions, workload: Workload) -> Iterable[Holding]:
+    """What the engine says, of a group at once: it is a second copy of the policy."""
+    engine, context = options.resolved_engine(), engine_context(options, workload.context)
+    load = dataclasses.replace(workload, context=context, concurrent_rollouts=workload.group_size)
+    return engine.offer.provider.holds(engine.options, load)
+
+
+def roles(options: SelfOptions, label: str) -> Mapping[str, tuple[str, ...]]:
+    from atropos_core.config.resolve import placed
+
+    return {label.replace(".", "-"): placed(options.engine).devices}  # as it is started
+
+
+def engine_context(options: SelfOptions, context: RunContext) -> RunContext:
+    """Of an engine on devices of its own, which loads whole models while it runs."""
+    from atropos_core.config.resolve import placed
+
+    on = placed(options.engine)
+    context = dataclasses.replace(context, devices=on.devices, threads=on.threads, announced={}, max_staleness=0)
+    return dataclasses.replace(context, transport="checkpoint", transports=("checkpoint",))
+
+
+@hookimpl
+def atropos_teachers() -> Iterable[Provider[Teacher]]:
+    yield Provider(
+        name="self", summary="the policy itself, shown a reply that succeeded or what the environment said",
+        config="atropos_distillation_self.config:SelfOptions", build=build, holds=holds, roles=roles,
+    )  # fmt: skip
