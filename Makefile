@@ -20,7 +20,7 @@ WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak soak-worlds bench bench-bridges bench-api clean
+.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak soak-worlds bench gpu bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -225,6 +225,11 @@ bench: .venv/run.stamp .venv-trl/stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.trainer
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.overlap
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.plan
+
+# On a CUDA device that nothing else uses: what must hold there, and tokens per second and peak memory of updates, with TRL's beside them where it is
+# installed. In whichever Python has torch for that device; nothing is installed or downloaded.
+gpu:
+	$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu
 
 # The three bridges on the same work, with vLLM.
 bench-bridges: .venv-vllm/stamp

@@ -4,7 +4,8 @@ Generation and rewards are left out: what TRL makes of them for its update is pu
 to the left and completions to the right, over all that is generated for one step. Everything after it is TRL's own.
 
 Argument: a JSON object with model, batches (files of numpy, one of them for each step), together (sequences that go through the
-model at once), group, threads, gradient_checkpointing. Prints one line of JSON.
+model at once), group, threads, gradient_checkpointing; device, dtype and lora (its rank) where they are not the CPU, float32 and a
+whole model. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from trl.trainer.utils import pad  # noqa: E402
 from benchmarks import resident  # noqa: E402
 
 torch.set_num_threads(given["threads"])
+device, dtype, rank = given.get("device", "cpu"), given.get("dtype", "float32"), given.get("lora", 0)
 
 
 def generated(file):
@@ -80,7 +82,7 @@ clock = Clock()
 with tempfile.TemporaryDirectory() as directory:
     config = GRPOConfig(
         output_dir=directory,
-        use_cpu=True,
+        use_cpu=device == "cpu",
         bf16=False,
         max_steps=len(given["batches"]),
         per_device_train_batch_size=given["together"],
@@ -94,12 +96,22 @@ with tempfile.TemporaryDirectory() as directory:
         disable_tqdm=True,
         gradient_checkpointing=given["gradient_checkpointing"],
         dataloader_pin_memory=False,
-        model_init_kwargs={"dtype": "float32"},
+        model_init_kwargs={"dtype": dtype},
     )
     rows = Dataset.from_list([{"prompt": "1"}] * (rollouts // given["group"] * len(given["batches"])))
-    trainer = Given(given["model"], reward_funcs=reward, args=config, train_dataset=rows, callbacks=[clock])
+    adapter = None
+    if rank:
+        from peft import LoraConfig
+
+        adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    trainer = Given(
+        given["model"], reward_funcs=reward, args=config, train_dataset=rows, callbacks=[clock], peft_config=adapter
+    )
     for parameter in trainer.model.parameters():
         parameter.data.add_(0)  # a file that is mapped is resident once it is touched
     loaded = resident.settle()
     trainer.train()
-print(json.dumps({"seconds": clock.seconds, "busy": clock.busy, "loaded": loaded, "highest": resident.highest()}))
+found = {"seconds": clock.seconds, "busy": clock.busy, "loaded": loaded, "highest": resident.highest()}
+if device != "cpu":
+    found |= {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+print(json.dumps(found))

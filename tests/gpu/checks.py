@@ -22,7 +22,7 @@ from tests.gpu import models
 from tests.gpu.memory import Memory
 from tests.gpu.pair import Pair, Setting, started
 from tests.gpu.report import Report
-from tests.gpu.training import PUBLISHED, Work, measured
+from tests.gpu.training import PUBLISHED, Work, measured, measured_trl
 
 UPDATES = 5
 PUBLISHES = 20
@@ -247,6 +247,10 @@ async def training(setting: Setting, report: Report, shape: str, lora: bool) -> 
             report.note(f"most {name.removesuffix('_gib')}", found[name], "GiB")
     norms = found["gradient_norms"]
     report.holds("gradients are numbers above 0", all(0 < norm < math.inf for norm in norms), str(norms))
+    if importlib.util.find_spec("trl") is not None:
+        theirs = await measured_trl(work)
+        report.note("TRL's update", theirs["tokens_s"], "tokens/s")
+        report.note("TRL's update", theirs["allocated_gib"], "GiB")
     other = PUBLISHED.get((work.shape, lora))
     if other is not None:
         report.note("prime-rl on an H100", other.tokens_s, "tokens/s")

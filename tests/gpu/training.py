@@ -1,7 +1,8 @@
 """What updates cost: tokens per second and peak memory of trainer "grpo" alone, on a random model of a known shape.
 
 `python -m tests.gpu.training JSON` is one measurement, in a process of its own. Two sequences make two micro-batches, in
-bfloat16, with activations computed again: what prime-rl's own benchmark does.
+bfloat16, with activations computed again: what prime-rl's own benchmark does. Beside it, where TRL is installed, the update of its
+GRPOTrainer on two such sequences.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -82,9 +84,46 @@ class Options(SimpleNamespace):
 
 async def measured(work: Work) -> dict[str, Any]:
     """In a process of its own. Raises RuntimeError with the end of its output where it fails."""
+    return await _answer("tests.gpu.training", asdict(work))
+
+
+async def measured_trl(work: Work) -> dict[str, Any]:
+    """The update of TRL's GRPOTrainer, of sequences as long, one at a time: weights and both moments in bfloat16, where this trainer has
+    masters and moments in float32."""
+    from transformers import Qwen3Config
+
+    from benchmarks.trainer_work import batch
+    from tests.gpu import models
+
+    with tempfile.TemporaryDirectory() as folder:
+        model, shape = Path(folder) / "model", _shape(work)
+        models.make(Qwen3Config(**shape), "bfloat16", work.device, model)
+        for name in ("tokenizer.json", "tokenizer_config.json"):  # TRL opens one, and nothing is tokenised
+            shutil.copy2(ROOT / "plugins/env_gsm8k/atropos_env_gsm8k/tiny" / name, model)
+        files = []
+        for step in range(WARM + STEPS):
+            made = batch(np.full(1, 2), np.full(SEQUENCES, work.tokens - 2), shape["vocab_size"], seed=step)
+            files.append(f"{folder}/{step}.npz")
+            columns = {name: getattr(made, name) for name in ("offsets", "tokens", "sampled", "advantages")}
+            np.savez(files[-1], **columns)
+        found = await _answer(
+            "benchmarks.trainer_trl",
+            {
+                "model": str(model), "batches": files, "together": 1, "group": SEQUENCES, "gradient_checkpointing": True,
+                "threads": len(os.sched_getaffinity(0)), "device": work.device, "dtype": "bfloat16",
+                "lora": LORA.rank if work.lora else 0,
+            },
+        )  # fmt: skip
+    return {
+        "tokens_s": SEQUENCES * work.tokens / statistics.median(found["seconds"][WARM:]),
+        "allocated_gib": found.get("allocated", found["highest"]) / 2**30,
+    }
+
+
+async def _answer(module: str, given: dict[str, Any]) -> dict[str, Any]:
     paths = os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.gpu.training", json.dumps(asdict(work)),
+        sys.executable, "-m", module, json.dumps(given),
         cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
@@ -102,6 +141,11 @@ async def measured(work: Work) -> dict[str, Any]:
     return found
 
 
+def _shape(work: Work) -> dict[str, Any]:
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return SHAPES[work.shape] | ends | {"max_position_embeddings": work.tokens}
+
+
 async def _measure(work: Work, directory: Path) -> dict[str, Any]:
     import torch
     from transformers import Qwen3Config
@@ -112,8 +156,7 @@ async def _measure(work: Work, directory: Path) -> dict[str, Any]:
     from tests.gpu import models
     from tests.gpu.host import TRAINER
 
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    shape = SHAPES[work.shape] | ends | {"max_position_embeddings": work.tokens}
+    shape = _shape(work)
     size = models.make(Qwen3Config(**shape), "bfloat16", work.device, directory / "model") // 2
     on_gpu = work.device != "cpu"
     if on_gpu:
