@@ -13,6 +13,7 @@ Ends with 1 where a seed of `hint` or `sibling` gains less than GAIN. Writes ben
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -74,7 +75,9 @@ def main() -> None:
         if not reader.exists():
             make_reader(reader)
         arms = (("hint", "tiny", HINTED, SEEDS), ("sibling", str(reader), SHOWN, SEEDS), ("blind", "tiny", SHOWN, (0,)))
-        rows = [trained(Path(scratch), *arm, seed) for *arm, seeds in arms for seed in seeds]
+        rows = [
+            trained(Path(scratch), what, model, teacher, seed) for what, model, teacher, seeds in arms for seed in seeds
+        ]
     console.table(
         ("what", "seed", "before", "after", "seconds"),
         [
@@ -123,8 +126,7 @@ def make_reader(directory: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-    import make_tiny_policy as tiny
-
+    tiny: Any = importlib.import_module("make_tiny_policy")
     torch.set_num_threads(1)
     origin = tiny.PLUGIN / "tiny"
     tokenizer = Tokenizer.from_file(str(origin / "tokenizer.json"))
