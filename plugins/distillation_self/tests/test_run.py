@@ -36,6 +36,6 @@ def test_a_run_that_saves_too_seldom_ends_with_what_to_set(tmp_path):
     folder = tmp_path / "run"
     seldom = [word.replace("checkpoint.every=1", "checkpoint.every=0") for word in RUN]
     run = RunningRun(folder, *seldom, "--steps", "4", "--dir", str(folder))
-    assert run.ended_within(200) == 1
+    assert run.ended_within(200) == 2
     assert "teacher.me teaches rollouts of version 1" in " ".join(run.text.split()), run.text
     assert "checkpoint.every=1" in run.text
