@@ -48,6 +48,19 @@ def soak() -> Figures:
     }
 
 
+def quantized() -> Figures:
+    return {
+        "plugins/trainer_grpo/README.md": [
+            f"| {row['seed']} | "
+            + " | ".join(
+                f"{100 * of['before']:.1f} to {100 * of['after']:.1f} % | {of['gap_nats']:.1e}".replace("e-0", "e-")
+                for of in (row["float32"], row["nf4"])
+            )
+            for row in results("quantized")["rows"]
+        ]
+    }
+
+
 def sandboxes() -> Figures:
     found = results("sandboxes")
     assert f"{found['load_at_start']:.0f}" == "7", "the page says how busy the machine was"
@@ -385,6 +398,7 @@ COMPUTED = (
     short_groups,
     hostile,
     soak,
+    quantized,
     sandboxes,
     engine,
     whole_loop,
