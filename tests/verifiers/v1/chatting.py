@@ -29,7 +29,10 @@ class ChatHarness(vf.Harness[ChatConfig]):
         else:
             messages += [message_to_wire(message) for message in prompt]
         async with contextlib.AsyncExitStack() as stack:
-            client = await stack.enter_async_context(AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0))
+            # `timeout`: of its own, the client gives a connection 5 s, in which a process on a busy machine may get no CPU
+            client = await stack.enter_async_context(
+                AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=300)
+            )
             owners, tools = {}, []
             for url in mcp_urls.values():
                 server = await stack.enter_async_context(mcp_client({"url": url}))
