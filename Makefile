@@ -10,7 +10,7 @@ VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
 ROLL_VENV := $(if $(ROLL_SOURCE),.venv-roll-source,.venv-roll)
 SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
-PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena env_verifiers)
 RAY := plugins/launcher_ray/pyproject.toml
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(filter-out $(WORLDS) $(RAY),$(PLUGINS)))
