@@ -90,7 +90,9 @@ def test_weights_of_bfloat16_that_are_trained_in_float32_are_those_of_bfloat16(o
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-async def test_updates_are_those_of_an_adapter_beside_the_rounded_base(open_trainer, make_batch, gate, on_grid, kind, checkpointing):  # fmt: skip
+async def test_updates_are_those_of_an_adapter_beside_the_rounded_base(
+    open_trainer, make_batch, gate, on_grid, kind, checkpointing
+):
     more = {"gradient_checkpointing": checkpointing}
     held, whole = [await open_trainer(on_grid(kind), lora=one, **more) for one in (QUANTIZED, LORA)]
     for trainer in (held, whole):
