@@ -63,7 +63,7 @@ def described(directory: Path) -> str:
 
 def cpu_threads(directory: Path) -> int:
     """How many are of use to a model on a CPU: one for every 4 million parameters or part of them, and no more than there are cores.
-    An operation of a small model takes less time than its threads take to meet (benchmarks/results/threads.json)."""
+    An operation of a small model takes less time than its threads take to meet (`python -m benchmarks.threads`)."""
     cores = len(os.sched_getaffinity(0))
     size = read(directory)
     return cores if size is None else max(1, min(cores, math.ceil(size.parameters / PARAMETERS_A_THREAD)))
