@@ -39,7 +39,7 @@ class StepProcess:
             await self.stepped().reset(0)
         except RemoteError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip(" *")]
-            said = " ".join(lines[: 1 + lines[0].endswith(":")])  # what nltk raises begins with a frame
+            said = " ".join(lines[: 1 + "".join(lines[:1]).endswith(":")])  # what nltk raises begins with a frame
             known = await self._worker.call("names", deadline_s=NAMES_DEADLINE_S)
             if self._name in known:
                 raise ConfigError(

@@ -44,7 +44,7 @@ def lessons_of(group: ScoredGroup, options: SelfOptions, tokenizer: ChatTokenize
             wanted += 1
             start, end = int(np.argmax(rollout.sampled)), int(np.flatnonzero(rollout.trained)[-1]) + 1
             if np.array_equal(plain, rollout.tokens[:start]):
-                prompt = tokenizer.render(told(group.task.messages, options.template, shown))
+                prompt = tokenizer.render(with_context(group.task.messages, options.template, shown))
                 tokens = np.concatenate([prompt, rollout.tokens[start:end]]).astype(np.int32)
                 found.append(Lesson(rollout, tokens, len(prompt), start))
     return found, wanted - len(found)
@@ -65,7 +65,7 @@ def _shown(group: ScoredGroup, at: int, options: SelfOptions, tokenizer: ChatTok
     return "\n\n".join(form.format(problem="", shown=text) for form, text in shown if text)
 
 
-def told(messages: tuple[Message, ...], template: str, shown: str) -> list[Message]:
+def with_context(messages: tuple[Message, ...], template: str, shown: str) -> list[Message]:
     """In the last message of the user, or in one of its own where there is none."""
     at = max((i for i, one in enumerate(messages) if one["role"] == "user"), default=len(messages))
     problem = "".join(str(one.get("content") or "") for one in messages[at : at + 1])

@@ -39,7 +39,7 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
             remedy="pip install atropos-plugin-trainer-grpo[lora]",
         )
     if options.lora is not None and options.lora.quantization is not None:
-        _refuse_what_a_quantized_base_cannot(context)
+        _check_quantized_base(context)
     if options.optimizer != "adamw":
         _refuse_what_torchao_cannot(options, context)
     if options.kernels == "liger":
@@ -69,7 +69,7 @@ def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> No
         )
 
 
-def _refuse_what_a_quantized_base_cannot(context: RunContext) -> None:
+def _check_quantized_base(context: RunContext) -> None:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise FitError(
             "trainer.lora.quantization = \"nf4\" is bitsandbytes', and the module 'bitsandbytes' is not installed.",

@@ -68,6 +68,9 @@ def write(model: Path, directory: Path) -> tuple[int, int]:
     weights = 0
     try:
         unfinished.mkdir(parents=True)
+    except OSError as error:  # somebody else's, or no room for it: it stays
+        raise DataError(f"{unfinished} cannot be made: {error}", remedy="Name another directory.") from error
+    try:
         for path in sorted(one for one in model.iterdir() if one.is_file() and one.suffix != ".bin"):
             if path.suffix != ".safetensors":
                 shutil.copy2(path, unfinished / path.name)

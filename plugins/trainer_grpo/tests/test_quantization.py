@@ -163,6 +163,11 @@ def test_a_directory_is_written_whole_or_not_at_all(model_of, tmp_path):
     with pytest.raises(ConfigError, match="is no model with linear layers"):
         write(broken, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken"]
+    (tmp_path / "out.unfinished").mkdir()
+    (tmp_path / "out.unfinished" / "mine").touch()
+    with pytest.raises(DataError, match=r"out\.unfinished cannot be made"):
+        write(model_of(), tmp_path / "out")
+    assert (tmp_path / "out.unfinished" / "mine").exists(), "what we have not made is not ours to take away"
 
 
 def test_shards_keep_their_names_dtypes_and_metadata_and_what_is_not_linear_its_bits(model_of, tmp_path):
