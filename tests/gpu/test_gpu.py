@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from atropos_core.guards.deadlines import within
-from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from tests.conftest import REPOSITORY
 from tests.gpu.checks import CHECKS, Check, training
 from tests.gpu.host import TRAINER
 from tests.gpu.pair import Setting
 from tests.gpu.report import Report
+from tests.gpu.training import LORA
 
 ON_A_CPU = [
     "updates_float32",
@@ -46,6 +47,7 @@ sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sy
 def test_the_checks_give_the_trainer_every_option_that_it_has():
     wanted = {*GrpoOptions.model_fields, "loss_values"}  # which is what the tables of single losses come to
     assert TRAINER.keys() == wanted, "an option came or went: name it in tests/gpu/host.py too"
+    assert vars(LORA).keys() == set(LoraOptions.model_fields), "name it in tests/gpu/training.py too"
 
 
 @pytest.mark.skipif(

@@ -39,7 +39,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SEQUENCES, WARM, STEPS = 2, 2, 3
-LORA = SimpleNamespace(rank=16, alpha=32.0, dropout=0.0, targets="all-linear", layers=None, learning_rate=1e-5)
+LORA = SimpleNamespace(
+    rank=16, alpha=32.0, dropout=0.0, targets="all-linear", layers=None, learning_rate=1e-5, quantization=None
+)
 
 
 @dataclass(frozen=True)

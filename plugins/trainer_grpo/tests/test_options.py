@@ -155,6 +155,7 @@ ELSEWHERE = {
     "missing_logprobs": "test_update.py::test_missing_logprobs_are_recomputed_or_refused",
     "kernels": "test_torchao.py::test_what_the_run_cannot_have_is_refused_before_it_begins",
     "attention": "test_prefix_tree.py::test_flex_attention_gives_what_the_padded_layout_does",
+    "lora.quantization": "test_quantization.py::test_several_devices_and_a_missing_package_are_refused",
     "optimizer": "test_torchao.py::test_moments_of_another_format_are_refused_with_the_option_that_takes_them",
 }
 # Of memory and speed, and they leave the weights as they are: what is computed is not the same operations.

@@ -141,7 +141,7 @@ async def test_a_base_that_is_not_on_the_grid_is_refused_with_its_layer(open_tra
 def test_several_devices_and_a_missing_package_are_refused(tmp_path, model_of, monkeypatch):
     options = GrpoOptions(lora=QUANTIZED)
     context = RunContext(tmp_path, model_of(), devices=("cpu", "cpu"))
-    with pytest.raises(FitError, match="is for a trainer on one device, and this one has 2"):
+    with pytest.raises(FitError, match=r'lora.quantization = "nf4" is for a trainer on one device, and this one has 2'):
         build(options, context)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "bitsandbytes" else object())
