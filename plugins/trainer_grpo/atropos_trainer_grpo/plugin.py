@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_trainer_grpo.optional_packages import require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,11 +33,8 @@ LOSSES = {
 
 def build(options: GrpoOptions, context: RunContext) -> Trainer:
     adapts = options.lora is not None or context.transport == "adapter"
-    if adapts and importlib.util.find_spec("peft") is None:
-        raise FitError(
-            "trainer 'grpo' is to train a LoRA adapter, which needs the module 'peft', and that is not installed.",
-            remedy="pip install atropos-plugin-trainer-grpo[lora]",
-        )
+    if adapts:
+        require("peft", "a LoRA adapter")
     if options.lora is not None and options.lora.quantization is not None:
         _check_quantized_base(context)
     if options.optimizer != "adamw":
@@ -57,11 +54,7 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
 
 def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> None:
     option = f'trainer.optimizer = "{options.optimizer}"'
-    if importlib.util.find_spec("torchao") is None:
-        raise FitError(
-            f"{option} is torchao's, and the module 'torchao' is not installed.",
-            remedy="pip install atropos-plugin-trainer-grpo[torchao]",
-        )
+    require("torchao", option)
     if (devices := len(context.devices) * context.machines) > 1:
         raise FitError(
             f"{option} is for a trainer on one device, and this one has {devices}.",
@@ -70,14 +63,10 @@ def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> No
 
 
 def _check_quantized_base(context: RunContext) -> None:
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise FitError(
-            "trainer.lora.quantization = \"nf4\" is bitsandbytes', and the module 'bitsandbytes' is not installed.",
-            remedy="pip install atropos-plugin-trainer-grpo[bitsandbytes]",
-        )
+    require("bitsandbytes", option := 'trainer.lora.quantization = "nf4"')
     if (devices := len(context.devices) * context.machines) > 1:
         raise FitError(
-            f'trainer.lora.quantization = "nf4" is for a trainer on one device, and this one has {devices}.',
+            f"{option} is for a trainer on one device, and this one has {devices}.",
             remedy="Name one of trainer.devices, or leave the option out: ranks divide the base among themselves.",
         )
 
@@ -91,12 +80,9 @@ def _refuse_another_device(option: str, instead: str, context: RunContext) -> No
 
 
 def _refuse_what_liger_cannot(context: RunContext) -> None:
-    _refuse_another_device('trainer.kernels = "liger"', 'trainer.kernels = "torch"', context)
-    if importlib.util.find_spec("liger_kernel") is None:
-        raise FitError(
-            "trainer.kernels = \"liger\" is liger-kernel's, and the module 'liger_kernel' is not installed.",
-            remedy="pip install atropos-plugin-trainer-grpo[liger]",
-        )
+    option = 'trainer.kernels = "liger"'
+    _refuse_another_device(option, 'trainer.kernels = "torch"', context)
+    require("liger_kernel", option)
 
 
 def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
@@ -159,11 +145,7 @@ def announces(options: GrpoOptions) -> Mapping[str, Any]:
 
 
 def merge(adapter: Path, directory: Path) -> None:
-    if importlib.util.find_spec("peft") is None:
-        raise FitError(
-            "an adapter is merged by the module 'peft', which is not installed.",
-            remedy="pip install atropos-plugin-trainer-grpo[lora]",
-        )
+    require("peft", "merging an adapter")
     from atropos_trainer_grpo import lora
 
     lora.merge(adapter, directory)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from atropos_core.errors import AtroposError, ConfigError, DataError, FitError
+from atropos_core.errors import AtroposError, ConfigError, DataError
+from atropos_trainer_grpo.optional_packages import require
 
 
 def add(app: typer.Typer) -> None:
@@ -29,13 +30,10 @@ def quantize(
 
       atropos run --env gsm8k --model ./tiny-nf4 --bridge lora --set trainer.lora.quantization=nf4
     """
-    import importlib.util
-
     from atropos_core import console
     from atropos_core.cli.options import configure
 
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise FitError(MISSING, remedy=INSTALL)
+    require("bitsandbytes", "rounding to 4 bits")
     if directory.exists():
         raise ConfigError(f"{directory} is there already.", remedy="Name a directory that is not there yet.")
     _, resolved, _ = configure(None, model=model)
@@ -43,10 +41,6 @@ def quantize(
         layers, weights = write(resolved.directory, directory)
     console.say(f"{layers:,} linear layers with {weights:,} weights are rounded to NF4 in {directory}")
     console.say(f"  atropos run --model {directory} --bridge lora --set trainer.lora.quantization=nf4")
-
-
-MISSING = "a base in 4 bits is held by the module 'bitsandbytes', which is not installed."
-INSTALL = "pip install atropos-plugin-trainer-grpo[bitsandbytes]"
 
 
 def write(model: Path, directory: Path) -> tuple[int, int]:
