@@ -7,11 +7,12 @@ import gc
 import importlib.util
 import json
 import math
+import os
 import platform
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLD", "1")
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def environment_stays() -> Iterator[None]:
+    """What an interpreter reads of its environment when it starts is after a test as it was before: or every process that later tests
+    start would begin elsewhere, and cold."""
+    from tests.warm.requests import read_at_start
+
+    before = read_at_start(os.environ)
+    yield
+    assert read_at_start(os.environ) == before, "a test leaves something in the environment of the processes of others"
 
 
 def without_stopwatch() -> None:

@@ -32,10 +32,9 @@ READ_AT_START = (
     "FORCE_COLOR",
     "GITHUB_",
 )
-NOT_READ = (
-    "PYTHONUNBUFFERED",
-    "PYTHONPATH",
-)  # the new process does it itself: streams, and folders in front of the path
+# The new process does it itself: streams, and folders in front of the path. And torch.compile looks for its cache when it compiles: it
+# also puts the variable into the environment of whoever did, and all that a worker started after such a test would be cold.
+NOT_READ = ("PYTHONUNBUFFERED", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
 NAMESPACES = ("cgroup", "ipc", "mnt", "pid_for_children", "user", "uts")
 NETWORK = "/proc/thread-self/ns/net"  # of whoever asks, and of the new process
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # of the template: numpy's begins others as it is imported
