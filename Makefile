@@ -20,7 +20,7 @@ WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak soak-worlds bench gpu bench-bridges bench-api clean
+.PHONY: run environments test tests quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-machines test-gpu test-pages test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak soak-worlds bench gpu bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -35,9 +35,9 @@ test: .venv/test.stamp
 quick: .venv/test.stamp
 	+$(MAKE) -j 2 lint quick-tests
 
-# Without Slurm's daemons, which have a target of their own.
+# Without what has a target of its own.
 tests: .venv/test.stamp
-	$(PYTEST) $(if $(COLD),,--warm) -n 6 --ignore tests/slurm
+	$(PYTEST) $(if $(COLD),,--warm) -n 6 $(addprefix --ignore tests/,slurm machines kubernetes gpu pages) --ignore plugins/simulation/tests/test_pages.py
 
 quick-tests: .venv/test.stamp
 	$(PYTEST) $(if $(COLD),,--warm) -n 2 --quick
@@ -118,6 +118,18 @@ test-slurm: .venv/test.stamp slurm
 # The contract in a job, a role killed, and what is refused.
 test-slurm-short: .venv/test.stamp slurm
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/slurm -k "contract or trainer] or refuse or submit_submits"
+
+# Every example of the README and of docs, as it stands there.
+test-pages: .venv/test.stamp
+	$(PYTEST) $(if $(COLD),,--warm) -n 4 tests/pages plugins/simulation/tests/test_pages.py
+
+# Trainers and engines over several machines, and a Kubernetes of which pods are lost: each machine is a network namespace of this one.
+test-machines: .venv/test.stamp
+	$(PYTEST) $(if $(COLD),,--warm) -n 2 tests/machines tests/kubernetes
+
+# What `make gpu` checks, in a small form on a CPU, with nothing installed but torch and transformers; on a GPU the whole.
+test-gpu: .venv/test.stamp
+	$(PYTEST) -n 2 tests/gpu
 
 slurm:
 	@command -v slurmctld || [ -x /usr/sbin/slurmctld ] || { [ "$$(id -u)" = 0 ] && apt-get update -q && \

@@ -20,6 +20,9 @@ import pytest
 REPOSITORY = Path(__file__).parent
 RECORDED = REPOSITORY / "tests" / "seconds.json"
 QUICK_S = 3.0  # a file that takes longer is no part of --quick; nearly all of those start processes or wait
+# What test files import at their beginning: imported once, for all workers, which all collect all of them. (pandas and datasets begin a
+# thread as they are imported, and a process with threads is not forked.)
+COLLECTED = ("anthropic", "openai", "wandb", "renderers", "hypothesis", "schemathesis", "aiohttp.web")
 LEAST_S = 0.1  # what a file must take to be recorded
 
 
@@ -39,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.warm.requests import install_with_template, installed
 
         if not installed():
-            install_with_template()
+            install_with_template(COLLECTED if getattr(config.option, "numprocesses", None) else ())
     if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder(), "seconds")
 

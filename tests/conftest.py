@@ -69,6 +69,11 @@ def sevens(tmp_path: Path) -> str:
     return "./sevens.py:Sevens"
 
 
+def in_front(*folders: Path | str) -> str:
+    """PYTHONPATH with these folders before what it has. (An empty part of it would be the current directory.)"""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def metrics_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 

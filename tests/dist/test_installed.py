@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import wheels
 from tests.conftest import REPOSITORY
 
 DIST = Path(os.environ.get("DIST", REPOSITORY / "dist")).resolve()
@@ -125,6 +126,22 @@ def test_the_trained_run_opens_as_a_page(stranger, trained):
     finally:
         viewing.terminate()
         viewing.wait(20)
+
+
+def test_a_new_plugin_is_listed_checked_and_trained_from_its_wheel(stranger):
+    stranger.run("atropos", "new", "environment", "hello")
+    [wheel] = wheels.build(stranger.folder / "hello", stranger.folder / "env_hello")
+    stranger.pip("install", "-q", "--no-deps", str(wheel))
+    listed = stranger.run("atropos", "plugins")
+    assert "atropos-plugin-env-hello 0.1.0" in listed
+    assert "broken" not in listed
+    stranger.run("atropos", "check", "hello")
+    said = stranger.run(
+        "atropos", "run", "--env", "hello", "--steps", "2", "--set", "evaluation.problems=8", "--dir", "second"
+    )
+    assert "tiny" in said
+    assert "one copy of the weights" in said
+    assert (stranger.folder / "second/checkpoints/step-000002/policy/model.safetensors").is_file()
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[str]:

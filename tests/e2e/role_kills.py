@@ -5,7 +5,6 @@ down each rollout as it ends, a curriculum how each draw was settled. The test k
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections import Counter
@@ -14,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import TOY
+import pytest
+
+from tests.conftest import TOY, in_front
 from tests.e2e.ledger import check_epochs, plant_ledger, settled
 from tests.e2e.roles import Scene, scene
 
@@ -104,9 +105,6 @@ def _rows(path: Path) -> Iterator[dict[str, object]]:
 
 @contextmanager
 def _python_path(first: str) -> Iterator[None]:
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{first}:{before}"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", in_front(first))
         yield
-    finally:
-        os.environ["PYTHONPATH"] = before

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import plant
+from tests.conftest import in_front, plant
 
 FROM, WITHIN = 6, 5  # ill from this step on; and named after at most so many
 SOURCE = Path(__file__).with_name("sick_plugin.py")
@@ -91,7 +91,7 @@ def plant_once(folder: Path) -> None:
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "160", "SICK_FROM": str(FROM)}
-    environment["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+    environment["PYTHONPATH"] = in_front(folder)
     return subprocess.run(
         [sys.executable, "-m", "atropos_core", *arguments],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=200,

@@ -14,7 +14,7 @@ from tests.shared_memory import SharedFiles
 
 pytestmark = pytest.mark.slow
 
-STEPS = 20
+STEPS = 14
 WATCHED = (
     "--env", "gsm8k", "--deterministic", "--steps", str(STEPS),
     "--set", "training.groups_per_step=4", "--set", "training.group_size=4",

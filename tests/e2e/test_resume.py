@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import metrics_of
+from tests.conftest import in_front, metrics_of
 from tests.e2e.ledger import check_epochs, plant_ledger, settled
 from tests.e2e.runs import RunningRun, finish
 
@@ -39,7 +39,7 @@ def corrupt(file: Path) -> None:
 
 @pytest.mark.parametrize("killed_at", [3, 4, 7])
 def test_a_kill_on_either_side_of_an_epoch_s_end_trains_every_task_of_it_once(killed_at, sevens, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{plant_ledger(tmp_path)}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", in_front(plant_ledger(tmp_path)))
     arguments = (*TOY, "--env", f"{tmp_path}/sevens.py:Sevens", "--steps", str(STEPS), "--deterministic",
                  "--set", "curriculum.use=ledger", "--set", "checkpoint.every=1", "--set", "trainer.learning_rate=20.0",
                  "--set", "training.refill_rounds=1", "--set", "engine.latency_s=0.02")  # fmt: skip
@@ -126,7 +126,7 @@ def test_other_tasks_under_a_resumed_run_are_reported(atropos, sevens, tmp_path)
 
 
 def test_a_curriculum_that_cannot_take_up_the_state_says_so(atropos, sevens, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{plant_ledger(tmp_path)}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", in_front(plant_ledger(tmp_path)))
     assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "2").code == 0
     ended = atropos("resume", "run", "--steps", "3", "--set", "curriculum.use=ledger")
     assert ended.code == 1

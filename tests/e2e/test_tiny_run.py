@@ -32,7 +32,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunningRun, dict[
     folder = tmp_path_factory.mktemp("tiny") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLD", "1")
-        run = RunningRun(folder, *SHORT, "--steps", "25", "--dir", str(folder))
+        run = RunningRun(folder, *SHORT, "--steps", "16", "--dir", str(folder))
     run.wait_for_step(2)
     found = {role: seen_in(process) for role, process in {**run.children, "supervisor": run.supervisor}.items()}
     assert run.ended_within(240) == 0, run.text

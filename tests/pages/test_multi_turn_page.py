@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.rollouts.replies import message_of
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from tests.conftest import REPOSITORY, metrics_of
+from tests.conftest import REPOSITORY, in_front, metrics_of
 from tests.pages.blocks import Block, blocks_of, the_block
 
 PAGE = "docs/multi-turn.md"
@@ -128,7 +127,7 @@ def test_a_package_with_tools_is_made_checked_and_trained_by_the_commands_of_the
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: atropos-plugin-env-shop\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("[atropos]\nenv_shop = atropos_env_shop.plugin\n")
-    installed = {"PYTHONPATH": f"{tmp_path / 'env_shop'}:{os.environ.get('PYTHONPATH', '')}"}
+    installed = {"PYTHONPATH": in_front(tmp_path / "env_shop")}
     assert "environment 'shop' keeps its contract." in atropos(*check.split()[1:], **installed).out
     small = ("--set", "training.groups_per_step=2", "--set", "evaluation.problems=8", "--dir", "run")
     ended = atropos(*run.replace("--steps 20", "--steps 2").split()[1:], *small, **installed, OMP_NUM_THREADS="1")

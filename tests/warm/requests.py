@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import os
@@ -182,20 +183,21 @@ def install(connection: socket.socket) -> None:
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
 
-def install_with_template() -> None:
+def install_with_template(also: Sequence[str] = ()) -> None:
     """The same with a template of this process's own, started when it is first needed. The channel to it is there from the
-    beginning: a test that counts open descriptors would find a new one."""
+    beginning: a test that counts open descriptors would find a new one. `also`: modules that it imports where they are installed."""
     ours, theirs = channel()
 
     def start() -> None:
-        from tests.warm.template import PADDING
+        from tests.warm.template import ALSO, PADDING
 
         _starts.clear()
         subprocess.Popen._execute_child = _original  # type: ignore[attr-defined]
         with theirs:
             template = subprocess.Popen(
                 [sys.executable, "-m", "tests.warm.template", str(theirs.fileno()), str(os.getpid()), PADDING],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD},
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                env={**os.environ, **ONE_THREAD, ALSO: " ".join([*os.environ.get(ALSO, "").split(), *installed_of(also)])},
             )  # fmt: skip
         _templates.append(template)
         install(ours)
@@ -210,6 +212,10 @@ def install_with_template() -> None:
 
     _starts.append(start)
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+
+def installed_of(modules: Sequence[str]) -> list[str]:
+    return [one for one in modules if importlib.util.find_spec(one.partition(".")[0])]
 
 
 def installed() -> bool:

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from execnet.gateway_io import popen_bootstrapline
-from torch.library import _del_library
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from atropos_core.cli.guarded import GUARDED
 from atropos_core.plugins.manager import load_plugins
@@ -29,6 +27,7 @@ from tests.warm import NAME, forked, requests
 
 WARM = (
     "atropos_core", "atropos_core.processes.child_main", "atropos_trainer_grpo.rank", "atropos_env_atroposlib.host", "pytest",
+    "tests.warm.program", "tests.e2e.api_programs", "plugins.bridge_ipc.tests.holder_process",
 )  # fmt: skip
 WORKER = ("-u", "-c", popen_bootstrapline)  # what pytest-xdist starts its workers with
 ALSO = "WARM_ALSO"  # a variable of the environment: modules to import beside these
@@ -60,9 +59,9 @@ def main() -> None:
     for name in (*IMPORTED, *os.environ.get(ALSO, "").split()):
         importlib.import_module(name)
     load_plugins()
-    get_checkpoint_conversion_mapping(
-        "qwen3"
-    )  # of all families at once, which takes 0.3 s wherever a first model is loaded
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("qwen3")  # of all families at once: 0.3 s wherever a first model is loaded
     leave_torchs_libraries()
     refuse_threads()
     gc.collect()
@@ -72,6 +71,8 @@ def main() -> None:
 
 def leave_torchs_libraries() -> None:
     """At the end of a process torch takes each of its libraries of operators apart, which takes 0.1 s."""
+    from torch.library import _del_library
+
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         if finalizer.peek()[1] is _del_library:
             finalizer.atexit = False

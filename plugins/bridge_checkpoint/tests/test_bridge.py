@@ -169,7 +169,9 @@ model = Qwen3ForCausalLM(Qwen3Config(vocab_size=64, hidden_size=32, intermediate
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # what a write then meets is like a full disk
 asyncio.run(TrainerAgent(SimpleNamespace(model=model)).save(str(out / "v000001"), str(out)))
 """
-    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.warm.program", program, str(tmp_path)], capture_output=True, text=True
+    )
     assert "CheckpointError: bridge 'checkpoint' cannot write" in ended.stderr
     assert list(tmp_path.iterdir()) == []
 

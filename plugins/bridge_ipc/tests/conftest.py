@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +20,7 @@ from atropos_core.processes.child import Child
 from atropos_core.processes.endpoints import PeerEndpoint
 from atropos_core.processes.proxies import HostedEngine
 
-HOLDER = Path(__file__).parent / "holder_process.py"
+HOLDER = "plugins.bridge_ipc.tests.holder_process"
 
 
 def make_model(directory: Path, *, dtype: str = "float32", **changes: Any) -> Path:
@@ -82,7 +79,7 @@ def holders() -> SimpleNamespace:
 
 
 @pytest.fixture
-async def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
+async def connected(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     """Start engine "hf" and a fake trainer in two processes, and lay the bridge between them."""
     children: list[Child] = []
 
@@ -94,8 +91,8 @@ async def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
         build = {"kind": "engine", "name": "hf", "options": {}, "context": context}
         children.append(await Child.start("engine", build, tmp_path / "engine.log", threads=1))
         engine = HostedEngine(children[-1])
-        with _as_hosted(HOLDER, monkeypatch):
-            children.append(await Child.start("trainer", {"model": str(model)}, tmp_path / "trainer.log", threads=1))
+        log = tmp_path / "trainer.log"
+        children.append(await Child.start("trainer", {"model": str(model)}, log, program=HOLDER, threads=1))
         trainer = PeerEndpoint(children[-1].peer)
         await engine.open()
         bridge = IpcBridge(IpcOptions(), RunContext(tmp_path, model, transport="posix_shm"))
@@ -108,15 +105,3 @@ async def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     yield connect
     for child in children:
         await child.close()
-
-
-@contextlib.contextmanager
-def _as_hosted(program: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have Child.start run this program in place of `-m atropos_core.processes.child_main`: it takes the same arguments."""
-    wrapper = f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{program}" "$@"\n'
-    with tempfile.TemporaryDirectory() as folder, monkeypatch.context() as patch:
-        script = Path(folder) / "python"
-        script.write_text(wrapper)
-        script.chmod(0o755)
-        patch.setattr(sys, "executable", str(script))
-        yield

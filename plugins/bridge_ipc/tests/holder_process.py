@@ -1,17 +1,13 @@
-"""A stand-in for a trainer in a process of its own: `holder_process.py DESCRIPTOR ROLE`, spoken to as to any child."""
+"""A stand-in for a trainer in a process of its own, spoken to as to any child."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import socket
-import sys
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from atropos_core.processes.child_main import Host, serve
+from atropos_core.processes import child_main
 
 
 class Holder:
@@ -25,7 +21,7 @@ class Holder:
     async def close(self) -> None: ...
 
 
-class HolderHost(Host):
+class HolderHost(child_main.Host):
     async def build(self, wanted: dict[str, Any]) -> None:
         self.component = Holder(wanted["model"])
         self.peer.handlers |= {"scale": self.scale, "norm": self.norm, "fault_in": self.fault_in}
@@ -45,5 +41,4 @@ class HolderHost(Host):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    asyncio.run(serve(socket.socket(fileno=int(sys.argv[1])), HolderHost()))
-    os._exit(0)
+    child_main.main(HolderHost)

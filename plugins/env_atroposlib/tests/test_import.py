@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from plugins.env_atroposlib.tests.hosted import FILES
+from tests.conftest import in_front
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +74,7 @@ def test_the_skeleton_keeps_its_contract_where_it_has_tasks_and_says_what_is_mis
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: atropos-plugin-env-sums\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("[atropos]\nenv_sums = atropos_env_sums.plugin\n")
     named = ("check", "sums", "--kind", "environment")
-    path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+    path = in_front(folder)
     before = atropos(*named, PYTHONPATH=path)
     assert before.code != 0 and "no task" in (before.out + before.err).lower(), before.out + before.err
     code.write_text(code.read_text().replace("        return ()\n", ROWS))

@@ -24,7 +24,7 @@ from atropos_core.types import Episode, Task
 from atropos_reward_ensemble.config import EnsembleOptions
 from atropos_reward_ensemble.ensemble import Ensemble
 from atropos_reward_ensemble.plugin import build_ensemble
-from tests.conftest import plant
+from tests.conftest import in_front, plant
 
 Make = Callable[..., Ensemble]
 SOURCE = Path(__file__).with_name("planted.py").read_text()
@@ -37,7 +37,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory):
     plant(folder, "ensemble_planted", SOURCE)
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(folder)
-    patch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    patch.setenv("PYTHONPATH", in_front(folder))
     yield
     patch.undo()
 

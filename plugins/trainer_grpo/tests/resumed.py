@@ -52,7 +52,9 @@ async def trained_on(
     """The weights that the process has after these batches."""
     (batches := checkpoint / "later").write_bytes(encode_bytes(list(later)))
     arguments = [model, checkpoint, batches, json.dumps(options), json.dumps(context), checkpoint / "resumed.pt"]
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", PROGRAM, *map(str, arguments)], check=True)
+    await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "tests.warm.program", PROGRAM, *map(str, arguments)], check=True
+    )
     weights: dict[str, torch.Tensor] = torch.load(checkpoint / "resumed.pt")
     return weights
 

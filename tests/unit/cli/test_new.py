@@ -18,12 +18,12 @@ from atropos_core.cli.new import KINDS, TEMPLATES, check_name, render, write
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.manager import load_plugins
 from tests import wheels
+from tests.conftest import in_front
 
 REGISTRY = load_plugins([]).registry
 PYTHON = (sys.executable, "-m")
 PYTEST = (*PYTHON, "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin")
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a plugin needs no other, and schemathesis takes long to import
-PATH = os.environ.get("PYTHONPATH", "")
 
 
 def ok(*command: str, cwd: Path, **environment: str) -> str:
@@ -80,7 +80,7 @@ def test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name(
     kind: str, every_kind: dict[str, Path], installed: dict[str, Path], tmp_path: Path
 ) -> None:
     assert (installed[kind] / f"atropos_{every_kind[kind].name}/py.typed").is_file()
-    found = f"{installed[kind]}:{PATH}"
+    found = in_front(installed[kind])
     out = ok(*PYTHON, "atropos_core", "check", "hello", cwd=tmp_path, PYTHONPATH=found, COLUMNS="160")
     assert f"{kind} 'hello' keeps its contract." in out
 
@@ -107,11 +107,11 @@ def test_what_new_suggests_trains_or_exports(
     small = [part for value in values for part in ("--set", value)]
     if kind == "adapter":
         command = KINDS[kind].run.format(name="hello").replace("gsm8k", sevens)
-        ok(*PYTHON, "atropos_core", *command.split()[1:], cwd=tmp_path, PYTHONPATH=f"{folder}:{PATH}")
+        ok(*PYTHON, "atropos_core", *command.split()[1:], cwd=tmp_path, PYTHONPATH=in_front(folder))
         assert len((tmp_path / "tasks/sevens.jsonl").read_text().splitlines()) == 16
         return
     parts = [*command.split()[1:], *small, "--set", "sampling.max_tokens=8", "--dir", "run"]
-    out = ok(*PYTHON, "atropos_core", *parts, cwd=tmp_path, PYTHONPATH=f"{folder}:{PATH}", OMP_NUM_THREADS="1")
+    out = ok(*PYTHON, "atropos_core", *parts, cwd=tmp_path, PYTHONPATH=in_front(folder), OMP_NUM_THREADS="1")
     steps = 20 if "--steps 20" in command else 2
     assert f"step {steps}/{steps}" in out or kind == "sink"
     assert (tmp_path / "run/metrics.jsonl").is_file(), "which `atropos doctor` and others read"

@@ -1,0 +1,42 @@
+"""Prompts that were tried, and from which of them the next one is made: GEPA's selection (arXiv 2507.19457, algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass
+class Candidate:
+    """A prompt, the mean reward of each task under it, and of its rollouts (task, reply, reward) those that proposers are shown."""
+
+    prompt: str
+    parent: int = -1
+    scores: dict[str, float] = field(default_factory=dict)
+    examples: list[tuple[str, str, float]] = field(default_factory=list)
+
+
+def table(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+    """[C, T] mean rewards. A task whose groups were left out, being without any reward (`drop_flat`), counts as 0."""
+    tasks = sorted({task for one in candidates for task in one.scores})
+    return np.array([[one.scores.get(task, 0.0) for task in tasks] for one in candidates]).reshape(len(candidates), -1)
+
+
+def frequencies(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[C] how likely each is the next parent: in proportion to the tasks [C, T] on which none was rewarded better. 0 for one all of
+    whose tasks another one that is left does as well."""
+    leads = scores >= scores.max(axis=0, initial=-np.inf) - 1e-9
+    left = leads.any(axis=1)
+    for one in np.argsort(leads.sum(axis=1), kind="stable"):
+        others = leads[left & (np.arange(len(leads)) != one)].any(axis=0)
+        left[one] &= not (leads[one] <= others).all()
+    counts = np.where(left, leads.sum(axis=1), 0).astype(np.float64)
+    return counts / counts.sum() if counts.any() else np.full(len(scores), 1 / len(scores))
+
+
+def best(candidates: Sequence[Candidate]) -> int:
+    """By the mean over tasks; of equal ones the first."""
+    return int(table(candidates).mean(axis=1).argmax()) if any(one.scores for one in candidates) else 0

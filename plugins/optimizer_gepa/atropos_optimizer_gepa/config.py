@@ -1,0 +1,55 @@
+"""The options of `[trainer]` with `use = "gepa"`, and of an environment with `use = "prompted"`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from atropos_core.config.component import Component
+from atropos_core.plugins.provider import Options
+
+
+def _named(value: Any) -> Any:
+    return {"use": value} if isinstance(value, str) else value
+
+
+class PromptedOptions(Options):
+    environment: Annotated[Component, BeforeValidator(_named)] = Field(
+        description="the environment whose tasks are posed: its name, or a table with `use` and its options"
+    )
+    prompt: str = Field("", description="what the run begins with, and all that there is without a trainer 'gepa'")
+    place: Literal["user", "system"] = Field(
+        "user", description="in front of the first message of the user, or a system message of its own"
+    )
+    separator: str = Field("\n\n", description='between the prompt and the user\'s message; of place = "user"')
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> PromptedOptions:
+        self.refuse_idle(self.place == "system", 'with place = "system"', "separator")
+        return self
+
+
+class GepaOptions(Options):
+    proposer: str = Field(
+        "reflect",
+        description="who writes the next prompt: reflect (a model at `url` that is shown what happened), first_words, or a coroutine "
+        "function of yours, ./file.py:function",
+    )
+    url: str | None = Field(None, description="of reflect: an OpenAI-compatible address, as http://127.0.0.1:8000/v1")
+    model: str = Field("default", description="of reflect: the model's name there")
+    key_variable: str = Field(
+        "OPENAI_API_KEY", description="of reflect: the variable that has its key, if it wants one"
+    )
+    examples: int = Field(
+        6, ge=1, description="rollouts that the proposer is shown: those with the lowest and highest rewards"
+    )
+    deadline_s: float = Field(300.0, gt=0, description="for one proposal")
+
+    @model_validator(mode="after")
+    def _agrees(self) -> GepaOptions:
+        reflects = self.proposer == "reflect"
+        if reflects and self.url is None:
+            raise ValueError('proposer = "reflect" asks a model: name its address, url = "http://HOST:PORT/v1"')
+        self.refuse_idle(not reflects, f"with proposer = {self.proposer!r}", "url", "model", "key_variable")
+        return self

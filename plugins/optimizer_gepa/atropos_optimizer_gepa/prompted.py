@@ -1,0 +1,96 @@
+"""Where a prompt is used, and how it gets there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from atropos_core.errors import DataError
+from atropos_core.interfaces import Bridge, Endpoint, Engine, Environment, Policy, Publication, Score
+from atropos_core.plugins.provider import RunContext
+from atropos_core.types import Episode, Failed, Message, Split, Task
+from atropos_optimizer_gepa.config import PromptedOptions
+
+PROMPT_FILE = "prompt.txt"  # in a policy's directory, beside the model that it is for
+published: dict[Path, str] = {}  # by run directory: what its trainer has published
+
+
+class Prompted(Environment):
+    """Poses another environment's tasks with the prompt that is published, or that lies in the model's directory."""
+
+    def __init__(self, options: PromptedOptions, inside: Environment, context: RunContext) -> None:
+        self._options = options
+        self._inside = inside
+        self._directory = context.directory
+        saved = context.model / PROMPT_FILE
+        try:
+            published[context.directory] = saved.read_text(encoding="utf-8") if saved.exists() else options.prompt
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"the prompt in {saved} cannot be read: {error}") from error
+        self.at_once, self.repeats, self.waits_for = inside.at_once, inside.repeats, inside.waits_for
+
+    @property
+    def prompt(self) -> str:
+        return published[self._directory]
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return self._inside.tasks(split)
+
+    async def score(self, task: Task, reply: Message) -> float | Score:
+        return await self._inside.score(task, reply)
+
+    def source(self) -> str:
+        return self._inside.source()
+
+    async def open(self) -> None:
+        await self._inside.open()
+
+    async def close(self) -> None:
+        await self._inside.close()
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        return await self._inside.rollout(self.posed(task), policy, seed=seed)
+
+    async def rollout_group(
+        self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
+    ) -> Sequence[Episode | Failed | BaseException]:
+        return await self._inside.rollout_group(self.posed(task), policy, n, seeds=seeds)
+
+    def posed(self, task: Task) -> Task:
+        if not (prompt := self.prompt):
+            return task
+        if self._options.place == "system":
+            return replace(task, messages=({"role": "system", "content": prompt}, *task.messages))
+        at = next((i for i, one in enumerate(task.messages) if one["role"] == "user"), None)
+        if at is None or not isinstance(said := task.messages[at].get("content"), str):
+            raise DataError(f"task {task.id!r} has no message of the user with text to put a prompt in front of.")
+        changed: Message = {**task.messages[at], "content": f"{prompt}{self._options.separator}{said}"}
+        return replace(task, messages=(*task.messages[:at], changed, *task.messages[at + 1 :]))
+
+
+class PromptBridge(Bridge):
+    """Stops the engines while the trainer publishes: what they sample is of one prompt and has its version."""
+
+    def __init__(self) -> None:
+        self._engines: Sequence[Engine] = ()
+
+    async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
+        self._engines = engines
+
+    def writing(self, version: int) -> AbstractAsyncContextManager[None]:
+        return self._write(version)
+
+    @asynccontextmanager
+    async def _write(self, version: int) -> AsyncIterator[None]:
+        start = perf_counter()
+        for engine in self._engines:
+            await engine.pause()
+        seconds = perf_counter() - start
+        yield
+        start = perf_counter()
+        for engine in self._engines:
+            await engine.resume(version)
+        self.published = Publication(version, seconds + perf_counter() - start, 0)

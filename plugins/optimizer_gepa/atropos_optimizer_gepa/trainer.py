@@ -1,0 +1,153 @@
+"""The trainer `gepa`: each step of the run rewards one prompt, and the next one is made from what came of it.
+
+GEPA (arXiv 2507.19457): a parent is drawn from those prompts that no other one beats on every task, a model that is shown some of its
+rollouts and their rewards writes a child, and the child is tried on the tasks of the next step. The model's weights stay as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from atropos_core.errors import CheckpointError, ConfigError, DataError
+from atropos_core.guards.deadlines import within
+from atropos_core.interfaces import ModelInfo, Trainer, Writing
+from atropos_core.plugins.provider import RunContext
+from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_optimizer_gepa.candidates import Candidate, best, frequencies, table
+from atropos_optimizer_gepa.config import GepaOptions
+from atropos_optimizer_gepa.prompted import PROMPT_FILE, published
+from atropos_optimizer_gepa.proposers import proposer
+
+STATE = "candidates.json"
+
+
+class GepaTrainer(Trainer):
+    """`_tried` are the prompts in the order of their steps; the last one is sampled with."""
+
+    def __init__(self, options: GepaOptions, context: RunContext) -> None:
+        self._options = options
+        self._context = context
+        self._propose = proposer(options)
+        self._tried: list[Candidate] = []
+        self.endpoint = LocalEndpoint(self)
+
+    async def open(self) -> ModelInfo:
+        self._tokenizer = ChatTokenizer(self._context.model)
+        return await asyncio.to_thread(self._open)
+
+    async def step(self, batch: Batch, writing: Writing) -> Metrics:
+        if others := sorted(set(batch.policy_version[batch.sampled].tolist()) - {batch.version - 1}):
+            raise DataError(f"trainer 'gepa' was given tokens of versions {others} for {batch.version - 1}.")
+        self._tried = self._tried or [Candidate(self._published())]
+        tried = self._tried[-1]
+        self._note(batch, tried)
+        start = perf_counter()
+        parent = self._rng().choices(range(len(self._tried)), frequencies(table(self._tried)).tolist())[0]
+        if batch.version < self._context.steps:
+            proposal = self._propose(self._tried[parent].prompt, self._tried[parent].examples, self._rng())
+            child = str(await within(proposal, self._options.deadline_s, f"proposer {self._options.proposer!r}"))
+        else:  # the last evaluation is of the best
+            parent = best(self._tried)
+            child = self._tried[parent].prompt
+        async with writing():
+            self._tried.append(Candidate(child, parent))
+            published[self._context.directory] = child
+        means = table(self._tried[:-1]).mean(axis=1)
+        return {
+            "gepa/reward": float(means[-1]), "gepa/best": float(means.max()), "gepa/parent": float(tried.parent),
+            "gepa/characters": float(len(tried.prompt)), "gepa/proposal_s": perf_counter() - start,
+        }  # fmt: skip
+
+    async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
+        return await asyncio.to_thread(lambda: [self._logprobs(one, temperature or 1.0) for one in sequences])
+
+    async def save(self, directory: Path) -> None:
+        """The model as it is, with the best prompt beside it."""
+        await asyncio.to_thread(self._save, directory)
+
+    async def restore(self, directory: Path) -> None:
+        try:
+            saved = json.loads((directory / STATE).read_text(encoding="utf-8"))
+            self._tried = [Candidate(**one) for one in saved]
+            published[self._context.directory] = self._tried[-1].prompt
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise CheckpointError(f"the prompts in {directory / STATE} cannot be read: {error}") from error
+
+    def _published(self) -> str:
+        prompt = published.get(self._context.directory)
+        if prompt is None:
+            raise ConfigError(
+                "trainer 'gepa' writes a prompt, and no environment of this process has one.",
+                remedy="--env prompted:NAME, as prompted:gsm8k, run by the trainer's own process.",
+            )
+        return prompt
+
+    def _rng(self) -> random.Random:
+        """The same at each step, whatever was resumed."""
+        return random.Random(f"{self._context.seed}/{len(self._tried)}")
+
+    def _note(self, batch: Batch, tried: Candidate) -> None:
+        rewards: defaultdict[str, list[float]] = defaultdict(list)
+        rows = []
+        for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+            trained, tokens = batch.trained[start:end], batch.tokens[start:end]
+            if trained.any():
+                first = int(np.argmax(batch.sampled[start:end]))
+                task = self._tokenizer.decode(tokens[:first]).replace(tried.prompt, "", 1).strip()
+                reward = float(batch.advantages[start:end][trained].mean(dtype=np.float64))
+                rows.append((task, self._tokenizer.decode(tokens[first:]), reward))
+                rewards[task].append(reward)
+        tried.scores = {task: float(np.mean(each)) for task, each in rewards.items()}
+        rows.sort(key=lambda row: row[2])
+        worst = self._options.examples // 2
+        tried.examples = rows[:worst] + rows[max(len(rows) - self._options.examples + worst, worst) :]
+
+    def _open(self) -> ModelInfo:
+        from transformers import AutoModelForCausalLM
+
+        causal: Any = AutoModelForCausalLM
+        device = self._context.devices[0]
+        dtype = "float32" if device == "cpu" else "auto"
+        self._model = (
+            causal.from_pretrained(self._context.model, dtype=dtype, trust_remote_code=False).to(device).eval()
+        )
+        return ModelInfo(
+            architecture=type(self._model).__name__, parameters=sum(one.numel() for one in self._model.parameters()),
+            vocabulary=int(self._model.config.vocab_size), dtype=str(self._model.dtype).removeprefix("torch."), device=device,
+            tokenizer=self._tokenizer.fingerprint,
+        )  # fmt: skip
+
+    def _logprobs(self, tokens: Tokens, temperature: float) -> Floats:
+        import torch
+
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(self._context.devices[0])[None]
+        with torch.no_grad():
+            logits = self._model(ids).logits[0, :-1].float() / temperature
+        found = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        return np.concatenate([np.zeros(1, np.float32), found.cpu().numpy()])
+
+    def _save(self, directory: Path) -> None:
+        for path in (
+            one for one in self._context.model.iterdir() if one.is_file() and one.name not in (STATE, PROMPT_FILE)
+        ):
+            try:
+                os.link(path, directory / path.name)
+            except OSError:  # on another file system
+                shutil.copy2(path, directory / path.name)
+        tried = self._tried or [Candidate(published.get(self._context.directory, ""))]
+        (directory / STATE).write_text(json.dumps([asdict(one) for one in tried]), encoding="utf-8")
+        (directory / PROMPT_FILE).write_text(tried[best(tried)].prompt, encoding="utf-8")

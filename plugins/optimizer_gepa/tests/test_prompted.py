@@ -1,0 +1,116 @@
+"""Where the prompt stands, and what a model that reflects is asked and answers."""
+
+from __future__ import annotations
+
+import json
+import random
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+from pydantic import ValidationError
+
+from atropos_core.errors import ConfigError, DataError, RemoteError
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.plugins.provider import RunContext
+from atropos_core.types import Task
+from atropos_optimizer_gepa.config import GepaOptions, PromptedOptions
+from atropos_optimizer_gepa.plugin import build_environment
+from atropos_optimizer_gepa.prompted import PROMPT_FILE, published
+from atropos_optimizer_gepa.proposers import reflect
+
+TASK = Task("t", ({"role": "system", "content": "s"}, {"role": "user", "content": "How many?"}), answer="3")
+
+
+def environment(tmp_path, model=None, **options):
+    tiny = load_plugins().resolve_model("tiny").directory
+    return build_environment(PromptedOptions(environment="gsm8k", **options), RunContext(tmp_path, model or tiny))
+
+
+def test_it_stands_in_front_of_the_users_message_or_in_a_system_message_of_its_own(tmp_path):
+    posed = environment(tmp_path, prompt="Think.").posed(TASK)
+    assert [one["content"] for one in posed.messages] == ["s", "Think.\n\nHow many?"]
+    assert (posed.id, posed.answer) == ("t", "3")
+    posed = environment(tmp_path, prompt="Think.", place="system").posed(TASK)
+    assert [(one["role"], one["content"]) for one in posed.messages] == [
+        ("system", "Think."), ("system", "s"), ("user", "How many?"),
+    ]  # fmt: skip
+    assert environment(tmp_path).posed(TASK) is TASK
+
+
+def test_what_is_published_replaces_it_and_a_saved_policy_brings_its_own(tmp_path):
+    made = environment(tmp_path, prompt="first")
+    published[tmp_path] = "second"
+    assert made.prompt == "second"
+    model = tmp_path / "policy"
+    model.mkdir()
+    (model / PROMPT_FILE).write_text("learned")
+    assert environment(tmp_path / "other", model=model, prompt="first").prompt == "learned"
+
+
+def test_a_task_without_words_of_a_user_is_refused_by_its_id(tmp_path):
+    with pytest.raises(DataError, match="task 'u' has no message of the user"):
+        environment(tmp_path, prompt="x").posed(Task("u", ({"role": "system", "content": "s"},)))
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [({}, "name its address"), ({"proposer": "first_words", "url": "http://h/v1"}, "url has no effect")],
+)
+def test_options_that_do_nothing_or_are_missing_are_refused(options, wrong):
+    with pytest.raises(ValidationError, match=wrong):
+        GepaOptions(**options)
+
+
+def test_an_environment_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="nonsense"):
+        build_environment(PromptedOptions(environment="nonsense"), RunContext(tmp_path, tmp_path))
+
+
+class Model(BaseHTTPRequestHandler):
+    """An address that answers as OpenAI's, and keeps what it was asked."""
+
+    answer: str = ""
+    bodies: list[dict] = []  # noqa: RUF012
+
+    def do_POST(self):
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        body = self.answer.encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def address():
+    server = HTTPServer(("127.0.0.1", 0), Model)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+async def reflected(address, said):
+    Model.answer = (
+        json.dumps({"choices": [{"message": {"content": said}}]}) if isinstance(said, str) else json.dumps(said)
+    )
+    options = GepaOptions(url=address, model="m")
+    return await reflect(options, "Old.", [("2 + 2", "5", 0.0), ("1 + 1", "2", 1.0)], random.Random(0))
+
+
+async def test_a_model_is_shown_prompt_replies_and_rewards_and_its_last_instruction_is_taken(address):
+    said = "They add wrong. <instruction>draft</instruction> Better: <instruction>\nAdd slowly.\n</instruction>"
+    assert await reflected(address, said) == "Add slowly."
+    asked = Model.bodies[-1]["messages"][0]["content"]
+    for part in ("Old.", "2 + 2", "<reply>\n5\n</reply>", "<reward>1</reward>"):
+        assert part in asked
+    assert await reflected(address, "I would not change it.") == "Old."
+
+
+async def test_an_answer_that_is_none_is_an_error_with_the_address(address):
+    with pytest.raises(RemoteError, match=f"{address}/chat/completions.*KeyError"):
+        await reflected(address, {"error": "no"})
