@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 from typing import Any
@@ -89,9 +90,9 @@ class Registry:
             raise ConfigError(
                 f"{name!r} has nothing after its colon.", remedy=f"Name its {provider.argument}: {before}:..."
             )
-        field: dict[str, Any] = {
-            provider.argument: (provider.options.model_fields[provider.argument].annotation, argument)
-        }
+        given = copy.copy(provider.options.model_fields[provider.argument])
+        given.default, given.validate_default = argument, True
+        field: dict[str, Any] = {provider.argument: (given.annotation, given)}
         config = create_model(provider.options.__name__, __base__=provider.options, **field)
         return dataclasses.replace(offer, provider=dataclasses.replace(provider, name=name, config=config))
 

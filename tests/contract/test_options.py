@@ -766,7 +766,9 @@ tests/unit/processes/test_child.py::test_no_process_is_given_up_before_its_usual
 plugins/trainer_es/tests/test_trainer.py::test_changing_an_option_changes_the_weights
   trainer es: population sigma learning_rate fitness parameters
 plugins/optimizer_gepa/tests/test_prompted.py::test_it_stands_in_front_of_the_users_message_or_in_a_system_message_of_its_own
-  environment prompted: environment prompt place separator
+  environment prompted: prompt place separator
+plugins/optimizer_gepa/tests/test_prompted.py::environment
+  environment prompted: environment.use
 plugins/optimizer_gepa/tests/test_prompted.py::test_a_model_is_shown_prompt_replies_and_rewards_and_its_last_instruction_is_taken
   trainer gepa: url model key_variable
 plugins/optimizer_gepa/tests/test_trainer.py::test_a_child_is_made_from_the_worst_and_best_rollouts_of_its_parent_by_whoever_is_named

@@ -26,7 +26,7 @@ class PromptedOptions(Options):
 
     @model_validator(mode="after")
     def _has_effect(self) -> PromptedOptions:
-        self.refuse_idle(self.place == "system", 'with place = "system"', "separator")
+        self.refuse_idle(self.place == "user", 'with place = "system"', "separator")
         return self
 
 
@@ -51,5 +51,5 @@ class GepaOptions(Options):
         reflects = self.proposer == "reflect"
         if reflects and self.url is None:
             raise ValueError('proposer = "reflect" asks a model: name its address, url = "http://HOST:PORT/v1"')
-        self.refuse_idle(not reflects, f"with proposer = {self.proposer!r}", "url", "model", "key_variable")
+        self.refuse_idle(reflects, f"with proposer = {self.proposer!r}", "url", "model", "key_variable")
         return self

@@ -24,7 +24,7 @@ def build_trainer(options: GepaOptions, context: RunContext) -> Trainer:
 def build_bridge(options: NoOptions, context: RunContext) -> Bridge:
     from atropos_optimizer_gepa.prompted import PromptBridge
 
-    return PromptBridge()
+    return PromptBridge(context.directory)
 
 
 def build_environment(options: PromptedOptions, context: RunContext) -> Environment:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from atropos_core.errors import DataError
+from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Bridge, Endpoint, Engine, Environment, Policy, Publication, Score
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Episode, Failed, Message, Split, Task
@@ -74,10 +74,16 @@ class Prompted(Environment):
 class PromptBridge(Bridge):
     """Stops the engines while the trainer publishes: what they sample is of one prompt and has its version."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._engines: Sequence[Engine] = ()
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
+        if self._directory not in published:
+            raise ConfigError(
+                "bridge 'prompt' publishes a prompt, and no environment of this process has one.",
+                remedy="--env prompted:NAME, as prompted:gsm8k, run by the trainer's own process.",
+            )
         self._engines = engines
 
     def writing(self, version: int) -> AbstractAsyncContextManager[None]:

@@ -33,7 +33,7 @@ SHOWN = "<task>\n{0}\n</task>\n<reply>\n{1}\n</reply>\n<reward>{2:g}</reward>"
 def proposer(options: GepaOptions) -> Proposer:
     """Raises ConfigError, PluginError for a reference that is none."""
     own = {"reflect": lambda *given: reflect(options, *given), "first_words": first_words}.get(options.proposer)
-    return own or load_reference(options.proposer, "proposer")  # type: ignore[no-any-return]
+    return own or load_reference(options.proposer, "proposer")
 
 
 async def first_words(prompt: str, examples: Sequence[Example], rng: random.Random) -> str:

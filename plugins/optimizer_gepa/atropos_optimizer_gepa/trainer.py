@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.errors import CheckpointError, ConfigError, DataError
+from atropos_core.errors import CheckpointError, DataError
 from atropos_core.guards.deadlines import within
+from atropos_core.health.alignment import compare
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.endpoints import LocalEndpoint
@@ -52,9 +53,11 @@ class GepaTrainer(Trainer):
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
         if others := sorted(set(batch.policy_version[batch.sampled].tolist()) - {batch.version - 1}):
             raise DataError(f"trainer 'gepa' was given tokens of versions {others} for {batch.version - 1}.")
-        self._tried = self._tried or [Candidate(self._published())]
+        self._tried = self._tried or [Candidate(published.get(self._context.directory, ""))]
         tried = self._tried[-1]
         self._note(batch, tried)
+        spans = list(zip(batch.offsets[:-1], batch.offsets[1:], batch.temperature.tolist(), strict=True))
+        recomputed = np.concatenate([(await self.logprobs([batch.tokens[a:b]], heat))[0] for a, b, heat in spans])
         start = perf_counter()
         parent = self._rng().choices(range(len(self._tried)), frequencies(table(self._tried)).tolist())[0]
         if batch.version < self._context.steps:
@@ -69,7 +72,8 @@ class GepaTrainer(Trainer):
         means = table(self._tried[:-1]).mean(axis=1)
         return {
             "gepa/reward": float(means[-1]), "gepa/best": float(means.max()), "gepa/parent": float(tried.parent),
-            "gepa/characters": float(len(tried.prompt)), "gepa/proposal_s": perf_counter() - start,
+            "gepa/characters": float(len(tried.prompt)), "gepa/proposal_s": perf_counter() - start, "grad_norm": 0.0,
+            **compare(batch, recomputed, batch.sampled, batch.sampled),
         }  # fmt: skip
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
@@ -86,15 +90,6 @@ class GepaTrainer(Trainer):
             published[self._context.directory] = self._tried[-1].prompt
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise CheckpointError(f"the prompts in {directory / STATE} cannot be read: {error}") from error
-
-    def _published(self) -> str:
-        prompt = published.get(self._context.directory)
-        if prompt is None:
-            raise ConfigError(
-                "trainer 'gepa' writes a prompt, and no environment of this process has one.",
-                remedy="--env prompted:NAME, as prompted:gsm8k, run by the trainer's own process.",
-            )
-        return prompt
 
     def _rng(self) -> random.Random:
         """The same at each step, whatever was resumed."""
@@ -117,8 +112,13 @@ class GepaTrainer(Trainer):
         tried.examples = rows[:worst] + rows[max(len(rows) - self._options.examples + worst, worst) :]
 
     def _open(self) -> ModelInfo:
+        import torch
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
+        if self._context.threads:
+            torch.set_num_threads(self._context.threads)
         causal: Any = AutoModelForCausalLM
         device = self._context.devices[0]
         dtype = "float32" if device == "cpu" else "auto"
@@ -128,7 +128,7 @@ class GepaTrainer(Trainer):
         return ModelInfo(
             architecture=type(self._model).__name__, parameters=sum(one.numel() for one in self._model.parameters()),
             vocabulary=int(self._model.config.vocab_size), dtype=str(self._model.dtype).removeprefix("torch."), device=device,
-            tokenizer=self._tokenizer.fingerprint,
+            tokenizer=self._tokenizer.fingerprint, threads=torch.get_num_threads(),
         )  # fmt: skip
 
     def _logprobs(self, tokens: Tokens, temperature: float) -> Floats:

@@ -24,7 +24,9 @@ TASK = Task("t", ({"role": "system", "content": "s"}, {"role": "user", "content"
 
 def environment(tmp_path, model=None, **options):
     tiny = load_plugins().resolve_model("tiny").directory
-    return build_environment(PromptedOptions(environment="gsm8k", **options), RunContext(tmp_path, model or tiny))
+    return build_environment(
+        PromptedOptions(environment={"use": "gsm8k"}, **options), RunContext(tmp_path, model or tiny)
+    )
 
 
 def test_it_stands_in_front_of_the_users_message_or_in_a_system_message_of_its_own(tmp_path):
@@ -35,6 +37,7 @@ def test_it_stands_in_front_of_the_users_message_or_in_a_system_message_of_its_o
     assert [(one["role"], one["content"]) for one in posed.messages] == [
         ("system", "Think."), ("system", "s"), ("user", "How many?"),
     ]  # fmt: skip
+    assert environment(tmp_path, prompt="A", separator=" ").posed(TASK).messages[1]["content"] == "A How many?"
     assert environment(tmp_path).posed(TASK) is TASK
 
 
@@ -72,9 +75,11 @@ class Model(BaseHTTPRequestHandler):
 
     answer: str = ""
     bodies: list[dict] = []  # noqa: RUF012
+    keys: list[str | None] = []  # noqa: RUF012
 
     def do_POST(self):
         self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.keys.append(self.headers["Authorization"])
         body = self.answer.encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -94,23 +99,24 @@ def address():
     server.server_close()
 
 
-async def reflected(address, said):
+async def reflected(said, **options):
     Model.answer = (
         json.dumps({"choices": [{"message": {"content": said}}]}) if isinstance(said, str) else json.dumps(said)
     )
-    options = GepaOptions(url=address, model="m")
-    return await reflect(options, "Old.", [("2 + 2", "5", 0.0), ("1 + 1", "2", 1.0)], random.Random(0))
+    return await reflect(GepaOptions(**options), "Old.", [("2 + 2", "5", 0.0), ("1 + 1", "2", 1.0)], random.Random(0))
 
 
-async def test_a_model_is_shown_prompt_replies_and_rewards_and_its_last_instruction_is_taken(address):
+async def test_a_model_is_shown_prompt_replies_and_rewards_and_its_last_instruction_is_taken(address, monkeypatch):
+    monkeypatch.setenv("THEIR_KEY", "a-key")
     said = "They add wrong. <instruction>draft</instruction> Better: <instruction>\nAdd slowly.\n</instruction>"
-    assert await reflected(address, said) == "Add slowly."
+    assert await reflected(said, url=address, model="m", key_variable="THEIR_KEY") == "Add slowly."
     asked = Model.bodies[-1]["messages"][0]["content"]
     for part in ("Old.", "2 + 2", "<reply>\n5\n</reply>", "<reward>1</reward>"):
         assert part in asked
-    assert await reflected(address, "I would not change it.") == "Old."
+    assert (Model.bodies[-1]["model"], Model.keys[-1]) == ("m", "Bearer a-key")
+    assert await reflected("I would not change it.", url=address) == "Old."
 
 
 async def test_an_answer_that_is_none_is_an_error_with_the_address(address):
     with pytest.raises(RemoteError, match=f"{address}/chat/completions.*KeyError"):
-        await reflected(address, {"error": "no"})
+        await reflected({"error": "no"}, url=address)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.conftest import metrics_of
+from tests.conftest import atropos, metrics_of  # noqa: F401 - a fixture
 from tests.e2e.runs import RunningRun, finish
 
 pytestmark = pytest.mark.slow
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 RUN = (
     "run", "--env", "prompted:gsm8k", "--trainer", "gepa", "--bridge", "prompt", "--deterministic",
     "--set", "transform.group_advantage.baseline=none", "--set", "trainer.proposer=first_words",
-    "--set", "environment.prompted.separator= ", "--set", "evaluation.problems=0", "--set", "training.groups_per_step=8",
-    "--set", "training.group_size=2", "--set", "checkpoint.every=2",
+    "--set", "evaluation.problems=0", "--set", "training.groups_per_step=8",
+    "--set", "training.group_size=2", "--set", "checkpoint.every=2", "--set", "checkpoint.keep=9",
 )  # fmt: skip
 
 
@@ -25,7 +25,8 @@ def tried(folder, step):
 
 def test_prompts_are_tried_one_after_another_and_a_killed_run_goes_on_with_the_same(tmp_path, atropos):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finish(whole, *RUN, "--steps", "6", "--dir", str(whole))
+    spaced = ("--set", "environment.gsm8k.separator= ")
+    finish(whole, *RUN, *spaced, "--steps", "6", "--dir", str(whole))
     lines = metrics_of(whole)
     assert all(line["alignment/max_abs_logprob_diff"] < 1e-4 for line in lines)
     assert [len(tried(whole, step)) for step in (2, 4, 6)] == [3, 5, 7], "each with the one that is sampled next"
@@ -34,7 +35,7 @@ def test_prompts_are_tried_one_after_another_and_a_killed_run_goes_on_with_the_s
     policy = whole / "checkpoints/step-000006/policy"
     assert tried(whole, 6)[-1]["prompt"] == (policy / "prompt.txt").read_text(), "the last evaluation is of the best"
 
-    run = RunningRun(broken, *RUN, "--steps", "6", "--dir", str(broken))
+    run = RunningRun(broken, *RUN, *spaced, "--steps", "6", "--dir", str(broken))
     run.wait_for_step(3)
     run.kill("supervisor")
     run.ended_within(10)
@@ -51,7 +52,7 @@ def test_prompts_are_tried_one_after_another_and_a_killed_run_goes_on_with_the_s
 
 
 def test_a_run_whose_rewards_are_compared_within_groups_is_refused_with_what_to_set(tmp_path, atropos):
-    ended = atropos(*RUN[:8], "--set", "trainer.proposer=first_words", "--dry-run")
+    ended = atropos(*RUN[:8], "--set", "trainer.proposer=first_words", "--steps", "1")
     assert ended.code == 2
     assert "transform.group_advantage.baseline=none" in ended.err
     ended = atropos("run", "--env", "gsm8k", *RUN[3:], "--steps", "1")

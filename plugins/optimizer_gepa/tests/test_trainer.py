@@ -14,7 +14,7 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.training.packing import pack
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 from atropos_optimizer_gepa.config import GepaOptions
-from atropos_optimizer_gepa.prompted import published
+from atropos_optimizer_gepa.prompted import PromptBridge, published
 from atropos_optimizer_gepa.trainer import GepaTrainer
 
 PROPOSE = """
@@ -43,8 +43,8 @@ def opened(tiny, tmp_path):
     (tmp_path / "mine.py").write_text(PROPOSE)
     published[tmp_path] = "P"
 
-    async def make(name="tell", steps=9, **options):
-        options = GepaOptions(proposer=f"{tmp_path}/mine.py:{name}", **options)
+    async def make(proposer="tell", steps=9, **options):
+        options = GepaOptions(proposer=f"{tmp_path}/mine.py:{proposer}", **options)
         trainer = GepaTrainer(options, RunContext(tmp_path, tiny, steps=steps))
         await trainer.open()
         return trainer
@@ -77,7 +77,7 @@ async def test_a_child_is_made_from_the_worst_and_best_rollouts_of_its_parent_by
     metrics = await trainer.step(batch_of(tiny, 1, [0.5, 0.0, 1.0, 0.25]), writing)
     assert published[tmp_path] == "P | 11=0 | 00=0.5 | 22=1"
     assert metrics["gepa/reward"] == pytest.approx(1.75 / 4)
-    trainer = await opened("sleep", deadline_s=0.2)
+    trainer = await opened(proposer="sleep", deadline_s=0.2)
     with pytest.raises(DeadlineExceeded, match="sleep"):
         await trainer.step(batch_of(tiny, 1, [1.0]), writing)
 
@@ -105,9 +105,8 @@ async def test_tokens_of_another_prompt_and_a_run_without_one_are_refused(opened
     trainer = await opened()
     with pytest.raises(DataError, match=r"versions \[1\] for 5"):
         await trainer.step(pack_of(batch_of(tiny, 2, [1.0]), 6), writing)
-    del published[tmp_path]
     with pytest.raises(ConfigError, match="--env prompted:NAME"):
-        await trainer.step(batch_of(tiny, 1, [1.0]), writing)
+        await PromptBridge(tmp_path / "another").connect(trainer.endpoint, [])
 
 
 def pack_of(batch, version):

@@ -109,6 +109,7 @@ class EsTrainer(Trainer):
             dtype=str(next(iter(named.values())).dtype).removeprefix("torch."),
             device=device,
             tokenizer=fingerprint(self._context.model),
+            threads=torch.get_num_threads(),
         )
 
     def _noise_of(self, pair: int) -> Any:

@@ -210,6 +210,8 @@ SOME = {  # of options that cannot all be left out, and of forms that are not th
         {"dataset": "gcd"},
         {"mixture": {"gcd": 1.0, "lcm": 2.0}, "parameters": {"gcd": {"max_value": 9}}},
     ],
+    "prompted": [{"environment": "gsm8k"}, {"environment": {"use": "gsm8k", "problems": 3}, "place": "system"}],
+    "gepa": [{"url": "http://127.0.0.1:1/v1"}, {"proposer": "first_words"}],
     "docker": [{"image": "debian"}],
     "agent": [
         {"command": ["python", "agent.py"], "tasks_from": "gsm8k"},
