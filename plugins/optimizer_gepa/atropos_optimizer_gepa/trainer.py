@@ -72,7 +72,7 @@ class GepaTrainer(Trainer):
         means = table(self._tried[:-1]).mean(axis=1)
         return {
             "gepa/reward": float(means[-1]), "gepa/best": float(means.max()), "gepa/parent": float(tried.parent),
-            "gepa/characters": float(len(tried.prompt)), "gepa/proposal_s": perf_counter() - start, "grad_norm": 0.0,
+            "gepa/characters": float(len(tried.prompt)), "gepa/proposal_s": perf_counter() - start,
             **compare(batch, recomputed, batch.sampled, batch.sampled),
         }  # fmt: skip
 

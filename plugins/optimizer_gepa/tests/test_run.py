@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.conftest import atropos, metrics_of  # noqa: F401 - a fixture
+from tests.conftest import metrics_of
 from tests.e2e.runs import RunningRun, finish
 
 pytestmark = pytest.mark.slow
