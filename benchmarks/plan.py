@@ -40,7 +40,8 @@ class Configuration:
     ranks: int = 1
 
 
-LORA = {"lora": {"rank": 16}}
+LORA: dict[str, Any] = {"lora": {"rank": 16}}
+IN_4_BITS: dict[str, Any] = {"lora": {"rank": 16, "quantization": "nf4"}}
 CONFIGURATIONS = [
     Configuration("full, fp32, short", 4, 8, 40, 60),
     Configuration("full, fp32, long, several micro-batches", 2, 2, 128, 512, {"tokens_per_microbatch": 1200}),
@@ -48,6 +49,9 @@ CONFIGURATIONS = [
     Configuration("full, bf16 with masters, KL", 2, 8, 40, 60, {"kl": {}, "share_prompts": False}, dtype="bfloat16"),
     Configuration("LoRA, fp32", 4, 8, 40, 60, LORA),
     Configuration("LoRA, bf16, long", 1, 2, 128, 896, LORA, dtype="bfloat16"),
+    Configuration("LoRA beside a base in 4 bits, fp32", 4, 8, 40, 60, IN_4_BITS, model="qwen3 rounded"),
+    Configuration("full, fp32, 8-bit moments", 4, 8, 40, 60, {"optimizer": "adamw_8bit"}),
+    Configuration("full, fp32, long replies that share prompts", 2, 8, 128, 128, {"tokens_per_microbatch": 2400}),
     Configuration("full, fp32, Llama, head of its own", 4, 4, 100, 100, {}, model="llama"),
     Configuration("full, fp32, two ranks", 4, 8, 40, 60, ranks=2),
     Configuration("full, bf16 with masters, KL, two ranks", 2, 8, 40, 60, {"kl": {}}, dtype="bfloat16", ranks=2),
@@ -154,12 +158,17 @@ def main() -> None:
     if len(sys.argv) > 2:
         child(Path(sys.argv[1]), Configuration(**json.loads(sys.argv[2])))
         return
+    from atropos_trainer_grpo.quantize_command import write
+
     machine, rows = described(), []
     with tempfile.TemporaryDirectory() as scratch:
         for configuration in CONFIGURATIONS:
             directory = Path(scratch) / f"{configuration.model}-{configuration.dtype}"
-            if not directory.exists():
-                make_model(directory, configuration.model, configuration.dtype)
+            kind, _, rounded = configuration.model.partition(" ")
+            if not (whole := Path(scratch) / f"{kind}-{configuration.dtype}").exists():
+                make_model(whole, kind, configuration.dtype)
+            if rounded and not directory.exists():
+                write(whole, directory)
             total, parts = predicted(configuration, directory)
             found = measured(configuration, directory)
             rows.append(asdict(configuration) | {"predicted": total, "parts": dict(parts), **found})

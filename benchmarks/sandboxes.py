@@ -25,7 +25,7 @@ from atropos_agent_api.sandboxes.docker import DockerSandbox
 from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_core import console
 from atropos_core.errors import FitError
-from atropos_core.interfaces import Network, Program, Sandbox
+from atropos_core.sandboxes import Network, Program, Sandbox
 from benchmarks.machine import RESULTS, described
 
 STARTS = 20

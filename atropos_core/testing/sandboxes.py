@@ -18,7 +18,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from atropos_core.errors import ConfigError, SandboxError
-from atropos_core.interfaces import Exit, Limits, Network, Program, RunningProgram, Sandbox
+from atropos_core.sandboxes import Exit, Limits, Network, Program, RunningProgram, Sandbox
 from atropos_core.testing.stages import StagedContract
 
 MB = 1 << 20

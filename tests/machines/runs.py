@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.runs import QUICK
-from tests.machines.network import Network
+from tests.machines.network import Machine, Network
 
 LAUNCHER = f"{Path(__file__).parent}/launcher.py:AgentLauncher"
 WITHIN_S = 400.0
@@ -18,26 +18,16 @@ RUN = ("--bridge", "checkpoint", *QUICK, "--set", "trainer.threads=1", "--set", 
 ROLES = {"engine": "first", "trainer": "first", "trainer-2": "second"}
 
 
-class Run:
-    """`atropos run` on the machine `first`, with each role on the machine that is named for it."""
+class StartedRun:
+    """`atropos run` on a machine."""
 
-    def __init__(
-        self, network: tuple[Network, Path], folder: Path, *more: str, roles: Mapping[str, str] = ROLES
-    ) -> None:
-        machines, agents = network
-        environment = {
-            "ATROPOS_TEST_ROLES": json.dumps({role: str(agents / name) for role, name in roles.items()}),
-            "ATROPOS_TEST_HOST": machines["first"].address,
-            "ATROPOS_TEST_RUN": str(folder),
-            "HF_HUB_OFFLINE": "1",
-            "COLUMNS": "400",
-            "OMP_NUM_THREADS": "1",
-        }
+    def __init__(self, machine: Machine, folder: Path, environment: Mapping[str, str], *words: str) -> None:
+        own = {"ATROPOS_TEST_RUN": str(folder), "HF_HUB_OFFLINE": "1", "COLUMNS": "400", "OMP_NUM_THREADS": "1"}
         self.folder = folder
         self.output = folder.parent / f"{folder.name}.out"
-        self.process = machines["first"].start(
-            sys.executable, "-m", "atropos_core", "run", *RUN, "--dir", str(folder), "--launcher", LAUNCHER,
-            "--set", "trainer.machines=2", *more, output=self.output, environment=environment,
+        self.process = machine.start(
+            sys.executable, "-m", "atropos_core", "run", "--dir", str(folder), *words,
+            output=self.output, environment={**own, **environment},
         )  # fmt: skip
 
     @property
@@ -56,6 +46,21 @@ class Run:
 
     def steps(self) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+class Run(StartedRun):
+    """On the machine `first`, with each role on the machine that is named for it."""
+
+    def __init__(
+        self, network: tuple[Network, Path], folder: Path, *more: str, roles: Mapping[str, str] = ROLES
+    ) -> None:
+        machines, agents = network
+        environment = {
+            "ATROPOS_TEST_ROLES": json.dumps({role: str(agents / name) for role, name in roles.items()}),
+            "ATROPOS_TEST_HOST": machines["first"].address,
+        }
+        over = ("--launcher", LAUNCHER, "--set", "trainer.machines=2")
+        super().__init__(machines["first"], folder, environment, *RUN, *over, *more)
 
 
 def processes(folder: Path) -> dict[str, int]:

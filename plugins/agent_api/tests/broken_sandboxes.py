@@ -13,7 +13,7 @@ from typing import Any
 from atropos_agent_api.sandboxes.kept import KeptProgram
 from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_core.errors import SandboxError
-from atropos_core.interfaces import Exit, Inside, Network, Program, RunningProgram, Sandbox
+from atropos_core.sandboxes import Exit, Inside, Network, Program, RunningProgram, Sandbox
 
 
 class SharesItsEnvironment(ProcessSandbox):

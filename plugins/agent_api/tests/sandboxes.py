@@ -20,7 +20,7 @@ from atropos_agent_api.sandboxes.bubblewrap import BubblewrapSandbox
 from atropos_agent_api.sandboxes.docker import DockerSandbox
 from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_core.errors import FitError
-from atropos_core.interfaces import Exit, Limits, Network, Program, Sandbox
+from atropos_core.sandboxes import Exit, Limits, Network, Program, Sandbox
 from plugins.agent_api.tests.docker_image import make_image
 
 IMAGE = os.environ.get(

@@ -19,7 +19,7 @@ import pytest
 
 from atropos_agent_api.sandboxes.preloaded import PreloadedSandbox
 from atropos_core.errors import ConfigError, SandboxError
-from atropos_core.interfaces import Exit, Limits, Program
+from atropos_core.sandboxes import Exit, Limits, Program
 
 FUNCTIONS = Path(__file__).with_name("preloaded_functions.py")
 TASK = json.dumps({"id": "1", "prompt": "two and two", "messages": []}).encode()

@@ -52,7 +52,7 @@ def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
 def roles(options: TeacherOptions, label: str) -> Mapping[str, tuple[str, ...]]:
     """Of its engine, where it has one of its own."""
     from atropos_core.config.resolve import placed
-    from atropos_distillation.teacher import role_of
+    from atropos_core.rollouts.scoring_engine import role_of
 
     return {} if options.model is None else {role_of(label): placed(options.engine).devices}
 

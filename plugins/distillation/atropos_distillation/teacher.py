@@ -11,12 +11,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atropos_core.config.resolve import ResolvedComponent
-from atropos_core.errors import DataError, FitError
+from atropos_core.errors import FitError
 from atropos_core.guards.deadlines import within
-from atropos_core.interfaces import Engine, Teacher
-from atropos_core.plugins.provider import RunContext
-from atropos_core.processes.proxies import HostedEngine
+from atropos_core.interfaces import Teacher
+from atropos_core.rollouts.scoring_engine import ScoringEngine
 from atropos_core.types import Bools, Metrics, Rollout, ScoredGroup, Tokens, TopK, offsets_of
 from atropos_distillation.config import TeacherOptions
 from atropos_distillation.server import ServerSource
@@ -140,46 +138,7 @@ def _with(group: ScoredGroup, taught: dict[int, TopK]) -> ScoredGroup:
     return replace(group, episodes=episodes)
 
 
-class EngineSource:
+class EngineSource(ScoringEngine):
     """An engine in a process of its own, with the teacher's model."""
 
     remedy = 'Set {label}.engine.use = "hf"'
-
-    def __init__(self, component: ResolvedComponent, context: RunContext) -> None:
-        self._component = component
-        self._context = context
-        self._engine: Engine | None = None
-
-    async def open(self) -> None:
-        """Raises what starting it or loading the model raises."""
-        role, launcher = role_of(self._context.label), self._context.launcher
-        child = await self._component.start(self._context, role, self._context.threads, needed=True, launcher=launcher)
-        self._engine = HostedEngine(child)
-        await self._engine.open()
-        await self._engine.resume(0)
-
-    async def score(self, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
-        assert self._engine is not None, "open() comes first"
-        if k:
-            return await self._engine.top_logprobs(sequences, k, temperature)
-        scored = await self._engine.logprobs(sequences, temperature)
-        return [own(sequence, logprobs) for sequence, logprobs in zip(sequences, scored, strict=True)]
-
-    async def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
-
-
-def role_of(label: str) -> str:
-    """Its log is "teacher-NAME.log", beside those of the other roles."""
-    return label.replace(".", "-")
-
-
-def own(sequence: Tokens, logprobs: NDArray[np.float32]) -> TopK:
-    """One entry at each position but the first: the token that stands there."""
-    if not np.isfinite(logprobs).all():
-        raise DataError("the teacher's logprobs are not all finite numbers: its weights are broken")
-    counts = np.ones(len(sequence), np.int64)
-    counts[:1] = 0
-    return TopK(offsets_of(counts), np.asarray(sequence[1:], np.int32), np.asarray(logprobs[1:], np.float32))

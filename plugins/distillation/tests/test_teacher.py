@@ -24,11 +24,12 @@ from atropos_core.errors import (
 )
 from atropos_core.guards.patience import Patience
 from atropos_core.plugins.provider import RunContext
+from atropos_core.rollouts.scoring_engine import of_own_tokens
 from atropos_core.types import UNKNOWN_VERSION, Draw, Episode, Rollout, ScoredGroup, Task, TopK
 from atropos_distillation import server
 from atropos_distillation.config import TeacherOptions
 from atropos_distillation.plugin import build
-from atropos_distillation.teacher import at_trained, own
+from atropos_distillation.teacher import at_trained
 from atropos_distillation.tokenizers import difference, refuse_another
 from atropos_env_gsm8k.plugin import HERE
 
@@ -219,7 +220,7 @@ def test_entries_stay_where_the_loss_counts_and_nowhere_else():
 
 def test_numbers_that_are_none_are_refused():
     with pytest.raises(DataError, match="not all finite"):
-        own(np.arange(3, dtype=np.int32), np.array([0, -1, np.nan], np.float32))
+        of_own_tokens(np.arange(3, dtype=np.int32), np.array([0, -1, np.nan], np.float32))
 
 
 # -- behind a server

@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-
 from atropos_core.errors import ConfigError
 from atropos_core.guards.deadlines import within
-from atropos_core.interfaces import Engine, Teacher
+from atropos_core.interfaces import Teacher
 from atropos_core.plugins.provider import RunContext
-from atropos_core.processes.proxies import HostedEngine
+from atropos_core.rollouts.scoring_engine import ScoringEngine
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.checkpoint import Checkpoints
 from atropos_core.types import Metrics, ScoredGroup, TopK
@@ -32,17 +30,13 @@ class SelfTeacher(Teacher):
         self._checkpoints = Checkpoints(inside.directory / "checkpoints")
         self._tokenizer = ChatTokenizer(inside.model)
         self._top_k = top_k
-        self._engine: Engine | None = None
+        self._engine = ScoringEngine(options.resolved_engine(), inside)
         self._version = 0  # of the weights that the engine has
         self._metrics: Metrics = {}
 
     async def open(self) -> None:
         """Raises what starting the engine or loading the model raises."""
-        start, inside, role = self._options.resolved_engine().start, self._inside, self._label.replace(".", "-")
-        child = await start(inside, role, inside.threads, needed=True, launcher=inside.launcher)
-        self._engine = HostedEngine(child)
         await self._engine.open()
-        await self._engine.resume(0)
 
     async def annotate(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
         """Raises DeadlineExceeded, ConfigError where the run's checkpoints are too far apart, and what the engine raises."""
@@ -52,23 +46,19 @@ class SelfTeacher(Teacher):
         return self._metrics
 
     async def close(self) -> None:
-        if self._engine is not None:
-            await self._engine.close()
+        await self._engine.close()
 
     async def _annotate(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        assert self._engine is not None, "open() comes first"
-        start, rollouts = (
-            perf_counter(),
-            [one for each in groups for episode in each.episodes for one in episode.rollouts],
-        )
+        start = perf_counter()
+        rollouts = [one for each in groups for episode in each.episodes for one in episode.rollouts]
         newest = max((int(one.policy_version[one.sampled].max(initial=0)) for one in rollouts), default=0)
-        behind = await self._catch_up(self._engine, newest)
-        made = [await self._taught(self._engine, one) for one in groups]
+        behind = await self._catch_up(newest)
+        made = [await self._taught(one) for one in groups]
         counted = {"rollouts": sum(count for _, count, _ in made), "left_out": sum(left_out for *_, left_out in made)}
         self._metrics = {**counted, "versions_behind": float(behind), "seconds": perf_counter() - start}
         return [group for group, *_ in made]
 
-    async def _catch_up(self, engine: Engine, wanted: int) -> int:
+    async def _catch_up(self, wanted: int) -> int:
         """Have the newest policy that is not newer than `wanted`, unless the present one is near enough; how far it is behind."""
         if not 0 <= wanted - self._version <= self._options.versions_behind:
             version, directory = await asyncio.to_thread(self._policy_of, wanted)
@@ -77,8 +67,7 @@ class SelfTeacher(Teacher):
                     f"{self._label} teaches rollouts of version {wanted}, and the newest policy saved is of version {version}.",
                     remedy=f"--set checkpoint.every=1, or more of {self._label}.versions_behind.",
                 )
-            async with engine.paused(version):
-                await engine.load_weights(directory)
+            await self._engine.load(directory, version)
             self._version = version
         return wanted - self._version
 
@@ -89,18 +78,14 @@ class SelfTeacher(Teacher):
                 return version, checkpoint.policy
         return 0, self._inside.model
 
-    async def _taught(self, engine: Engine, group: ScoredGroup) -> tuple[ScoredGroup, int, int]:
+    async def _taught(self, group: ScoredGroup) -> tuple[ScoredGroup, int, int]:
         """Each rollout at the temperature at which it was sampled; how many were taught, and how many left out."""
         lessons, left_out = lessons_of(group, self._options, self._tokenizer)
         taught: dict[int, TopK] = {}
         for temperature in {one.rollout.temperature for one in lessons}:
             some = [one for one in lessons if one.rollout.temperature == temperature]
             tokens = [one.tokens for one in some]
-            if self._top_k:
-                scored = await engine.top_logprobs(tokens, self._top_k, temperature or 1.0)
-            else:
-                own = await engine.logprobs(tokens, temperature or 1.0)
-                scored = [TopK(np.arange(len(ids) + 1), ids, said) for ids, said in zip(tokens, own, strict=True)]
+            scored = await self._engine.score(tokens, self._top_k, temperature or 1.0)
             taught |= {id(one.rollout): one.of_rollout(said) for one, said in zip(some, scored, strict=True)}
         given = [[replace(one, teacher=taught.get(id(one), one.teacher)) for one in e.rollouts] for e in group.episodes]
         pairs = zip(group.episodes, given, strict=True)

@@ -45,12 +45,12 @@ def main() -> None:
 
 
 def _end_on_request(connection: socket.socket) -> None:
-    told = True
-    while told:
+    finish = True
+    while finish:
         try:
-            told = connection.recv(1) == FINISH
+            finish = connection.recv(1) == FINISH
         except OSError:
-            told = False
+            finish = False
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(TWICE_S)
     os.kill(os.getpid(), signal.SIGTERM)

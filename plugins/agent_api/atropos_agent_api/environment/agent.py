@@ -37,7 +37,8 @@ from atropos_core.builtin.rewards import last_reply
 from atropos_core.errors import AtroposError, ConfigError, DataError, ProcessDied
 from atropos_core.guards.endings import raise_first
 from atropos_core.http_server.server import RunningServer
-from atropos_core.interfaces import Environment, Exit, Finding, Network, Policy, RunningProgram, Sandbox, Score
+from atropos_core.interfaces import Environment, Finding, Policy, Score
+from atropos_core.sandboxes import Exit, Network, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.types import Episode, Split, Task
 

@@ -12,7 +12,7 @@ from atropos_agent_api.config import AgentOptions, FileOptions, LimitOptions
 from atropos_agent_api.dialects.values import writable
 from atropos_agent_api.environment.templates import check, fill, of_task, plain, prompt_of
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.interfaces import Inside, Limits, Network, Program
+from atropos_core.sandboxes import Inside, Limits, Network, Program
 from atropos_core.types import Task
 
 MODEL = "policy"  # the name that programs are told: any is answered

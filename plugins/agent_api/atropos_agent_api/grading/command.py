@@ -15,7 +15,8 @@ from atropos_agent_api.environment.templates import fill
 from atropos_agent_api.grading.case import Case, read_score
 from atropos_agent_api.grading.graders import Grader
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
-from atropos_core.interfaces import Limits, Network, Program, Sandbox, Score
+from atropos_core.interfaces import Score
+from atropos_core.sandboxes import Limits, Network, Program, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix
 from atropos_core.types import Episode
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 from atropos_agent_api.sandboxes.installations import needed_by
 from atropos_agent_api.sandboxes.kept import CONTROL, KeptSandbox, address, basic_environment, check_program
 from atropos_core.errors import FitError, SandboxError
-from atropos_core.interfaces import Inside, Limits, Network, Program, RunningProgram
+from atropos_core.sandboxes import Inside, Limits, Network, Program, RunningProgram
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/gnu/store")
 NAME_SERVERS = "/etc/resolv.conf"  # often a link to a folder that is not shown

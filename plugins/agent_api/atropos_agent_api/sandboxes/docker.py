@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 from atropos_agent_api.sandboxes.bubblewrap import HOME, INSIDE, PROCESS_SHARE, SHARED_MEMORY_BYTES, WORK, port_inside
 from atropos_agent_api.sandboxes.kept import ROLE, KeptSandbox, address, basic_environment, check_program
 from atropos_core.errors import FitError, SandboxError
-from atropos_core.interfaces import Inside, Network, Program, RunningProgram
+from atropos_core.sandboxes import Inside, Network, Program, RunningProgram
 from atropos_core.storage.tempdirs import was_left
 
 LABEL = "atropos.sandbox"  # of each container: the folder of its sandbox, which names its process

@@ -27,7 +27,7 @@ from atropos_agent_api.sandboxes.keeper import CLOSE
 from atropos_agent_api.sandboxes.keeper import CONTROL as CONTROL
 from atropos_agent_api.sandboxes.trees import remove_tree
 from atropos_core.errors import ConfigError, SandboxError
-from atropos_core.interfaces import Exit, Network, Program, RunningProgram, Sandbox
+from atropos_core.sandboxes import Exit, Network, Program, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 
 ROLE = "sandbox"

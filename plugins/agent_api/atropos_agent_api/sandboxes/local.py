@@ -6,7 +6,7 @@ from atropos_agent_api.sandboxes.bubblewrap import BubblewrapSandbox
 from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_core import console
 from atropos_core.errors import FitError
-from atropos_core.interfaces import Inside, Network, Program, RunningProgram, Sandbox
+from atropos_core.sandboxes import Inside, Network, Program, RunningProgram, Sandbox
 
 
 class LocalSandbox(Sandbox):

@@ -18,7 +18,7 @@ from typing import Any
 from atropos_agent_api.calls import CallRefused
 from atropos_core import console
 from atropos_core.errors import DeadlineExceeded, SandboxError
-from atropos_core.interfaces import Exit, Limit, Limits
+from atropos_core.sandboxes import Exit, Limit, Limits
 
 MOST_ENDED = 10_000  # episodes whose late reports are answered with why they ended
 SAY_AFTER_S = 60.0  # without anybody who takes an episode

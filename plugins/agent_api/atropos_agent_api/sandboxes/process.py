@@ -10,7 +10,7 @@ import sys
 
 from atropos_agent_api.sandboxes.kept import KeptSandbox, basic_environment, check_program
 from atropos_core import console
-from atropos_core.interfaces import Inside, Network, Program, RunningProgram
+from atropos_core.sandboxes import Inside, Network, Program, RunningProgram
 
 
 class ProcessSandbox(KeptSandbox):
