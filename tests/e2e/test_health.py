@@ -9,6 +9,7 @@ import sys
 import time
 import tomllib
 
+import psutil
 import pytest
 
 from atropos_core.health.diagnose import diagnose
@@ -111,9 +112,11 @@ def test_the_doctor_names_a_run_that_was_killed_and_one_that_goes_on(sevens, tmp
         living = command(tmp_path, "doctor", "run")
         assert living.returncode == 0, living.stdout
         assert "is going on" in living.stdout
+        ended = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+    psutil.wait_procs(ended, 10)  # the lock goes with the last of them
     dead = command(tmp_path, "doctor", "run")
     assert dead.returncode == 1
     assert "without a word" in dead.stdout
