@@ -6,9 +6,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q
+VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q --no-compile
 ROLL_VENV := $(if $(ROLL_SOURCE),.venv-roll-source,.venv-roll)
-SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q
+SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q --no-compile
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena env_verifiers)
@@ -264,6 +264,8 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	$(PIP) --no-build-isolation -e '.[test]'
 	touch $@
 
+# Of each further environment a few processes import a part: what they import is compiled then, and kept.
+
 # torch is the one file without a hash: requirements-vllm.txt says why.
 .venv-vllm/stamp: pyproject.toml constraints.txt requirements-vllm.txt $(PLUGINS)
 	@echo "installing vLLM into .venv-vllm (two minutes, 2 GB)"
@@ -278,8 +280,8 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 .venv-atroposlib/stamp: requirements-atroposlib.txt constraints.txt
 	@echo "installing atroposlib into .venv-atroposlib (a minute, 1 GB; torch is the most of it)"
 	test -x .venv-atroposlib/bin/python || $(PYTHON) -m venv .venv-atroposlib
-	.venv-atroposlib/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-atroposlib.txt
-	.venv-atroposlib/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
+	.venv-atroposlib/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-atroposlib.txt
+	.venv-atroposlib/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
 	.venv-atroposlib/bin/python -c 'import atroposlib.envs.base, atroposlib.api, example_trainer.api'
 	touch $@
 
@@ -288,16 +290,16 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	@echo "installing what environment files of atroposlib import into .venv-environments (a minute)"
 	test -x .venv-environments/bin/python || $(PYTHON) -m venv .venv-environments
 	.venv-environments/bin/python -c 'import pathlib, sysconfig; own = sysconfig.get_path("purelib"); beside = own.replace("/.venv-environments/", "/.venv/"); pathlib.Path(own, "beside.pth").write_text(f"import site; site.addsitedir({beside!r})")'
-	.venv-environments/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-environments.txt
+	.venv-environments/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-environments.txt
 	touch $@
 
 .venv-roll/stamp .venv-roll-source/stamp: .venv-%/stamp: requirements-%.txt pyproject.toml constraints.txt plugins/adapter_roll/pyproject.toml plugins/env_gsm8k/pyproject.toml
 	@echo "installing gem and Ray into $(@D) (two minutes, 1.6 GB; torch is the most of it)"
 	$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit("gem-llm 0.1.0 is for Python 3.11; this is " + sys.version)'
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-$*.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-$*.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps --no-build-isolation -e . -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
 	$(@D)/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
 	touch $@
 
@@ -305,25 +307,25 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 .venv-worlds/stamp: requirements-worlds.txt pyproject.toml constraints.txt $(WORLDS)
 	@echo "installing other worlds' environments into $(@D) (two minutes, 1.6 GB; torch is the most of it)"
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-worlds.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation $(EDITABLE) $(WORLDS_EDITABLE)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-worlds.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps --no-build-isolation $(EDITABLE) $(WORLDS_EDITABLE)
 	touch $@
 
 .venv-verifiers-v0/stamp .venv-verifiers-v1/stamp: .venv-verifiers-%/stamp: requirements-verifiers-%.txt pyproject.toml constraints.txt $(PLUGINS)
 	@echo "installing verifiers, contract $*, into $(@D) (two minutes, 1.7 GB; torch is the most of it)"
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-verifiers-$*.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,agent_api bridge_ipc engine_hf env_gsm8k env_verifiers normalization trainer_grpo)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-verifiers-$*.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,agent_api bridge_ipc engine_hf env_gsm8k env_verifiers normalization trainer_grpo)
 	touch $@
 
 .venv-ray/stamp: requirements-ray.txt pyproject.toml constraints.txt $(RAY)
 	@echo "installing Ray into $(@D) (a minute, 1.3 GB; torch is the most of it)"
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-ray.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt torch
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_delta bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-ray.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_delta bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
 	touch $@
 
 # requirements-skyrl.txt says what typed_dict.pth is for.
@@ -340,7 +342,7 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 .venv-agents/stamp .venv-agents-pinned/stamp: .venv-%/stamp: requirements-%.txt
 	@echo "installing clients of Python into $(@D) (one to two minutes, 0.5 GB)"
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements-$*.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-$*.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check check
 	touch $@
 
@@ -358,23 +360,23 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	test -x /usr/bin/chromium || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; } || \
 	  (echo "the viewer's tests need /usr/bin/chromium: install your system's package chromium"; false)
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt -r requirements-view.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt --no-build-isolation -e '.[api,server]' -e ./plugins/viewer
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt -r requirements-view.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt --no-build-isolation -e '.[api,server]' -e ./plugins/viewer
 	touch $@
 
 .venv-mlflow/stamp: requirements-mlflow.txt
 	test -x .venv-mlflow/bin/python || $(PYTHON) -m venv .venv-mlflow
-	.venv-mlflow/bin/python -m pip --disable-pip-version-check install -q -r requirements-mlflow.txt
+	.venv-mlflow/bin/python -m pip --disable-pip-version-check install -q --no-compile -r requirements-mlflow.txt
 	touch $@
 
 .venv-docs/stamp: requirements-docs.txt
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -r requirements-docs.txt
+	.venv-docs/bin/python -m pip --disable-pip-version-check install -q --no-compile -r requirements-docs.txt
 	touch $@
 
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/requirements-trl.txt
+	.venv-trl/bin/python -m pip --disable-pip-version-check install -q --no-compile -r benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
