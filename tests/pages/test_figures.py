@@ -61,6 +61,20 @@ def quantized() -> Figures:
     }
 
 
+def evolved() -> Figures:
+    """Weights without a gradient, and prompts."""
+    weights, prompts = results("evolution")["rows"], results("prompts")["rows"]
+    return {
+        "plugins/trainer_es/README.md": [
+            f"| {row['seed']} | {100 * row['before']:.1f} % | {100 * row['after']:.1f} % |" for row in weights
+        ],
+        "plugins/optimizer_gepa/README.md": [
+            f"| {row['seed']} | {100 * row['before']:.1f} % | {100 * row['after']:.1f} % | {row['prompt']} |"
+            for row in prompts
+        ],
+    }
+
+
 def sandboxes() -> Figures:
     found = results("sandboxes")
     assert f"{found['load_at_start']:.0f}" == "7", "the page says how busy the machine was"
@@ -399,6 +413,7 @@ COMPUTED = (
     hostile,
     soak,
     quantized,
+    evolved,
     sandboxes,
     engine,
     whole_loop,
