@@ -29,10 +29,10 @@ def build_bridge(options: NoOptions, context: RunContext) -> Bridge:
 
 def build_environment(options: PromptedOptions, context: RunContext) -> Environment:
     from atropos_core.config.resolve import inner
-    from atropos_optimizer_gepa.prompted import Prompted
+    from atropos_optimizer_gepa.prompted import prompted
 
     label = f"{context.label or 'environment.prompted'}.environment"
-    return Prompted(options, inner("environment", label, options.environment).build(context), context)
+    return prompted(options, inner("environment", label, options.environment).build(context), context)
 
 
 def check(options: GepaOptions, workload: Workload) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Bridge, Endpoint, Engine, Environment, Policy, Publication, Score
@@ -14,6 +15,7 @@ from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Episode, Failed, Message, Split, Task
 from atropos_optimizer_gepa.config import PromptedOptions
 
+OPTIONAL = ("state", "load", "mark", "marked", "metrics", "own_findings")  # that an environment may have: interfaces.py
 PROMPT_FILE = "prompt.txt"  # in a policy's directory, beside the model that it is for
 published: dict[Path, str] = {}  # by run directory: what its trainer has published
 
@@ -69,6 +71,17 @@ class Prompted(Environment):
             raise DataError(f"task {task.id!r} has no message of the user with text to put a prompt in front of.")
         changed: Message = {**task.messages[at], "content": f"{prompt}{self._options.separator}{said}"}
         return replace(task, messages=(*task.messages[:at], changed, *task.messages[at + 1 :]))
+
+
+def prompted(options: PromptedOptions, inside: Environment, context: RunContext) -> Prompted:
+    """With whatever else the environment inside has that a run or a check looks for: state, metrics, findings of its own."""
+    passed_on = {name: _forward(name) for name in OPTIONAL if hasattr(inside, name)}
+    made: Prompted = type("Prompted", (Prompted,), passed_on)(options, inside, context)
+    return made
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    return lambda self, *given: getattr(self._inside, name)(*given)
 
 
 class PromptBridge(Bridge):

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from atropos_core.errors import ConfigError, DataError, RemoteError
+from atropos_core.interfaces import Measured, Stateful
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Task
@@ -49,6 +50,36 @@ def test_what_is_published_replaces_it_and_a_saved_policy_brings_its_own(tmp_pat
     model.mkdir()
     (model / PROMPT_FILE).write_text("learned")
     assert environment(tmp_path / "other", model=model, prompt="first").prompt == "learned"
+
+
+STATEFUL = """
+from atropos_core.interfaces import Environment, Score
+from atropos_core.types import Task
+
+class Counted(Environment):
+    seen = 0
+    def tasks(self, split):
+        return [Task(f"{split}-{n}", ({"role": "user", "content": f"say {n}"},)) for n in range(4)]
+    async def score(self, task, reply):
+        return Score(0.0)
+    def state(self):
+        return {"seen": self.seen}
+    def load(self, state):
+        self.seen = state["seen"]
+    def metrics(self):
+        return {"seen": float(self.seen)}
+"""
+
+
+def test_what_the_environment_inside_keeps_and_measures_is_passed_on(tmp_path):
+    (tmp_path / "counted.py").write_text(STATEFUL)
+    options = PromptedOptions(environment=f"{tmp_path}/counted.py:Counted", prompt="x")
+    made = build_environment(options, RunContext(tmp_path, load_plugins().resolve_model("tiny").directory))
+    assert isinstance(made, Stateful) and isinstance(made, Measured)
+    made.load({"seen": 3})
+    assert (made.state(), made.metrics()) == ({"seen": 3}, {"seen": 3.0})
+    plain = environment(tmp_path)
+    assert not isinstance(plain, Stateful) and not isinstance(plain, Measured)
 
 
 def test_a_task_without_words_of_a_user_is_refused_by_its_id(tmp_path):
