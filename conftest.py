@@ -75,9 +75,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(autouse=True)
-def environment_stays() -> Iterator[None]:
-    """What an interpreter reads of its environment when it starts is after a test as it was before: or every process that later tests
-    start would begin elsewhere, and cold."""
+def environment_stays(pytestconfig: pytest.Config) -> Iterator[None]:
+    """With --warm, what an interpreter reads of its environment when it starts is after a test as it was before: or every process that
+    later tests start would begin elsewhere, and cold."""
+    if not pytestconfig.getoption("--warm"):
+        yield
+        return
     from tests.warm.requests import read_at_start
 
     before = read_at_start(os.environ)
