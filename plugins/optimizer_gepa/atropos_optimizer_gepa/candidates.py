@@ -38,5 +38,6 @@ def frequencies(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def best(candidates: Sequence[Candidate]) -> int:
-    """By the mean over tasks; of equal ones the first."""
-    return int(table(candidates).mean(axis=1).argmax()) if any(one.scores for one in candidates) else 0
+    """By the mean over tasks, of those that were tried; of equal ones the first, as where none was."""
+    means = np.where([bool(one.scores) for one in candidates], table(candidates).sum(axis=1), -np.inf)
+    return int(means.argmax())

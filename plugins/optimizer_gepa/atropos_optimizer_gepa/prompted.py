@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
+from atropos_core.builtin.local import LocalBridge
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.interfaces import Bridge, Endpoint, Engine, Environment, Policy, Publication, Score
+from atropos_core.interfaces import Endpoint, Engine, Environment, Policy, Score
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Episode, Failed, Message, Split, Task
 from atropos_optimizer_gepa.config import PromptedOptions
@@ -84,12 +83,12 @@ def _forward(name: str) -> Callable[..., Any]:
     return lambda self, *given: getattr(self._inside, name)(*given)
 
 
-class PromptBridge(Bridge):
-    """Stops the engines while the trainer publishes: what they sample is of one prompt and has its version."""
+class PromptBridge(LocalBridge):
+    """Stops the engines while the trainer publishes: what they sample is of one prompt and has its version. No array is handed over."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self._directory = directory
-        self._engines: Sequence[Engine] = ()
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
         if self._directory not in published:
@@ -98,18 +97,3 @@ class PromptBridge(Bridge):
                 remedy="--env prompted:NAME, as prompted:gsm8k, run by the trainer's own process.",
             )
         self._engines = engines
-
-    def writing(self, version: int) -> AbstractAsyncContextManager[None]:
-        return self._write(version)
-
-    @asynccontextmanager
-    async def _write(self, version: int) -> AsyncIterator[None]:
-        start = perf_counter()
-        for engine in self._engines:
-            await engine.pause()
-        seconds = perf_counter() - start
-        yield
-        start = perf_counter()
-        for engine in self._engines:
-            await engine.resume(version)
-        self.published = Publication(version, seconds + perf_counter() - start, 0)

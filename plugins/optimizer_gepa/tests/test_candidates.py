@@ -48,6 +48,10 @@ def test_a_task_that_was_left_out_for_one_prompt_counts_as_not_rewarded():
     assert best(tried) == 1
 
 
+def test_one_that_was_not_tried_yet_is_not_the_best_where_every_reward_is_below_zero():
+    assert best([Candidate("a", scores={"x": -2.0}), Candidate("b", scores={"x": -1.0}), Candidate("c")]) == 1
+
+
 async def test_first_words_are_those_of_tasks_that_went_well():
     examples = [("Rosa has 3 apples", "3", 1.0), ("Tom runs", "x", 0.0)]
     made = {await first_words("Eva", examples, random.Random(seed)) for seed in range(20)}
