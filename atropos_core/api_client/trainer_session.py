@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atropos_core import console
 from atropos_core.api_client.http import DAMAGED, LONG_POLL_S, Api, in_background
 from atropos_core.codec import decode
-from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost
+from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost, StoreFull
 from atropos_core.group_schema import check_group
 from atropos_core.types import Draw, Sampling, ScoredGroup
+
+_FULL_S = 0.5  # between two tries while the server's disk is full
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class _Reported:
 
 class TrainerSession:
     """The one trainer's hold on the hub. Every call raises LeaseLost once another session was opened, or this one was
-    silent for longer than its lease; `lost` raises it too, as soon as it is known. Where the server is away, a call tries
-    on for as long as the patience of `api` says."""
+    silent for longer than its lease; `lost` raises it too, as soon as it is known. Where the server is away, or its disk is
+    full, a call tries on for as long as the patience of `api` says."""
 
     def __init__(self, api: Api, spec: SessionSpec, opened: Mapping[str, Any]) -> None:
         self.api = api
@@ -101,7 +103,11 @@ class TrainerSession:
         """Ends whatever session there was. `committed`: hub ids inside the checkpoint that this trainer resumes from,
         and `hub_id`, where it is given, of the hub that they are of: another hub passes them over."""
         body = {**vars(spec), "committed": list(committed), "hub_id": hub_id}
-        return cls(api, spec, await api.call("POST", "/v1/sessions", body, deadline_s=deadline_s))
+        away_s = api.patience.least_s if deadline_s is None else deadline_s
+        opened = await _once_there_is_room(
+            lambda: api.call("POST", "/v1/sessions", body, deadline_s=deadline_s), time.monotonic() + away_s
+        )
+        return cls(api, spec, opened)
 
     async def lease(self, groups: int, version: int, wait_s: float) -> Leased:
         """`groups` groups that fit `version`, or what became of draws that will bring none; an empty answer with its
@@ -220,8 +226,10 @@ class TrainerSession:
     async def _call(self, what: str, body: dict[str, Any], *, wait_s: float = 0.0) -> Any:
         if self.lost.done():
             self.lost.result()
-        found = await self.api.call(
-            "POST", f"/v1/sessions/{self.number}/{what}", body, wait_s=wait_s, deadline_s=self._away_s
+        path = f"/v1/sessions/{self.number}/{what}"
+        found = await _once_there_is_room(
+            lambda: self.api.call("POST", path, body, wait_s=wait_s, deadline_s=self._away_s),
+            time.monotonic() + wait_s + self._away_s,
         )
         if found["boot"] != self._reported.boot:
             await self._report_again(found["boot"])
@@ -256,3 +264,19 @@ class TrainerSession:
                 raise
             except AtroposError as error:
                 console.warn(f"trainer: {Exception.__str__(error)} Trying on.")
+
+
+async def _once_there_is_room(call: Callable[[], Awaitable[Any]], until: float) -> Any:
+    """The answer of a call that changes nothing where the server's disk is full. Raises StoreFull at `until`."""
+    said = False
+    while True:
+        try:
+            return await call()
+        except StoreFull as error:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise
+            if not said:
+                console.warn(f"trainer: {error} Trying on, for {left:.0f} s at most.")
+                said = True
+            await asyncio.sleep(min(_FULL_S, left))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -63,6 +64,12 @@ class Server:
             text = (self._directory / "serve.log").read_text()
             assert self._process.poll() is None and time.monotonic() < until, f"the server did not start:\n{text}"
             time.sleep(0.02)
+
+    def limit_files(self, size_bytes: int | None) -> None:
+        """No file of the server may grow beyond that, as on a disk that is full."""
+        assert self._process is not None
+        most = resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most if size_bytes is None else size_bytes, most))
 
     def kill(self) -> None:
         """kill -9."""

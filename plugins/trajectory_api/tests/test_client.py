@@ -135,6 +135,36 @@ async def test_a_full_hub_is_waited_for_until_the_deadline(tmp_path: Path):
             assert await waiting is not None
 
 
+async def test_a_trainer_waits_for_room_on_the_servers_disk_where_even_the_reserve_is_gone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    with serving(tmp_path) as server:
+        async with opened(server) as (trainer, worker):
+            for _ in range(3):
+                await worker.put(group_of(drawn(-1)), deadline_s=5)
+            [(first, _)] = (await leased(trainer, 1)).entries
+            api = Api(server.url)
+            calls = [
+                lambda: trainer.lease(1, 0, 5.0),
+                lambda: trainer.commit([first]),
+                lambda: TrainerSession.open(api, replace(SPEC, holder="next")),
+            ]
+            answers = []
+            for call in calls:
+                server.limit_files(sum(path.stat().st_size for path in tmp_path.glob("api/journal/*.journal")))
+                waiting = asyncio.ensure_future(call())
+                await asyncio.sleep(1.0)
+                assert not waiting.done()
+                assert "cannot be written: File too large" in capfd.readouterr().err
+                server.limit_files(None)
+                answers.append(await asyncio.wait_for(waiting, 10))
+            one, committed, following = answers
+            assert len(one.entries) == committed == 1
+            assert len((await following.lease(2, 0, 5.0)).entries) == 2
+            await following.close()
+            await api.close()
+
+
 async def test_a_full_hub_is_a_full_hub_for_a_worker_on_the_servers_own_machine_too(tmp_path: Path):
     with serving(tmp_path, "--hub-sequences", "4", same_host=True) as server:
         async with opened(server) as (trainer, worker):

@@ -18,6 +18,7 @@ from atropos_core.errors import LeaseLost, StoreFull
 from atropos_core.hub.hub import KEYS, GroupRecord, Hub, Label, Limits, Session, Want
 from atropos_trajectory_api.journal.log import Sync
 from atropos_trajectory_api.journal.store import JournalStore
+from atropos_trajectory_api.legacy.pieces import Piece, Pieces
 from tests.disks import mounted
 from tests.unit.hubs import Clock, ids, payloads, settle
 
@@ -293,6 +294,25 @@ def test_a_full_disk_refuses_the_group_by_name_loses_none_and_goes_on_once_there
         left = payloads(lease(hub.open("t"), len(hub)))
         assert left == [*(payload + b"%d" % number for number in taken[15:]), payload + b"more"]
         assert more == taken[-1] + 1
+
+
+def test_pieces_of_groups_leave_the_room_that_the_reserve_gave_to_what_frees_more(small_disk: Path):
+    with served(small_disk / "journal") as (hub, store):
+        pieces = Pieces(small_disk / "pieces", may_write=store.has_reserve)
+        pieces.add(0, Piece("first", b"f" * 100, 1, ""))
+        for _ in range(400):
+            put(hub, b"x" * 1000)
+        (small_disk / "ballast").write_bytes(b"")
+        with pytest.raises(OSError, match="No space"):
+            (small_disk / "ballast").write_bytes(b"x" * 2_000_000)
+        session = hub.open("t")
+        for _ in range(400):  # they pass a page of the disk: from then on they are on the reserve
+            lease(session, 1)
+            with pytest.raises(StoreFull, match="No space left on device"):
+                for number in range(200):
+                    pieces.add(0, Piece(str(number), b"p" * 4000, 1, ""))
+        os.remove(small_disk / "ballast")
+        pieces.add(0, Piece("later", b"p" * 4000, 1, ""))
 
 
 async def test_a_disk_that_fills_up_while_a_put_waits_refuses_it_alone(small_disk):

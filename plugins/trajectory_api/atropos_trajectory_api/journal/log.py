@@ -193,7 +193,7 @@ class Journal:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether a record of that size could be appended now, beside the reserve."""
-        if not self._fill_reserve():
+        if not self.fill_reserve():
             return False
         try:
             with tempfile.TemporaryFile(dir=self.directory) as file:
@@ -221,7 +221,7 @@ class Journal:
         """With the room of segments that are to be deleted, where that is needed, and for what is urgent the reserve."""
         while True:
             try:
-                if not urgent and not self._fill_reserve():
+                if not urgent and not self.fill_reserve():
                     raise self._full(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
                 return self._write(segment, buffers, total)
             except StoreFull:
@@ -265,8 +265,8 @@ class Journal:
         os.truncate(self.directory / "reserve", 0)
         return True
 
-    def _fill_reserve(self) -> bool:
-        """Whether it is there."""
+    def fill_reserve(self) -> bool:
+        """Whether it is there. Nothing but what is urgent may take room of this disk while it is not."""
         if not self._has_reserve:
             path = self.directory / "reserve"
             try:
@@ -332,7 +332,7 @@ class Journal:
                     at = found or end
             if is_last:
                 os.ftruncate(segment.descriptor, segment.size)
-        self._fill_reserve()
+        self.fill_reserve()
 
     def _next_whole(self, mapped: mmap.mmap, data: memoryview, start: int, salt: int) -> int | None:
         while (at := mapped.find(_MAGIC, start)) >= 0:

@@ -149,6 +149,10 @@ class JournalStore:
     async def written(self) -> None:
         await self._journal.written()
 
+    def has_reserve(self) -> bool:
+        """Whether others may write to this disk: without its reserve, what frees room could not be written any more."""
+        return self._journal.fill_reserve()
+
     def tick(self) -> None:
         """Once a second: notices that a full disk has room again, though nobody sends."""
         if self.full is not None:

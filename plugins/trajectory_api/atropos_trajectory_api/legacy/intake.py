@@ -71,6 +71,7 @@ class Intake:
             kept,
             durable=options.sync == "always",
             knows=service.hub.knows,
+            may_write=service.may_write,
             most_bytes=options.hub_mb * 1e6 / PIECES_PART,
         )
         self._warned_at = -math.inf

@@ -7,10 +7,11 @@ neither loses nor repeats any.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -34,10 +35,11 @@ class Found(NamedTuple):
 
 
 class PieceFiles:
-    """A directory of them."""
+    """A directory of them. `may_write`: whether the journal beside it leaves room; it goes before."""
 
-    def __init__(self, directory: Path, *, durable: bool) -> None:
+    def __init__(self, directory: Path, *, durable: bool, may_write: Callable[[], bool]) -> None:
         make_private(directory)
+        self._may_write = may_write
         self._directory = directory
         self._durable = durable
 
@@ -63,6 +65,8 @@ class PieceFiles:
         partial = path.with_suffix(".partial")
         head = json.dumps({"key": one.key, "crc": crc32(one.body)}).encode()
         try:
+            if not self._may_write():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with partial.open("wb") as file:
                 file.writelines((head, b"\n", one.body))
             if self._durable:

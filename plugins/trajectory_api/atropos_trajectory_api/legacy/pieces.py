@@ -70,6 +70,7 @@ class Pieces:
         *,
         durable: bool = False,
         knows: Callable[[str], bool] = lambda key: False,
+        may_write: Callable[[], bool] = lambda: True,
         most_bytes: float = math.inf,
     ) -> None:
         self.most_bytes = most_bytes
@@ -78,7 +79,7 @@ class Pieces:
         self._counts: dict[int, Counter[str]] = {}  # sequences by kind
         self._going: set[int] = set()  # numbers of those that are on their way into the hub
         self._next = 0
-        self._files = PieceFiles(directory, durable=durable) if directory is not None else None
+        self._files = PieceFiles(directory, durable=durable, may_write=may_write) if directory is not None else None
         self.found = self._restore(self._files, knows) if self._files else frozenset[str]()  # keys, at the start
 
     def environments(self) -> list[int]:

@@ -124,6 +124,10 @@ class Service:
         if self._store is not None:
             self._store.close()
 
+    def may_write(self) -> bool:
+        """Whether anything but the journal may take room of its disk now."""
+        return self._store is None or bool(self._store.has_reserve())
+
     def save(self) -> None:
         """What outlives the process beside the groups."""
         if self._store is None:
