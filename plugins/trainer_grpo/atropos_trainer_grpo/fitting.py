@@ -44,6 +44,8 @@ EIGHT_BITS = {"optimizer": "adamw_8bit"}
 QUANTIZED = {"lora": {"quantization": "nf4"}}
 OFFLOADING = {**CHECKPOINTING, "activation_offloading": True}
 HOST_MOMENTS = {"optimizer_offloading": True}
+HOLD_4_BITS = ("hf",)  # engines that can hold the base so as well
+ENGINE_QUANTIZED = {"quantization": "nf4"}
 RECOMPUTES = "a third more compute"
 COPIES = "layer inputs go to host memory and back"
 VARIED = ("lora", "tokens_per_microbatch", "checkpointed_layers", *OFFLOADING, *EIGHT_BITS, *HOST_MOMENTS)
@@ -134,6 +136,10 @@ class Fitting:
             return self._searched(way, bridge, plan)
         return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, refused)
 
+    def engine_options(self, way: Way) -> Mapping[str, Any]:
+        """What the engine is to be told beside its own options."""
+        return ENGINE_QUANTIZED if way.quantized and self._config.engine.use in HOLD_4_BITS else {}
+
     def _searched(self, way: Way, bridge: str, plan: Plan) -> Fitted:
         context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))
         at_once = _largest(self.wanted, LARGEST_MICROBATCH, lambda tokens: self._fits(plan, self.wanted, tokens))
@@ -157,6 +163,8 @@ class Fitting:
         if way.adapter and trainer.options.get("lora"):
             kept["lora"] = {**trainer.options["lora"], **way.options["lora"]}
         changed: dict[str, Any] = {"trainer": type(trainer).model_validate({**way.options, **kept})}
+        if engine := self.engine_options(way):
+            changed["engine"] = self._config.engine.model_validate({**self._config.engine.model_dump(), **engine})
         if bridge != own.use:
             changed["bridge"] = type(own)(use=bridge)
         config = self._config.model_copy(update=changed)

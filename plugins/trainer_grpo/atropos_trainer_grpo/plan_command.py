@@ -118,7 +118,7 @@ def plan(
         rounded = f"./{resolved.directory.name}-nf4"
         console.say(f"  atropos quantize {model or resolved.directory} {rounded}")
         model = rounded
-    console.say(f"  {_typed(chosen, file, model, engine, changes, wanted, gpu is not None)}")
+    console.say(f"  {_typed(chosen, fitting, file, model, engine, changes, wanted, gpu is not None)}")
 
 
 def _row(one: Fitted, fitting: Fitting) -> tuple[str, ...]:
@@ -138,6 +138,7 @@ def _devices(available: dict[str, int]) -> str:
 
 def _typed(
     chosen: Fitted,
+    fitting: Fitting,
     file: Path | None,
     model: str | None,
     engine: str | None,
@@ -153,6 +154,7 @@ def _typed(
     settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
     settings += [f"trainer.{name}={str(value).lower()}" for name, value in chosen.way.options.items() if name != "lora"]
     settings += [f"trainer.lora.{name}={value}" for name, value in chosen.way.options.get("lora", {}).items()]
+    settings += [f"engine.{name}={value}" for name, value in fitting.engine_options(chosen.way).items()]
     settings += ['engine.devices=["cuda:0"]', 'trainer.devices=["cuda:0"]'] if on_gpu else []
     return " ".join(
         [*words, *(f"--set '{one}'" if '"' in one else f"--set {one}" for one in (*(changes or ()), *settings))]

@@ -118,6 +118,8 @@ class GrpoTrainer(Trainer):
             if self._sharded is not None:
                 await self._run(self._sharded.gather)
         metrics = await self._run(update.metrics)
+        if self._device.startswith("cuda") and self._context.max_staleness == 0:
+            await self._run(torch.cuda.empty_cache)  # the engine samples next, perhaps in the same memory
         self._token_values = update.token_values()
         return metrics
 
