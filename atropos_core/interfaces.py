@@ -241,6 +241,10 @@ class Engine(ABC):
         nothing uses any more are let go. Not called while paused."""
         raise NotImplementedError(f"{type(self).__name__} cannot load adapters while it runs")
 
+    async def release_cache(self) -> None:
+        """An update comes before anything is sampled: memory that only sampling needs may be given back until then. What is in flight
+        loses nothing. An engine without this keeps its memory."""
+
     @asynccontextmanager
     async def paused(self, version: int) -> AsyncIterator[None]:
         """Paused inside, at `version` afterwards. An exception inside leaves the engine paused."""

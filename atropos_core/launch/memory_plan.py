@@ -1,7 +1,8 @@
 """The memory plan: what each part of a run will hold, by device, before anything is loaded.
 
 Components say it themselves (`Provider.holds`), from their options and the model's files alone. A copy that two share
-counts once. What is needed only in a phase counts where that phase is its component's largest.
+counts once. What is needed only in a phase counts where that phase is its component's largest; and in an on-policy run, what only sampling
+needs or what only the update needs, whichever is more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atropos_core.errors import AtroposError, FitError, PluginError
-from atropos_core.plugins.provider import Holding, Workload
+from atropos_core.plugins.provider import SAMPLING, UPDATE, Holding, Workload
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
@@ -98,7 +99,26 @@ def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None
                 remedy="--set oversubscribe=true starts without asking.",
             ) from error
         rows += [PlanRow(resolved.label, one, one in kept) for kept in (peak(said),) for one in said]
+    if config.training.max_staleness == 0 and config.api is None:  # workers of elsewhere sample when they like
+        rows = in_turn(rows)
     return MemoryPlan(tuple(rows), available)
+
+
+def in_turn(rows: Sequence[PlanRow]) -> list[PlanRow]:
+    """Of a run in which nothing is sampled while an update runs: on each device what only sampling needs counts, or what only the
+    update needs, whichever is more."""
+    sizes: dict[tuple[str, bool], int] = defaultdict(int)
+    for row in rows:
+        if row.counts and row.holding.phase in (*SAMPLING, UPDATE):
+            sizes[row.holding.device, row.holding.phase == UPDATE] += row.holding.size_bytes
+    return [
+        replace(row, counts=False)
+        if row.holding.phase in (*SAMPLING, UPDATE)
+        and sizes[row.holding.device, row.holding.phase == UPDATE]
+        < sizes[row.holding.device, row.holding.phase != UPDATE]
+        else row
+        for row in rows
+    ]
 
 
 def workloads(

@@ -106,6 +106,12 @@ class RunContext:
 PROMPT_TOKENS = 512  # assumed of the longest prompt: no environment is called before it is built
 
 
+SAMPLING, UPDATE = (
+    ("sampling", "rescoring"),
+    "update",
+)  # phases of engines and of the trainer: in an on-policy run either these or that
+
+
 @dataclass(frozen=True)
 class Holding:
     """Something that takes memory on a device."""

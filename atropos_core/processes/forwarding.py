@@ -58,6 +58,9 @@ class ForwardingEngine(Forwarding, Engine):
     async def load_adapter(self, directory: Path, version: int) -> None:
         await self.forward(Engine.load_adapter, directory, version)
 
+    async def release_cache(self) -> None:
+        await self.forward(Engine.release_cache)
+
     async def close(self) -> None:
         await self.forward(Engine.close)
 

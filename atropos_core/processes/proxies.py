@@ -24,6 +24,7 @@ DEADLINES_S = {  # of a call; `sample` brings its own
     "load_adapter": OPEN_DEADLINE_S,
     "pause": CALL_DEADLINE_S,
     "resume": CALL_DEADLINE_S,
+    "release_cache": CALL_DEADLINE_S,
     **dict.fromkeys(("logprobs", "top_logprobs", "step", "token_values", "save", "restore"), STEP_DEADLINE_S),
 }
 

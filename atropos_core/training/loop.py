@@ -377,6 +377,8 @@ class Loop:
         def writing() -> AbstractAsyncContextManager[None]:
             return bridge.writing(version)
 
+        if self._config.training.max_staleness == 0:  # nothing is sampled while the update runs
+            await self._unless_broken(self._parts.engine.release_cache())
         start = perf_counter()
         metrics = await self._unless_broken(trainer.step(batch, writing))
         self.progress.version = version

@@ -382,7 +382,7 @@ SEEN_IN = {
         "simulate --figures --set --engines --workers",
     "plugins/simulation/tests/test_command.py::test_the_seed_and_a_growing_batch_change_the_table": "simulate --seed --batch-grows",
     "plugins/trainer_grpo/tests/test_plan_command.py::test_what_an_eight_billion_model_needs_of_a_small_card_and_of_a_large_one":
-        "plan --model --gpu --context",
+        "plan --model --gpu --host --context",
     "plugins/trainer_grpo/tests/test_plan_command.py::test_bridge_engine_and_settings_are_those_that_are_named":
         "plan --bridge --engine --set",
     "plugins/viewer/tests/test_command.py::test_a_port_that_is_taken_is_named": "view --port",

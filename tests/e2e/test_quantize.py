@@ -42,7 +42,10 @@ def test_the_commands_of_the_page_round_and_train(atropos: Callable[..., Ended],
 def test_a_killed_run_beside_it_resumes_to_the_same_bits(killed: str, rounded: Path, tmp_path: Path) -> None:
     wanted = ("run", *QUICK, "--model", str(rounded), *HELD)
     whole = finish(tmp_path / "whole", *wanted, "--dir", str(tmp_path / "whole"))
-    run = RunningRun(tmp_path / "killed", *wanted, "--dir", str(tmp_path / "killed"))
+    # An engine that holds the base so as well samples the same.
+    run = RunningRun(
+        tmp_path / "killed", *wanted, "--set", "engine.quantization=nf4", "--dir", str(tmp_path / "killed")
+    )
     run.wait_for_step(4)
     run.kill(killed)
     assert run.ended_within(30) != 0

@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -258,6 +258,19 @@ async def training(setting: Setting, report: Report, shape: str, lora: bool) -> 
         report.note("prime-rl's record", other.source)
 
 
+async def offloading(setting: Setting, report: Report) -> None:
+    """The same updates with layer inputs, masters and moments in host memory: their gradients, and what it saves and costs."""
+    work = Work("small", False, setting.device, 256) if setting.small else Work("0.6B", False, setting.device)
+    here, there = await measured(work), await measured(replace(work, offloading=True))
+    apart = max(abs(a / b - 1) for a, b in zip(there["gradient_norms"], here["gradient_norms"], strict=True))
+    report.at_most("gradient norms apart", apart, 0.01)
+    for name, found in (("on the device", here), ("offloading", there)):
+        report.note(f"trained, {name}", found["tokens_s"], "tokens/s")
+    if setting.device != "cpu":
+        report.note("most allocated, on the device", here["allocated_gib"], "GiB")
+        report.at_most("most allocated, offloading", there["allocated_gib"], here["allocated_gib"], "GiB")
+
+
 CHECKS = (
     Check("updates_float32", partial(updates, dtype="float32"), 240),
     Check("updates_bfloat16", partial(updates, dtype="bfloat16"), 240),
@@ -268,6 +281,7 @@ CHECKS = (
     Check("refused", refused, 120),
     Check("training_0.6B_full", partial(training, shape="0.6B", lora=False), 600),
     Check("training_0.6B_lora", partial(training, shape="0.6B", lora=True), 600),
+    Check("offloading", offloading, 900),
     Check("training_4B_full", partial(training, shape="4B", lora=False), 900),
     Check("training_4B_lora", partial(training, shape="4B", lora=True), 900),
 )

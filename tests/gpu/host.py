@@ -19,13 +19,14 @@ from atropos_core.processes import child_main as hosted
 from atropos_core.processes.agent import Agent
 from tests.gpu.models import SMALL, large
 
-ENGINE = {"dtype": "auto", "max_batch": 64, "prefill_tokens": 4096, "kv_cache_gb": 2.0}
+ENGINE = {"dtype": "auto", "max_batch": 64, "prefill_tokens": 4096, "kv_cache_gb": 2.0, "quantization": None}
 TRAINER = {
     "dtype": "auto", "loss": "grpo", "average": None, "clip_low": None, "clip_high": None, "dual_clip": None,
     "loss_length": None, "correction": None, "kl": None, "distillation": None, "entropy_coefficient": 0.0, "whiten_advantages": False,
     "old_logprobs": "rollout", "missing_logprobs": "refuse", "epochs": 1, "minibatches": 1,
     "tokens_per_microbatch": 16384, "logprob_chunk": 8192,
-    "share_prompts": True, "attention": "padded", "gradient_checkpointing": False, "kernels": "torch", "optimizer": "adamw",
+    "share_prompts": True, "attention": "padded", "gradient_checkpointing": False, "checkpointed_layers": None,
+    "activation_offloading": False, "optimizer_offloading": False, "kernels": "torch", "optimizer": "adamw",
     "learning_rate": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8,
     "weight_decay": 0.0, "max_grad_norm": 1.0, "warmup_steps": 0, "schedule": "constant", "schedule_floor": 0.0,
     "learning_rates": (), "lora": None, "sapo": None, "vespo": None, "kpop": None, "loss_values": {},

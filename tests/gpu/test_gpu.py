@@ -16,7 +16,7 @@ import torch
 from atropos_core.guards.deadlines import within
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from tests.conftest import REPOSITORY
-from tests.gpu.checks import CHECKS, Check, training
+from tests.gpu.checks import CHECKS, Check, offloading, training
 from tests.gpu.host import TRAINER
 from tests.gpu.pair import Setting
 from tests.gpu.report import Report
@@ -82,6 +82,13 @@ def test_the_checks_hold_on_a_cpu_where_only_torch_and_transformers_are_installe
     for name, result in checks.items():
         assert result["failure"] is None, name
         assert result["figures"], name
+
+
+async def test_offloading_leaves_the_gradients_as_they_are() -> None:
+    report = Report(print)
+    await offloading(Setting("cpu", small=True), report)
+    report.settle()
+    assert report.figures["trained, offloading [tokens/s]"] > 0
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])

@@ -52,6 +52,7 @@ class Work:
     lora: bool
     device: str
     tokens: int = 16_384  # of a sequence, and of a micro-batch
+    offloading: bool = False  # layer inputs, masters and moments in host memory
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ async def _measure(work: Work, directory: Path) -> dict[str, Any]:
         **TRAINER | {
             "dtype": "bfloat16", "gradient_checkpointing": True, "tokens_per_microbatch": work.tokens,
             "old_logprobs": "recompute", "learning_rate": 1e-6, "lora": LORA if work.lora else None,
+            "activation_offloading": work.offloading, "optimizer_offloading": work.offloading,
         }
     )  # fmt: skip
     context: Any = SimpleNamespace(

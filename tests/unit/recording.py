@@ -66,6 +66,9 @@ class RecordingEngine(Recorder, Engine):
     async def load_adapter(self, directory: Path, version: int) -> None:
         self.note("load_adapter", directory, version)
 
+    async def release_cache(self) -> None:
+        self.note("release_cache")
+
 
 class RecordingTrainer(Recorder, Trainer):
     async def step(self, batch: Batch, writing: Writing) -> Metrics:

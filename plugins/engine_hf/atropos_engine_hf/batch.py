@@ -66,6 +66,7 @@ class RunningBatch:
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._prefill_tokens = prefill_tokens
+        self._before: tuple[int, int] | None = None  # slots and columns that were released
         self._columns: dict[str, NDArray[Any]] = {
             "length": np.zeros(max_rows, np.int64),  # tokens, of which the cache holds all but the last
             "start": np.zeros(max_rows, np.int64),  # tokens of the prompt
@@ -131,6 +132,11 @@ class RunningBatch:
         rows, self.rows = self.rows, []
         return rows
 
+    def release(self) -> None:
+        """Give the memory back, while there are no rows. The next batch takes as much at once: what grows is copied."""
+        self._before = self._decoder.capacity or self._before
+        self._decoder.release()
+
     def clear(self) -> None:
         """Forget everything, and give the memory back."""
         self.rows = []
@@ -146,6 +152,10 @@ class RunningBatch:
     def _reserve(self, rows: int, columns: int) -> None:
         if not self.rows and self._decoder.bytes_for(rows, columns, kept=True) > self._max_bytes:
             self._decoder.release()  # an earlier batch was of another shape
+        if self._before is not None:
+            before, self._before = self._before, None
+            if self._bytes(*(most := (max(rows, before[0]), max(columns, before[1])))) <= self._max_bytes:
+                self._decoder.reserve(*most)
         more = min(-(-rows // _ROWS) * _ROWS, self._max_rows)  # or every newcomer would have the others copied
         self._decoder.reserve(more if self._bytes(more, columns) <= self._max_bytes else rows, columns)
         for name in ("tokens", "logprobs", "versions"):

@@ -74,6 +74,12 @@ class Decoder:
         slots, columns = self.cache.capacity(slots, columns, kept=kept)
         return slots * columns * self.bytes_per_token
 
+    @property
+    def capacity(self) -> tuple[int, int] | None:
+        """Slots and columns that there is memory for now."""
+        place = self.cache.place
+        return (place.slots, place.columns) if place.slots else None
+
     def release(self) -> None:
         """Give the memory of keys and values back."""
         self.cache.release()

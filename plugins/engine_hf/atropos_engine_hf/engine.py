@@ -68,7 +68,7 @@ class HFEngine(Engine):
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
         settle(torch)
-        self.model = load_model(directory, options.dtype, self._context.devices[0])
+        self.model = load_model(directory, options.dtype, self._context.devices[0], options.quantization)
         decoder = Decoder(self.model)
         decoder.check()
         self._batch = RunningBatch(
@@ -84,7 +84,10 @@ class HFEngine(Engine):
         self._scheduler = asyncio.create_task(self._schedule(), name="hf engine")
         return ModelInfo(
             architecture=type(self.model).__name__,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=sum(
+                parameter.numel() * (1 if parameter.is_floating_point() else 2)  # a byte has two weights in 4 bits
+                for parameter in self.model.parameters()
+            ),
             vocabulary=config.vocab_size,
             dtype=str(self.model.dtype).removeprefix("torch."),
             device=str(self.model.device),
@@ -179,6 +182,12 @@ class HFEngine(Engine):
             if self._adapter is None:
                 self._adapter = Adapter(self.model)
             self._adapter.load(directory)
+
+    async def release_cache(self) -> None:
+        if not self._batch.rows:
+            self._batch.release()
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     async def close(self) -> None:
         if self._scheduler is not None:

@@ -16,9 +16,9 @@ from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
 from atropos_core.models.stop_ids import stop_ids
 
 
-def load_model(directory: Path, dtype: str, device: str) -> Any:
-    """The model in eval mode; where `directory` holds a peft adapter, its base model with the adapter. Raises FitError
-    for what the decode loop does not do, ConfigError for a bad directory."""
+def load_model(directory: Path, dtype: str, device: str, quantization: str | None = None) -> Any:
+    """The model in eval mode; where `directory` holds a peft adapter, its base model with the adapter. With `quantization` it is in host
+    memory as a whole until it is packed. Raises FitError for what the decode loop does not do, ConfigError for a bad directory."""
     try:
         config = AutoConfig.from_pretrained(_base(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -41,6 +41,10 @@ def load_model(directory: Path, dtype: str, device: str) -> Any:
         if own := needs_own_code(_base(directory)):
             raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
         raise ConfigError(f"engine 'hf' cannot load the model in {directory}: {error}") from error
+    if quantization is not None:
+        from atropos_engine_hf.quantization import quantize  # bitsandbytes
+
+        quantize(model)
     return model.to(device).eval().requires_grad_(False)
 
 

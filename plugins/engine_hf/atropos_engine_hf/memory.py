@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from atropos_core.models.model_size import BYTES, read
-from atropos_core.plugins.provider import Holding, Workload
+from atropos_core.plugins.provider import SAMPLING, Holding, Workload
 from atropos_engine_hf.config import HFOptions
 
 LIBRARIES = 420_000_000  # a child with torch and transformers: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
+NF4_BYTES = 1 / 2 + 4 / 64  # of a weight, with a scale in float32 for each block
 SAMPLED = 1 << 24  # elements of [rows, vocabulary] float64 at once, four times: sampler.py
 SCORED = 1 << 26  # of logits in fp32, twice: scoring.py
 
@@ -24,15 +25,21 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
     element = BYTES.get(model.dtype if dtype == "auto" else dtype, 2)
     shared = "weights" if context.transport in ("posix_shm", "cuda_ipc") else ""
-    yield Holding("parameters", model.parameters * element, device, shared=shared, change="use a smaller model")
+    weights = model.parameters * element
+    if options.quantization is not None:
+        yield Holding("model before it is in 4 bits", weights, "cpu", "opening")
+        linear = sum(out * into for out, into in model.linear().values())
+        weights -= linear * element - int(linear * NF4_BYTES)
+    yield Holding("parameters", weights, device, shared=shared, change="use a smaller model")
     rows = min(options.max_batch, workload.concurrent_rollouts)
     length = min(workload.prompt_tokens + workload.max_tokens, model.longest)
     cache = 2 * model.layers * model.key_width * element * rows * (-(-length // 64) * 64)
     cache = min(cache, int(options.kv_cache_gb * 1e9))
-    yield Holding("keys and values", cache, device, change="lower engine.kv_cache_gb or engine.max_batch")
     tokens = min(options.prefill_tokens, rows * workload.prompt_tokens)
     prefill = tokens * (4 * model.hidden + 3 * model.intermediate + model.query_width) * element
     logits = rows * model.vocabulary * element + 4 * 8 * min(rows * model.vocabulary, SAMPLED)
+    for phase in SAMPLING:  # released while an update runs
+        yield Holding("keys and values", cache, device, phase, change="lower engine.kv_cache_gb or engine.max_batch")
     yield Holding("prefill and sampling", prefill + logits, device, "sampling", change="lower engine.max_batch")
     scored = 2 * 4 * min(tokens * model.vocabulary, SCORED)
     yield Holding("rescoring", prefill + scored, device, "rescoring", change="lower engine.prefill_tokens")

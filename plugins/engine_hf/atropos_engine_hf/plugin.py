@@ -23,9 +23,25 @@ def build(options: HFOptions, context: RunContext) -> Engine:
             "engine 'hf' is to sample with an adapter, which needs the module 'peft', and that is not installed.",
             remedy="pip install atropos-plugin-engine-hf[lora]",
         )
+    if options.quantization is not None:
+        _check_quantized(options, context)
     from atropos_engine_hf.engine import HFEngine
 
     return HFEngine(options, context)
+
+
+def _check_quantized(options: HFOptions, context: RunContext) -> None:
+    option = f'engine.quantization = "{options.quantization}"'
+    if context.transport not in ("adapter", None):  # an evaluation has none
+        raise FitError(
+            f"{option} is for a base beside adapters, and this run moves whole models ({context.transport}).",
+            remedy="Use --bridge lora, or leave the option out.",
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise FitError(
+            f"{option} needs the module 'bitsandbytes', which is not installed.",
+            remedy="pip install atropos-plugin-engine-hf[bitsandbytes]",
+        )
 
 
 def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:

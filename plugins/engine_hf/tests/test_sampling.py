@@ -230,3 +230,39 @@ async def test_closing_ends_what_waits(open_engine: Any, tiny: Path) -> None:
     await engine.close()
     with pytest.raises(Exception, match="closed while 1 calls waited"):
         await waiting
+
+
+async def test_memory_of_keys_and_values_is_given_back_before_an_update_and_taken_at_once_by_the_next_batch(
+    engine: Any,
+) -> None:
+    cache = engine._batch._decoder.cache
+
+    async def sampled() -> list[Any]:
+        made = await asyncio.gather(
+            *(engine.sample(tokens([5, 9, 30 + i]), 8, Sampling(20), range(8), 30) for i in range(3))
+        )
+        return [completion for call in made for completion in call]
+
+    first = await sampled()
+    held = (cache.place.slots, cache.place.columns)
+    assert held[0] >= 24 and cache.slot_layers[0].keys.numel()
+    await engine.release_cache()
+    assert (cache.place.slots, cache.place.columns) == (0, 0) and cache.mask.numel() == 0
+    assert not any(layer.keys.numel() or layer.values.numel() for layer in cache.slot_layers)
+    await engine.release_cache()  # twice is fine
+    [alone] = await engine.sample(tokens([5, 9, 30]), 1, Sampling(20), [0], 30)
+    assert (cache.place.slots, cache.place.columns) == held, "what grows is copied"
+    assert np.array_equal(alone.tokens, first[0].tokens)
+    for one, other in zip(first, await sampled(), strict=True):
+        assert np.array_equal(one.tokens, other.tokens)
+
+
+async def test_what_is_in_flight_keeps_its_keys_and_values(engine: Any) -> None:
+    sampling = asyncio.create_task(engine.sample(tokens([5, 9, 33]), 4, Sampling(60, temperature=0.7), range(4), 30))
+    while not engine._batch.rows:
+        await asyncio.sleep(0)
+    await engine.release_cache()
+    assert engine._batch._decoder.cache.place.slots
+    whole = await engine.sample(tokens([5, 9, 33]), 4, Sampling(60, temperature=0.7), range(4), 30)
+    for one, other in zip(await sampling, whole, strict=True):
+        assert np.array_equal(one.tokens, other.tokens)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from atropos_core.models.model_size import BYTES, read
+from atropos_core.errors import FitError
+from atropos_core.models.model_size import BYTES, ModelSize, read
 from atropos_core.plugins.provider import Holding, Workload
 from atropos_engine_vllm.config import VLLMOptions
 
@@ -22,8 +24,7 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
     shared = "weights" if context.transport in ("posix_shm", "cuda_ipc") else ""
     for device in context.devices:
         on_cpu = device == "cpu"
-        element = BYTES.get(("float32" if on_cpu else model.dtype) if options.dtype == "auto" else options.dtype, 2)
-        weights = model.parameters * element // len(context.devices)
+        weights = model.parameters * _element(options, model, device) // len(context.devices)
         yield Holding("parameters", weights, device, shared=shared, change="use a smaller model")
         if on_cpu:
             yield Holding(
@@ -33,3 +34,35 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
             share = int(options.memory_share * workload.device_bytes[device])
             rest = max(share - weights, 0)
             yield Holding("keys and values, graphs", rest, device, change="lower engine.memory_share")
+
+
+def check_share(options: VLLMOptions, workload: Workload) -> None:
+    """Raises FitError where the engine's share of a GPU has no room for the weights and the keys and values of one sequence: vLLM would
+    end as it starts."""
+    context, model = workload.context, read(workload.context.model)
+    for device in context.devices:
+        total = workload.device_bytes.get(device)
+        if options.url is not None or model is None or total is None or device == "cpu":
+            continue
+        element = _element(options, model, device)
+        longest = min(
+            workload.prompt_tokens + workload.max_tokens, options.max_model_len or model.longest, model.longest
+        )
+        weights = model.parameters * element // len(context.devices)
+        sequence = 2 * model.layers * model.key_width * element * longest // len(context.devices)
+        if weights + sequence <= options.memory_share * total:
+            continue
+        least = math.ceil(100 * (weights + sequence) / total) / 100
+        has, needs, keys = (f"{size / 2**30:.1f} GiB" for size in (options.memory_share * total, weights, sequence))
+        raise FitError(
+            f"engine.memory_share = {options.memory_share:g} gives vLLM {has} of {device}, and weights of {needs} with keys and values of "
+            f"{longest:,} tokens ({keys}) do not fit in that.",
+            remedy=f"Set engine.memory_share={least:g} or more."
+            if least <= 1
+            else "Use a smaller model, or more of engine.devices.",
+        )
+
+
+def _element(options: VLLMOptions, model: ModelSize, device: str) -> int:
+    stored = "float32" if device == "cpu" else model.dtype
+    return BYTES.get(stored if options.dtype == "auto" else options.dtype, 2)

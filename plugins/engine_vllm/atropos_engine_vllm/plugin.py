@@ -29,8 +29,10 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
 
 def check(options: VLLMOptions, workload: Workload) -> None:
     from atropos_core.models.model_size import check_weights
+    from atropos_engine_vllm.memory import check_share
 
     check_weights(workload.context.model)
+    check_share(options, workload)
 
 
 def dtype(options: VLLMOptions, workload: Workload) -> str:

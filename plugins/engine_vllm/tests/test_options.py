@@ -15,6 +15,7 @@ from atropos_core.errors import ConfigError, FitError
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import Workload
 from atropos_engine_vllm import command, model, plugin
+from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.versions import SUPPORTED, check_installed
 
 RUNNING = Path(__file__).parents[1]
@@ -189,3 +190,16 @@ def test_a_deterministic_run_is_refused(options: Any, context: Any) -> None:
 def test_room_for_adapters_is_refused_where_none_travel(options: Any, context: Any) -> None:
     with pytest.raises(ConfigError, match=r"engine.max_loras has no effect: no adapters travel"):
         command.flags(options(max_loras=9), context(devices=("cpu",), label="engine"), "float32")
+
+
+def test_a_share_without_room_for_a_sequence_is_refused_before_a_server_starts(context):
+    tiny = RUNNING.parent / "env_gsm8k/atropos_env_gsm8k/tiny"
+    held = replace(context(devices=("cuda:0",), transport="checkpoint"), model=tiny)
+    work = Workload(held, 1, 4, 1000, 4, device_bytes={"cuda:0": 1 << 30})
+    with pytest.raises(FitError, match=r"memory_share = 0.001 gives vLLM 0.0 GiB of cuda:0, and weights of") as refused:
+        plugin.check(VLLMOptions(memory_share=0.001), work)
+    assert "Set engine.memory_share=0.01 or more" in str(refused.value)
+    plugin.check(VLLMOptions(memory_share=0.01), work)
+    plugin.check(VLLMOptions(url="http://127.0.0.1:1"), work)
+    with pytest.raises(FitError, match=r"Use a smaller model, or more of engine.devices"):
+        plugin.check(VLLMOptions(memory_share=1.0), replace(work, device_bytes={"cuda:0": 1 << 20}))

@@ -254,12 +254,22 @@ class GrpoOptions(Options):
         "padded", description="over packed rows; flex: torch's FlexAttention, on CUDA: README.md, Attention"
     )
     gradient_checkpointing: bool = Field(False, description="trade a third more compute for activation memory")
+    checkpointed_layers: int | None = Field(
+        None, ge=1, description="layers that gradient_checkpointing computes again, from the first on; unset: all"
+    )
+    activation_offloading: bool = Field(
+        False,
+        description="what layers are computed again from waits in host memory; with gradient_checkpointing, on CUDA: README.md, Memory",
+    )
     kernels: Literal["torch", "liger"] = Field(
         "torch", description="of norms, rotation and gated MLPs; liger: liger-kernel's, on CUDA: README.md, Kernels"
     )
 
     optimizer: Moments = Field(
         "adamw", description="AdamW, with moments in fp32, or in fewer bits by torchao: README.md, Optimisers"
+    )
+    optimizer_offloading: bool = Field(
+        False, description="moments and fp32 masters in host memory, where AdamW runs; on CUDA: README.md, Memory"
     )
     learning_rate: float = Field(1e-6, ge=0, allow_inf_nan=False, description="of the optimiser, after warm-up")
     betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="decay of AdamW's first and second moment")
@@ -352,6 +362,12 @@ class GrpoOptions(Options):
             self.old_logprobs != "recompute",
             'with old_logprobs = "recompute", which recomputes all',
             "missing_logprobs",
+        )
+        self.refuse_idle(
+            self.gradient_checkpointing,
+            "without gradient_checkpointing, where no layer is computed again",
+            "checkpointed_layers",
+            "activation_offloading",
         )
         self.refuse_idle(
             self.schedule != "constant", 'with schedule = "constant", which ends nowhere', "schedule_floor"

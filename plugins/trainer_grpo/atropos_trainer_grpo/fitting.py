@@ -31,6 +31,7 @@ class Way:
     options: Mapping[str, Any]
     adapter: bool = False
     costs: str = ""
+    on_gpu: bool = False  # and on nothing else
 
     @property
     def quantized(self) -> bool:
@@ -41,15 +42,33 @@ class Way:
 CHECKPOINTING = {"gradient_checkpointing": True}
 EIGHT_BITS = {"optimizer": "adamw_8bit"}
 QUANTIZED = {"lora": {"quantization": "nf4"}}
+OFFLOADING = {**CHECKPOINTING, "activation_offloading": True}
+HOST_MOMENTS = {"optimizer_offloading": True}
+HOLD_4_BITS = ("hf",)  # engines that can hold the base so as well
+ENGINE_QUANTIZED = {"quantization": "nf4"}
 RECOMPUTES = "a third more compute"
-VARIED = ("lora", "tokens_per_microbatch", *CHECKPOINTING, *EIGHT_BITS)
+COPIES = "layer inputs go to host memory and back"
+VARIED = ("lora", "tokens_per_microbatch", "checkpointed_layers", *OFFLOADING, *EIGHT_BITS, *HOST_MOMENTS)
 WAYS = (  # what costs least first
     Way("whole model", {}),
     Way("whole model, checkpointing", CHECKPOINTING, costs=RECOMPUTES),
     Way("whole model, 8-bit moments", EIGHT_BITS, costs="moments are rounded; needs torchao"),
     Way("whole model, 8-bit moments, checkpointing", {**EIGHT_BITS, **CHECKPOINTING}, costs=f"both; {RECOMPUTES}"),
+    Way(
+        "whole model, offloading",
+        {**OFFLOADING, **HOST_MOMENTS},
+        costs=f"{RECOMPUTES}; {COPIES}; AdamW runs on the CPU",
+        on_gpu=True,
+    ),
     Way("LoRA", {"lora": {}}, adapter=True, costs="an adapter learns, the base does not"),
     Way("LoRA, checkpointing", {"lora": {}, **CHECKPOINTING}, adapter=True, costs=f"both; {RECOMPUTES}"),
+    Way(
+        "LoRA, checkpointing, offloading",
+        {"lora": {}, **OFFLOADING},
+        adapter=True,
+        costs=f"all three; {COPIES}",
+        on_gpu=True,
+    ),
     Way(
         "LoRA, 4-bit base", QUANTIZED, adapter=True, costs="the base is rounded: `atropos quantize`; needs bitsandbytes"
     ),
@@ -58,6 +77,13 @@ WAYS = (  # what costs least first
         {**QUANTIZED, **CHECKPOINTING},
         adapter=True,
         costs=f"all three; {RECOMPUTES}",
+    ),
+    Way(
+        "LoRA, 4-bit base, checkpointing, offloading",
+        {**QUANTIZED, **OFFLOADING},
+        adapter=True,
+        costs=f"all four; {COPIES}",
+        on_gpu=True,
     ),
 )
 
@@ -93,7 +119,9 @@ class Fitting:
         self.wanted = min(PROMPT_TOKENS + config.sampling.max_tokens, positions)
 
     def each(self, ways: Sequence[Way] = WAYS) -> list[Fitted]:
-        return [self.fitted(way) for way in ways]
+        """Of those that this device can go."""
+        gpu = any(device.startswith("cuda") for device in self._available)
+        return [self.fitted(way) for way in ways if gpu or not way.on_gpu]
 
     def fitted(self, way: Way) -> Fitted:
         """Raises what the run file itself is refused for."""
@@ -107,6 +135,10 @@ class Fitting:
                 continue
             return self._searched(way, bridge, plan)
         return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, refused)
+
+    def engine_options(self, way: Way) -> Mapping[str, Any]:
+        """What the engine is to be told beside its own options."""
+        return ENGINE_QUANTIZED if way.quantized and self._config.engine.use in HOLD_4_BITS else {}
 
     def _searched(self, way: Way, bridge: str, plan: Plan) -> Fitted:
         context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))
@@ -131,6 +163,8 @@ class Fitting:
         if way.adapter and trainer.options.get("lora"):
             kept["lora"] = {**trainer.options["lora"], **way.options["lora"]}
         changed: dict[str, Any] = {"trainer": type(trainer).model_validate({**way.options, **kept})}
+        if engine := self.engine_options(way):
+            changed["engine"] = self._config.engine.model_validate({**self._config.engine.model_dump(), **engine})
         if bridge != own.use:
             changed["bridge"] = type(own)(use=bridge)
         config = self._config.model_copy(update=changed)

@@ -125,14 +125,23 @@ def _on(
     else:
         trained, size = adapter_parameters(model, lora) // parts, FP32
         yield Holding("adapter", trained * FP32, device, change="lower trainer.lora.rank")
-    if size != FP32 and not masters:
-        yield Holding("fp32 masters", trained * FP32, device, change=smaller)
+    offloads = options.optimizer_offloading
+    at = "cpu" if offloads else device
+    elsewhere = "" if offloads or device == "cpu" else ", or set trainer.optimizer_offloading=true"
+    if (size != FP32 or offloads) and not masters:
+        yield Holding("fp32 masters", trained * FP32, at, change=f"{smaller}{elsewhere}")
     moments = int(2 * trained * MOMENT_BYTES[options.optimizer])
-    yield Holding("optimiser moments", moments, device, change="" if lora else f"{smaller}, or set trainer.optimizer")
+    fewer = "" if lora else f"{smaller}, or set trainer.optimizer{elsewhere}"
+    yield Holding("optimiser moments", moments, at, change=fewer)
 
     rows = rows_of(options, replace(workload, groups=-(-workload.groups // parts)), model)
     activations, gradients, work = _largest_moment(options, model, rows, element, device, trained, lora is not None)
     change = "lower trainer.tokens_per_microbatch, or set trainer.gradient_checkpointing=true"
+    if options.activation_offloading:
+        inputs = _checkpointed(options, model) * rows.packed * model.hidden * element
+        yield Holding("inputs of layers", inputs, "cpu", "update", change="lower trainer.tokens_per_microbatch")
+    if offloads:
+        yield Holding("gradients of masters", trained * FP32, "cpu", "update", change=smaller)
     yield Holding("activations", activations, device, "update", change=change)
     yield Holding("gradients", gradients, device, "update", change="" if lora else smaller)
     yield Holding("logits and work", work, device, "update", change="lower trainer.logprob_chunk")
@@ -143,16 +152,25 @@ def _on(
     yield Holding(BUFFERS, OVERHEAD, device)
 
 
+def _checkpointed(options: GrpoOptions, model: ModelSize) -> int:
+    """Layers that are computed again."""
+    return min(options.checkpointed_layers or model.layers, model.layers) if options.gradient_checkpointing else 0
+
+
 def _largest_moment(
     options: GrpoOptions, model: ModelSize, rows: Rows, element: int, device: str, trained: int, adapted: bool
 ) -> tuple[int, int, int]:
     """Activations, gradients and what is worked on, at the fullest of three moments of a backward pass: at the head, in
     the layer under it, in the first layer. Gradients grow as activations go, and those of earlier micro-batches stay."""
     layer = layer_bytes(model, rows, element, adapted)
-    each = rows.packed * model.hidden * element if options.gradient_checkpointing else layer
-    again = layer if options.gradient_checkpointing else 0
-    kept = model.layers * each + rows.packed * model.hidden * 3 * element + rows.scored * model.hidden * element
+    again = _checkpointed(options, model)
+    inputs = 0 if options.activation_offloading else again * rows.packed * model.hidden * element
+    ends = rows.packed * model.hidden * 3 * element + rows.scored * model.hidden * element
+    kept = inputs + (model.layers - again) * layer + ends
+    anew = inputs + ends + layer if again else 0  # the last of those that are computed again, when it is
     head = 0 if adapted else model.vocabulary * model.hidden * FP32
+    if options.optimizer_offloading:  # a gradient leaves as soon as it is there
+        head, trained = 0 if adapted else model.vocabulary * model.hidden * element, 0
     before = trained * FP32 if rows.several else 0
     gradients = (
         max(before, head) if element == FP32 else before + head
@@ -164,7 +182,7 @@ def _largest_moment(
     inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations are still there
     moments = [
         (kept, gradients, chunks),
-        (kept + again, gradients, inside),
+        (max(kept, anew), gradients, inside),
         (layer, trained * FP32 + (head if model.tied else 0), inside),
     ]
     return max(moments, key=sum)

@@ -1,7 +1,8 @@
 """AdamW that writes into the parameters where they lie, with moments in fp32 or in torchao's 8 or 4 bits.
 
 Parameters may be views of memory that an engine reads (a bridge put them there), so they are never replaced. For 16-bit
-parameters an fp32 master of each is what Adam updates and what gradients add up in; the parameter is its rounding.
+parameters an fp32 master of each is what Adam updates and what gradients add up in; the parameter is its rounding. With
+`optimizer_offloading` each has one in host memory, where its gradient and its moments are as well and where Adam runs.
 """
 
 from __future__ import annotations
@@ -35,15 +36,10 @@ class Optimizer:
         self.updates = 0
         self._options = options
         self._in_all = in_all
-        self._masters = [
-            torch.empty_like(parameter, dtype=torch.float32) if parameter.element_size() == 2 else parameter.detach()
-            for parameter in self.parameters
-        ]
+        self._masters = [self._master(parameter) for parameter in self.parameters]
         self.adopt()
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._collector(master))
-            for parameter, master in zip(self.parameters, self._masters, strict=True)
-            if master.dtype != parameter.dtype
+            parameter.register_post_accumulate_grad_hook(self._collector(master)) for parameter, master in self._apart()
         ]
         groups: dict[ParameterGroup, list[int]] = {}
         chosen = groups_of({name: parameter.ndim for name, parameter in trained.items()}, options)
@@ -65,9 +61,8 @@ class Optimizer:
     @torch.no_grad()
     def adopt(self) -> None:
         """Take the parameters' present values as the masters'."""
-        for parameter, master in zip(self.parameters, self._masters, strict=True):
-            if master.dtype != parameter.dtype:
-                master.copy_(parameter)
+        for parameter, master in self._apart():
+            master.copy_(parameter)
 
     @property
     def learning_rate(self) -> float:
@@ -84,7 +79,7 @@ class Optimizer:
         gradients = [tensor.grad for tensor in self._gradient_holders() if tensor.grad is not None]
         if not gradients:
             return torch.zeros(())
-        return torch.nn.utils.get_total_norm(gradients)
+        return torch.nn.utils.get_total_norm(gradients).to(self.parameters[0].device)
 
     @torch.no_grad()
     def scale_down(self) -> tuple[float, Tensor]:
@@ -117,9 +112,8 @@ class Optimizer:
             else:
                 group["lr"] = rate * now
         self._adam.step()
-        for parameter, master in zip(self.parameters, self._masters, strict=True):
-            if master.dtype != parameter.dtype:
-                parameter.copy_(master)
+        for parameter, master in self._apart():
+            parameter.copy_(master)
         self.updates += 1
         self.clear()
 
@@ -157,11 +151,11 @@ class Optimizer:
     def take_over(self, before: Optimizer) -> None:
         """Go on from an optimiser of the same parameters in other storage: a master whose rounding is what lies there
         now stays as exact as it was."""
-        present = [master.clone() for master in self._masters]
+        present = [master.clone() for _, master in self._apart()]
         self.load(before.state())
-        for parameter, master, now in zip(self.parameters, self._masters, present, strict=True):
-            if master.dtype != parameter.dtype:
-                master.copy_(torch.where(master.to(parameter.dtype) == parameter, master, now))
+        for (parameter, master), now in zip(self._apart(), present, strict=True):
+            kept = master.to(parameter.dtype) == now.to(parameter.dtype)
+            master.copy_(torch.where(kept, master, now))
 
     def close(self) -> None:
         """Let go of the parameters; may be called twice."""
@@ -171,9 +165,25 @@ class Optimizer:
 
     def _gradient_holders(self) -> list[Tensor]:
         return [
-            parameter if master.dtype == parameter.dtype else master
+            master if self._has_own(parameter) else parameter
             for parameter, master in zip(self.parameters, self._masters, strict=True)
         ]
+
+    def _has_own(self, parameter: Tensor) -> bool:
+        """Whether its master is another tensor."""
+        return self._options.optimizer_offloading or parameter.element_size() == 2
+
+    def _master(self, parameter: Tensor) -> Tensor:
+        if not self._has_own(parameter):
+            return parameter.detach()
+        if not self._options.optimizer_offloading:
+            return torch.empty_like(parameter, dtype=torch.float32)
+        return torch.empty(parameter.shape, dtype=torch.float32, pin_memory=parameter.is_cuda)
+
+    def _apart(self) -> list[tuple[Parameter, Tensor]]:
+        """The parameters whose masters are other tensors."""
+        pairs = zip(self.parameters, self._masters, strict=True)
+        return [(parameter, master) for parameter, master in pairs if self._has_own(parameter)]
 
     @staticmethod
     def _collector(master: Tensor) -> Any:
@@ -182,6 +192,7 @@ class Optimizer:
             parameter.grad = None
             if gradient is None:
                 return
+            gradient = gradient.to(master.device)
             master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
 
         return collect

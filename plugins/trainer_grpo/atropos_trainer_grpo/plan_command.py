@@ -33,6 +33,15 @@ def plan(
         float | None,
         typer.Option(min=1, max=10_000, metavar="GIB", help="Of one card with so much memory, here or not: 24, 80."),
     ] = None,
+    host: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=100_000,
+            metavar="GIB",
+            help="Of host memory beside it, for what is offloaded. \\[default: as here]",
+        ),
+    ] = None,
     context: Annotated[
         int | None, typer.Option(min=2, help="Tokens of a prompt and its reply. \\[default: as the run file has it]")
     ] = None,
@@ -48,7 +57,7 @@ def plan(
 
       atropos plan --model ./my-model --gpu 24 --context 8192
 
-      atropos plan my-run.toml --gpu 80
+      atropos plan my-run.toml --gpu 80 --host 256
     """
     from atropos_core import console
     from atropos_core.errors import ConfigError, FitError
@@ -82,6 +91,8 @@ def plan(
     available = dict(available_bytes())
     if gpu is not None:
         available["cuda:0"] = int(gpu * (1 << 30))
+    if host is not None:
+        available["cpu"] = int(host * (1 << 30))
     fitting = Fitting(loaded.config, resolved, plugins, Path("runs"), available)
     console.say(f"{size.parameters:,} parameters in {resolved.directory}; {_devices(available)}")
     with console.waiting("what fits"):
@@ -107,7 +118,7 @@ def plan(
         rounded = f"./{resolved.directory.name}-nf4"
         console.say(f"  atropos quantize {model or resolved.directory} {rounded}")
         model = rounded
-    console.say(f"  {_typed(chosen, file, model, engine, changes, wanted, gpu is not None)}")
+    console.say(f"  {_typed(chosen, fitting, file, model, engine, changes, wanted, gpu is not None)}")
 
 
 def _row(one: Fitted, fitting: Fitting) -> tuple[str, ...]:
@@ -127,6 +138,7 @@ def _devices(available: dict[str, int]) -> str:
 
 def _typed(
     chosen: Fitted,
+    fitting: Fitting,
     file: Path | None,
     model: str | None,
     engine: str | None,
@@ -142,6 +154,7 @@ def _typed(
     settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
     settings += [f"trainer.{name}={str(value).lower()}" for name, value in chosen.way.options.items() if name != "lora"]
     settings += [f"trainer.lora.{name}={value}" for name, value in chosen.way.options.get("lora", {}).items()]
+    settings += [f"engine.{name}={value}" for name, value in fitting.engine_options(chosen.way).items()]
     settings += ['engine.devices=["cuda:0"]', 'trainer.devices=["cuda:0"]'] if on_gpu else []
     return " ".join(
         [*words, *(f"--set '{one}'" if '"' in one else f"--set {one}" for one in (*(changes or ()), *settings))]

@@ -43,6 +43,14 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
         _refuse_what_liger_cannot(context)
     if options.attention == "flex":
         _refuse_another_device('trainer.attention = "flex"', 'trainer.attention = "padded"', context)
+    for name in ("activation_offloading", "optimizer_offloading"):
+        if getattr(options, name):
+            _refuse_another_device(f"trainer.{name} = true", f"trainer.{name} = false", context)
+    if options.optimizer_offloading and (devices := len(context.devices) * context.machines) > 1:
+        raise FitError(
+            f"trainer.optimizer_offloading = true is for a trainer on one device, and this one has {devices}.",
+            remedy="Ranks divide masters and moments among themselves already: leave it out.",
+        )
     if len(context.devices) * context.machines > 1:
         from atropos_trainer_grpo.ranks import RankedTrainer
 

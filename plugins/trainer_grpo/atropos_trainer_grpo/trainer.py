@@ -26,7 +26,7 @@ from atropos_core.health.alignment import ROUNDING_NATS, largest_rounding
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.models.cpu_warmup import settle
 from atropos_core.types import Batch, Floats, Metrics, Tokens
-from atropos_trainer_grpo import parts, saving
+from atropos_trainer_grpo import checkpointing, parts, saving
 from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
 from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_nothing
@@ -118,6 +118,8 @@ class GrpoTrainer(Trainer):
             if self._sharded is not None:
                 await self._run(self._sharded.gather)
         metrics = await self._run(update.metrics)
+        if self._device.startswith("cuda") and self._context.max_staleness == 0:
+            await self._run(torch.cuda.empty_cache)  # the engine samples next, perhaps in the same memory
         self._token_values = update.token_values()
         return metrics
 
@@ -191,8 +193,7 @@ class GrpoTrainer(Trainer):
         trained = {name: parameter.ndim for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         groups_of(trained, self._options)  # refuses a pattern that means nothing here, before any weights arrive
         if self._options.gradient_checkpointing:
-            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-            enable({"use_reentrant": False})  # the second name is that of transformers before 5.20
+            checkpointing.enable(model, self._options)
             self.model.train()  # transformers checkpoints only then; its own dropout was set to zero
             for layer in self._dropouts:
                 layer.eval()

@@ -156,6 +156,9 @@ ELSEWHERE = {
     "kernels": "test_torchao.py::test_what_the_run_cannot_have_is_refused_before_it_begins",
     "attention": "test_prefix_tree.py::test_flex_attention_gives_what_the_padded_layout_does",
     "lora.quantization": "test_quantization.py::test_several_devices_and_a_missing_package_are_refused",
+    "checkpointed_layers": "test_offloading.py::test_the_first_layers_alone_are_computed_again",
+    "activation_offloading": "test_offloading.py::test_every_layer_that_is_computed_again_is_copied_and_no_other",
+    "optimizer_offloading": "test_offloading.py::test_moments_and_masters_in_host_memory_change_no_weight",
     "optimizer": "test_torchao.py::test_moments_of_another_format_are_refused_with_the_option_that_takes_them",
 }
 # Of memory and speed, and they leave the weights as they are: what is computed is not the same operations.

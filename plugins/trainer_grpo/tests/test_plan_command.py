@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import struct
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from atropos_core.cli import run_app
 from atropos_trainer_grpo.fitting import SEQUENCES, WAYS, Fitted, best
+from tests.conftest import REPOSITORY
 from tests.pages.blocks import BLOCKS
 
 
@@ -76,23 +78,29 @@ def rows(text: str) -> dict[str, tuple[int, int]]:
 
 def test_the_command_that_it_names_is_planned_by_a_dry_run_and_fits(capsys):
     text = said(capsys, "--model", "tiny")
-    assert set(rows(text)) == {way.name for way in WAYS}
+    assert set(rows(text)) == {way.name for way in WAYS if not way.on_gpu}, "there is no other memory"
     command = shlex.split(text.splitlines()[-1])
     assert command[:2] == ["atropos", "run"]
     assert run_app([*command[1:], "--env", "gsm8k", "--dry-run"]) == 0
 
 
 def test_what_an_eight_billion_model_needs_of_a_small_card_and_of_a_large_one(capsys, eight_billion):
-    small = rows(said(capsys, "--model", str(eight_billion), "--gpu", "48", "--context", "2048"))
-    large = rows(said(capsys, "--model", str(eight_billion), "--gpu", "80", "--context", "2048"))
+    def planned(gpu: str, host: str = "256") -> dict[str, tuple[int, int]]:
+        return rows(said(capsys, "--model", str(eight_billion), "--gpu", gpu, "--host", host, "--context", "2048"))
+
+    small, large = planned("48"), planned("80")
     assert small["whole model"] == large["whole model"] == (0, 0)  # parameters, fp32 masters and moments: 115 GB
     assert 0 < small["LoRA, checkpointing"][0] < large["LoRA, checkpointing"][0]
     assert 2048 < small["LoRA, checkpointing"][1] < large["LoRA, checkpointing"][1]
+    offloading = "LoRA, 4-bit base, checkpointing, offloading"
+    assert large["LoRA, checkpointing"][0] < large[offloading][0] and small["whole model, offloading"][0] > 0
+    assert planned("80", host="24")[offloading][0] < large[offloading][0], "layer inputs are in host memory"
+    assert planned("48", host="64")["whole model, offloading"] == (0, 0), "masters and moments are: 98 GB"
     assert small["LoRA"][1] == 0 and small["LoRA"][0] < large["LoRA"][0] < large["LoRA, checkpointing"][0]
 
 
 def test_a_little_more_than_what_it_says_does_not_fit(capsys, eight_billion):
-    text = said(capsys, "--model", str(eight_billion), "--gpu", "48", "--context", "4096")
+    text = said(capsys, "--model", str(eight_billion), "--gpu", "48", "--host", "256", "--context", "4096")
     command = shlex.split(next(line for line in text.splitlines() if line.startswith("  atropos run")))
     [microbatch] = [word for word in command if word.startswith("trainer.tokens_per_microbatch=")]
     from atropos_core.cli.options import configure
@@ -103,7 +111,7 @@ def test_a_little_more_than_what_it_says_does_not_fit(capsys, eight_billion):
         model=str(eight_billion),
         flags={"engine.devices": ["cuda:0"], "trainer.devices": ["cuda:0"], "sampling.max_tokens": 4096 - 512},
     )
-    fitting = Fitting(loaded.config, model, load_plugins(), Path("runs"), {"cuda:0": 48 << 30})
+    fitting = Fitting(loaded.config, model, load_plugins(), Path("runs"), {"cuda:0": 48 << 30, "cpu": 256 << 30})
     chosen = best(fitting.each(), fitting.wanted)
     assert chosen is not None and microbatch.endswith(f"={chosen.microbatch}")
     plan = fitting._plan(chosen.way, chosen.bridge)
@@ -125,7 +133,7 @@ def test_the_commands_of_the_page_print_a_table_and_a_command(capsys):
     [block] = [one for one in BLOCKS if one.page == "docs/run-file.md" and one.first.startswith("atropos plan")]
     for line in block.text.splitlines():
         text = said(capsys, *shlex.split(line)[2:])
-        assert set(rows(text)) == {way.name for way in WAYS}
+        assert set(rows(text)) == {way.name for way in WAYS if "--gpu" in line or not way.on_gpu}
         assert "  atropos run --model tiny" in text
 
 
@@ -153,3 +161,27 @@ def test_the_cheapest_way_with_room_for_several_sequences_is_taken():
     assert best([fitted(0, 100), fitted(1, 100 * SEQUENCES), fitted(4, 9000)], 100) == fitted(1, 100 * SEQUENCES)
     assert best([fitted(0, 99), fitted(1, 150), fitted(4, 120)], 100) == fitted(1, 150)
     assert best([fitted(0, 99)], 100) is None
+
+
+def test_the_pages_table_of_what_fits_is_what_the_plan_says(eight_billion):
+    from atropos_core.cli.options import configure
+    from atropos_core.plugins.manager import load_plugins
+    from atropos_trainer_grpo.fitting import Fitting
+
+    ways, plugins, seen = {way.name: way for way in WAYS}, load_plugins(), 0
+    for line in (REPOSITORY / "docs/gpu.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] not in ways or len(cells) != 4:
+            continue
+        for gib, said in zip((24, 80), cells[2:], strict=True):
+            share = re.findall(r"0\.\d+", cells[1])
+            flags = {"engine.devices": ["cuda:0"], "trainer.devices": ["cuda:0"], "sampling.max_tokens": 2048 - 512}
+            if share:
+                flags["engine.memory_share"] = float(share[gib == 80])
+            engine = "vllm" if "vllm" in cells[1] else "hf"
+            loaded, model, _ = configure(model=str(eight_billion), engine=engine, flags=flags)
+            fitting = Fitting(loaded.config, model, plugins, Path("runs"), {"cuda:0": gib << 30, "cpu": 256 << 30})
+            found = fitting.fitted(ways[cells[0]]).context
+            assert said == (f"{found // 1000}K" if found else "does not fit"), f"{line}: {found:,}"
+            seen += 1
+    assert seen == 12

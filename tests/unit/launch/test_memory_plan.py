@@ -12,7 +12,7 @@ import pytest
 from atropos_core.config.run_file import Layer, load
 from atropos_core.errors import FitError, PluginError
 from atropos_core.launch.assemble import contexts, make_plan
-from atropos_core.launch.memory_plan import MemoryPlan, PlanRow, host_memory, peak, plan_memory, table
+from atropos_core.launch.memory_plan import MemoryPlan, PlanRow, host_memory, in_turn, peak, plan_memory, table
 from atropos_core.models.model_size import read
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import Holding
@@ -41,6 +41,25 @@ def test_of_a_components_phases_the_largest_counts_on_each_device():
     third, there = Holding("d", 5, phase="two"), Holding("e", 9, "cuda:0", phase="one")
     kept = peak([lasting, first, second, third, there])
     assert kept == [lasting, second, third, there]
+
+
+def test_what_only_sampling_needs_and_what_only_the_update_needs_count_in_turn_on_each_device():
+    rows = [
+        row(10, component="engine"), row(4, component="engine", phase="sampling"), row(3, component="teacher", phase="rescoring"),
+        row(9, component="engine", phase="rescoring", counts=False), row(6, phase="update"), row(5, phase="opening"),
+        row(8, phase="update", device="cuda:0"), row(2, component="engine", phase="sampling", device="cuda:0"),
+    ]  # fmt: skip
+    assert MemoryPlan(tuple(rows), {}).needed() == {"cpu": 28, "cuda:0": 10}
+    assert MemoryPlan(tuple(in_turn(rows)), {}).needed() == {"cpu": 22, "cuda:0": 8}
+
+
+@pytest.mark.parametrize(("settings", "taken_in_turn"), [({}, True), ({"training": {"max_staleness": 1}}, False)])
+def test_an_on_policy_run_alone_holds_in_turn_what_sampling_and_the_update_need(tmp_path, settings, taken_in_turn):
+    plugins = load_plugins()
+    config = load([Layer("run.toml", {"environment": {"gsm8k": {}}, **settings})]).config
+    made = plan_memory(make_plan(config, plugins.resolve_model("tiny"), plugins), tmp_path)
+    counted = {one.holding.phase for one in made.rows if one.counts and one.holding.device == "cpu"}
+    assert ("update" in counted and bool({"sampling", "rescoring"} & counted)) is not taken_in_turn
 
 
 def test_what_cannot_fit_is_refused_with_its_largest_parts_and_what_to_change():

@@ -39,6 +39,7 @@ ENGINE: Mapping[str, tuple[Any, ...]] = {  # arguments other than the defaults, 
     "resume": (11,),
     "load_weights": (Path("/weights"),),
     "load_adapter": (Path("/adapter"), 12),
+    "release_cache": (),
     "close": (),
 }
 TRAINER: Mapping[str, tuple[Any, ...]] = {

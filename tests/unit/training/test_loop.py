@@ -135,6 +135,31 @@ def test_an_alignment_that_is_beyond_its_bound_or_no_number_ends_the_run(metric,
         virtual_time.run(main())
 
 
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_before_each_update_of_an_on_policy_run_engines_may_give_memory_back(tmp_path, allowed):
+    async def main() -> list[str]:
+        one = life(weather(staleness=allowed), tmp_path)
+        engine, trainer = one.loop._parts.engine, one.loop._parts.trainer
+        seen: list[str] = []
+        step = trainer.step
+
+        async def released() -> None:
+            seen.append("released")
+
+        async def stepped(*arguments: Any) -> Any:
+            seen.append("update")
+            return await step(*arguments)
+
+        engine.release_cache, trainer.step = released, stepped  # type: ignore[method-assign]
+        await one.run(None)
+        return seen
+
+    seen = virtual_time.run(main())
+    updates = seen.count("update")
+    assert updates > 2
+    assert seen == ["update"] * updates if allowed else ["released", "update"] * updates
+
+
 def test_groups_too_old_are_dropped_counted_and_replaced_in_the_same_step(tmp_path):
     """A rollout may take longer than two updates: then what was begun for later is too old by then."""
 

@@ -1,0 +1,53 @@
+"""A base in 4 bits, by bitsandbytes: NF4 in blocks of 64, as `atropos quantize` has rounded its weights."""
+
+from __future__ import annotations
+
+import torch
+from bitsandbytes import functional
+from bitsandbytes.nn import Linear4bit, Params4bit
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from atropos_core.errors import FitError
+
+BLOCK = 64
+
+
+class QuantizedLinear(Linear4bit):
+    """With the numbers of the weight itself. bitsandbytes' fused kernels leave out the rounding to the dtype that weights are stored in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = functional.dequantize_4bit(self.weight.data, self.weight.quant_state)
+        return nn.functional.linear(x, whole.to(x.dtype), self.bias)
+
+
+def quantize(model: PreTrainedModel) -> None:
+    """Hold every linear layer but the head and an adapter's own in 4 bits, where the model lies. Raises FitError, with its name, for a layer whose weights are
+    not on that grid: what is sampled from is the model in the directory, and nothing near it."""
+    head = model.get_output_embeddings()
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear and module is not head and ".lora_" not in name:
+            path, _, last = name.rpartition(".")
+            setattr(model.get_submodule(path), last, _quantized(module, name))
+
+
+def _quantized(linear: nn.Linear, name: str) -> QuantizedLinear:
+    whole = linear.weight.detach()
+    layer = QuantizedLinear(
+        linear.in_features, linear.out_features, linear.bias is not None,
+        compute_dtype=whole.dtype, compress_statistics=False, quant_type="nf4", device="meta",
+    )  # fmt: skip
+    layer.bias = linear.bias
+    layer.weight = Params4bit(
+        whole.float(), requires_grad=False, compress_statistics=False, blocksize=BLOCK, quant_type="nf4", module=layer
+    ).to(whole.device)
+    state = layer.weight.quant_state
+    for state.dtype in dict.fromkeys(
+        (whole.dtype, torch.bfloat16, torch.float16)
+    ):  # the dtype that they were rounded in
+        if torch.equal(functional.dequantize_4bit(layer.weight.data, state).to(whole.dtype), whole):
+            return layer.requires_grad_(False)
+    raise FitError(
+        f'engine.quantization = "nf4" is for a model whose weights are on that grid, and {name} is not.',
+        remedy="`atropos quantize MODEL DIRECTORY` writes such a one; then --model DIRECTORY.",
+    )

@@ -1,0 +1,47 @@
+"""Which decoder layers are computed again in the backward pass, and where what they begin with waits until then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import GrpoOptions
+
+
+def enable(model: PreTrainedModel, options: GrpoOptions) -> None:
+    """Have the first `checkpointed_layers` decoder layers keep their inputs alone. The others keep all that the backward pass needs:
+    they come first in it, and what they held is free again by the time that the first one is computed anew."""
+    switch = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    switch({"use_reentrant": False})  # the second name is that of transformers before 5.20
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        if options.checkpointed_layers is not None and number >= options.checkpointed_layers:
+            layer.gradient_checkpointing = False
+        if options.activation_offloading:
+            layer._gradient_checkpointing_func = checkpoint_in_host_memory
+
+
+def checkpoint_in_host_memory(function: Callable[..., Any], *arguments: Any) -> Any:
+    """As torch's checkpoint, whose saved inputs are what these hooks see: what `function` saves itself is computed again."""
+    with saved_tensors_hooks(_to_host, _to_device):
+        return checkpoint(function, *arguments, use_reentrant=False)
+
+
+def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
+    on_gpu = tensor.device.type == "cuda"
+    held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu)
+    held.copy_(tensor, non_blocking=on_gpu)  # in the order of the device's stream, as its way back
+    return tensor.device, held
+
+
+def _to_device(saved: tuple[torch.device, Tensor]) -> Tensor:
+    device, held = saved
+    return held.to(device, non_blocking=True)
