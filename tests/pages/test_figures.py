@@ -75,6 +75,20 @@ def evolved() -> Figures:
     }
 
 
+def ray() -> Figures:
+    found = results("soak_ray")
+    ended, waited = found["outcomes"], found["until_the_next_step_s"]
+    assert sum(ended.values()) == 30 and found["actors_left"] == []
+    return {
+        "plugins/launcher_ray/README.md": [
+            f"After {ended['driver: resumed']} of the driver the run was resumed; after {ended['trainer node: started again']} of the trainer's machine "
+            f"and {ended['engine node: started again']} of the engine's it started again by itself (`restarts`); after "
+            f"{ended['worker node: went on']} of the workers' machine it went on. The next step but one came after {waited['median']:.0f} s in the median, "
+            f"{waited['most']:.0f} s at most. {found['draws_settled']} draws were settled and {found['groups_trained']} groups trained, each once"
+        ]
+    }
+
+
 def sandboxes() -> Figures:
     found = results("sandboxes")
     assert f"{found['load_at_start']:.0f}" == "7", "the page says how busy the machine was"
@@ -414,6 +428,7 @@ COMPUTED = (
     soak,
     quantized,
     evolved,
+    ray,
     sandboxes,
     engine,
     whole_loop,
