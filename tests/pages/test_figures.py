@@ -81,10 +81,11 @@ def ray() -> Figures:
     assert sum(ended.values()) == 30 and found["actors_left"] == []
     return {
         "plugins/launcher_ray/README.md": [
-            f"After {ended['driver: resumed']} of the driver the run was resumed; after {ended['trainer node: started again']} of the trainer's machine "
-            f"and {ended['engine node: started again']} of the engine's it started again by itself (`restarts`); after "
-            f"{ended['worker node: went on']} of the workers' machine it went on. The next step but one came after {waited['median']:.0f} s in the median, "
-            f"{waited['most']:.0f} s at most. {found['draws_settled']} draws were settled and {found['groups_trained']} groups trained, each once"
+            f"After {ended['driver: resumed']} of the driver the run was resumed",
+            f"after {ended['trainer node: started again']} of the trainer's machine and {ended['engine node: started again']} of the engine's it",
+            f"after {ended['worker node: went on']} of the workers' machine it went on",
+            f"after {waited['median']:.0f} s in the median, {waited['most']:.0f} s at most",
+            f"{found['draws_settled']} draws were settled and {found['groups_trained']} groups trained, each once",
         ]
     }
 

@@ -132,6 +132,11 @@ class RunningBatch:
         rows, self.rows = self.rows, []
         return rows
 
+    @property
+    def size_bytes(self) -> int:
+        """Of keys and values that there is memory for now."""
+        return self._decoder.bytes_for(0, 0, kept=True)
+
     def release(self) -> None:
         """Give the memory back, while there are no rows. The next batch takes as much at once: what grows is copied."""
         self._before = self._decoder.capacity or self._before
