@@ -12,16 +12,24 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from atropos_core.errors import FitError
+
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
 
 
 def enable(model: PreTrainedModel, options: GrpoOptions) -> None:
     """Have the first `checkpointed_layers` decoder layers keep their inputs alone. The others keep all that the backward pass needs:
-    they come first in it, and what they held is free again by the time that the first one is computed anew."""
+    they come first in it, and what they held is free again by the time that the first one is computed anew. Raises FitError for a model
+    without such layers, where one of the options says something of them."""
     switch = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     switch({"use_reentrant": False})  # the second name is that of transformers before 5.20
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers and (options.checkpointed_layers is not None or options.activation_offloading):
+        raise FitError(
+            f"{type(model).__name__} is not computed again layer by layer as transformers' newer models are.",
+            remedy="Leave trainer.checkpointed_layers and trainer.activation_offloading out.",
+        )
     for number, layer in enumerate(layers):
         if options.checkpointed_layers is not None and number >= options.checkpointed_layers:
             layer.gradient_checkpointing = False
