@@ -39,6 +39,8 @@ BATCHES = {"tiny": (8, 32, 128), "30M": (1, 4, 16)}  # sequences that TRL puts t
 OURS: dict[str, dict[str, Any]] = {"tiny": {}, "30M": {"tokens_per_microbatch": 256, "logprob_chunk": 128}}
 BRANCHES: dict[str, Any] = {"length": 512, "shared": 0.75}  # of a group of GROUP, one for each prompt
 OURS_BRANCHES: dict[str, dict[str, Any]] = {"tiny": {}, "30M": {"tokens_per_microbatch": 1536, "logprob_chunk": 128}}
+# Where nothing is shared: as many sequences at once.
+GROUP_AT_ONCE: dict[str, dict[str, Any]] = {"tiny": {}, "30M": {"tokens_per_microbatch": GROUP * 512}}
 TRICKS: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "padded, prompts not shared": {"padded": True, "share_prompts": False},
@@ -129,7 +131,8 @@ def beside_trl(work: Work, rounds: int, *, branches: bool = False) -> dict[str, 
         for _ in range(rounds):  # alternating, so that a noisy minute hits all
             runs.setdefault("Atropos", []).append(work.ours(model, batch, steps=STEPS[model], **options))
             if branches:
-                alone = work.ours(model, batch, steps=STEPS[model], share_prompts=False, **options)
+                apart = {**options, **GROUP_AT_ONCE[model], "share_prompts": False}
+                alone = work.ours(model, batch, steps=STEPS[model], **apart)
                 runs.setdefault(APART, []).append(alone)
             for size in BATCHES[model]:
                 runs.setdefault(f"TRL, batches of {size}", []).append(work.theirs(model, batch, size))
