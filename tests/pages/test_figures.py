@@ -153,6 +153,15 @@ def trainer() -> Figures:
     for name, runs in found["tricks"].items():
         seconds, cpu = mean(one["seconds"] for one in runs), mean(one["cpu_seconds"] for one in runs)
         rows.append(f"| {names[name]} | {seconds:.2f} | {cpu:.2f} | {mean(one['growth'] for one in runs) / 1e6:,.0f} |")
+    for model, of in found["branches"].items():
+        speed = {name: of["tokens"] / median(one["seconds"] for one in runs) for name, runs in of["runs"].items()}
+        grown = {name: median(one["growth"] for one in runs) / 1e6 for name, runs in of["runs"].items()}
+        ours = "tiny policy, defaults" if model == "tiny" else "a group is a micro-batch"
+        rows += [
+            f"{ours} | {speed['Atropos']:,.0f} | {of['speed']:.2f} × | {of['speed_apart']:.2f} × | {grown['Atropos']:,.0f} |",
+            f"| {speed['Atropos, nothing shared']:,.0f} | | | {grown['Atropos, nothing shared']:,.0f} |",
+            f"| {speed[of['best']]:,.0f} | | | {grown[of['best']]:,.0f} |",
+        ]
     padding = found["padding"]
     rows.append(
         f"{100 * padding['prompts shared']:.1f} % are padding, {100 * padding['prompts not shared']:.1f} % without shared "

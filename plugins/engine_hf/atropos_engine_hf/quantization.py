@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from bitsandbytes import functional
-from bitsandbytes.nn import Linear4bit, Params4bit
+from bitsandbytes.nn.modules import Linear4bit, Params4bit
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -17,7 +19,8 @@ class QuantizedLinear(Linear4bit):
     """With the numbers of the weight itself. bitsandbytes' fused kernels leave out the rounding to the dtype that weights are stored in."""
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = functional.dequantize_4bit(self.weight.data, self.weight.quant_state)
+        weight: Any = self.weight  # a Params4bit
+        whole = functional.dequantize_4bit(weight.data, weight.quant_state)
         return nn.functional.linear(x, whole.to(x.dtype), self.bias)
 
 
@@ -33,19 +36,20 @@ def quantize(model: PreTrainedModel) -> None:
 
 def _quantized(linear: nn.Linear, name: str) -> QuantizedLinear:
     whole = linear.weight.detach()
-    layer = QuantizedLinear(
+    layer = QuantizedLinear(  # type: ignore[no-untyped-call]
         linear.in_features, linear.out_features, linear.bias is not None,
         compute_dtype=whole.dtype, compress_statistics=False, quant_type="nf4", device="meta",
     )  # fmt: skip
     layer.bias = linear.bias
-    layer.weight = Params4bit(
+    packed: Any = Params4bit(
         whole.float(), requires_grad=False, compress_statistics=False, blocksize=BLOCK, quant_type="nf4", module=layer
-    ).to(whole.device)
-    state = layer.weight.quant_state
+    )
+    layer.weight = packed = packed.to(whole.device)
+    state = packed.quant_state
     for state.dtype in dict.fromkeys(
         (whole.dtype, torch.bfloat16, torch.float16)
     ):  # the dtype that they were rounded in
-        if torch.equal(functional.dequantize_4bit(layer.weight.data, state).to(whole.dtype), whole):
+        if torch.equal(functional.dequantize_4bit(packed.data, state).to(whole.dtype), whole):
             return layer.requires_grad_(False)
     raise FitError(
         f'engine.quantization = "nf4" is for a model whose weights are on that grid, and {name} is not.',

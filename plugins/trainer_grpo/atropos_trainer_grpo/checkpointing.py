@@ -24,7 +24,7 @@ def enable(model: PreTrainedModel, options: GrpoOptions) -> None:
     without such layers, where one of the options says something of them."""
     switch = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     switch({"use_reentrant": False})  # the second name is that of transformers before 5.20
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers and (options.checkpointed_layers is not None or options.activation_offloading):
         raise FitError(
             f"{type(model).__name__} is not computed again layer by layer as transformers' newer models are.",
