@@ -46,9 +46,8 @@ def _quantized(linear: nn.Linear, name: str) -> QuantizedLinear:
     )
     layer.weight = packed = packed.to(whole.device)
     state = packed.quant_state
-    for state.dtype in dict.fromkeys(
-        (whole.dtype, torch.bfloat16, torch.float16)
-    ):  # the dtype that they were rounded in
+    stored = dict.fromkeys((whole.dtype, torch.bfloat16, torch.float16))  # where what is on the grid was rounded to it
+    for state.dtype in stored:
         if torch.equal(functional.dequantize_4bit(packed.data, state).to(whole.dtype), whole):
             return layer.requires_grad_(False)
     raise FitError(
