@@ -91,6 +91,20 @@ def ray() -> Figures:
     }
 
 
+def hub() -> Figures:
+    found = results("hub_limit_long")
+    assert found["holds"] and found["limits"][0]["draws"] == 1_000_000 and found["limits"][0]["workers"] == 10_000
+    rows = []
+    for of in found["limits"]:
+        put = of["latency_ms"]["put"]
+        rows.append(
+            f"| 8 rollouts of {of['tokens_of_a_rollout']:,} tokens | {of['draws']:,} | {1e3 * of['hub_group_s']:.2f} ms | "
+            f"{of['groups_per_s_of_one_server']:,.0f} | {of['groups_per_s_here']:,.0f} | {put['p50']:.0f} and {put['p99']:.0f} ms | "
+            f"{of['engines_of_5000_tokens_per_s']:,.0f} | {of['servers_for_512_engines']:.1f} |"
+        )
+    return {"docs/simulation.md": rows}
+
+
 def sandboxes() -> Figures:
     found = results("sandboxes")
     assert f"{found['load_at_start']:.0f}" == "7", "the page says how busy the machine was"
@@ -440,6 +454,7 @@ COMPUTED = (
     quantized,
     evolved,
     ray,
+    hub,
     sandboxes,
     engine,
     whole_loop,
