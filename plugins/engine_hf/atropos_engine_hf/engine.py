@@ -22,7 +22,7 @@ from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.models.cpu_warmup import settle
 from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
-from atropos_engine_hf import memory
+from atropos_engine_hf import limits
 from atropos_engine_hf.batch import Finished, RunningBatch, SequenceState
 from atropos_engine_hf.decoder import Decoder, chunks
 from atropos_engine_hf.loading import ends_of, load_model
@@ -185,7 +185,7 @@ class HFEngine(Engine):
             self._adapter.load(directory)
 
     async def release_cache(self) -> None:
-        if not self._batch.rows and self._batch.size_bytes > memory.KEPT:
+        if not self._batch.rows and self._batch.size_bytes > limits.KEPT:
             self._batch.release()
             if self.model.device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from atropos_core.models.model_size import BYTES, read
 from atropos_core.plugins.provider import SAMPLING, Holding, Workload
+from atropos_engine_hf import limits
 from atropos_engine_hf.config import HFOptions
 
 LIBRARIES = 420_000_000  # a child with torch and transformers: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
 NF4_BYTES = 1 / 2 + 4 / 64  # of a weight, with a scale in float32 for each block
-KEPT = 1 << 26  # bytes of keys and values: so few stay where they are while an update runs
 SAMPLED = 1 << 24  # elements of [rows, vocabulary] float64 at once, four times: sampler.py
 SCORED = 1 << 26  # of logits in fp32, twice: scoring.py
 
@@ -39,7 +39,7 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     tokens = min(options.prefill_tokens, rows * workload.prompt_tokens)
     prefill = tokens * (4 * model.hidden + 3 * model.intermediate + model.query_width) * element
     logits = rows * model.vocabulary * element + 4 * 8 * min(rows * model.vocabulary, SAMPLED)
-    for phase in SAMPLING if cache > KEPT else ("",):
+    for phase in SAMPLING if cache > limits.KEPT else ("",):
         yield Holding("keys and values", cache, device, phase, change="lower engine.kv_cache_gb or engine.max_batch")
     yield Holding("prefill and sampling", prefill + logits, device, "sampling", change="lower engine.max_batch")
     scored = 2 * 4 * min(tokens * model.vocabulary, SCORED)

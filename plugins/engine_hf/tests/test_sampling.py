@@ -235,7 +235,7 @@ async def test_closing_ends_what_waits(open_engine: Any, tiny: Path) -> None:
 async def test_memory_of_keys_and_values_is_given_back_before_an_update_and_taken_at_once_by_the_next_batch(
     engine: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("atropos_engine_hf.memory.KEPT", 0)
+    monkeypatch.setattr("atropos_engine_hf.limits.KEPT", 0)
     cache = engine._batch._decoder.cache
 
     async def sampled() -> list[Any]:
@@ -251,7 +251,7 @@ async def test_memory_of_keys_and_values_is_given_back_before_an_update_and_take
     assert (cache.place.slots, cache.place.columns) == (0, 0) and cache.mask.numel() == 0
     assert not any(layer.keys.numel() or layer.values.numel() for layer in cache.slot_layers)
     await engine.release_cache()  # twice is fine
-    monkeypatch.setattr("atropos_engine_hf.memory.KEPT", 1 << 26)
+    monkeypatch.setattr("atropos_engine_hf.limits.KEPT", 1 << 26)
     [alone] = await engine.sample(tokens([5, 9, 30]), 1, Sampling(20), [0], 30)
     assert (cache.place.slots, cache.place.columns) == held, "what grows is copied"
     assert np.array_equal(alone.tokens, first[0].tokens)
@@ -262,7 +262,7 @@ async def test_memory_of_keys_and_values_is_given_back_before_an_update_and_take
 
 
 async def test_what_is_in_flight_keeps_its_keys_and_values(engine: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("atropos_engine_hf.memory.KEPT", 0)
+    monkeypatch.setattr("atropos_engine_hf.limits.KEPT", 0)
     sampling = asyncio.create_task(engine.sample(tokens([5, 9, 33]), 4, Sampling(60, temperature=0.7), range(4), 30))
     while not engine._batch.rows:
         await asyncio.sleep(0)
