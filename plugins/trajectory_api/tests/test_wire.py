@@ -264,10 +264,12 @@ def unusable(body: Upstream) -> bool:
     """What we refuse although the old server took it: lengths that disagree, numbers that do not fit, logprobs of trained
     tokens that are none."""
     lengths = [len(row) for row in body.tokens]
-    columns = [body.ref_logprobs, body.inference_logprobs]  # advantages of another length are ignored
+    columns = [body.ref_logprobs, body.inference_logprobs]
     teacher = (body.distill_token_ids, body.distill_logprobs)
     ids = [n for row in body.tokens for n in row] + [n for row in body.distill_token_ids or () for k in row for n in k]
-    floats = [n for column in (*columns, body.advantages) for row in column or () for n in row] + body.scores
+    floats = [n for column in columns for row in column or () for n in row] + body.scores
+    given = body.advantages or []
+    ignored = [len(row) for row in given] != lengths  # advantages of another length
     floats += [n for row in body.distill_logprobs or () for k in row for n in k]
     temperatures = [body.generation_params, body.group_overrides, *(body.overrides or ())]
     return (
@@ -287,7 +289,8 @@ def unusable(body: Upstream) -> bool:
         or len(body.overrides or ()) > len(lengths)
         or any((one or {}).get("temperature") == "hot" for one in temperatures)
         or any(not LOWEST_LOGPROB <= logprob <= LOGPROB_ROUNDING for logprob in trained_logprobs(body))
-        or any(abs(n) > LARGEST_REWARD for row in [body.scores, *(body.advantages or ())] for n in row)
+        or not all(math.isfinite(n) for row in given for n in row)
+        or any(abs(n) > LARGEST_REWARD for row in [body.scores, *(() if ignored else given)] for n in row)
     )
 
 
@@ -301,6 +304,7 @@ def trained_logprobs(body: Upstream) -> Iterator[float]:
 
 @given(bodies())
 @example({"tokens": [[0], [0, 1]], "masks": [[-100], [0, 1]], "scores": [0.0, 1.0], "advantages": [[]]})
+@example({"tokens": [[0, 0]], "masks": [[-100, -100]], "scores": [0.0], "advantages": [[2**31]]})  # ignored
 @settings(max_examples=600)
 def test_what_the_old_server_takes_comes_back_as_from_it_and_the_rest_is_refused(body):
     try:
