@@ -106,10 +106,9 @@ class RunContext:
 PROMPT_TOKENS = 512  # assumed of the longest prompt: no environment is called before it is built
 
 
-SAMPLING, UPDATE = (
-    ("sampling", "rescoring"),
-    "update",
-)  # phases of engines and of the trainer: in an on-policy run either these or that
+# Phases of engines, and of the trainer: in an on-policy run it is either these or that.
+SAMPLING = ("sampling", "rescoring")
+UPDATE = "update"
 
 
 @dataclass(frozen=True)

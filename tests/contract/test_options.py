@@ -525,7 +525,7 @@ plugins/curriculum/tests/test_curriculum.py::test_a_prior_file_gives_the_same_bi
   curriculum *: prior.file
 plugins/engine_hf/tests/test_memory.py::test_options_bound_the_memory_plan
   engine hf: max_batch kv_cache_gb
-plugins/engine_hf/tests/test_quantization.py::test_the_plan_says_what_is_held_and_that_the_whole_was_there_before
+plugins/engine_hf/tests/test_quantization.py::test_the_plan_counts_packed_weights_and_the_whole_model_while_it_opens
   engine hf: quantization
 plugins/engine_hf/tests/test_memory.py::test_sixteen_bits_take_half
   engine hf: dtype

@@ -187,8 +187,8 @@ class HFEngine(Engine):
     async def release_cache(self) -> None:
         if not self._batch.rows and self._batch.size_bytes > limits.KEPT:
             self._batch.release()
-            if self.model.device.type == "cuda":
-                torch.cuda.empty_cache()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()  # what prefill, sampling and rescoring have freed as well
 
     async def close(self) -> None:
         if self._scheduler is not None:

@@ -11,7 +11,6 @@ from atropos_engine_hf.config import HFOptions
 
 LIBRARIES = 420_000_000  # a child with torch and transformers: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
-NF4_BYTES = 1 / 2 + 4 / 64  # of a weight, with a scale in float32 for each block
 SAMPLED = 1 << 24  # elements of [rows, vocabulary] float64 at once, four times: sampler.py
 SCORED = 1 << 26  # of logits in fp32, twice: scoring.py
 
@@ -29,8 +28,7 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     weights = model.parameters * element
     if options.quantization is not None:
         yield Holding("model before it is in 4 bits", weights, "cpu", "opening")
-        linear = sum(out * into for out, into in model.linear().values())
-        weights -= linear * element - int(linear * NF4_BYTES)
+        weights = model.nf4_bytes(element)
     yield Holding("parameters", weights, device, shared=shared, change="use a smaller model")
     rows = min(options.max_batch, workload.concurrent_rollouts)
     length = min(workload.prompt_tokens + workload.max_tokens, model.longest)

@@ -106,7 +106,7 @@ def test_it_is_for_a_base_beside_adapters_and_needs_bitsandbytes(tiny: Path, tmp
     assert "atropos-plugin-engine-hf[bitsandbytes]" in str(missing.value)
 
 
-def test_the_plan_says_what_is_held_and_that_the_whole_was_there_before(rounded: Path, tmp_path: Path) -> None:
+def test_the_plan_counts_packed_weights_and_the_whole_model_while_it_opens(rounded: Path, tmp_path: Path) -> None:
     dtype = read(rounded).dtype  # type: ignore[union-attr]
     work = Workload(RunContext(tmp_path, rounded, transport="adapter"), 1, 1, 40, 5, prompt_tokens=20)
     planned = {one.what: one for one in holds(HFOptions(quantization="nf4", dtype=dtype), work)}

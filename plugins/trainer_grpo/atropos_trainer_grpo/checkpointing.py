@@ -33,7 +33,7 @@ def enable(model: PreTrainedModel, options: GrpoOptions) -> None:
     for number, layer in enumerate(layers):
         if options.checkpointed_layers is not None and number >= options.checkpointed_layers:
             layer.gradient_checkpointing = False
-        if options.activation_offloading:
+        if options.activation_offloading:  # the attribute that transformers documents for a checkpointing function
             layer._gradient_checkpointing_func = checkpoint_in_host_memory
 
 

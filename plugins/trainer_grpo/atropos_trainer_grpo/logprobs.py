@@ -64,9 +64,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 further.append(logs.gather(1, others[part]))
                 beyond.append(logs.scatter(1, others[part], -torch.inf).logsumexp(dim=1))
             probabilities = torch.exp(logs, out=logits)
-            entropy = (
-                -logs.clamp_min_(-1e4).mul_(probabilities).sum(dim=-1)
-            )  # 0 * -inf where masked; in place, as large as it is
+            # 0 * -inf where masked. In place: a product of its own would be as large again.
+            entropy = -logs.clamp_min_(-1e4).mul_(probabilities).sum(dim=-1)
             made.append((logprobs, entropy))
             kept = probabilities if len(targets) <= chunk else None
             del logits, logs, probabilities  # before the next chunk's are made

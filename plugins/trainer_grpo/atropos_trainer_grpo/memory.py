@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from atropos_core.models.model_size import BYTES, ModelSize, read
-from atropos_core.plugins.provider import Holding, Workload
+from atropos_core.plugins.provider import UPDATE, Holding, Workload
 from atropos_trainer_grpo.chunks import rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 
@@ -25,7 +25,6 @@ MOMENT_BYTES = {  # with torchao's scales
     "adamw_4bit": 0.5 + 4 / 128,
     "adamw_fp8": 1 + 4 / 256,
 }
-NF4_BYTES = 1 / 2 + FP32 / 64  # of a weight, with a scale for each block (quantization.py)
 SHARED = ("posix_shm", "cuda_ipc")
 
 
@@ -111,8 +110,7 @@ def _on(
     masters = parts > 1 and lora is None  # ranks hold fp32 masters alone, and gather their rounding
     weights = model.parameters * (FP32 if masters else element) // parts
     if lora is not None and lora.quantization is not None:
-        linear = sum(out * into for out, into in model.linear().values())
-        weights = (model.parameters - linear) * element + int(linear * NF4_BYTES)
+        weights = model.nf4_bytes(element)
         yield Holding("base before it is in 4 bits", model.parameters * element, "cpu", "opening")
     shared = "weights" if workload.context.transport in SHARED else ""
     smaller = "train an adapter: --bridge lora"
@@ -139,16 +137,16 @@ def _on(
     change = "lower trainer.tokens_per_microbatch, or set trainer.gradient_checkpointing=true"
     if options.activation_offloading:
         inputs = _checkpointed(options, model) * rows.packed * model.hidden * element
-        yield Holding("inputs of layers", inputs, "cpu", "update", change="lower trainer.tokens_per_microbatch")
+        yield Holding("inputs of layers", inputs, "cpu", UPDATE, change="lower trainer.tokens_per_microbatch")
     if offloads:
-        yield Holding("gradients of masters", trained * FP32, "cpu", "update", change=smaller)
-    yield Holding("activations", activations, device, "update", change=change)
-    yield Holding("gradients", gradients, device, "update", change="" if lora else smaller)
-    yield Holding("logits and work", work, device, "update", change="lower trainer.logprob_chunk")
+        yield Holding("gradients of masters", trained * FP32, "cpu", UPDATE, change=smaller)
+    yield Holding("activations", activations, device, UPDATE, change=change)
+    yield Holding("gradients", gradients, device, UPDATE, change="" if lora else smaller)
+    yield Holding("logits and work", work, device, UPDATE, change="lower trainer.logprob_chunk")
     if parts > 1:
         layers = sum(out * into for out, into in model.linear().values())
         gathered = model.parameters - layers + layers // model.layers  # what no layer has, and one layer
-        yield Holding("gathered parameters", gathered * element, device, "update")
+        yield Holding("gathered parameters", gathered * element, device, UPDATE)
     yield Holding(BUFFERS, OVERHEAD, device)
 
 

@@ -151,7 +151,7 @@ async def test_a_gradient_that_no_optimiser_can_bear_leaves_nothing(open_trainer
     assert trainer._optimizer.gradient_norm().item() == 0.0
 
 
-def held(model, device="cuda:0", **options):
+def planned_bytes(model, device="cuda:0", **options):
     found = {}
     work = Workload(RunContext(model, model, transport="checkpoint", devices=(device,)), 8, 4, 100, 0, 8)
     for one in holds(GrpoOptions(dtype="bfloat16", **options), work):
@@ -161,13 +161,13 @@ def held(model, device="cuda:0", **options):
 
 def test_the_plan_moves_what_is_offloaded(model_of):
     directory = model_of(dtype=torch.bfloat16)
-    plain, apart = held(directory), held(directory, optimizer_offloading=True)
+    plain, apart = planned_bytes(directory), planned_bytes(directory, optimizer_offloading=True)
     for what in ("fp32 masters", "optimiser moments"):
         assert apart[what, "cpu"] == plain[what, "cuda:0"] and (what, "cuda:0") not in apart
     assert apart["gradients of masters", "cpu"] == plain["fp32 masters", "cuda:0"]
     assert apart["gradients", "cuda:0"] < plain["gradients", "cuda:0"]
-    frugal = held(directory, gradient_checkpointing=True, tokens_per_microbatch=10_000)
-    offloading = held(directory, **OFFLOADING, tokens_per_microbatch=10_000)
+    frugal = planned_bytes(directory, gradient_checkpointing=True, tokens_per_microbatch=10_000)
+    offloading = planned_bytes(directory, **OFFLOADING, tokens_per_microbatch=10_000)
     inputs = offloading["inputs of layers", "cpu"]
     assert inputs > 0 and frugal["activations", "cuda:0"] - offloading["activations", "cuda:0"] in (0, inputs)
 
@@ -186,7 +186,7 @@ def test_the_plan_knows_how_many_layers_are_computed_again(model_of):
 
 def test_adapters_have_small_moments_wherever_they_are(model_of):
     directory = model_of(dtype=torch.bfloat16)
-    found = held(directory, optimizer_offloading=True, lora=LoraOptions(rank=2))
+    found = planned_bytes(directory, optimizer_offloading=True, lora=LoraOptions(rank=2))
     assert found["fp32 masters", "cpu"] == found["adapter", "cuda:0"]
 
 

@@ -16,7 +16,6 @@ from atropos_core.models.model_size import read
 from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo import lora
 from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.memory import NF4_BYTES
 from atropos_trainer_grpo.plugin import build
 from atropos_trainer_grpo.quantization import QuantizedLinear, pack, rounded, unpack
 from atropos_trainer_grpo.quantize_command import write
@@ -110,10 +109,10 @@ async def test_every_linear_layer_but_the_head_is_held_in_the_bytes_that_the_pla
     trainer = await open_trainer(on_grid(tied=False), lora={**QUANTIZED, "targets": ["q_proj"]})
     layers = [module for module in trainer.model.modules() if isinstance(module, QuantizedLinear)]
     size = read(on_grid(tied=False))
-    linear = sum(out * into for out, into in size.linear().values())
     assert len(layers) == len(size.linear()) == 14
     held = sum(layer.packed.nbytes + layer.scales.nbytes for layer in layers)
-    assert held == pytest.approx(linear * NF4_BYTES, rel=1e-9)
+    linear = sum(out * into for out, into in size.linear().values())
+    assert held == size.nf4_bytes(4) - 4 * (size.parameters - linear)
     assert type(trainer.model.get_base_model().lm_head) is nn.Linear
     info = await trainer.open()
     assert info.parameters == size.parameters, "of the model, whatever holds it"
