@@ -57,7 +57,8 @@ def generated(file):
 
 class Given(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
-        return generated(given["batches"][self.state.global_step])
+        made = generated(given["batches"][self.state.global_step])
+        return {name: tensor.to(self.accelerator.device) for name, tensor in made.items()}
 
 
 class Clock(TrainerCallback):

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,13 @@ from tests.gpu.memory import Memory
 from tests.gpu.pair import Pair, Setting, started
 from tests.gpu.report import Report
 from tests.gpu.training import PUBLISHED, Work, measured, measured_trl
+from tests.gpu.trees import compared
 
 UPDATES = 5
 PUBLISHES = 20
 BOUND = {"float32": 1e-4, "bfloat16": 0.1}  # nats; a run stops at 1e-4 and 0.5 (training.max_logprob_diff)
+LONG: dict[str, Any] = {"tokens": 100_000, "sequences": 1, "offloading": True, "warm": 0, "steps": 1}
+NAMED = {"beside_gib": "the device's own", "predicted_gib": "`atropos plan` says"}
 CONTEXT_BYTES = 64e6  # what a device may still count some time after a process has ended
 
 
@@ -143,7 +147,8 @@ async def _publishes(setting: Setting, pair: Pair, report: Report) -> None:
     prompts = [_ids(random, 8000, 24) for _ in range(8)]
     probe = [_ids(random, 8000, 32)]
     before = await pair.engine.logprobs(probe)
-    await pair.engine.sample(prompts[0], 1, Sampling(4), [0], 120)  # what is made lazily is there before the clock runs
+    # What is made lazily is there before the clock runs: on a GPU the kernels of each shape, a second for a batch of these.
+    await asyncio.gather(*(pair.engine.sample(prompt, 1, Sampling(4), [0], 120) for prompt in prompts))
     load = [pair.engine.sample(prompt, 1, Sampling(48), [i], 300) for i, prompt in enumerate(prompts)]
     in_flight = asyncio.gather(*load)
     outside, own, writes = [], [], []
@@ -232,26 +237,37 @@ async def refused(setting: Setting, report: Report) -> None:
             report.holds("CUDA IPC refused: the message", "\n" in message, message.replace("\n", " | ") or "no error")
 
 
-async def training(setting: Setting, report: Report, shape: str, lora: bool) -> None:
+async def training(
+    setting: Setting, report: Report, shape: str, lora: bool, quantization: str | None = None, **more: Any
+) -> None:
     """Two sequences of 16,384 tokens through trainer "grpo" alone: a figure, beside prime-rl's own where it has one."""
-    if lora and importlib.util.find_spec("peft") is None:
-        report.note("NOT RUN", "a LoRA adapter needs peft, which is not installed")
-        return
-    work = Work("small", lora, setting.device, 256) if setting.small else Work(shape, lora, setting.device)
+    for package, what in (("peft", lora), ("bitsandbytes", quantization)):
+        if what and importlib.util.find_spec(package) is None:
+            report.note("NOT RUN", f"this needs {package}, which is not installed")
+            return
+    work = Work(shape, lora, setting.device, quantization=quantization, **more)
+    if setting.small:
+        work = replace(work, shape="small", tokens=256, offloading=False)
     found = await measured(work)
-    report.note("shape", f"Qwen3 {work.shape}, {'LoRA of rank 16' if lora else 'full'}")
+    beside = f" beside a base in {quantization}" if quantization else ""
+    report.note("shape", f"Qwen3 {work.shape}, {f'LoRA of rank 16{beside}' if lora else 'full'}")
+    report.note("sequences", f"{work.sequences} of {work.tokens:,} tokens")
     report.note("parameters", found["parameters"])
     report.note("trained", found["tokens_s"], "tokens/s")
     for name in sorted(found):
         if name.endswith("_gib"):
-            report.note(f"most {name.removesuffix('_gib')}", found[name], "GiB")
+            report.note(NAMED.get(name, f"most {name.removesuffix('_gib')}"), found[name], "GiB")
     norms = found["gradient_norms"]
     report.holds("gradients are numbers above 0", all(0 < norm < math.inf for norm in norms), str(norms))
-    if importlib.util.find_spec("trl") is not None:
+    if "predicted_gib" in found and "allocated_gib" in found:
+        report.within(
+            "allocated, over what `atropos plan` says", found["allocated_gib"] / found["predicted_gib"], 0.9, 1.1
+        )
+    if importlib.util.find_spec("trl") is not None and not quantization and work.sequences > 1:
         theirs = await measured_trl(work)
         report.note("TRL's update", theirs["tokens_s"], "tokens/s")
         report.note("TRL's update", theirs["allocated_gib"], "GiB")
-    other = PUBLISHED.get((work.shape, lora))
+    other = PUBLISHED.get((work.shape, lora)) if not quantization else None
     if other is not None:
         report.note("prime-rl on an H100", other.tokens_s, "tokens/s")
         report.note("prime-rl on an H100", other.peak_gib, "GiB")
@@ -271,6 +287,31 @@ async def offloading(setting: Setting, report: Report) -> None:
         report.at_most("most allocated, offloading", there["allocated_gib"], here["allocated_gib"], "GiB")
 
 
+async def gradients(setting: Setting, report: Report) -> None:
+    """Random trees of sequences through a small model: the gradient by each way of attention, beside that of the sequences by themselves."""
+    for found in await compared(setting.device):
+        name = "{dtype}, {attention}, {sequences}".format(**found)
+        report.at_most(f"{name}: gradient apart from separate sequences in float32", found["apart"], found["bound"])
+
+
+async def trees(setting: Setting, report: Report) -> None:
+    """Eight branches of 8,192 tokens that share three quarters of them: by FlashAttention level by level, in the padded layout, and by themselves."""
+    small = setting.small
+    shape, length, device = ("small", 256, setting.device) if small else ("0.6B", 8192, setting.device)
+    work = Work(shape, False, device, length, branches=8, warm=1, steps=2)
+    apart = await measured(replace(work, share_prompts=False))
+    names = "allocated_gib" if device != "cpu" else "resident_gib"
+    report.note("each by itself", apart["tokens_s"], "tokens/s")
+    report.note("each by itself, at most", apart[names], "GiB")
+    for attention in ("flash", "padded"):
+        found = await measured(replace(work, attention=attention))
+        report.note(f"shared, {attention}", found["tokens_s"], "tokens/s")
+        report.note(f"shared, {attention}: over each by itself", found["tokens_s"] / apart["tokens_s"], "times")
+        report.note(f"shared, {attention}, at most", found[names], "GiB")
+        first = abs(found["gradient_norms"][0] / apart["gradient_norms"][0] - 1)
+        report.at_most(f"shared, {attention}: first gradient norm apart", first, 0.02)
+
+
 CHECKS = (
     Check("updates_float32", partial(updates, dtype="float32"), 240),
     Check("updates_bfloat16", partial(updates, dtype="bfloat16"), 240),
@@ -281,9 +322,12 @@ CHECKS = (
     Check("refused", refused, 120),
     Check("training_0.6B_full", partial(training, shape="0.6B", lora=False), 600),
     Check("training_0.6B_lora", partial(training, shape="0.6B", lora=True), 600),
+    Check("gradients", gradients, 240),
+    Check("trees", trees, 600),
     Check("offloading", offloading, 900),
     Check("training_4B_full", partial(training, shape="4B", lora=False), 900),
     Check("training_4B_lora", partial(training, shape="4B", lora=True), 900),
+    Check("training_8B_nf4", partial(training, shape="8B", lora=True, quantization="nf4", **LONG), 900),
 )
 
 

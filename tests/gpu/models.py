@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,22 @@ def large(parameters: float) -> LlamaConfig:
     )  # fmt: skip
 
 
-def make(config: PretrainedConfig, dtype: str, device: str, directory: Path) -> int:
-    """Write a model directory. Returns the bytes of its weights."""
+def make(
+    config: PretrainedConfig,
+    dtype: str,
+    device: str,
+    directory: Path,
+    change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> int:
+    """Write a model directory, each matrix of a layer as `change` has it. Returns the bytes of its weights."""
     logging.disable_progress_bar()
     torch.manual_seed(0)
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    if change is not None:
+        for name, parameter in model.named_parameters():
+            if ".layers." in name and parameter.ndim == 2:
+                parameter.data.copy_(change(parameter.data))
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text(TOKENIZER)
     size: int = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

@@ -27,6 +27,9 @@ class Report:
     def at_least(self, what: str, value: float, bound: float, unit: str = "") -> None:
         self._enter(what, value, unit, f"at least {bound:g}", value >= bound)
 
+    def within(self, what: str, value: float, low: float, high: float) -> None:
+        self._enter(what, value, "", f"from {low:g} to {high:g}", low <= value <= high)
+
     def holds(self, what: str, claim: bool, found: str = "") -> None:
         self._enter(what, found or claim, "", "must hold", claim)
 

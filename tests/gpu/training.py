@@ -8,6 +8,7 @@ GRPOTrainer on two such sequences.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core.types import Batch
 from tests.gpu.pair import ROOT, SOURCES
 
 _QWEN3 = {"head_dim": 128, "num_key_value_heads": 8, "tie_word_embeddings": True, "vocab_size": 151_936}
@@ -32,13 +34,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "4B": _QWEN3
     | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "8B": _QWEN3
+    | {
+        "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
     "small": _QWEN3
     | {
         "head_dim": 32, "num_key_value_heads": 2, "vocab_size": 640,
         "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     },
 }  # fmt: skip
-SEQUENCES, WARM, STEPS = 2, 2, 3
+SHARED = 0.75  # of the tokens of branches
 LORA = SimpleNamespace(
     rank=16, alpha=32.0, dropout=0.0, targets="all-linear", layers=None, learning_rate=1e-5, quantization=None
 )
@@ -52,7 +59,16 @@ class Work:
     lora: bool
     device: str
     tokens: int = 16_384  # of a sequence, and of a micro-batch
-    offloading: bool = False  # layer inputs, masters and moments in host memory
+    sequences: int = 2
+    branches: int = (
+        0  # that share three quarters of their tokens, in place of the sequences; all of them are a micro-batch
+    )
+    share_prompts: bool = True
+    attention: str = "auto"
+    offloading: bool = False  # layer inputs in host memory, and of a whole model masters and moments
+    quantization: str | None = None  # of a base beside an adapter
+    warm: int = 2
+    steps: int = 3
 
 
 @dataclass(frozen=True)
@@ -86,8 +102,9 @@ class Options(SimpleNamespace):
 
 
 async def measured(work: Work) -> dict[str, Any]:
-    """In a process of its own. Raises RuntimeError with the end of its output where it fails."""
-    return await _answer("tests.gpu.training", asdict(work))
+    """In a process of its own."""
+    found: dict[str, Any] = await answer("tests.gpu.training", asdict(work))
+    return found
 
 
 async def measured_trl(work: Work) -> dict[str, Any]:
@@ -104,26 +121,27 @@ async def measured_trl(work: Work) -> dict[str, Any]:
         for name in ("tokenizer.json", "tokenizer_config.json"):  # TRL opens one, and nothing is tokenised
             shutil.copy2(ROOT / "plugins/env_gsm8k/atropos_env_gsm8k/tiny" / name, model)
         files = []
-        for step in range(WARM + STEPS):
-            made = batch(np.full(1, 2), np.full(SEQUENCES, work.tokens - 2), shape["vocab_size"], seed=step)
+        for step in range(work.warm + work.steps):
+            made = batch(np.full(1, 2), np.full(work.sequences, work.tokens - 2), shape["vocab_size"], seed=step)
             files.append(f"{folder}/{step}.npz")
             columns = {name: getattr(made, name) for name in ("offsets", "tokens", "sampled", "advantages")}
             np.savez(files[-1], **columns)
-        found = await _answer(
+        found = await answer(
             "benchmarks.trainer_trl",
             {
-                "model": str(model), "batches": files, "together": 1, "group": SEQUENCES, "gradient_checkpointing": True,
+                "model": str(model), "batches": files, "together": 1, "group": work.sequences, "gradient_checkpointing": True,
                 "threads": len(os.sched_getaffinity(0)), "device": work.device, "dtype": "bfloat16",
                 "lora": LORA.rank if work.lora else 0,
             },
         )  # fmt: skip
     return {
-        "tokens_s": SEQUENCES * work.tokens / statistics.median(found["seconds"][WARM:]),
+        "tokens_s": work.sequences * work.tokens / statistics.median(found["seconds"][work.warm :]),
         "allocated_gib": found.get("allocated", found["highest"]) / 2**30,
     }
 
 
-async def _answer(module: str, given: dict[str, Any]) -> dict[str, Any]:
+async def answer(module: str, given: Any) -> Any:
+    """What `python -m module GIVEN` prints last, both as JSON. Raises RuntimeError with the end of its output where it fails."""
     paths = os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, json.dumps(given),
@@ -140,8 +158,7 @@ async def _answer(module: str, given: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError(
             f"the measurement ended with {process.returncode}: {answer.decode(errors='replace')[-2000:]}"
         )
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    return json.loads(out.splitlines()[-1])
 
 
 def _shape(work: Work) -> dict[str, Any]:
@@ -149,33 +166,75 @@ def _shape(work: Work) -> dict[str, Any]:
     return SHAPES[work.shape] | ends | {"max_position_embeddings": work.tokens}
 
 
+def _batch(work: Work, vocabulary: int, seed: int) -> Batch:
+    from benchmarks import trainer_work
+
+    if work.branches:
+        return trainer_work.branches(1, work.branches, vocabulary, length=work.tokens, shared=SHARED)
+    prompts, replies = np.full(work.sequences, 2), np.full(work.sequences, work.tokens - 2)
+    return trainer_work.batch(prompts, replies, vocabulary, seed=seed)
+
+
+def _options(work: Work) -> dict[str, Any]:
+    """What differs from the checks' own."""
+    packed = work.tokens
+    if work.branches:  # as many tokens as they are once shared, whether they are shared or not
+        packed = int(work.tokens * (SHARED + work.branches * (1 - SHARED)))
+    return {
+        "dtype": "bfloat16", "gradient_checkpointing": True, "tokens_per_microbatch": packed, "old_logprobs": "recompute",
+        "learning_rate": 1e-6, "attention": work.attention, "share_prompts": work.share_prompts,
+        "activation_offloading": work.offloading, "optimizer_offloading": work.offloading and not work.lora,
+    }  # fmt: skip
+
+
+def predicted(work: Work, model: Path) -> dict[str, float]:
+    """GiB by the memory plan: on the device, and in host memory beside what a process takes anyway. Needs pydantic."""
+    from atropos_core.launch.memory_plan import peak
+    from atropos_core.plugins.provider import RunContext, Workload
+    from atropos_trainer_grpo.config import GrpoOptions
+    from atropos_trainer_grpo.memory import holds
+
+    context = RunContext(model.parent, model, 1, transport="checkpoint", devices=(work.device,))
+    lora = {"rank": LORA.rank, "quantization": work.quantization} if work.lora else None
+    options = GrpoOptions.model_validate(_options(work) | {"lora": lora})
+    at_most = peak(list(holds(options, Workload(context, work.sequences, 1, work.tokens - 2, 0, 2))))
+    on_device = [one.size_bytes for one in at_most if one.device == work.device]
+    return {"predicted_gib": sum(on_device) / 2**30}
+
+
+def make_model(work: Work, directory: Path) -> int:
+    """Its number of parameters."""
+    from transformers import Qwen3Config
+
+    from tests.gpu import models
+
+    change = None
+    if work.quantization is not None:
+        from atropos_trainer_grpo.quantization import rounded as change
+    return models.make(Qwen3Config(**_shape(work)), "bfloat16", work.device, directory, change) // 2
+
+
 async def _measure(work: Work, directory: Path) -> dict[str, Any]:
     import torch
-    from transformers import Qwen3Config
 
     from atropos_trainer_grpo.trainer import GrpoTrainer
     from benchmarks import resident
-    from benchmarks.trainer_work import batch
-    from tests.gpu import models
     from tests.gpu.host import TRAINER
 
-    shape = _shape(work)
-    size = models.make(Qwen3Config(**shape), "bfloat16", work.device, directory / "model") // 2
+    model = directory / "model"
+    size = make_model(work, model)
+    plan = predicted(work, model) if importlib.util.find_spec("pydantic") is not None and not work.branches else {}
     on_gpu = work.device != "cpu"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(work.device)
     else:
         resident.settle()
-    options: Any = Options(
-        **TRAINER | {
-            "dtype": "bfloat16", "gradient_checkpointing": True, "tokens_per_microbatch": work.tokens,
-            "old_logprobs": "recompute", "learning_rate": 1e-6, "lora": LORA if work.lora else None,
-            "activation_offloading": work.offloading, "optimizer_offloading": work.offloading,
-        }
-    )  # fmt: skip
+    lora = SimpleNamespace(**vars(LORA) | {"quantization": work.quantization}) if work.lora else None
+    options: Any = Options(**TRAINER | _options(work) | {"lora": lora})
+    updates = work.warm + work.steps
     context: Any = SimpleNamespace(
-        directory=directory, model=directory / "model", seed=0, deterministic=False, transport="checkpoint",
-        transports=("checkpoint",), devices=(work.device,), threads=None, announced={}, steps=WARM + STEPS, max_staleness=0,
+        directory=directory, model=model, seed=0, deterministic=False, transport="checkpoint", transports=("checkpoint",),
+        devices=(work.device,), threads=None, announced={}, steps=updates, max_staleness=0,
     )  # fmt: skip
 
     @asynccontextmanager
@@ -184,25 +243,26 @@ async def _measure(work: Work, directory: Path) -> dict[str, Any]:
 
     trainer = GrpoTrainer(options, context)
     await trainer.open()
-    seconds, norms = [], []
-    for step in range(WARM + STEPS):
-        prompts, replies = np.full(SEQUENCES, 2), np.full(SEQUENCES, work.tokens - 2)
-        made = batch(prompts, replies, shape["vocab_size"], seed=step)
+    seconds, norms, packed = [], [], 0
+    for step in range(updates):
+        made = _batch(work, SHAPES[work.shape]["vocab_size"], step)
+        packed = len(made.tokens)
         began = time.perf_counter()
         metrics = await trainer.step(made, writing)  # its metrics wait for the device
         seconds.append(time.perf_counter() - began)
         norms.append(metrics["grad_norm"])
-    await trainer.close()
-    memory = (
-        {
+    if on_gpu:
+        memory = {
             "allocated_gib": torch.cuda.max_memory_allocated(work.device) / 2**30,
             "reserved_gib": torch.cuda.max_memory_reserved(work.device) / 2**30,
         }
-        if on_gpu
-        else {"resident_gib": resident.highest() / 2**30}
-    )
-    tokens_s = SEQUENCES * work.tokens / statistics.median(seconds[WARM:])
-    return {"parameters": size, "tokens_s": tokens_s, "gradient_norms": norms, **memory}
+        free, total = torch.cuda.mem_get_info(work.device)
+        memory["beside_gib"] = (total - free - torch.cuda.memory_reserved(work.device)) / 2**30
+    else:
+        memory = {"resident_gib": resident.highest() / 2**30}
+    await trainer.close()
+    tokens_s = packed / statistics.median(seconds[work.warm :])
+    return {"parameters": size, "tokens_s": tokens_s, "seconds": seconds, "gradient_norms": norms, **memory, **plan}
 
 
 def main() -> None:

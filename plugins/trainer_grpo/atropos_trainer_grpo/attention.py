@@ -1,15 +1,14 @@
 """Causal attention over packed sequences, as attention functions of transformers.
 
 `padded`: queries, keys and values of the packed row are gathered into a padded layout, go through torch's own causal attention
-bucket by bucket, and are gathered back. `flex`: torch's FlexAttention over the packed row as it is, by a mask of blocks; on a CPU it has
-no backward pass. The model builds no mask: transformers makes none for a name that is missing from its mask interface.
+bucket by bucket, and are gathered back. `flash`: over the packed row as it is, level by level of the tree (flash_attention.py).
+The model builds no mask: transformers makes none for a name that is missing from its mask interface.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +16,31 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from atropos_core.errors import FitError
+from atropos_trainer_grpo.flash_attention import refuse, tree_attention
 from atropos_trainer_grpo.packed_rows import Packing
 
-NAMES = {"padded": "atropos_packed", "flex": "atropos_packed_flex"}  # by trainer.attention
+NAMES = {
+    "padded": "atropos_packed",
+    "flash": "atropos_packed_tree",
+}  # by trainer.attention; "flash" in a name means more to transformers
+
+
+def name_of(wanted: str, config: Any, device: str, dtype: torch.dtype) -> str:
+    """The attention function for trainer.attention, of a model with this configuration on this device. Raises FitError where its kernels
+    cannot be used."""
+    if wanted == "auto" and not device.startswith("cuda"):
+        return NAMES["padded"]
+    heads = config.get_text_config(decoder=True)
+    width = getattr(heads, "head_dim", None) or heads.hidden_size // heads.num_attention_heads
+    why_not = refuse(device, dtype, width) if wanted in ("auto", "flash") else ""
+    if wanted == "flash" and why_not:
+        raise FitError(f'trainer.attention = "flash": {why_not}.', remedy='Set trainer.attention = "padded".')
+    return NAMES["padded" if wanted == "padded" or why_not else "flash"]
+
+
+def is_padded(name: str) -> bool:
+    """Whether the attention function of this name needs the padded layout."""
+    return name == NAMES["padded"]
 
 
 class _Gather(torch.autograd.Function):
@@ -100,7 +121,7 @@ def packed_attention(
     return _return(together, packing.query_home).view(1, -1, heads, width), None
 
 
-def packed_flex_attention(
+def packed_flash_attention(
     module: torch.nn.Module,
     query: Tensor,  # [1, H, N, D]
     key: Tensor,  # [1, K, N, D]
@@ -112,18 +133,9 @@ def packed_flex_attention(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """As `packed_attention`. (There is no dropout: `open_model` sets all of it to zero.)"""
-    mask = _checked(module, packing, rest).block_mask
-    grouped = query.shape[1] != key.shape[1]
-    mixed = _flex(query.device.type)(query, key, value, block_mask=mask, scale=scaling, enable_gqa=grouped)
-    return mixed.transpose(1, 2), None
-
-
-@cache
-def _flex(device: str) -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention  # which imports torch's compiler
-
-    made: Any = torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
-    return cast("Callable[..., Tensor]", made)
+    levels = _checked(module, packing, rest).levels
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    return tree_attention(*(states[0].transpose(0, 1) for states in (query, key, value)), levels, scale)[None], None
 
 
 def _checked(module: torch.nn.Module, packing: Packing | None, rest: dict[str, Any]) -> Packing:
@@ -140,7 +152,7 @@ def _checked(module: torch.nn.Module, packing: Packing | None, rest: dict[str, A
 
 def register() -> None:
     AttentionInterface.register(NAMES["padded"], packed_attention)
-    AttentionInterface.register(NAMES["flex"], packed_flex_attention)
+    AttentionInterface.register(NAMES["flash"], packed_flash_attention)
 
 
 def _rows(states: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from atropos_trainer_grpo.columns import columns_of, token_positions
 from atropos_trainer_grpo.distillation import Taught
 from atropos_trainer_grpo.episodes import Episodes, side_by_side
 from atropos_trainer_grpo.logprobs import Scored
-from atropos_trainer_grpo.model import score, score_nothing
+from atropos_trainer_grpo.model import score, score_nothing, takes_padded
 from atropos_trainer_grpo.packed_rows import microbatches, pack
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
 
@@ -65,15 +65,19 @@ class ForwardPasses:
         batch, columns = self.batch, self.columns
         at = token_positions(batch.offsets, sequences)
         tokens = batch.tokens[at]
+        model = model or self._model
         packing = pack(
-            tokens, batch.lengths[sequences], self._device,
-            share=self._options.share_prompts, padded=self._options.attention == "padded",
-        )  # fmt: skip
+            tokens,
+            batch.lengths[sequences],
+            self._device,
+            share=self._options.share_prompts,
+            padded=takes_padded(model),
+        )
         rows = np.flatnonzero(columns.scored[at])
         temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]
         once, of = distinct_rows(packing.slots[rows], temperature, worth=taught is None)
         scored = score(
-            model or self._model,
+            model,
             packing,
             packing.at(rows[once] - 1),
             self.tensor(tokens[rows[once]].astype(np.int64)),

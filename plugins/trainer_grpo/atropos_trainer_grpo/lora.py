@@ -1,6 +1,7 @@
 """LoRA (arXiv 2106.09685) by peft: the base model is frozen, low-rank adapters beside its linear layers are trained.
 
-Adapters are in fp32 whatever the base is in; peft casts what goes in and what comes out.
+Adapters are in fp32 whatever the base is in, and compute in its dtype, as vLLM does: their two matrices are rounded, not what goes in and
+what comes out cast to fp32.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -42,8 +44,20 @@ def attach(model: PreTrainedModel, options: LoraOptions, origin: Path) -> PeftMo
     )
     adapted = get_peft_model(model, config)  # initialises A from torch's seed
     assert isinstance(adapted, PeftModel), "it is only for mixed adapters that peft gives another class"
+    for module in adapted.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+            for matrix in (*module.lora_A.values(), *module.lora_B.values()):
+                matrix.__class__ = InputsDtype
     adapted.eval()
     return adapted
+
+
+class InputsDtype(nn.Linear):
+    """Computes in the dtype of what goes in, by its weight rounded to that."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(input, self.weight.to(input.dtype))
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:

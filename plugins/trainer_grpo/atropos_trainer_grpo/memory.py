@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
     packed: int  # tokens that linear layers see
     queries: int  # rows of padded queries, and of keys: beginnings are there once for each sequence that follows them
-    keys: int
+    keys: int  # in the padded layout; once each without
     scored: int  # tokens whose logits are taken
     mask: int  # elements of the attention masks, where beginnings are shared
     several: bool  # whether an update has more than one micro-batch
@@ -132,7 +132,9 @@ def _on(
     fewer = "" if lora else f"{smaller}, or set trainer.optimizer{elsewhere}"
     yield Holding("optimiser moments", moments, at, change=fewer)
 
-    rows = rows_of(options, replace(workload, groups=-(-workload.groups // parts)), model)
+    rows = rows_of(
+        options, replace(workload, groups=-(-workload.groups // parts)), model, flash=_flash(options, device, element)
+    )
     activations, gradients, work = _largest_moment(options, model, rows, element, device, trained, lora is not None)
     change = "lower trainer.tokens_per_microbatch, or set trainer.gradient_checkpointing=true"
     if options.activation_offloading:
@@ -186,7 +188,12 @@ def _largest_moment(
     return max(moments, key=sum)
 
 
-def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize) -> Rows:
+def _flash(options: GrpoOptions, device: str, element: int) -> bool:
+    """As attention.py chooses, for a GPU and heads that FlashAttention takes."""
+    return options.attention == "flash" or (options.attention == "auto" and device != "cpu" and element == 2)
+
+
+def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flash: bool = False) -> Rows:
     """If every sequence were as long as it may be."""
     reply = min(workload.max_tokens, model.longest)
     prompt = min(workload.prompt_tokens, max(model.longest - reply, 1))
@@ -195,28 +202,23 @@ def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize) -> Rows:
     all_rows = -(-workload.groups // options.minibatches) * group
     packed = max(min(options.tokens_per_microbatch, all_rows), prompt + reply)
     sequences = packed / group * workload.group_size
-    keys = int(sequences * (prompt + reply) + (packed / group * prompt if shares else 0))
+    again = int(sequences * (prompt + reply) + (packed / group * prompt if shares else 0))
     return Rows(
         packed=packed,
         queries=packed,
-        keys=keys,
+        keys=packed if flash else again,
         scored=int(sequences * reply),
-        mask=int(sequences * reply * (prompt + reply)) if shares else 0,
+        mask=int(sequences * reply * (prompt + reply)) if shares and not flash else 0,
         several=all_rows > options.tokens_per_microbatch,
     )
 
 
 def layer_bytes(model: ModelSize, rows: Rows, element: int, adapted: bool) -> int:
-    """What autograd keeps of one decoder layer. A frozen norm keeps no normed values; an adapter in fp32 beside 16-bit
-    weights keeps its own fp32 copy of every input."""
+    """What autograd keeps of one decoder layer. A frozen norm keeps no normed values."""
     hidden, wide, query, key = model.hidden, model.intermediate, model.query_width, model.key_width
     norm = FP32 + (0 if adapted else element)  # of its input (in fp32), and what its weight is multiplied with
     per_token = 2 * hidden * norm + 3 * wide * element + (query + key) * norm * model.norms_heads
-    inputs = [hidden, query, hidden, wide]  # of q, k, v; of o; of gate and up; of down
-    if adapted and element != FP32:
-        per_token += FP32 * sum(times * width for times, width in zip((3, 1, 2, 1), inputs, strict=True))
-    else:
-        per_token += element * sum(inputs)
+    per_token += element * (2 * hidden + query + wide)  # inputs of q, k, v; of o; of gate and up; of down
     attention = (
         2 * query * rows.queries + 2 * key * rows.keys + rows.mask
     )  # queries and what comes out; keys and values

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
-from atropos_trainer_grpo.attention import NAMES, register
+from atropos_trainer_grpo.attention import is_padded, name_of, register
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
 from atropos_trainer_grpo.packed_rows import Packing, pack
 
@@ -22,7 +22,7 @@ CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  #
 
 
 def open_model(
-    directory: Path, *, dtype: str, device: str, with_weights: bool, at: str | None = None, attention: str = "padded"
+    directory: Path, *, dtype: str, device: str, with_weights: bool, at: str | None = None, attention: str = "auto"
 ) -> PreTrainedModel:
     """The model in evaluation mode (no dropout). Without weights its parameters are on the meta device and its buffers
     (rotary frequencies) on `device`; with them it is there, or `at` another place for the time being. Raises FitError
@@ -46,15 +46,16 @@ def open_model(
     _check(config, directory)
     stored = torch.float32 if torch.device(device).type == "cpu" else config.dtype
     wanted: Any = stored if dtype == "auto" else getattr(torch, dtype)
+    implementation = name_of(attention, config, device, wanted)
     model: Any  # transformers' own classes are typed in part
     if with_weights:
         model = AutoModelForCausalLM.from_pretrained(
-            directory, config=config, dtype=wanted, attn_implementation=NAMES[attention], trust_remote_code=False
+            directory, config=config, dtype=wanted, attn_implementation=implementation, trust_remote_code=False
         )
         model = model.to(at or device)
     else:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=NAMES[attention])
+            model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=implementation)
         _fill_buffers(model, device)
     if not getattr(model, "_supports_attention_backend", False):
         raise FitError(
@@ -131,7 +132,8 @@ def score_nothing(model: nn.Module, device: str) -> Tensor:
     """A pass like any other, for a rank without work: zero, with a gradient of zeros for every parameter."""
     tokens = np.zeros(2, np.int32)
     one = torch.zeros(1, dtype=torch.int64, device=device)
-    scored = score(model, pack(tokens, np.array([2]), device), one, one, torch.ones(1, device=device), 1)
+    packing = pack(tokens, np.array([2]), device, padded=takes_padded(model))
+    scored = score(model, packing, one, one, torch.ones(1, device=device), 1)
     return (scored.logprobs * 0.0).sum()
 
 
@@ -139,6 +141,12 @@ def vocabulary_of(model: nn.Module) -> int:
     """How many tokens its head tells apart."""
     whole: Any = language_model(model.model if isinstance(model, Scorer) else model)
     return int(whole.config.get_text_config(decoder=True).vocab_size)
+
+
+def takes_padded(model: nn.Module) -> bool:
+    """Whether its attention is over the padded layout of a packing."""
+    whole: Any = language_model(model.model if isinstance(model, Scorer) else model)
+    return is_padded(whole.config._attn_implementation)
 
 
 def language_model(model: Any) -> Any:

@@ -76,7 +76,7 @@ class Optimizer:
 
     def gradient_norm(self) -> Tensor:
         """The global L2 norm of what backward passes have added up since `clear`; a scalar, still on the device."""
-        gradients = [tensor.grad for tensor in self._gradient_holders() if tensor.grad is not None]
+        gradients = [tensor.grad for tensor in self.holders() if tensor.grad is not None]
         if not gradients:
             return torch.zeros(())
         return torch.nn.utils.get_total_norm(gradients).to(self.parameters[0].device)
@@ -85,7 +85,7 @@ class Optimizer:
     def scale_down(self) -> tuple[float, Tensor]:
         """For a gradient whose entries are finite and whose squares are not: give it the norm that `step` allows. Gives the
         norm that it had, and the one that it has; where an entry is not finite, nothing is changed and neither are these."""
-        gradients = [tensor.grad for tensor in self._gradient_holders() if tensor.grad is not None]
+        gradients = [tensor.grad for tensor in self.holders() if tensor.grad is not None]
         largest = float(full(torch.nn.utils.get_total_norm(gradients, math.inf)))
         if not math.isfinite(largest):
             return largest, torch.tensor(largest)
@@ -101,7 +101,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, norm: Tensor) -> None:
         """One update in place; `norm` is what `gradient_norm` gave."""
-        holders = self._gradient_holders()
+        holders = self.holders()
         torch.nn.utils.clip_grads_with_norm_(holders, self._options.max_grad_norm, norm)
         for holder, master in zip(holders, self._masters, strict=True):
             master.grad = holder.grad
@@ -163,7 +163,8 @@ class Optimizer:
         for hook in self._hooks:
             hook.remove()
 
-    def _gradient_holders(self) -> list[Tensor]:
+    def holders(self) -> list[Tensor]:
+        """The tensors in whose `grad` gradients add up: parameters, or fp32 masters in their place."""
         return [
             master if self._has_own(parameter) else parameter
             for parameter, master in zip(self.parameters, self._masters, strict=True)

@@ -5,26 +5,20 @@ Linear layers see N tokens in a row, without padding. What sequences begin with 
 before a branch) is there once: it is computed once, and its gradients add up. For 128 completions of 25 tokens to 16
 prompts of 35 that is 3,760 tokens in place of 7,680, and a step takes half the time (README.md, Speed).
 
-Attention sees segments, the nodes of that tree: the keys of one are all that is above it, and itself. Segments of similar length form a
-bucket, padded to a common shape.
+Attention sees segments, the nodes of that tree: the keys of one are all that is above it, and itself. In the padded layout segments of similar
+length form a bucket, padded to a common shape. Without it there are runs of queries and keys, level by level of the tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atropos_trainer_grpo.prefix_tree import Indices, tree_of
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
+from atropos_trainer_grpo.prefix_tree import Indices, PrefixTree, tree_of
 
 BUCKET_FILL = 0.9  # a bucket's shortest segment is at least this part of its longest: padding stays below 10 %
 BUCKET_FLOOR = 4  # or within this many tokens of it: many tiny buckets cost more than their padding
@@ -38,6 +32,18 @@ class Bucket:
     queries: int  # Tq
     keys: int  # Tk
     mask: Tensor | None  # bool[S, 1, Tq, Tk] what a query may see; None: plain causal, Tq = Tk
+
+
+@dataclass(frozen=True)
+class Runs:
+    """S runs of queries, each with the run of keys that it sees: one after another, without padding."""
+
+    queries: Tensor  # i64[R] the packed token in each query row
+    keys: Tensor  # i64[C] and in each key row
+    query_ends: Tensor  # i32[S + 1] rows before each run, and in all
+    key_ends: Tensor  # i32[S + 1]
+    longest_query: int
+    longest_key: int
 
 
 @dataclass(frozen=True)
@@ -56,22 +62,9 @@ class Packing:
     buckets: tuple[Bucket, ...]  # none where the padded layout was not asked for
     slots: Indices  # i64[sum of lengths] the packed place of every token of every sequence, in the order given
     longest: int  # tokens of the longest sequence
-    below: Tensor  # i64[N] the packed place after the last token of all that may see this one: its own segment's, and those below
-
-    @cached_property
-    def block_mask(self) -> BlockMask:
-        """For FlexAttention, over the packed row itself: a token is seen by its own segment after it, and by all that is below."""
-        from torch.nn.attention.flex_attention import create_block_mask  # which imports torch's compiler
-
-        def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (key <= query) & (query < self.below[key])
-
-        count, device = len(self.below), self.below.device
-        make = (
-            torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
-        )  # the whole mask is never there
-        made: BlockMask = make(sees, None, None, count, count, device=device)
-        return made
+    levels: tuple[
+        Runs, ...
+    ]  # in place of the padded layout: all segments with themselves, and for each level of the tree what is below it
 
     @property
     def padding(self) -> float:
@@ -93,7 +86,7 @@ def pack(
     padded: bool = True,
 ) -> Packing:
     """Lay out sequences that stand end to end in `tokens`, each of at least one token. With `share`, what they begin with in
-    common is there once. Without `padded` there is only what `block_mask` needs."""
+    common is there once. Without `padded` there are `levels` instead."""
     starts = np.cumsum(lengths) - lengths  # [S]
     tree = tree_of(tokens, starts, lengths, share=share)
     own = tree.end - tree.begin  # [M]
@@ -127,8 +120,36 @@ def pack(
         buckets=tuple(layout.buckets),
         slots=slots,
         longest=int(lengths.max()),
-        below=tensor(np.repeat(_ends_below(tree.parent, ends), own)),
+        levels=() if padded else tuple(_levels(tree, first, ends, device)),
     )
+
+
+def _levels(tree: PrefixTree, first: Indices, ends: Indices, device: torch.device | str) -> Iterator[Runs]:
+    """`first` and `ends` [M] are where a node's tokens begin and end in the packed row."""
+    yield _runs_of(first, ends, first, ends, device)
+    depth = np.zeros(len(first), np.int64)
+    for node, parent in enumerate(tree.parent.tolist()):
+        depth[node] = depth[parent] + 1 if parent >= 0 else 0
+    below, inner = _ends_below(tree.parent, ends), tree.inner
+    for level in np.unique(depth[inner]):
+        nodes = np.flatnonzero(inner & (depth == level))
+        yield _runs_of(ends[nodes], below[nodes], first[nodes], ends[nodes], device)
+
+
+def _runs_of(
+    query_first: Indices, query_end: Indices, key_first: Indices, key_end: Indices, device: torch.device | str
+) -> Runs:
+    def laid_out(first: Indices, end: Indices) -> tuple[Tensor, Tensor, int]:
+        lengths = end - first
+        after = np.cumsum(lengths)
+        rows = np.arange(int(after[-1])) + np.repeat(first - (after - lengths), lengths)
+        ends = np.concatenate([[0], after]).astype(np.int32)
+        return torch.from_numpy(rows).to(device), torch.from_numpy(ends).to(device), int(lengths.max())
+
+    (queries, query_ends, longest_query), (keys, key_ends, longest_key) = (
+        laid_out(query_first, query_end), laid_out(key_first, key_end)
+    )  # fmt: skip
+    return Runs(queries, keys, query_ends, key_ends, longest_query, longest_key)
 
 
 def _ends_below(parent: Indices, ends: Indices) -> Indices:

@@ -41,8 +41,6 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
         _refuse_what_torchao_cannot(options, context)
     if options.kernels == "liger":
         _refuse_what_liger_cannot(context)
-    if options.attention == "flex":
-        _refuse_another_device('trainer.attention = "flex"', 'trainer.attention = "padded"', context)
     for name in ("activation_offloading", "optimizer_offloading"):
         if getattr(options, name):
             _refuse_another_device(f"trainer.{name} = true", f"trainer.{name} = false", context)

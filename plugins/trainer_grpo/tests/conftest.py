@@ -183,9 +183,9 @@ def gradient(model_of):
     def reference():
         yield open_model(model_of(tied=False), dtype="auto", device="cpu", with_weights=True)
 
-    def compute(batch, double=False, **options):
+    def compute(batch, double=False, kind="qwen3", **options):
         options = GrpoOptions(**options)
-        model = open_model(model_of(), dtype="auto", device="cpu", with_weights=True)
+        model = open_model(model_of(kind), dtype="auto", device="cpu", with_weights=True, attention=options.attention)
         model = doubled(model) if double else model
         optimizer = Optimizer(model.named_parameters(), options)
         loss = LOSSES[options.loss].having(**options.loss_values)

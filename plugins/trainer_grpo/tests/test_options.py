@@ -154,7 +154,7 @@ CHANGED: dict[str, tuple[dict, dict]] = {
 ELSEWHERE = {
     "missing_logprobs": "test_update.py::test_missing_logprobs_are_recomputed_or_refused",
     "kernels": "test_torchao.py::test_what_the_run_cannot_have_is_refused_before_it_begins",
-    "attention": "test_prefix_tree.py::test_flex_attention_gives_what_the_padded_layout_does",
+    "attention": "test_prefix_tree.py::test_flash_attention_gives_the_gradient_of_the_padded_layout",
     "lora.quantization": "test_quantization.py::test_several_devices_and_a_missing_package_are_refused",
     "checkpointed_layers": "test_offloading.py::test_the_first_layers_alone_are_computed_again",
     "activation_offloading": "test_offloading.py::test_every_layer_that_is_computed_again_is_copied_and_no_other",

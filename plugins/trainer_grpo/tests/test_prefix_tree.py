@@ -140,14 +140,25 @@ def test_logits_of_a_shared_token_are_computed_once_where_it_has_one_temperature
     assert forward_passes.distinct_rows(np.arange(6), two, worth=True) == (slice(None), None)
 
 
-@torch.no_grad()  # FlexAttention has a backward pass on CUDA alone: tests/gpu
-def test_flex_attention_gives_what_the_padded_layout_does(model_of, make_branches):
-    batch, found = make_branches(2), []
-    for attention in ("padded", "flex"):
-        options = GrpoOptions(attention=attention)
-        model = open_model(model_of("llama"), dtype="auto", device="cpu", with_weights=True, attention=attention)
-        passes = forward_passes.ForwardPasses(model, batch, options, "cpu")
-        [(scored, _)] = passes.over(np.arange(batch.sequences))
-        found.append(scored)
-    torch.testing.assert_close(found[0].logprobs, found[1].logprobs, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found[0].entropy, found[1].entropy, atol=1e-5, rtol=0)
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("seed", range(3))
+def test_flash_attention_gives_the_gradient_of_the_padded_layout(gradient, make_branches, kind, seed):
+    batch = make_branches(seed)
+    for double, bound in ((True, 1e-9), (False, 1e-5)):
+        loss, found = gradient(batch, double=double, kind=kind, attention="flash")
+        expected, padded = gradient(batch, double=double, kind=kind, attention="padded")
+        assert loss == pytest.approx(expected, abs=bound, rel=bound)
+        torch.testing.assert_close(found, padded, atol=bound * max(float(padded.abs().max()), 1.0), rtol=1e-4)
+
+
+def test_the_runs_of_each_level_are_all_that_is_below_it_and_its_keys():
+    common = [np.arange(50), np.arange(50, 70)]
+    rows = [np.concatenate([*common[:n], np.full(20, 100 + i)]) for i, n in enumerate((1, 2, 2))]
+    tokens, lengths = np.concatenate(rows).astype(np.int32), np.array([len(row) for row in rows])
+    own, first, second = pack(tokens, lengths, share=True, padded=False).levels
+    assert own.query_ends.tolist() == own.key_ends.tolist() == [0, 50, 70, 90, 110, 130]
+    assert first.keys.tolist() == list(range(50)) and first.queries.tolist() == list(range(50, 130))
+    assert second.key_ends.tolist() == [0, 20] and second.query_ends.tolist() == [0, 40]
+    below = pack(tokens, lengths, share=True, padded=False).tokens[0, second.queries].tolist()
+    assert below == [101] * 20 + [102] * 20
+    assert len(pack(tokens, lengths, share=False, padded=False).levels) == 1
