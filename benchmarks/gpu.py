@@ -3,7 +3,8 @@
     python -m benchmarks.gpu [--device cuda:0] [--parameters 3e9] [--small] [--only NAME ...] [--commit HASH] [--out FILE]
 
 Run in the root of a checkout, on a machine where nothing else uses the GPU. `--device cpu --parameters 50e6 --small` goes
-through the same code over POSIX shared memory. On a GPU it writes benchmarks/results/gpu.json. Ends with 1 where a check fails.
+through the same code over POSIX shared memory. On a GPU it writes benchmarks/results/gpu.json, where the checks that `--only` leaves out stay
+as they were; each names its commit and its machine. Ends with 1 where a check fails.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-async def run(options: argparse.Namespace) -> dict[str, Any]:
+async def run(options: argparse.Namespace, where: dict[str, Any]) -> dict[str, Any]:
     from atropos_core.guards.deadlines import within
     from tests.gpu.checks import CHECKS
     from tests.gpu.report import CheckFailed, Report
@@ -71,6 +72,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             "failure": failure,
             "seconds": round(time.perf_counter() - began, 1),
             "figures": report.figures,
+            "machine": where,
         }
     return results
 
@@ -88,11 +90,11 @@ def main() -> None:
         torch.zeros(1, device=options.device)  # this process's own context, before anything is measured
     where = machine(options)
     print(json.dumps(where), flush=True)
-    results = asyncio.run(run(options))
+    results = asyncio.run(run(options, where))
     out = options.out or (RESULTS / "gpu.json" if options.device != "cpu" else None)
     if out:
-        figures = {"machine": where, "device": options.device, "parameters": options.parameters, "checks": results}
-        out.write_text(json.dumps(figures, indent=1) + "\n")
+        before = json.loads(out.read_text())["checks"] if options.only and out.exists() else {}
+        out.write_text(json.dumps({"checks": before | results}, indent=1) + "\n")
     failed = [name for name, result in results.items() if result["failure"]]
     print(f"{len(results) - len(failed)} of {len(results)} hold" + (f"; FAILED: {', '.join(failed)}" if failed else ""))
     sys.exit(1 if failed else 0)

@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from tests.gpu.trees import compared
 UPDATES = 5
 PUBLISHES = 20
 BOUND = {"float32": 1e-4, "bfloat16": 0.1}  # nats; a run stops at 1e-4 and 0.5 (training.max_logprob_diff)
-LONG: dict[str, Any] = {"tokens": 100_000, "sequences": 1, "offloading": True, "warm": 0, "steps": 1}
+LONG: dict[str, Any] = {"tokens": 65_536, "sequences": 1, "offloading": True, "warm": 0, "steps": 1}
 NAMED = {"beside_gib": "the device's own", "predicted_gib": "`atropos plan` says"}
 CONTEXT_BYTES = 64e6  # what a device may still count some time after a process has ended
 
@@ -144,17 +144,46 @@ async def one_copy(setting: Setting, report: Report) -> None:
 
 async def _publishes(setting: Setting, pair: Pair, report: Report) -> None:
     random = np.random.default_rng(2)
-    prompts = [_ids(random, 8000, 24) for _ in range(8)]
     probe = [_ids(random, 8000, 32)]
     before = await pair.engine.logprobs(probe)
-    # What is made lazily is there before the clock runs: on a GPU the kernels of each shape, a second for a batch of these.
-    await asyncio.gather(*(pair.engine.sample(prompt, 1, Sampling(4), [0], 120) for prompt in prompts))
-    load = [pair.engine.sample(prompt, 1, Sampling(48), [i], 300) for i, prompt in enumerate(prompts)]
+    # Twice: what is made lazily is there before the clock runs, on a GPU the kernels of each shape, a second for the first pass of some.
+    first = await _published_under_load(pair, random, range(1, PUBLISHES + 1))
+    found = await _published_under_load(pair, random, range(PUBLISHES + 1, 2 * PUBLISHES + 1))
+    after = await pair.engine.logprobs(probe)
+    slowest = f"publish, slowest of {PUBLISHES} (pause, version, resume)"
+    report.note("publish, slowest before every kernel had run", max(first.outside), "s")
+    if setting.device == "cpu":  # a pause waits for the pass that computes: on a busy machine, that is what it measures
+        report.note(slowest, max(found.outside), "s")
+    else:
+        report.at_most(slowest, max(found.outside), 0.5, "s")
+    report.note("publish, median", statistics.median(found.outside), "s")
+    report.note("publish, slowest by the bridge's own clock", max(found.own), "s")
+    report.note("one write into every parameter, median (not counted)", statistics.median(found.writes), "s")
+    copied = first.bytes_copied + found.bytes_copied
+    report.holds("nothing copied", copied == 0, f"{copied} bytes")
+    made = first.made + found.made
+    report.holds("requests in flight came to their end", all(len(c.tokens) == 48 for c in made), f"{len(made)}")
+    report.at_least("versions that they saw", max(int(c.policy_version.max()) for c in found.made) - PUBLISHES, 1)
+    report.at_least("the engine's probe moved by", _gap(after, before), 1e-2, "nats")
+
+
+@dataclass
+class Publishes:
+    """While eight requests are in flight."""
+
+    outside: list[float] = field(default_factory=list)  # seconds to enter and to leave
+    own: list[float] = field(default_factory=list)
+    writes: list[float] = field(default_factory=list)
+    bytes_copied: int = 0
+    made: list[Completion] = field(default_factory=list)
+
+
+async def _published_under_load(pair: Pair, random: np.random.Generator, versions: range) -> Publishes:
+    found = Publishes()
+    load = [pair.engine.sample(_ids(random, 8000, 24), 1, Sampling(48), [i], 300) for i in range(8)]
     in_flight = asyncio.gather(*load)
-    outside, own, writes = [], [], []
-    copied = 0
     try:
-        for version in range(1, PUBLISHES + 1):
+        for version in versions:
             times = [time.perf_counter()]
             async with pair.bridge.writing(version):
                 times.append(time.perf_counter())
@@ -162,28 +191,16 @@ async def _publishes(setting: Setting, pair: Pair, report: Report) -> None:
                 times.append(time.perf_counter())
             times.append(time.perf_counter())
             entered, wrote, left = np.diff(times).tolist()
-            outside.append(entered + left)
-            writes.append(wrote)
+            found.outside.append(entered + left)
+            found.writes.append(wrote)
             published = pair.bridge.published
             assert published is not None, "writing was entered"
-            own.append(published.seconds)
-            copied += published.bytes_copied
-        made = [completion for (completion,) in await in_flight]
+            found.own.append(published.seconds)
+            found.bytes_copied += published.bytes_copied
+        found.made = [completion for (completion,) in await in_flight]
     finally:
         in_flight.cancel()
-    after = await pair.engine.logprobs(probe)
-    slowest = f"publish, slowest of {PUBLISHES} (pause, version, resume)"
-    if setting.device == "cpu":  # a pause waits for the pass that computes: on a busy machine, that is what it measures
-        report.note(slowest, max(outside), "s")
-    else:
-        report.at_most(slowest, max(outside), 0.5, "s")
-    report.note("publish, median", statistics.median(outside), "s")
-    report.note("publish, slowest by the bridge's own clock", max(own), "s")
-    report.note("one write into every parameter, median (not counted)", statistics.median(writes), "s")
-    report.holds("nothing copied", copied == 0, f"{copied} bytes")
-    report.holds("requests in flight came to their end", all(len(c.tokens) == 48 for c in made), f"{len(made)}")
-    report.at_least("versions that they saw", max(int(c.policy_version.max()) for c in made), 1)
-    report.at_least("the engine's probe moved by", _gap(after, before), 1e-2, "nats")
+    return found
 
 
 async def killed(setting: Setting, report: Report, victim: int) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from atropos_engine_hf.config import HFOptions
 
 T = TypeVar("T")
+TURNS = 4  # of the event loop between two passes: what a call takes to be read, decoded and begun. With one, each of them takes a pass
 
 
 @dataclass(eq=False)
@@ -217,11 +218,17 @@ class HFEngine(Engine):
             try:
                 if room := self._batch.take(self._waiting):
                     self._settle(self._batch.admit([self._waiting.popleft() for _ in range(room)], self.version))
-                if self._batch.rows:
+                    await self._turns()
+                if self._batch.rows and not self._paused:
                     self._settle(self._batch.step(self.version))
             except Exception as error:  # noqa: BLE001 - whatever it is (often out of memory), the callers must hear of it
                 self._fail(error)
             self._wake()
+            await self._turns()
+
+    @staticmethod
+    async def _turns() -> None:
+        for _ in range(TURNS):
             await asyncio.sleep(0)
 
     def _settle(self, finished: Sequence[Finished]) -> None:

@@ -44,7 +44,7 @@ def load_model(directory: Path, dtype: str, device: str, quantization: str | Non
     if quantization is not None:
         from atropos_engine_hf.quantization import quantize  # bitsandbytes
 
-        quantize(model)
+        quantize(model, device)
     return model.to(device).eval().requires_grad_(False)
 
 

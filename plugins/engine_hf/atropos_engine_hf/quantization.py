@@ -24,18 +24,18 @@ class QuantizedLinear(Linear4bit):
         return nn.functional.linear(x, whole.to(x.dtype), self.bias)
 
 
-def quantize(model: PreTrainedModel) -> None:
-    """Hold every linear layer but the head and an adapter's own in 4 bits, where the model lies. Raises FitError, with its name, for a
+def quantize(model: PreTrainedModel, device: str) -> None:
+    """Hold every linear layer but the head and an adapter's own in 4 bits, on `device`, where each goes by itself. Raises FitError, with its name, for a
     layer whose weights are not on that grid: what is sampled from is the model in the directory, and nothing near it."""
     head = model.get_output_embeddings()
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and module is not head and ".lora_" not in name:
             path, _, last = name.rpartition(".")
-            setattr(model.get_submodule(path), last, _quantized(module, name))
+            setattr(model.get_submodule(path), last, _quantized(module, name, device))
 
 
-def _quantized(linear: nn.Linear, name: str) -> QuantizedLinear:
-    whole = linear.weight.detach()
+def _quantized(linear: nn.Linear, name: str, device: str) -> QuantizedLinear:
+    whole = linear.weight.detach().to(device)
     layer = QuantizedLinear(  # type: ignore[no-untyped-call]
         linear.in_features, linear.out_features, linear.bias is not None,
         compute_dtype=whole.dtype, compress_statistics=False, quant_type="nf4", device="meta",

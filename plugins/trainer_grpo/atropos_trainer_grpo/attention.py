@@ -1,7 +1,7 @@
-"""Causal attention over packed sequences, as attention functions of transformers.
+"""Causal attention over packed sequences, as an attention function of transformers.
 
-`padded`: queries, keys and values of the packed row are gathered into a padded layout, go through torch's own causal attention
-bucket by bucket, and are gathered back. `flash`: over the packed row as it is, level by level of the tree (flash_attention.py).
+In the padded layout, queries, keys and values of the packed row are gathered into a padded layout, go through torch's own causal attention
+bucket by bucket, and are gathered back. Without it, attention is over the packed row as it is, level by level of the tree (flash_attention.py).
 The model builds no mask: transformers makes none for a name that is missing from its mask interface.
 """
 
@@ -19,28 +19,20 @@ from atropos_core.errors import FitError
 from atropos_trainer_grpo.flash_attention import refuse, tree_attention
 from atropos_trainer_grpo.packed_rows import Packing
 
-NAMES = {
-    "padded": "atropos_packed",
-    "flash": "atropos_packed_tree",
-}  # by trainer.attention; "flash" in a name means more to transformers
+NAME = "atropos_packed"  # among transformers' attention functions
 
 
-def name_of(wanted: str, config: Any, device: str, dtype: torch.dtype) -> str:
-    """The attention function for trainer.attention, of a model with this configuration on this device. Raises FitError where its kernels
-    cannot be used."""
-    if wanted == "auto" and not device.startswith("cuda"):
-        return NAMES["padded"]
-    heads = config.get_text_config(decoder=True)
-    width = getattr(heads, "head_dim", None) or heads.hidden_size // heads.num_attention_heads
-    why_not = refuse(device, dtype, width) if wanted in ("auto", "flash") else ""
-    if wanted == "flash" and why_not:
+def attention_of(wanted: str, config: Any, device: str) -> str:
+    """trainer.attention, for a model with this configuration on this device: where its kernels cannot be used, auto is padded. Raises FitError where
+    they cannot, and flash was asked for."""
+    if wanted == "padded":
+        return wanted
+    decoder = config.get_text_config(decoder=True)
+    width = getattr(decoder, "head_dim", None) or decoder.hidden_size // decoder.num_attention_heads
+    why_not = refuse(device, config.dtype, width)
+    if why_not and wanted == "flash":
         raise FitError(f'trainer.attention = "flash": {why_not}.', remedy='Set trainer.attention = "padded".')
-    return NAMES["padded" if wanted == "padded" or why_not else "flash"]
-
-
-def is_padded(name: str) -> bool:
-    """Whether the attention function of this name needs the padded layout."""
-    return name == NAMES["padded"]
+    return "padded" if why_not else wanted
 
 
 class _Gather(torch.autograd.Function):
@@ -96,6 +88,10 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """As `transformers`' attention interface calls it; `packing` gets here as a keyword of the model's forward."""
     packing = _checked(module, packing, rest)
+    if packing.levels:  # no dropout there: `open_model` sets all of it to zero
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        states = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return tree_attention(*states, packing.levels, scale)[None], None
     heads, width = query.shape[1], query.shape[3]
     q_rows = _gather(_rows(query), packing.queries, packing.query_home, None)  # [sum S*Tq, H*D]
     kv_rows = _gather(  # [sum S*Tk, 2*K*D]
@@ -121,23 +117,6 @@ def packed_attention(
     return _return(together, packing.query_home).view(1, -1, heads, width), None
 
 
-def packed_flash_attention(
-    module: torch.nn.Module,
-    query: Tensor,  # [1, H, N, D]
-    key: Tensor,  # [1, K, N, D]
-    value: Tensor,  # [1, K, N, D]
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    packing: Packing | None = None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """As `packed_attention`. (There is no dropout: `open_model` sets all of it to zero.)"""
-    levels = _checked(module, packing, rest).levels
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    return tree_attention(*(states[0].transpose(0, 1) for states in (query, key, value)), levels, scale)[None], None
-
-
 def _checked(module: torch.nn.Module, packing: Packing | None, rest: dict[str, Any]) -> Packing:
     if packing is None:
         raise TypeError("packed attention needs its layout: call the model with packing=pack(...)")
@@ -151,8 +130,7 @@ def _checked(module: torch.nn.Module, packing: Packing | None, rest: dict[str, A
 
 
 def register() -> None:
-    AttentionInterface.register(NAMES["padded"], packed_attention)
-    AttentionInterface.register(NAMES["flash"], packed_flash_attention)
+    AttentionInterface.register(NAME, packed_attention)
 
 
 def _rows(states: Tensor) -> Tensor:

@@ -251,7 +251,8 @@ class GrpoOptions(Options):
         description="compute once what sequences of a micro-batch begin with in common: prompts, turns before a branch",
     )
     attention: Literal["auto", "padded", "flash"] = Field(
-        "auto", description="over packed rows; auto: flash on a GPU in 16 bits, otherwise padded: README.md, Attention"
+        "auto",
+        description="over packed rows; auto: flash where sequences share most of their tokens: README.md, Attention",
     )
     gradient_checkpointing: bool = Field(False, description="trade a third more compute for activation memory")
     checkpointed_layers: int | None = Field(

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atropos_core.types import Batch, Bools, Floats
+from atropos_trainer_grpo.attention import attention_of
 from atropos_trainer_grpo.columns import columns_of, token_positions
 from atropos_trainer_grpo.distillation import Taught
 from atropos_trainer_grpo.episodes import Episodes, side_by_side
 from atropos_trainer_grpo.logprobs import Scored
-from atropos_trainer_grpo.model import score, score_nothing, takes_padded
+from atropos_trainer_grpo.model import language_model, score, score_nothing
 from atropos_trainer_grpo.packed_rows import microbatches, pack
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
 
@@ -41,6 +42,7 @@ class ForwardPasses:
         self._model = model
         self._options = options
         self._device = device
+        self._attention = attention_of(options.attention, language_model(model).config, device)
 
     def parts(self, sequences: Indices, *, whole: bool = False) -> list[Indices]:
         """This rank's micro-batches; an empty one is a pass that the others make. `whole`: each has whole episodes, all of
@@ -71,7 +73,7 @@ class ForwardPasses:
             batch.lengths[sequences],
             self._device,
             share=self._options.share_prompts,
-            padded=takes_padded(model),
+            attention=self._attention,
         )
         rows = np.flatnonzero(columns.scored[at])
         temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]

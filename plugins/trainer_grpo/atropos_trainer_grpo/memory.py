@@ -14,6 +14,7 @@ from atropos_core.models.model_size import BYTES, ModelSize, read
 from atropos_core.plugins.provider import UPDATE, Holding, Workload
 from atropos_trainer_grpo.chunks import rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
+from atropos_trainer_grpo.prefix_tree import pays_by_levels
 
 LIBRARIES = 450_000_000  # a child with torch, transformers and peft: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
@@ -133,7 +134,10 @@ def _on(
     yield Holding("optimiser moments", moments, at, change=fewer)
 
     rows = rows_of(
-        options, replace(workload, groups=-(-workload.groups // parts)), model, flash=_flash(options, device, element)
+        options,
+        replace(workload, groups=-(-workload.groups // parts)),
+        model,
+        flashes=device == "cpu" or element < FP32,
     )
     activations, gradients, work = _largest_moment(options, model, rows, element, device, trained, lora is not None)
     change = "lower trainer.tokens_per_microbatch, or set trainer.gradient_checkpointing=true"
@@ -188,13 +192,8 @@ def _largest_moment(
     return max(moments, key=sum)
 
 
-def _flash(options: GrpoOptions, device: str, element: int) -> bool:
-    """As attention.py chooses, for a GPU and heads that FlashAttention takes."""
-    return options.attention == "flash" or (options.attention == "auto" and device != "cpu" and element == 2)
-
-
-def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flash: bool = False) -> Rows:
-    """If every sequence were as long as it may be."""
+def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flashes: bool = True) -> Rows:
+    """If every sequence were as long as it may be. `flashes`: attention by levels is possible there."""
     reply = min(workload.max_tokens, model.longest)
     prompt = min(workload.prompt_tokens, max(model.longest - reply, 1))
     shares = options.share_prompts and workload.group_size > 1
@@ -203,6 +202,10 @@ def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flash
     packed = max(min(options.tokens_per_microbatch, all_rows), prompt + reply)
     sequences = packed / group * workload.group_size
     again = int(sequences * (prompt + reply) + (packed / group * prompt if shares else 0))
+    segments = sequences + (packed / group if shares else 0)
+    flash = options.attention == "flash" or (
+        options.attention == "auto" and flashes and pays_by_levels(again, packed, int(segments))
+    )
     return Rows(
         packed=packed,
         queries=packed,

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
-from atropos_trainer_grpo.attention import is_padded, name_of, register
+from atropos_trainer_grpo.attention import NAME, attention_of, register
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
 from atropos_trainer_grpo.packed_rows import Packing, pack
 
@@ -46,16 +46,17 @@ def open_model(
     _check(config, directory)
     stored = torch.float32 if torch.device(device).type == "cpu" else config.dtype
     wanted: Any = stored if dtype == "auto" else getattr(torch, dtype)
-    implementation = name_of(attention, config, device, wanted)
+    config.dtype = wanted
+    attention_of(attention, config, device)  # refused before anything is loaded
     model: Any  # transformers' own classes are typed in part
     if with_weights:
         model = AutoModelForCausalLM.from_pretrained(
-            directory, config=config, dtype=wanted, attn_implementation=implementation, trust_remote_code=False
+            directory, config=config, dtype=wanted, attn_implementation=NAME, trust_remote_code=False
         )
         model = model.to(at or device)
     else:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=implementation)
+            model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=NAME)
         _fill_buffers(model, device)
     if not getattr(model, "_supports_attention_backend", False):
         raise FitError(
@@ -132,25 +133,19 @@ def score_nothing(model: nn.Module, device: str) -> Tensor:
     """A pass like any other, for a rank without work: zero, with a gradient of zeros for every parameter."""
     tokens = np.zeros(2, np.int32)
     one = torch.zeros(1, dtype=torch.int64, device=device)
-    packing = pack(tokens, np.array([2]), device, padded=takes_padded(model))
-    scored = score(model, packing, one, one, torch.ones(1, device=device), 1)
+    scored = score(model, pack(tokens, np.array([2]), device), one, one, torch.ones(1, device=device), 1)
     return (scored.logprobs * 0.0).sum()
 
 
 def vocabulary_of(model: nn.Module) -> int:
     """How many tokens its head tells apart."""
-    whole: Any = language_model(model.model if isinstance(model, Scorer) else model)
+    whole: Any = language_model(model)
     return int(whole.config.get_text_config(decoder=True).vocab_size)
 
 
-def takes_padded(model: nn.Module) -> bool:
-    """Whether its attention is over the padded layout of a packing."""
-    whole: Any = language_model(model.model if isinstance(model, Scorer) else model)
-    return is_padded(whole.config._attn_implementation)
-
-
 def language_model(model: Any) -> Any:
-    """The transformers model itself, where an adapter library has wrapped it. (Neither is typed throughout.)"""
+    """The transformers model itself, where an adapter library or `Scorer` has wrapped it. (Neither is typed throughout.)"""
+    model = model.model if isinstance(model, Scorer) else model
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

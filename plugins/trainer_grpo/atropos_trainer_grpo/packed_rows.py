@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atropos_trainer_grpo.prefix_tree import Indices, PrefixTree, tree_of
+from atropos_trainer_grpo.prefix_tree import Indices, PrefixTree, pays_by_levels, tree_of
 
 BUCKET_FILL = 0.9  # a bucket's shortest segment is at least this part of its longest: padding stays below 10 %
 BUCKET_FLOOR = 4  # or within this many tokens of it: many tiny buckets cost more than their padding
@@ -83,10 +83,10 @@ def pack(
     device: torch.device | str = "cpu",
     *,
     share: bool = False,
-    padded: bool = True,
+    attention: str = "padded",
 ) -> Packing:
     """Lay out sequences that stand end to end in `tokens`, each of at least one token. With `share`, what they begin with in
-    common is there once. Without `padded` there are `levels` instead."""
+    common is there once. `attention` is trainer.attention: flash is by levels in place of the padded layout, auto where that pays."""
     starts = np.cumsum(lengths) - lengths  # [S]
     tree = tree_of(tokens, starts, lengths, share=share)
     own = tree.end - tree.begin  # [M]
@@ -100,9 +100,12 @@ def pack(
     packed[slots] = tokens
     positions[slots] = np.arange(len(tokens)) - np.repeat(starts, lengths)
 
+    leveled = attention == "flash" or (
+        attention == "auto" and pays_by_levels(int((own + tree.begin).sum()), len(packed), len(own))
+    )
     layout = _Layout(len(packed), slots, device)
     above = starts[tree.sequence]  # [M] where the places of all that is above a node begin in `slots`
-    for nodes in (np.flatnonzero(tree.inner), np.flatnonzero(~tree.inner)) if padded else ():
+    for nodes in () if leveled else (np.flatnonzero(tree.inner), np.flatnonzero(~tree.inner)):
         for segments in _alike_in_both(first[nodes], own[nodes], above[nodes], tree.begin[nodes]):
             layout.add(*segments)
 
@@ -120,7 +123,7 @@ def pack(
         buckets=tuple(layout.buckets),
         slots=slots,
         longest=int(lengths.max()),
-        levels=() if padded else tuple(_levels(tree, first, ends, device)),
+        levels=tuple(_levels(tree, first, ends, device)) if leveled else (),
     )
 
 

@@ -15,6 +15,13 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 
 LEAST_SAVED = 16  # tokens: a node that saves fewer costs more, as a segment of attention, than its tokens
+KEYS_AGAIN = 2.0  # rows of keys in the padded layout for each token, from which attention by levels is less work
+LEAST_SEGMENT = 128  # tokens of a segment, on average: kernels of attention compute in blocks of as many
+
+
+def pays_by_levels(keys: int, tokens: int, segments: int) -> bool:
+    """Whether attention goes level by level of a tree (flash_attention.py) rather than through a padded layout with so many rows of keys."""
+    return keys >= KEYS_AGAIN * tokens and tokens >= LEAST_SEGMENT * segments
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ class QuantizedLinear(nn.Module):
     levels: Tensor
     bias: Tensor | None
 
-    def __init__(self, linear: nn.Linear, name: str) -> None:
+    def __init__(self, linear: nn.Linear, name: str, device: torch.device | str) -> None:
         super().__init__()
-        weight = linear.weight.detach()
+        weight = linear.weight.detach().to(device)
         packed, state = pack(weight.float())
         stored = [
             dtype
@@ -67,7 +67,7 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("packed", packed, persistent=False)
         self.register_buffer("scales", state.absmax, persistent=False)
         self.register_buffer("levels", state.code, persistent=False)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().to(device), persistent=False)
 
     @property
     def weight(self) -> Tensor:
@@ -95,9 +95,10 @@ class _Linear(torch.autograd.Function):
         return gradient @ context.layer.weight.to(gradient.dtype), None
 
 
-def quantize(model: nn.Module, head: nn.Module) -> None:
-    """Hold every linear layer but the head and the adapters' own in 4 bits, where it lies."""
+def quantize(model: nn.Module, head: nn.Module, device: torch.device | str) -> None:
+    """Hold every linear layer but the head and the adapters' own in 4 bits, on `device`, where each goes by itself: of the whole weights,
+    one is there at a time."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name:
             path, _, last = name.rpartition(".")
-            setattr(model.get_submodule(path), last, QuantizedLinear(module, name))
+            setattr(model.get_submodule(path), last, QuantizedLinear(module, name, device))

@@ -29,7 +29,7 @@ from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_grpo import checkpointing, parts, saving
 from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
 from atropos_trainer_grpo.losses import LOSSES, Loss
-from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_nothing, takes_padded
+from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_nothing
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packed_rows import microbatches, pack
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
@@ -290,7 +290,7 @@ class GrpoTrainer(Trainer):
         if options.quantization is not None:
             from atropos_trainer_grpo.quantization import quantize
 
-            quantize(self.model, model.get_output_embeddings())
+            quantize(self.model, model.get_output_embeddings(), self._device)
             self.model.to(self._device)
 
     @torch.no_grad()
@@ -304,7 +304,7 @@ class GrpoTrainer(Trainer):
                 score_nothing(self._policy, self._device)
                 continue
             tokens = np.concatenate([sequences[i] for i in part])
-            packing = pack(tokens, lengths[part], self._device, padded=takes_padded(self._policy))
+            packing = pack(tokens, lengths[part], self._device)
             follows = np.ones(len(tokens), dtype=np.bool_)
             follows[np.cumsum(lengths[part]) - lengths[part]] = False
             rows = np.flatnonzero(follows)

@@ -155,10 +155,23 @@ def test_the_runs_of_each_level_are_all_that_is_below_it_and_its_keys():
     common = [np.arange(50), np.arange(50, 70)]
     rows = [np.concatenate([*common[:n], np.full(20, 100 + i)]) for i, n in enumerate((1, 2, 2))]
     tokens, lengths = np.concatenate(rows).astype(np.int32), np.array([len(row) for row in rows])
-    own, first, second = pack(tokens, lengths, share=True, padded=False).levels
+    own, first, second = pack(tokens, lengths, share=True, attention="flash").levels
     assert own.query_ends.tolist() == own.key_ends.tolist() == [0, 50, 70, 90, 110, 130]
     assert first.keys.tolist() == list(range(50)) and first.queries.tolist() == list(range(50, 130))
     assert second.key_ends.tolist() == [0, 20] and second.query_ends.tolist() == [0, 40]
-    below = pack(tokens, lengths, share=True, padded=False).tokens[0, second.queries].tolist()
+    below = pack(tokens, lengths, share=True, attention="flash").tokens[0, second.queries].tolist()
     assert below == [101] * 20 + [102] * 20
-    assert len(pack(tokens, lengths, share=False, padded=False).levels) == 1
+    assert len(pack(tokens, lengths, share=False, attention="flash").levels) == 1
+
+
+@pytest.mark.parametrize(
+    ("branches", "own", "leveled"), [(8, 200, True), (8, 4000, False), (1, 200, False), (60, 30, False)], ids=str
+)
+def test_attention_goes_by_levels_where_the_padded_layout_would_have_each_key_many_times(branches, own, leveled):
+    random = np.random.default_rng(0)
+    trunk = random.integers(0, 1000, 1000)
+    tokens, _, lengths = laid_out([np.concatenate([trunk, random.integers(0, 1000, own)]) for _ in range(branches)])
+    packing = pack(tokens, lengths, share=True, attention="auto")
+    assert bool(packing.levels) == leveled
+    assert bool(packing.buckets) != leveled
+    assert not pack(tokens, lengths, share=True).levels

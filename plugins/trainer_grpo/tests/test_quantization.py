@@ -67,7 +67,7 @@ def test_a_layer_is_bit_for_bit_the_linear_layer_of_its_weights(dtype):
     torch.manual_seed(4)
     linear = nn.Linear(64, 40).to(dtype).requires_grad_(False)
     linear.weight.data = rounded(linear.weight.data)
-    layer = QuantizedLinear(linear, "q_proj")
+    layer = QuantizedLinear(linear, "q_proj", "cpu")
     assert torch.equal(layer.weight, linear.weight)
     inputs = [torch.randn(7, 64, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_() for _ in "ab"]
     outputs = [module(one) for module, one in zip((layer, linear), inputs, strict=True)]
@@ -82,7 +82,7 @@ def test_weights_of_bfloat16_that_are_trained_in_float32_are_those_of_bfloat16(o
     stored = load_file(on_grid(dtype=torch.bfloat16) / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
     linear = nn.Linear(stored.shape[1], stored.shape[0], bias=False).requires_grad_(False)
     linear.weight.data = stored.float()
-    assert torch.equal(QuantizedLinear(linear, "up_proj").weight.float(), stored.float())
+    assert torch.equal(QuantizedLinear(linear, "up_proj", "cpu").weight.float(), stored.float())
     packed, state = pack(stored.float())
     assert not torch.equal(unpack(packed, state, torch.float32), stored.float()), "a finer grid would be other numbers"
 
