@@ -3,8 +3,8 @@
     python -m benchmarks.gpu [--device cuda:0] [--parameters 3e9] [--small] [--only NAME ...] [--commit HASH] [--out FILE]
 
 Run in the root of a checkout, on a machine where nothing else uses the GPU. `--device cpu --parameters 50e6 --small` goes
-through the same code over POSIX shared memory. On a GPU it writes benchmarks/results/gpu.json, where the checks that `--only` leaves out stay
-as they were; each names its commit and its machine. Ends with 1 where a check fails.
+through the same code over POSIX shared memory. On a GPU it writes benchmarks/results/gpu.json, where the checks that `--only` leaves out
+stay as they were; each names its commit and its machine. Ends with 1 where a check fails.
 """
 
 from __future__ import annotations

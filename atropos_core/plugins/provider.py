@@ -109,6 +109,8 @@ PROMPT_TOKENS = 512  # assumed of the longest prompt: no environment is called b
 # Phases of engines, and of the trainer: in an on-policy run it is either these or that.
 SAMPLING = ("sampling", "rescoring")
 UPDATE = "update"
+CONTEXT = "CUDA context"
+CONTEXT_BYTES = 750_000_000  # kernels and workspaces of cuBLAS with it; two processes had 1.39 GiB of an H100 at most: results/gpu.json
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ UPDATES = 5
 PUBLISHES = 20
 BOUND = {"float32": 1e-4, "bfloat16": 0.1}  # nats; a run stops at 1e-4 and 0.5 (training.max_logprob_diff)
 LONG: dict[str, Any] = {"tokens": 65_536, "sequences": 1, "offloading": True, "warm": 0, "steps": 1}
-NAMED = {"beside_gib": "the device's own", "predicted_gib": "`atropos plan` says"}
+NAMED = {"beside_gib": "contexts of this process and of the checks'", "predicted_gib": "`atropos plan` says"}
 CONTEXT_BYTES = 64e6  # what a device may still count some time after a process has ended
 
 
@@ -305,14 +305,14 @@ async def offloading(setting: Setting, report: Report) -> None:
 
 
 async def gradients(setting: Setting, report: Report) -> None:
-    """Random trees of sequences through a small model: the gradient by each way of attention, beside that of the sequences by themselves."""
+    """Random trees of sequences through a small model: the gradient by each way of attention, beside that of separate sequences."""
     for found in await compared(setting.device):
         name = "{dtype}, {attention}, {sequences}".format(**found)
         report.at_most(f"{name}: gradient apart from separate sequences in float32", found["apart"], found["bound"])
 
 
 async def trees(setting: Setting, report: Report) -> None:
-    """Eight branches of 8,192 tokens that share three quarters of them: by FlashAttention level by level, in the padded layout, and by themselves."""
+    """Eight branches of 8,192 tokens that share three quarters of them: by levels, in the padded layout, and each by itself."""
     small = setting.small
     shape, length, device = ("small", 256, setting.device) if small else ("0.6B", 8192, setting.device)
     work = Work(shape, False, device, length, branches=8, warm=1, steps=2)

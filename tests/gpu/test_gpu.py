@@ -27,6 +27,8 @@ ON_A_CPU = [
     "graphs",
     "one_copy",
     "owner_killed",
+    "gradients",
+    "trees",
     "training_0.6B_full",
 ]  # the others differ from these in a word or two
 

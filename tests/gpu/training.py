@@ -188,9 +188,9 @@ def _options(work: Work) -> dict[str, Any]:
 
 
 def predicted(work: Work, model: Path) -> dict[str, float]:
-    """GiB by the memory plan: on the device, and in host memory beside what a process takes anyway. Needs pydantic."""
+    """GiB of tensors by the memory plan, on the device. Needs pydantic."""
     from atropos_core.launch.memory_plan import peak
-    from atropos_core.plugins.provider import RunContext, Workload
+    from atropos_core.plugins.provider import CONTEXT, RunContext, Workload
     from atropos_trainer_grpo.config import GrpoOptions
     from atropos_trainer_grpo.memory import holds
 
@@ -198,7 +198,7 @@ def predicted(work: Work, model: Path) -> dict[str, float]:
     lora = {"rank": LORA.rank, "quantization": work.quantization} if work.lora else None
     options = GrpoOptions.model_validate(_options(work) | {"lora": lora})
     at_most = peak(list(holds(options, Workload(context, work.sequences, 1, work.tokens - 2, 0, 2))))
-    on_device = [one.size_bytes for one in at_most if one.device == work.device]
+    on_device = [one.size_bytes for one in at_most if one.device == work.device and one.what != CONTEXT]
     return {"predicted_gib": sum(on_device) / 2**30}
 
 

@@ -15,7 +15,6 @@ from tests.conftest import REPOSITORY
 from tests.pages.blocks import PAGES
 
 RESULTS = REPOSITORY / "benchmarks/results"
-UNMEASURED = {"gpu.json"}  # docs/gpu.md: no GPU was at hand
 OF_OTHERS = {"baselines"}  # prime-rl's
 Figures = dict[str, list[str]]  # page -> what must stand on it
 
@@ -457,7 +456,36 @@ def recording() -> Figures:
     }
 
 
+def gpu() -> Figures:
+    checks = {name: check["figures"] for name, check in results("gpu")["checks"].items()}
+    held, tree, quantized_base = checks["one_copy"], checks["trees"], checks["training_8B_nf4"]
+    rows = []
+    for check, name in (
+        ("training_0.6B_full", "0.6B, full, FlashAttention 2 over the packed row"),
+        ("training_0.6B_lora", "0.6B, LoRA of rank 16"),
+        ("training_8B_nf4", "8B, LoRA beside 4 bits, 65,536 tokens, activations offloaded"),
+    ):
+        of = checks[check]
+        plan = of["`atropos plan` says [GiB]"]
+        rows.append(f"| {name} | {of['trained [tokens/s]']:,.0f} | {of['most allocated [GiB]']:.2f} | {plan:.2f} |")
+    for way, name in (("flash", "by levels"), ("padded", "padded layout")):
+        speed, most = tree[f"shared, {way} [tokens/s]"], tree[f"shared, {way}, at most [GiB]"]
+        rows.append(f"| 0.6B, eight branches, {name} | {speed:,.0f} | {most:.2f} |")
+    theirs = checks["training_0.6B_full"]["TRL's update [tokens/s]"]
+    slowest = held["publish, slowest of 20 (pause, version, resume) [s]"]
+    return {
+        "docs/gpu.md": [
+            *rows,
+            f"takes {1e3 * held['publish, median [s]']:.0f} ms in the median and {1e3 * slowest:.0f} ms at most",
+            f"by themselves {tree['each by itself [tokens/s]']:,.0f} and {tree['each by itself, at most [GiB]']:.2f}",
+            f"TRL 1.16: {theirs:,.0f} and ",
+            f"Of its {quantized_base['most allocated [GiB]']:.1f} GiB the allocator held {quantized_base['most reserved [GiB]']:.1f}",
+        ]
+    }
+
+
 COMPUTED = (
+    gpu,
     recording,
     viewer,
     short_groups,
@@ -510,7 +538,7 @@ def test_every_results_file_says_at_which_commit_it_was_measured(file: Any) -> N
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_results_file_and_benchmark_that_a_page_names_exists(page: Any) -> None:
     text = page.read_text()
-    for name in set(re.findall(r"benchmarks/results/(\w+\.json)", text)) - UNMEASURED:
+    for name in set(re.findall(r"benchmarks/results/(\w+\.json)", text)):
         assert (RESULTS / name).is_file(), name
     for name in re.findall(r"benchmarks[./](\w+)(?:\.py)?`", text):
         assert name in OF_OTHERS or find_spec(f"benchmarks.{name}"), name

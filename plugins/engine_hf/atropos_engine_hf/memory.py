@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from atropos_core.models.model_size import BYTES, read
-from atropos_core.plugins.provider import SAMPLING, Holding, Workload
+from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, SAMPLING, Holding, Workload
 from atropos_engine_hf import limits
 from atropos_engine_hf.config import HFOptions
 
@@ -43,3 +43,5 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     scored = 2 * 4 * min(tokens * model.vocabulary, SCORED)
     yield Holding("rescoring", prefill + scored, device, "rescoring", change="lower engine.prefill_tokens")
     yield Holding("buffers of libraries", OVERHEAD, device)
+    if device != "cpu":
+        yield Holding(CONTEXT, CONTEXT_BYTES, device)

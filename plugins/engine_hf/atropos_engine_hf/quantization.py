@@ -25,8 +25,8 @@ class QuantizedLinear(Linear4bit):
 
 
 def quantize(model: PreTrainedModel, device: str) -> None:
-    """Hold every linear layer but the head and an adapter's own in 4 bits, on `device`, where each goes by itself. Raises FitError, with its name, for a
-    layer whose weights are not on that grid: what is sampled from is the model in the directory, and nothing near it."""
+    """Hold every linear layer but the head and an adapter's own in 4 bits, on `device`, one by one. Raises FitError, with its
+    name, for a layer whose weights are not on that grid: what is sampled from is the model in the directory, and nothing near it."""
     head = model.get_output_embeddings()
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and module is not head and ".lora_" not in name:

@@ -1,7 +1,8 @@
 """Causal attention over packed sequences, as an attention function of transformers.
 
 In the padded layout, queries, keys and values of the packed row are gathered into a padded layout, go through torch's own causal attention
-bucket by bucket, and are gathered back. Without it, attention is over the packed row as it is, level by level of the tree (flash_attention.py).
+bucket by bucket, and are gathered back. Without it, attention is over the packed row as it is, level by level of the tree
+(flash_attention.py).
 The model builds no mask: transformers makes none for a name that is missing from its mask interface.
 """
 
@@ -23,8 +24,8 @@ NAME = "atropos_packed"  # among transformers' attention functions
 
 
 def attention_of(wanted: str, config: Any, device: str) -> str:
-    """trainer.attention, for a model with this configuration on this device: where its kernels cannot be used, auto is padded. Raises FitError where
-    they cannot, and flash was asked for."""
+    """trainer.attention, for a model with this configuration on this device: where FlashAttention's kernels cannot be used, auto is padded.
+    Raises FitError where they cannot, and flash was asked for."""
     if wanted == "padded":
         return wanted
     decoder = config.get_text_config(decoder=True)
@@ -90,9 +91,15 @@ def packed_attention(
     packing = _checked(module, packing, rest)
     if packing.levels:  # no dropout there: `open_model` sets all of it to zero
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        states = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return tree_attention(*states, packing.levels, scale)[None], None
+        q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+        return tree_attention(q, k, v, packing.levels, scale)[None], None
     heads, width = query.shape[1], query.shape[3]
+    if packing.alone:
+        grouped = heads != key.shape[1]
+        mixed = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=grouped
+        )
+        return mixed.transpose(1, 2), None
     q_rows = _gather(_rows(query), packing.queries, packing.query_home, None)  # [sum S*Tq, H*D]
     kv_rows = _gather(  # [sum S*Tk, 2*K*D]
         torch.cat([_rows(key), _rows(value)], dim=1), packing.keys, packing.key_home, packing.key_again

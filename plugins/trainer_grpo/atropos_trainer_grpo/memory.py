@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from atropos_core.models.model_size import BYTES, ModelSize, read
-from atropos_core.plugins.provider import UPDATE, Holding, Workload
+from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, UPDATE, Holding, Workload
 from atropos_trainer_grpo.chunks import rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.prefix_tree import pays_by_levels
@@ -154,6 +154,8 @@ def _on(
         gathered = model.parameters - layers + layers // model.layers  # what no layer has, and one layer
         yield Holding("gathered parameters", gathered * element, device, UPDATE)
     yield Holding(BUFFERS, OVERHEAD, device)
+    if device != "cpu":
+        yield Holding(CONTEXT, CONTEXT_BYTES, device)
 
 
 def _checkpointed(options: GrpoOptions, model: ModelSize) -> int:
@@ -171,7 +173,8 @@ def _largest_moment(
     inputs = 0 if options.activation_offloading else again * rows.packed * model.hidden * element
     ends = rows.packed * model.hidden * 3 * element + rows.scored * model.hidden * element
     kept = inputs + (model.layers - again) * layer + ends
-    anew = inputs + ends + layer if again else 0  # the last of those that are computed again, when it is
+    between = 2 * rows.packed * model.hidden * element  # what a layer begins with, and what comes back to its end
+    anew = inputs + layer + between if again else 0  # the last of those that are computed again, when it is
     head = 0 if adapted else model.vocabulary * model.hidden * FP32
     if options.optimizer_offloading:  # a gradient leaves as soon as it is there
         head, trained = 0 if adapted else model.vocabulary * model.hidden * element, 0

@@ -5,14 +5,15 @@ Linear layers see N tokens in a row, without padding. What sequences begin with 
 before a branch) is there once: it is computed once, and its gradients add up. For 128 completions of 25 tokens to 16
 prompts of 35 that is 3,760 tokens in place of 7,680, and a step takes half the time (README.md, Speed).
 
-Attention sees segments, the nodes of that tree: the keys of one are all that is above it, and itself. In the padded layout segments of similar
-length form a bucket, padded to a common shape. Without it there are runs of queries and keys, level by level of the tree.
+Attention sees segments, the nodes of that tree: the keys of one are all that is above it, and itself. In the padded layout segments of
+similar length form a bucket, padded to a common shape. Without it there are runs of queries and keys, level by level of the tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -62,9 +63,9 @@ class Packing:
     buckets: tuple[Bucket, ...]  # none where the padded layout was not asked for
     slots: Indices  # i64[sum of lengths] the packed place of every token of every sequence, in the order given
     longest: int  # tokens of the longest sequence
-    levels: tuple[
-        Runs, ...
-    ]  # in place of the padded layout: all segments with themselves, and for each level of the tree what is below it
+    alone: bool  # one sequence: there is nothing to gather
+    # In place of the padded layout: all segments with themselves, and for each level of the tree what is below it.
+    levels: tuple[Runs, ...]
 
     @property
     def padding(self) -> float:
@@ -123,6 +124,7 @@ def pack(
         buckets=tuple(layout.buckets),
         slots=slots,
         longest=int(lengths.max()),
+        alone=len(own) == 1,
         levels=tuple(_levels(tree, first, ends, device)) if leveled else (),
     )
 

@@ -20,7 +20,7 @@ LEAST_SEGMENT = 128  # tokens of a segment, on average: kernels of attention com
 
 
 def pays_by_levels(keys: int, tokens: int, segments: int) -> bool:
-    """Whether attention goes level by level of a tree (flash_attention.py) rather than through a padded layout with so many rows of keys."""
+    """Whether attention goes level by level of a tree (flash_attention.py), not through a padded layout with so many rows of keys."""
     return keys >= KEYS_AGAIN * tokens and tokens >= LEAST_SEGMENT * segments
 
 

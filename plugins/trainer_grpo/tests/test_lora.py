@@ -17,6 +17,7 @@ from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.losses import LOSSES
 from atropos_trainer_grpo.model import open_model
 from atropos_trainer_grpo.optimizer import Optimizer
+from atropos_trainer_grpo.packed_rows import pack
 from atropos_trainer_grpo.update import Update
 from plugins.trainer_grpo.tests.resumed import assert_same_bits, trained_on
 
@@ -59,6 +60,21 @@ async def test_only_the_adapter_changes_and_it_is_in_fp32(open_trainer, make_bat
     for name, value in before.items():
         assert value.dtype == dtype
         assert torch.equal(value.view(torch.uint8), after[name].view(torch.uint8)), name
+
+
+async def test_an_adapter_computes_in_the_dtype_of_its_base_and_keeps_no_copy_of_what_goes_in(open_trainer):
+    trainer = await open_trainer(lora=LORA, dtype="bfloat16")
+    disturb(trainer.model)
+    kept: list[torch.Tensor] = []
+    tokens = torch.arange(2, 22)[None]
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        packing = pack(tokens[0].int().numpy(), np.array([20]), "cpu")
+        hidden = trainer.model.get_base_model().base_model(input_ids=tokens, packing=packing, use_cache=False)[0]
+    assert hidden.dtype == torch.bfloat16
+    wide = [one for one in kept if one.dtype == torch.float32 and one.shape[-1] == 48]
+    assert not wide, "the MLP has no norm: only an adapter's copy would be in fp32"
+    hidden.float().sum().backward()
+    assert {one.grad.dtype for name, one in trainer.model.named_parameters() if "lora_" in name} == {torch.float32}
 
 
 async def test_an_untrained_adapter_leaves_the_policy_as_it_was_and_the_model_info_speaks_of_the_base(open_trainer):

@@ -111,7 +111,6 @@ def test_moments_of_another_format_are_refused_with_the_option_that_takes_them()
     [
         ({"optimizer": "adamw_8bit"}, ("cpu", "cpu"), "on one device"),
         ({"kernels": "liger"}, ("cpu",), "needs a CUDA device"),
-        ({"attention": "flex"}, ("cpu",), "needs a CUDA device"),
         (
             {"gradient_checkpointing": True, "activation_offloading": True},
             ("cpu",),
