@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.conftest import Ended, metrics_of
 from tests.e2e.runs import QUICK, RunningRun, finish
@@ -66,9 +69,27 @@ def test_what_cannot_be_is_one_named_error(atropos: Callable[..., Ended], tmp_pa
     unrounded = atropos("run", "--env", "gsm8k", "--model", "tiny", *HELD, "--steps", "1", *SMALL)
     assert unrounded.code == 2, unrounded.err
     assert "is not: engines would sample from another model" in unrounded.err
-    assert "atropos quantize MODEL DIRECTORY" in unrounded.err
+    assert "atropos quantize MODEL DIRECTORY --dtype float32" in unrounded.err
     whole = atropos(
         "run", "--env", "gsm8k", "--model", str(rounded), "--bridge", "ipc", *HELD[2:], "--steps", "1", *SMALL
     )
     assert whole.code == 2, whole.err
     assert "ipc" in whole.err
+
+
+def test_a_base_is_rounded_in_the_dtype_that_the_run_has_it_in(
+    atropos: Callable[..., Ended], tmp_path: Path, rounded: Path
+) -> None:
+    in_16_bits = ("--set", "engine.dtype=bfloat16", "--set", "trainer.dtype=bfloat16")
+    run = ("run", "--env", "gsm8k", *HELD, *in_16_bits, "--steps", "2", *SMALL)
+    other = atropos(*run, "--model", str(rounded))
+    assert other.code == 2, other.err
+    assert "--dtype bfloat16" in other.err
+    assert atropos("quantize", "tiny", "half", "--dtype", "bfloat16").code == 0
+    weights = load_file(tmp_path / "half/model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "half/config.json").read_text())["dtype"] == "bfloat16"
+    ended = atropos(*run, "--model", "./half", "--dir", "held")
+    assert ended.code == 0, ended.err
+    for line in metrics_of(tmp_path / "held")[1:]:
+        assert line["alignment/max_abs_logprob_diff"] < 0.5

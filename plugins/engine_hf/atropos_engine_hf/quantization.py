@@ -50,7 +50,8 @@ def _quantized(linear: nn.Linear, name: str, device: str) -> QuantizedLinear:
     for state.dtype in stored:
         if torch.equal(functional.dequantize_4bit(packed.data, state).to(whole.dtype), whole):
             return layer.requires_grad_(False)
+    dtype = str(whole.dtype).removeprefix("torch.")
     raise FitError(
         f'engine.quantization = "nf4" is for a model whose weights are on that grid, and {name} is not.',
-        remedy="`atropos quantize MODEL DIRECTORY` writes such a one; then --model DIRECTORY.",
+        remedy=f"`atropos quantize MODEL DIRECTORY --dtype {dtype}` writes such a one; then --model DIRECTORY.",
     )

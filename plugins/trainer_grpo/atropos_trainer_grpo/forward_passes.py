@@ -83,7 +83,7 @@ class ForwardPasses:
             packing,
             packing.at(rows[once] - 1),
             self.tensor(tokens[rows[once]].astype(np.int64)),
-            self.tensor(temperature[once]),
+            None if (temperature == 1).all() else self.tensor(temperature[once]),
             self._options.logprob_chunk,
             None if taught is None else self.tensor(taught.rows(at[rows])[0]),
         )

@@ -30,7 +30,7 @@ def token_logprobs(
     hidden: Tensor,  # [R, C] what the language-model head sees, at the positions before `targets`
     head: torch.nn.Linear,
     targets: Tensor,  # i64[R]
-    temperature: Tensor,  # f32[R]
+    temperature: Tensor | None,  # f32[R]; None: 1 throughout
     chunk: int,
     others: Tensor | None = None,  # i64[R, K] further tokens at each position; one may be named twice
 ) -> Scored:
@@ -47,7 +47,7 @@ def token_logprobs(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, chunk: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor | None, chunk: int,
         others: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         chunk = rows_at_once(chunk, len(weight), hidden.device.type)
@@ -57,7 +57,7 @@ class _TokenLogprobs(torch.autograd.Function):
         kept: Tensor | None = None
         for begin in range(0, len(targets), chunk):
             part = slice(begin, begin + chunk)
-            logits = _logits(hidden[part], weight, bias, temperature[part])  # [r, V]
+            logits = _logits(hidden[part], weight, bias, temperature, part)  # [r, V]
             logs = torch.log_softmax(logits, dim=-1)
             logprobs = logs.gather(1, targets[part, None])[:, 0]
             if others is not None:
@@ -91,11 +91,11 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(begin, begin + ctx.chunk)
             p, rest = kept, None
             if p is None or of_outside is not None:
-                logits = _logits(hidden[part], weight, bias, temperature[part])
+                logits = _logits(hidden[part], weight, bias, temperature, part)
                 if of_outside is not None:  # d log outside / d logits = softmax over the others' others - p
                     rest = logits.scatter(1, others[part], -torch.inf).softmax(dim=-1).nan_to_num_(0.0)
                 p = torch.softmax(logits, dim=-1) if p is None else p
-            by = temperature[part].to(p.dtype)
+            by = p.new_ones(1) if temperature is None else temperature[part].to(p.dtype)  # [r], or [1]
             extra: Tensor | None = None
             if of_entropy is not None:  # d H / d logits = -p (log p + H)
                 extra = p.log().clamp_min_(-1e4).add_(entropy[part, None])
@@ -134,8 +134,8 @@ _score: Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = (
 )  # torch leaves apply untyped
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor | None, part: slice) -> Tensor:
     logits = torch.nn.functional.linear(hidden, weight, bias)
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    return logits.div_(temperature[:, None].to(logits.dtype))
+    return logits if temperature is None else logits.div_(temperature[part, None].to(logits.dtype))

@@ -93,7 +93,7 @@ def score(
     packing: Packing,
     predicts: Tensor,
     targets: Tensor,
-    temperature: Tensor,
+    temperature: Tensor | None,
     chunk: int,
     others: Tensor | None = None,
 ) -> Scored:
@@ -133,7 +133,7 @@ def score_nothing(model: nn.Module, device: str) -> Tensor:
     """A pass like any other, for a rank without work: zero, with a gradient of zeros for every parameter."""
     tokens = np.zeros(2, np.int32)
     one = torch.zeros(1, dtype=torch.int64, device=device)
-    scored = score(model, pack(tokens, np.array([2]), device), one, one, torch.ones(1, device=device), 1)
+    scored = score(model, pack(tokens, np.array([2]), device), one, one, None, 1)
     return (scored.logprobs * 0.0).sum()
 
 

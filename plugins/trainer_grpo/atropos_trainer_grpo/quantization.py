@@ -57,10 +57,11 @@ class QuantizedLinear(nn.Module):
             if torch.equal(unpack(packed, state, dtype).to(weight.dtype), weight)
         ]
         if not stored:
+            dtype = str(weight.dtype).removeprefix("torch.")
             raise FitError(
                 f'trainer.lora.quantization = "nf4" is for a base whose weights are on that grid, and {name} is not: engines would sample '
                 "from another model than the one that is trained.",
-                remedy="`atropos quantize MODEL DIRECTORY` writes such a base; then --model DIRECTORY.",
+                remedy=f"`atropos quantize MODEL DIRECTORY --dtype {dtype}` writes such a base; then --model DIRECTORY.",
             )
         self._stored, self._shape = stored[0], weight.shape
         self.in_features, self.out_features = linear.in_features, linear.out_features

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,13 +18,25 @@ def add(app: typer.Typer) -> None:
     app.command("quantize")(quantize)
 
 
+class Dtype(StrEnum):
+    """That weights are written in."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, or a name on the Hugging Face hub.")],
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the rounded model is written.")],
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="That the run will have it in; unset: the one that it is stored in.")
+    ] = None,
 ) -> None:
     """Round a model's linear layers to 4 bits, for LoRA beside a base that the trainer holds in them.
 
-    The files keep their size and dtype: any engine loads them. Embeddings, norms and the head stay as they are.
+    Any engine loads what is written: it is an ordinary model, of the same size unless --dtype is another. Embeddings, norms and the
+    head stay as they are.
 
     [bold]Examples[/]
 
@@ -38,14 +52,15 @@ def quantize(
         raise ConfigError(f"{directory} is there already.", remedy="Name a directory that is not there yet.")
     _, resolved, _ = configure(None, model=model)
     with console.waiting(f"{model} to be rounded"):
-        layers, weights = write(resolved.directory, directory)
+        layers, weights = write(resolved.directory, directory, dtype)
     console.say(f"{layers:,} linear layers with {weights:,} weights are rounded to NF4 in {directory}")
     console.say(f"  atropos run --model {directory} --bridge lora --set trainer.lora.quantization=nf4")
 
 
-def write(model: Path, directory: Path) -> tuple[int, int]:
-    """The model with its linear layers on the grid, one file at a time. How many they are, and how many weights. Raises
-    ConfigError, DataError; nothing is left of a directory that could not be finished."""
+def write(model: Path, directory: Path, dtype: str | None = None) -> tuple[int, int]:
+    """The model with its linear layers on the grid, one file at a time, in its own dtype or another. How many they are, and how many
+    weights. Raises ConfigError, DataError; nothing is left of a directory that could not be finished."""
+    import torch
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
 
@@ -72,10 +87,18 @@ def write(model: Path, directory: Path) -> tuple[int, int]:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
                 metadata = file.metadata()
+            if dtype is not None:  # before they are rounded: the grid is that of the numbers that are written
+                tensors = {
+                    name: tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+                    for name, tensor in tensors.items()
+                }
             for name in names.keys() & tensors.keys():
                 weights += tensors[name].numel()
                 tensors[name] = rounded(tensors[name])
             save_file(tensors, unfinished / path.name, metadata=metadata)
+        if dtype is not None:
+            config = json.loads((unfinished / "config.json").read_text())
+            (unfinished / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
         unfinished.rename(directory)
     except AtroposError:
         raise

@@ -313,7 +313,7 @@ class GrpoTrainer(Trainer):
                 packing,
                 packing.at(rows - 1),
                 torch.from_numpy(tokens[rows].astype(np.int64)).to(self._device),
-                torch.full((len(rows),), temperature, device=self._device),
+                None if temperature == 1 else torch.full((len(rows),), temperature, device=self._device),
                 self._options.logprob_chunk,
             )
             split = np.split(scored.logprobs.float().cpu().numpy(), np.cumsum(lengths[part] - 1)[:-1])

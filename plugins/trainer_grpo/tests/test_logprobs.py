@@ -37,6 +37,17 @@ def test_logprobs_and_entropy_are_those_of_the_tempered_softmax():
     torch.testing.assert_close(scored.entropy, distribution.entropy())
 
 
+@pytest.mark.parametrize("chunk", [100, 4])
+def test_no_temperature_is_a_temperature_of_one_bit_for_bit(chunk):
+    others, found = torch.randint(0, 11, (13, 3)), []
+    for temperature in (None, torch.ones(13)):
+        head, hidden, targets, _ = case(torch.float32)
+        scored = token_logprobs(hidden, head, targets, temperature, chunk, others)
+        (scored.logprobs.sum() + scored.entropy.sum() + scored.others.sum() + scored.outside.sum()).backward()
+        found.append([*(part.detach() for part in scored), hidden.grad, head.weight.grad, head.bias.grad])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_sixteen_bit_models_get_their_log_softmax_in_fp32():
     head, hidden, targets, temperature = case(torch.bfloat16, bias=False)
     scored = token_logprobs(hidden, head, targets, temperature, 100)
