@@ -42,11 +42,13 @@ class ModelSize:
     def parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.tensors.values())
 
-    def nf4_bytes(self, element: int) -> int:
-        """Of its weights, with linear layers in 4 bits (NF4: half a byte, and a scale in float32 for each 64) and the others of `element`
-        bytes each."""
-        linear = sum(out * into for out, into in self.linear().values())
-        return (self.parameters - linear) * element + int(linear * (1 / 2 + 4 / 64))
+    def quantized_bytes(self, kind: str, element: int) -> int:
+        """Of its weights, with linear layers in 4 bits (nf4: half a byte, and a scale in float32 for each 64) or 8 (int8: a byte, and a
+        scale for each output), and the others of `element` bytes each."""
+        shapes = self.linear().values()
+        linear = sum(out * into for out, into in shapes)
+        held = int(linear * (1 / 2 + 4 / 64)) if kind == "nf4" else linear + 4 * sum(out for out, _ in shapes)
+        return (self.parameters - linear) * element + held
 
     def linear(self) -> dict[str, tuple[int, int]]:
         """Matrices that are neither embedding nor head: name, outputs, inputs."""

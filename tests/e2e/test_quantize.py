@@ -34,7 +34,7 @@ def test_the_commands_of_the_page_round_and_train(atropos: Callable[..., Ended],
     quantize, run = block.text.strip().splitlines()
     said = atropos(*quantize.split()[1:])
     assert said.code == 0, said.err
-    assert "28 linear layers with 688,128 weights are rounded to NF4 in tiny-nf4" in said.out
+    assert "28 linear layers with 688,128 weights are rounded to nf4 in tiny-nf4" in said.out
     ended = atropos(*run.split()[1:], "--steps", "2", "--dir", "held", *SMALL)
     assert ended.code == 0, ended.err
     for line in metrics_of(tmp_path / "held")[1:]:
@@ -69,7 +69,7 @@ def test_what_cannot_be_is_one_named_error(atropos: Callable[..., Ended], tmp_pa
     unrounded = atropos("run", "--env", "gsm8k", "--model", "tiny", *HELD, "--steps", "1", *SMALL)
     assert unrounded.code == 2, unrounded.err
     assert "is not: engines would sample from another model" in unrounded.err
-    assert "atropos quantize MODEL DIRECTORY --dtype float32" in unrounded.err
+    assert "atropos quantize MODEL DIRECTORY --format nf4 --dtype float32" in unrounded.err
     whole = atropos(
         "run", "--env", "gsm8k", "--model", str(rounded), "--bridge", "ipc", *HELD[2:], "--steps", "1", *SMALL
     )
@@ -93,3 +93,16 @@ def test_a_base_is_rounded_in_the_dtype_that_the_run_has_it_in(
     assert ended.code == 0, ended.err
     for line in metrics_of(tmp_path / "held")[1:]:
         assert line["alignment/max_abs_logprob_diff"] < 0.5
+
+
+def test_a_base_in_8_bits_is_rounded_held_at_both_ends_and_trained_beside(
+    atropos: Callable[..., Ended], tmp_path: Path
+) -> None:
+    said = atropos("quantize", "tiny", "tiny-int8", "--format", "int8")
+    assert said.code == 0, said.err
+    run = ("--bridge", "lora", "--set", "trainer.lora.quantization=int8", "--set", "engine.quantization=int8")
+    assert "--set trainer.lora.quantization=int8" in said.out
+    ended = atropos("run", "--env", "gsm8k", "--model", "./tiny-int8", *run, "--steps", "2", "--dir", "held", *SMALL)
+    assert ended.code == 0, ended.err
+    for line in metrics_of(tmp_path / "held")[1:]:
+        assert line["alignment/max_abs_logprob_diff"] < 1e-4

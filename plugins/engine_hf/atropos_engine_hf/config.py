@@ -15,9 +15,9 @@ class HFOptions(Options):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description='precision of the weights; "auto" is float32 on a CPU and the checkpoint\'s own elsewhere'
     )
-    quantization: Literal["nf4"] | None = Field(
+    quantization: Literal["nf4", "int8"] | None = Field(
         None,
-        description="hold a base in 4 bits beside the adapters of a run; its weights must lie on that grid: `atropos quantize`",
+        description="hold a base in 4 or 8 bits beside the adapters of a run; its weights must lie on that grid: `atropos quantize`",
     )
     max_batch: int = Field(256, ge=1, description="rows that are decoded together; more wait in arrival order")
     prefill_tokens: int = Field(

@@ -87,7 +87,7 @@ class HFEngine(Engine):
         return ModelInfo(
             architecture=type(self.model).__name__,
             parameters=sum(
-                parameter.numel() * (1 if parameter.is_floating_point() else 2)  # a byte has two weights in 4 bits
+                parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)  # a byte has two weights in 4 bits
                 for parameter in self.model.parameters()
             ),
             vocabulary=config.vocab_size,

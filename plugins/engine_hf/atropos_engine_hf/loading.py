@@ -42,9 +42,9 @@ def load_model(directory: Path, dtype: str, device: str, quantization: str | Non
             raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
         raise ConfigError(f"engine 'hf' cannot load the model in {directory}: {error}") from error
     if quantization is not None:
-        from atropos_engine_hf.quantization import quantize  # bitsandbytes
+        from atropos_engine_hf.quantization import quantize
 
-        quantize(model, device)
+        quantize(model, device, quantization)
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -27,8 +27,8 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     shared = "weights" if context.transport in ("posix_shm", "cuda_ipc") else ""
     weights = model.parameters * element
     if options.quantization is not None:
-        yield Holding("model before it is in 4 bits", weights, "cpu", "opening")
-        weights = model.nf4_bytes(element)
+        yield Holding("model before it is packed", weights, "cpu", "opening")
+        weights = model.quantized_bytes(options.quantization, element)
     yield Holding("parameters", weights, device, shared=shared, change="use a smaller model")
     rows = min(options.max_batch, workload.concurrent_rollouts)
     length = min(workload.prompt_tokens + workload.max_tokens, model.longest)

@@ -37,7 +37,7 @@ def _check_quantized(options: HFOptions, context: RunContext) -> None:
             f"{option} is for a base beside adapters, and this run moves whole models ({context.transport}).",
             remedy="Use --bridge lora, or leave the option out.",
         )
-    if importlib.util.find_spec("bitsandbytes") is None:
+    if options.quantization == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
         raise FitError(
             f"{option} needs the module 'bitsandbytes', which is not installed.",
             remedy="pip install atropos-plugin-engine-hf[bitsandbytes]",

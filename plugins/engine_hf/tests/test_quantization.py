@@ -1,4 +1,4 @@
-"""A base in 4 bits gives the very numbers of the whole one, alone and beside an adapter."""
+"""A base in 4 or 8 bits gives the very numbers of the whole one, alone and beside an adapter."""
 
 from __future__ import annotations
 
@@ -13,19 +13,27 @@ from bitsandbytes import functional
 from safetensors.torch import load_file, save_file
 
 from atropos_core.errors import FitError
+from atropos_core.models import int8_grid
 from atropos_core.models.model_size import read
 from atropos_core.plugins.provider import RunContext, Workload
 from atropos_core.types import Sampling, tokens
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.loading import load_model
+from atropos_engine_hf.nf4_linear import QuantizedLinear
 from atropos_engine_hf.plugin import build, holds
+from atropos_engine_hf.quantization import Int8Linear
 from plugins.engine_hf.tests.test_adapter import make_adapter
 
 PROMPT = tokens([5, 9, 33])
 
 
+@pytest.fixture(params=["nf4", "int8"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(params=["float32", "bfloat16"])
-def rounded(request: pytest.FixtureRequest, make_model: Any, tmp_path: Path) -> Path:
+def rounded(request: pytest.FixtureRequest, kind: str, make_model: Any, tmp_path: Path) -> Path:
     """A model whose linear layers lie on the grid, in the dtype that it is stored in."""
     dtype = getattr(torch, request.param)
     directory: Path = make_model(tmp_path / "model", hidden_size=64, intermediate_size=128, tie_word_embeddings=False)
@@ -33,8 +41,11 @@ def rounded(request: pytest.FixtureRequest, make_model: Any, tmp_path: Path) -> 
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
     for name, tensor in tensors.items():
         if "_proj" in name:
-            packed, state = functional.quantize_4bit(tensor.float().contiguous(), blocksize=64, quant_type="nf4")
-            tensors[name] = functional.dequantize_4bit(packed, state).to(dtype)
+            if kind == "nf4":
+                packed, state = functional.quantize_4bit(tensor.float().contiguous(), blocksize=64, quant_type="nf4")
+                tensors[name] = functional.dequantize_4bit(packed, state).to(dtype)
+            else:
+                tensors[name] = int8_grid.unpack(*int8_grid.pack(tensor.float())).to(dtype)
     save_file(tensors, file, metadata={"format": "pt"})
     text = (directory / "config.json").read_text()
     (directory / "config.json").write_text(text.replace('"dtype": "float32"', f'"dtype": "{request.param}"'))
@@ -43,31 +54,35 @@ def rounded(request: pytest.FixtureRequest, make_model: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("computed", ["float32", "bfloat16"])
 def test_weights_are_those_of_the_whole_model_bit_for_bit_and_logits_as_they_give_them(
-    rounded: Path, computed: str
+    rounded: Path, computed: str, kind: str
 ) -> None:
     if computed == "bfloat16" and read(rounded).dtype == "float32":  # type: ignore[union-attr]
         pytest.skip("rounded once more, its weights would lie on no grid")
-    whole, packed = (load_model(rounded, computed, "cpu", held) for held in (None, "nf4"))
+    whole, packed = (load_model(rounded, computed, "cpu", held) for held in (None, kind))
     ids = torch.randint(3, 60, (3, 17), generator=torch.Generator().manual_seed(0))
     rounding = {"atol": 1e-5, "rtol": 0.0} if computed == "float32" else {"atol": 0.1, "rtol": 0.0}
     with torch.no_grad():
         for some in (ids, ids[:1, :1]):  # how a sum is taken depends on where in memory a weight lies
             torch.testing.assert_close(packed(some).logits, whole(some).logits, **rounding)
-    layers = {name: one for name, one in packed.named_modules() if type(one).__name__ == "QuantizedLinear"}
+    layers = {name: one for name, one in packed.named_modules() if isinstance(one, (QuantizedLinear, Int8Linear))}
     assert len(layers) == 14
     for name, layer in layers.items():
-        assert layer.weight.dtype == torch.uint8
-        made = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+        if kind == "nf4":
+            assert layer.weight.dtype == torch.uint8
+            made = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+        else:
+            assert layer.weight.dtype == torch.int8
+            made = layer.whole()
         assert torch.equal(made.to(whole.dtype), whole.get_submodule(name).weight)
     assert packed.get_output_embeddings().weight.dtype == getattr(torch, computed)
 
 
 async def test_beside_an_adapter_it_samples_what_the_whole_base_samples(
-    open_engine: Any, rounded: Path, tmp_path: Path
+    open_engine: Any, rounded: Path, tmp_path: Path, kind: str
 ) -> None:
     if read(rounded).dtype != "float32":  # type: ignore[union-attr]
         pytest.skip("peft adds an adapter in 16 bits where its base is in 4: equal to a rounding")
-    engines = [await open_engine(rounded, quantization=held) for held in (None, "nf4")]
+    engines = [await open_engine(rounded, quantization=held) for held in (None, kind)]
     made = []
     for engine in engines:
         said = []
@@ -80,18 +95,20 @@ async def test_beside_an_adapter_it_samples_what_the_whole_base_samples(
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-6)
 
 
-async def test_the_engine_counts_the_weights_of_the_model_and_not_the_bytes(open_engine: Any, rounded: Path) -> None:
+async def test_the_engine_counts_the_weights_of_the_model_and_not_the_bytes(
+    open_engine: Any, rounded: Path, kind: str
+) -> None:
     infos = []
-    for held in (None, "nf4"):
+    for held in (None, kind):
         engine = await open_engine(rounded, quantization=held)
         infos.append(await engine.open())
     assert infos[0].parameters == infos[1].parameters and infos[0].dtype == infos[1].dtype
 
 
-def test_a_model_that_is_not_on_the_grid_is_refused_by_its_first_layer(tiny: Path) -> None:
+def test_a_model_that_is_not_on_the_grid_is_refused_by_its_first_layer(tiny: Path, kind: str) -> None:
     with pytest.raises(FitError, match=r"layers\.0\.self_attn\.q_proj is not\.") as refused:
-        load_model(tiny, "auto", "cpu", "nf4")
-    assert "atropos quantize MODEL DIRECTORY" in str(refused.value)
+        load_model(tiny, "auto", "cpu", kind)
+    assert f"atropos quantize MODEL DIRECTORY --format {kind} --dtype float32" in str(refused.value)
 
 
 def test_it_is_for_a_base_beside_adapters_and_needs_bitsandbytes(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -104,18 +121,22 @@ def test_it_is_for_a_base_beside_adapters_and_needs_bitsandbytes(tiny: Path, tmp
     with pytest.raises(FitError, match=r"needs the module 'bitsandbytes'") as missing:
         build(options, RunContext(tmp_path, tiny, transport="adapter"))
     assert "atropos-plugin-engine-hf[bitsandbytes]" in str(missing.value)
+    build(HFOptions(quantization="int8"), RunContext(tmp_path, tiny, transport="adapter"))
 
 
-def test_the_plan_counts_packed_weights_and_the_whole_model_while_it_opens(rounded: Path, tmp_path: Path) -> None:
+def test_the_plan_counts_packed_weights_and_the_whole_model_while_it_opens(
+    rounded: Path, tmp_path: Path, kind: str
+) -> None:
     dtype = read(rounded).dtype  # type: ignore[union-attr]
     work = Workload(RunContext(tmp_path, rounded, transport="adapter"), 1, 1, 40, 5, prompt_tokens=20)
-    planned = {one.what: one for one in holds(HFOptions(quantization="nf4", dtype=dtype), work)}
+    planned = {one.what: one for one in holds(HFOptions(quantization=kind, dtype=dtype), work)}
     whole = {one.what: one for one in holds(HFOptions(dtype=dtype), work)}
-    model = load_model(rounded, dtype, "cpu", "nf4")
-    scales = sum(
-        one.weight.quant_state.absmax.numel() * 4 for one in model.modules() if type(one).__name__ == "QuantizedLinear"
+    model = load_model(rounded, dtype, "cpu", kind)
+    scales = 4 * sum(
+        one.weight.quant_state.absmax.numel() for one in model.modules() if isinstance(one, QuantizedLinear)
     )
+    scales += 4 * sum(one.scales.numel() for one in model.modules() if isinstance(one, Int8Linear))
     held = sum(one.numel() * one.element_size() for one in model.parameters())
     assert planned["parameters"].size_bytes == held + scales
-    before = planned["model before it is in 4 bits"]
+    before = planned["model before it is packed"]
     assert (before.size_bytes, before.device, before.phase) == (whole["parameters"].size_bytes, "cpu", "opening")

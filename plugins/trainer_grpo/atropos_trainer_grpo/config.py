@@ -50,8 +50,8 @@ class LoraOptions(Options):
     learning_rate: float | None = Field(
         None, ge=0, allow_inf_nan=False, description="of the adapter; unset: ten times trainer.learning_rate"
     )
-    quantization: Literal["nf4"] | None = Field(
-        None, description="hold the base in 4 bits; its weights must lie on that grid: `atropos quantize`"
+    quantization: Literal["nf4", "int8"] | None = Field(
+        None, description="hold the base in 4 or 8 bits; its weights must lie on that grid: `atropos quantize`"
     )
 
     @field_validator("targets", "layers")

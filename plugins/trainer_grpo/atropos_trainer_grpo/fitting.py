@@ -34,9 +34,9 @@ class Way:
     on_gpu: bool = False  # and on nothing else
 
     @property
-    def quantized(self) -> bool:
-        """Whether its base must be rounded before."""
-        return bool(self.options.get("lora", {}).get("quantization"))
+    def quantized(self) -> str:
+        """What its base must be rounded to before; nothing for most."""
+        return str(self.options.get("lora", {}).get("quantization", ""))
 
 
 CHECKPOINTING = {"gradient_checkpointing": True}
@@ -44,8 +44,8 @@ EIGHT_BITS = {"optimizer": "adamw_8bit"}
 QUANTIZED = {"lora": {"quantization": "nf4"}}
 OFFLOADING = {**CHECKPOINTING, "activation_offloading": True}
 HOST_MOMENTS = {"optimizer_offloading": True}
-HOLD_4_BITS = ("hf",)  # engines that can hold the base so as well
-ENGINE_QUANTIZED = {"quantization": "nf4"}
+IN_8_BITS = {"lora": {"quantization": "int8"}}
+HOLD_BASES = ("hf",)  # engines that can hold the base so as well
 RECOMPUTES = "a third more compute"
 COPIES = "layer inputs go to host memory and back"
 VARIED = ("lora", "tokens_per_microbatch", "checkpointed_layers", *OFFLOADING, *EIGHT_BITS, *HOST_MOMENTS)
@@ -68,6 +68,12 @@ WAYS = (  # what costs least first
         adapter=True,
         costs=f"all three; {COPIES}",
         on_gpu=True,
+    ),
+    Way(
+        "LoRA, 8-bit base, checkpointing",
+        {**IN_8_BITS, **CHECKPOINTING},
+        adapter=True,
+        costs=f"the base is rounded: `atropos quantize --format int8`; {RECOMPUTES}",
     ),
     Way(
         "LoRA, 4-bit base", QUANTIZED, adapter=True, costs="the base is rounded: `atropos quantize`; needs bitsandbytes"
@@ -138,7 +144,7 @@ class Fitting:
 
     def engine_options(self, way: Way) -> Mapping[str, Any]:
         """What the engine is to be told beside its own options."""
-        return ENGINE_QUANTIZED if way.quantized and self._config.engine.use in HOLD_4_BITS else {}
+        return {"quantization": way.quantized} if way.quantized and self._config.engine.use in HOLD_BASES else {}
 
     def _searched(self, way: Way, bridge: str, plan: Plan) -> Fitted:
         context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))

@@ -111,8 +111,8 @@ def _on(
     masters = parts > 1 and lora is None  # ranks hold fp32 masters alone, and gather their rounding
     weights = model.parameters * (FP32 if masters else element) // parts
     if lora is not None and lora.quantization is not None:
-        weights = model.nf4_bytes(element)
-        yield Holding("base before it is in 4 bits", model.parameters * element, "cpu", "opening")
+        weights = model.quantized_bytes(lora.quantization, element)
+        yield Holding("base before it is packed", model.parameters * element, "cpu", "opening")
     shared = "weights" if workload.context.transport in SHARED else ""
     smaller = "train an adapter: --bridge lora"
     yield Holding("parameters", weights, device, shared=shared, change="" if lora else smaller)

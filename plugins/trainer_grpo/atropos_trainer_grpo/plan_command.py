@@ -115,8 +115,8 @@ def plan(
         )
     console.say(f"take: {chosen.way.name}")
     if chosen.way.quantized:
-        rounded = f"./{resolved.directory.name}-nf4"
-        console.say(f"  atropos quantize {model or resolved.directory} {rounded}")
+        rounded = f"./{resolved.directory.name}-{chosen.way.quantized}"
+        console.say(f"  atropos quantize {model or resolved.directory} {rounded} --format {chosen.way.quantized}")
         model = rounded
     console.say(f"  {_typed(chosen, fitting, file, model, engine, changes, wanted, gpu is not None)}")
 

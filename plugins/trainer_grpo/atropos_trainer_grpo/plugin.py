@@ -36,7 +36,7 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
     if adapts:
         require("peft", "a LoRA adapter")
     if options.lora is not None and options.lora.quantization is not None:
-        _check_quantized_base(context)
+        _check_quantized_base(options.lora.quantization, context)
     if options.optimizer != "adamw":
         _refuse_what_torchao_cannot(options, context)
     if options.kernels == "liger":
@@ -68,8 +68,10 @@ def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> No
         )
 
 
-def _check_quantized_base(context: RunContext) -> None:
-    require("bitsandbytes", option := 'trainer.lora.quantization = "nf4"')
+def _check_quantized_base(kind: str, context: RunContext) -> None:
+    option = f'trainer.lora.quantization = "{kind}"'
+    if kind == "nf4":
+        require("bitsandbytes", option)
     if (devices := len(context.devices) * context.machines) > 1:
         raise FitError(
             f"{option} is for a trainer on one device, and this one has {devices}.",

@@ -1,82 +1,108 @@
-"""A frozen base in 4 bits beside an adapter (QLoRA, arXiv 2305.14314): NF4 in blocks of 64, by bitsandbytes.
+"""A frozen base in 4 or 8 bits beside an adapter (QLoRA, arXiv 2305.14314): NF4 in blocks of 64, by bitsandbytes, or int8 by row.
 
-What engines sample from must be what the adapter is trained beside. So the weights of the model directory lie on the grid of NF4
+What engines sample from must be what the adapter is trained beside. So the weights of the model directory lie on the grid of the format
 themselves: `atropos quantize` rounds them, each in its own dtype, and any engine loads them as it loads other models. The trainer
-holds the same numbers in 4 bits, bit for bit, and refuses a base that is not on the grid: rounding it here alone would train beside
+holds the same numbers in 4 or 8 bits, bit for bit, and refuses a base that is not on the grid: rounding it here alone would train beside
 another model than the one that sampled.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-from bitsandbytes import functional
-from bitsandbytes.functional import QuantState
 from torch import Tensor, nn
 
 from atropos_core.errors import FitError
+from atropos_core.models import int8_grid
 
-BLOCK = 64  # weights that share a scale
+BLOCK = 64  # weights of NF4 that share a scale
+Packed = dict[str, Tensor]
 
 
-def pack(weight: Tensor) -> tuple[Tensor, QuantState]:
-    """NF4 (half a byte a weight) with a scale in float32 for each block, on the weight's device."""
+def _nf4(weight: Tensor) -> Packed:
+    from bitsandbytes import functional
+
     packed, state = functional.quantize_4bit(weight.contiguous(), blocksize=BLOCK, quant_type="nf4")
-    return packed, state
+    return {"packed": packed, "scales": state.absmax, "levels": state.code}
 
 
-def unpack(packed: Tensor, state: QuantState, dtype: torch.dtype) -> Tensor:
-    """In the dtype that the weights are stored in: levels times scales, rounded once."""
-    found: Tensor = functional.dequantize_4bit(packed, state)
-    return found.to(dtype)
+def _of_nf4(held: Packed, shape: torch.Size) -> Tensor:
+    from bitsandbytes import functional
+
+    state = functional.QuantState(  # type: ignore[no-untyped-call]
+        held["scales"], shape=shape, code=held["levels"], blocksize=BLOCK, quant_type="nf4", dtype=torch.float32
+    )
+    found: Tensor = functional.dequantize_4bit(held["packed"], state)
+    return found
 
 
-def rounded(weight: Tensor) -> Tensor:
+def _int8(weight: Tensor) -> Packed:
+    packed, scales = int8_grid.pack(weight)
+    return {"packed": packed, "scales": scales}
+
+
+def _of_int8(held: Packed, shape: torch.Size) -> Tensor:
+    found: Tensor = int8_grid.unpack(held["packed"], held["scales"])
+    return found
+
+
+class Format(NamedTuple):
+    """How weights are held."""
+
+    pack: Callable[[Tensor], Packed]  # of float32 [out, in], on its device
+    unpack: Callable[[Packed, torch.Size], Tensor]  # in float32, to be rounded to the dtype that they are stored in
+
+
+FORMATS = {"nf4": Format(_nf4, _of_nf4), "int8": Format(_int8, _of_int8)}
+
+
+def rounded(weight: Tensor, kind: str = "nf4") -> Tensor:
     """The nearest weights on the grid, in the same dtype. What is on it stays as it is, bit for bit."""
-    packed, state = pack(weight.float())
-    return unpack(packed, state, weight.dtype)
+    form = FORMATS[kind]
+    return form.unpack(form.pack(weight.float()), weight.shape).to(weight.dtype)
 
 
 class QuantizedLinear(nn.Module):
-    """`F.linear` with a frozen weight that is held in 4 bits. Value and gradient are those of the weight itself, bit for bit; it is
+    """`F.linear` with a frozen weight that is held in 4 or 8 bits. Value and gradient are those of the weight itself, bit for bit; it is
     there in full only while it is used. Raises FitError, with `name`, for a weight that is not on the grid."""
 
     packed: Tensor
     scales: Tensor
-    levels: Tensor
     bias: Tensor | None
 
-    def __init__(self, linear: nn.Linear, name: str, device: torch.device | str) -> None:
+    def __init__(self, linear: nn.Linear, name: str, device: torch.device | str, kind: str = "nf4") -> None:
         super().__init__()
         weight = linear.weight.detach().to(device)
-        packed, state = pack(weight.float())
+        self._form, self._shape = FORMATS[kind], weight.shape
+        held = self._form.pack(weight.float())
+        whole = self._form.unpack(held, weight.shape)
         stored = [
             dtype
             for dtype in dict.fromkeys((weight.dtype, torch.bfloat16, torch.float16))
-            if torch.equal(unpack(packed, state, dtype).to(weight.dtype), weight)
+            if torch.equal(whole.to(dtype).to(weight.dtype), weight)
         ]
         if not stored:
             dtype = str(weight.dtype).removeprefix("torch.")
             raise FitError(
-                f'trainer.lora.quantization = "nf4" is for a base whose weights are on that grid, and {name} is not: engines would sample '
-                "from another model than the one that is trained.",
-                remedy=f"`atropos quantize MODEL DIRECTORY --dtype {dtype}` writes such a base; then --model DIRECTORY.",
+                f'trainer.lora.quantization = "{kind}" is for a base whose weights are on that grid, and {name} is not: engines would '
+                "sample from another model than the one that is trained.",
+                remedy=f"`atropos quantize MODEL DIRECTORY --format {kind} --dtype {dtype}` writes such a base; then --model DIRECTORY.",
             )
-        self._stored, self._shape = stored[0], weight.shape
+        self._stored = stored[0]
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.register_buffer("packed", packed, persistent=False)
-        self.register_buffer("scales", state.absmax, persistent=False)
-        self.register_buffer("levels", state.code, persistent=False)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().to(device), persistent=False)
+        self._names = list(held)
+        for part, tensor in held.items():
+            self.register_buffer(part, tensor, persistent=False)
+        bias = None if linear.bias is None else linear.bias.detach().to(device)
+        self.register_buffer("bias", bias, persistent=False)
 
     @property
     def weight(self) -> Tensor:
-        """[out, in], made anew."""
-        state = QuantState(  # type: ignore[no-untyped-call]
-            self.scales, shape=self._shape, code=self.levels, blocksize=BLOCK, quant_type="nf4", dtype=torch.float32
-        )
-        return unpack(self.packed, state, self._stored)
+        """[out, in], made anew, in the dtype that it is stored in."""
+        held = {name: getattr(self, name) for name in self._names}
+        return self._form.unpack(held, self._shape).to(self._stored)
 
     def forward(self, inputs: Tensor) -> Tensor:
         made: Tensor = _Linear.apply(inputs, self)  # type: ignore[no-untyped-call]
@@ -96,10 +122,10 @@ class _Linear(torch.autograd.Function):
         return gradient @ context.layer.weight.to(gradient.dtype), None
 
 
-def quantize(model: nn.Module, head: nn.Module, device: torch.device | str) -> None:
-    """Hold every linear layer but the head and the adapters' own in 4 bits, on `device`, where each goes by itself: of the whole weights,
-    one is there at a time."""
+def quantize(model: nn.Module, head: nn.Module, device: torch.device | str, kind: str) -> None:
+    """Hold every linear layer but the head and the adapters' own in 4 or 8 bits, on `device`, where each goes by itself: of the whole
+    weights, one is there at a time."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name:
             path, _, last = name.rpartition(".")
-            setattr(model.get_submodule(path), last, QuantizedLinear(module, name, device))
+            setattr(model.get_submodule(path), last, QuantizedLinear(module, name, device, kind))

@@ -26,14 +26,22 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
 
 
+class Format(StrEnum):
+    """That a base is held in."""
+
+    NF4 = "nf4"
+    INT8 = "int8"
+
+
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, or a name on the Hugging Face hub.")],
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the rounded model is written.")],
+    format: Annotated[Format, typer.Option(help="nf4: 4 bits; int8: 8.")] = Format.NF4,
     dtype: Annotated[
         Dtype | None, typer.Option(help="That the run will have it in; unset: the one that it is stored in.")
     ] = None,
 ) -> None:
-    """Round a model's linear layers to 4 bits, for LoRA beside a base that the trainer holds in them.
+    """Round a model's linear layers to 4 or 8 bits, for LoRA beside a base that the trainer holds in them.
 
     Any engine loads what is written: it is an ordinary model, of the same size unless --dtype is another. Embeddings, norms and the
     head stay as they are.
@@ -47,17 +55,18 @@ def quantize(
     from atropos_core import console
     from atropos_core.cli.options import configure
 
-    require("bitsandbytes", "rounding to 4 bits")
+    if format is Format.NF4:
+        require("bitsandbytes", "rounding to 4 bits")
     if directory.exists():
         raise ConfigError(f"{directory} is there already.", remedy="Name a directory that is not there yet.")
     _, resolved, _ = configure(None, model=model)
     with console.waiting(f"{model} to be rounded"):
-        layers, weights = write(resolved.directory, directory, dtype)
-    console.say(f"{layers:,} linear layers with {weights:,} weights are rounded to NF4 in {directory}")
-    console.say(f"  atropos run --model {directory} --bridge lora --set trainer.lora.quantization=nf4")
+        layers, weights = write(resolved.directory, directory, format, dtype)
+    console.say(f"{layers:,} linear layers with {weights:,} weights are rounded to {format} in {directory}")
+    console.say(f"  atropos run --model {directory} --bridge lora --set trainer.lora.quantization={format}")
 
 
-def write(model: Path, directory: Path, dtype: str | None = None) -> tuple[int, int]:
+def write(model: Path, directory: Path, kind: str = "nf4", dtype: str | None = None) -> tuple[int, int]:
     """The model with its linear layers on the grid, one file at a time, in its own dtype or another. How many they are, and how many
     weights. Raises ConfigError, DataError; nothing is left of a directory that could not be finished."""
     import torch
@@ -94,7 +103,7 @@ def write(model: Path, directory: Path, dtype: str | None = None) -> tuple[int, 
                 }
             for name in names.keys() & tensors.keys():
                 weights += tensors[name].numel()
-                tensors[name] = rounded(tensors[name])
+                tensors[name] = rounded(tensors[name], kind)
             save_file(tensors, unfinished / path.name, metadata=metadata)
         if dtype is not None:
             config = json.loads((unfinished / "config.json").read_text())

@@ -290,7 +290,7 @@ class GrpoTrainer(Trainer):
         if options.quantization is not None:
             from atropos_trainer_grpo.quantization import quantize
 
-            quantize(self.model, model.get_output_embeddings(), self._device)
+            quantize(self.model, model.get_output_embeddings(), self._device, options.quantization)
             self.model.to(self._device)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A base in 4 bits: the numbers that an engine loads, in a sixth of the memory, and gradients of adapters as beside those numbers."""
+"""A base in 4 or 8 bits: the numbers that an engine loads, in less memory, and gradients of adapters as beside those numbers."""
 
 import json
 import shutil
@@ -17,12 +17,13 @@ from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo import lora
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.plugin import build
-from atropos_trainer_grpo.quantization import QuantizedLinear, pack, rounded, unpack
+from atropos_trainer_grpo.quantization import FORMATS, QuantizedLinear, rounded
 from atropos_trainer_grpo.quantize_command import write
 from plugins.trainer_grpo.tests.test_lora import disturb
 
 LORA = {"rank": 4, "alpha": 8.0, "learning_rate": 1e-2}
 QUANTIZED = {**LORA, "quantization": "nf4"}
+KINDS = list(FORMATS)
 NF4 = [  # QLoRA, arXiv 2305.14314, appendix E
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -34,11 +35,11 @@ NF4 = [  # QLoRA, arXiv 2305.14314, appendix E
 def on_grid(model_of, tmp_path_factory):
     made = {}
 
-    def make(kind="qwen3", tied=True, dtype=torch.float32):
-        if (kind, tied, dtype) not in made:
-            made[kind, tied, dtype] = tmp_path_factory.mktemp("rounded") / kind
-            write(model_of(kind, tied, dtype), made[kind, tied, dtype])
-        return made[kind, tied, dtype]
+    def make(kind="qwen3", tied=True, dtype=torch.float32, form="nf4"):
+        if (kind, tied, dtype, form) not in made:
+            made[kind, tied, dtype, form] = tmp_path_factory.mktemp("rounded") / kind
+            write(model_of(kind, tied, dtype), made[kind, tied, dtype, form], form)
+        return made[kind, tied, dtype, form]
 
     return make
 
@@ -62,12 +63,32 @@ def test_weights_are_rounded_to_the_nearest_level_and_those_on_the_grid_not_at_a
     assert torch.equal(rounded(once), once)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_in_8_bits_a_weight_is_the_nearest_whole_number_of_its_rows_scale_and_is_found_again(dtype):
+    random = torch.Generator().manual_seed(5)
+    for spread in (1.0, 0.05, 3e-3):
+        weight = (torch.randn(96, 80, generator=random) * spread).to(dtype)
+        weight[7] = 0
+        once = rounded(weight, "int8")
+        exact = weight.double().abs().amax(1, keepdim=True) / 127
+        nearest = (weight.double() / exact.clamp_min(1e-300)).round() * exact
+        # The scale has 16 bits of mantissa, and where one is halfway between two numbers, either is nearest.
+        assert (
+            (once.double() - weight.double()).abs() <= (0.5 + 127 / 2**15) * exact + once.double().abs() * 2**-8
+        ).all()
+        near = (once.double() - nearest).abs() <= nearest.abs() * 2.0**-8
+        assert near.float().mean() > 0.99
+        assert once.dtype == dtype and not torch.equal(once, weight) and torch.equal(once[7], weight[7])
+        assert torch.equal(rounded(once, "int8"), once)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_layer_is_bit_for_bit_the_linear_layer_of_its_weights(dtype):
+def test_a_layer_is_bit_for_bit_the_linear_layer_of_its_weights(dtype, kind):
     torch.manual_seed(4)
     linear = nn.Linear(64, 40).to(dtype).requires_grad_(False)
-    linear.weight.data = rounded(linear.weight.data)
-    layer = QuantizedLinear(linear, "q_proj", "cpu")
+    linear.weight.data = rounded(linear.weight.data, kind)
+    layer = QuantizedLinear(linear, "q_proj", "cpu", kind)
     assert torch.equal(layer.weight, linear.weight)
     inputs = [torch.randn(7, 64, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_() for _ in "ab"]
     outputs = [module(one) for module, one in zip((layer, linear), inputs, strict=True)]
@@ -78,22 +99,26 @@ def test_a_layer_is_bit_for_bit_the_linear_layer_of_its_weights(dtype):
     assert not any(parameter.requires_grad for parameter in layer.parameters())
 
 
-def test_weights_of_bfloat16_that_are_trained_in_float32_are_those_of_bfloat16(on_grid):
-    stored = load_file(on_grid(dtype=torch.bfloat16) / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_bfloat16_that_are_trained_in_float32_are_those_of_bfloat16(on_grid, kind):
+    stored = load_file(on_grid(dtype=torch.bfloat16, form=kind) / "model.safetensors")[
+        "model.layers.0.mlp.up_proj.weight"
+    ]
     linear = nn.Linear(stored.shape[1], stored.shape[0], bias=False).requires_grad_(False)
     linear.weight.data = stored.float()
-    assert torch.equal(QuantizedLinear(linear, "up_proj", "cpu").weight.float(), stored.float())
-    packed, state = pack(stored.float())
-    assert not torch.equal(unpack(packed, state, torch.float32), stored.float()), "a finer grid would be other numbers"
+    assert torch.equal(QuantizedLinear(linear, "up_proj", "cpu", kind).weight.float(), stored.float())
+    assert not torch.equal(rounded(stored.float(), kind), stored.float()), "a finer grid would be other numbers"
 
 
+@pytest.mark.parametrize("form", KINDS)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 async def test_updates_are_those_of_an_adapter_beside_the_rounded_base(
-    open_trainer, make_batch, gate, on_grid, kind, checkpointing
+    open_trainer, make_batch, gate, on_grid, kind, checkpointing, form
 ):
     more = {"gradient_checkpointing": checkpointing}
-    held, whole = [await open_trainer(on_grid(kind), lora=one, **more) for one in (QUANTIZED, LORA)]
+    quantized = {**LORA, "quantization": form}
+    held, whole = [await open_trainer(on_grid(kind, form=form), lora=one, **more) for one in (quantized, LORA)]
     for trainer in (held, whole):
         disturb(trainer.model)
     batch = make_batch()
@@ -105,25 +130,31 @@ async def test_updates_are_those_of_an_adapter_beside_the_rounded_base(
     np.testing.assert_array_equal(*[(await trainer.logprobs([sequence]))[0] for trainer in (held, whole)])
 
 
-async def test_every_linear_layer_but_the_head_is_held_in_the_bytes_that_the_plan_says(open_trainer, on_grid):
-    trainer = await open_trainer(on_grid(tied=False), lora={**QUANTIZED, "targets": ["q_proj"]})
+@pytest.mark.parametrize("form", KINDS)
+async def test_every_linear_layer_but_the_head_is_held_in_the_bytes_that_the_plan_says(open_trainer, on_grid, form):
+    held_so = {**LORA, "quantization": form, "targets": ["q_proj"]}
+    trainer = await open_trainer(on_grid(tied=False, form=form), lora=held_so)
     layers = [module for module in trainer.model.modules() if isinstance(module, QuantizedLinear)]
     size = read(on_grid(tied=False))
     assert len(layers) == len(size.linear()) == 14
     held = sum(layer.packed.nbytes + layer.scales.nbytes for layer in layers)
     linear = sum(out * into for out, into in size.linear().values())
-    assert held == size.nf4_bytes(4) - 4 * (size.parameters - linear)
+    assert held == size.quantized_bytes(form, 4) - 4 * (size.parameters - linear)
     assert type(trainer.model.get_base_model().lm_head) is nn.Linear
     info = await trainer.open()
     assert info.parameters == size.parameters, "of the model, whatever holds it"
 
 
-async def test_a_checkpoint_goes_on_with_the_same_bits(open_trainer, make_batch, gate, on_grid, tmp_path):
-    first = await open_trainer(on_grid(), lora=QUANTIZED)
+@pytest.mark.parametrize("form", KINDS)
+async def test_a_checkpoint_goes_on_with_the_same_bits(open_trainer, make_batch, gate, on_grid, tmp_path, form):
+    quantized = {**LORA, "quantization": form}
+    first = await open_trainer(on_grid(form=form), lora=quantized)
     await first.step(make_batch(1), gate)
     await first.save(tmp_path)
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(on_grid())
-    again = await open_trainer(on_grid(), lora=QUANTIZED)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        on_grid(form=form)
+    )
+    again = await open_trainer(on_grid(form=form), lora=quantized)
     await again.restore(tmp_path)
     for trainer in (first, again):
         await trainer.step(replace(make_batch(2), version=2), gate)
@@ -131,10 +162,11 @@ async def test_a_checkpoint_goes_on_with_the_same_bits(open_trainer, make_batch,
         assert torch.equal(lora.tensors(again.model)[name], tensor), name
 
 
-async def test_a_base_that_is_not_on_the_grid_is_refused_with_its_layer(open_trainer, model_of):
+@pytest.mark.parametrize("form", KINDS)
+async def test_a_base_that_is_not_on_the_grid_is_refused_with_its_layer(open_trainer, model_of, form):
     with pytest.raises(FitError, match=r"layers\.0\.self_attn\.q_proj.*is not") as error:
-        await open_trainer(model_of(), lora=QUANTIZED)
-    assert "atropos quantize" in str(error.value)
+        await open_trainer(model_of(), lora={**LORA, "quantization": form})
+    assert f"`atropos quantize MODEL DIRECTORY --format {form} --dtype float32`" in str(error.value)
 
 
 def test_several_devices_and_a_missing_package_are_refused(tmp_path, model_of, monkeypatch):
@@ -147,6 +179,7 @@ def test_several_devices_and_a_missing_package_are_refused(tmp_path, model_of, m
     with pytest.raises(FitError, match="'bitsandbytes' is not installed") as error:
         build(options, replace(context, devices=("cpu",)))
     assert "atropos-plugin-trainer-grpo[bitsandbytes]" in str(error.value)
+    build(GrpoOptions(lora={**LORA, "quantization": "int8"}), replace(context, devices=("cpu",)))
 
 
 def test_a_directory_is_written_whole_or_not_at_all(model_of, tmp_path):
