@@ -329,6 +329,24 @@ async def trees(setting: Setting, report: Report) -> None:
         report.at_most(f"shared, {attention}: first gradient norm apart", first, 0.02)
 
 
+async def groups(setting: Setting, report: Report) -> None:
+    """Eight groups of eight replies of 256 to 1,535 tokens, prompts of 512: by each way of attention, and TRL's update where it is installed."""
+    shape, tokens = ("small", 128) if setting.small else ("0.6B", 2048)
+    work = Work(shape, False, setting.device, tokens, groups=2 if setting.small else 8, warm=1, steps=3)
+    first: list[float] = []
+    for attention in ("padded", "flash"):
+        found = await measured(replace(work, attention=attention))
+        report.note(f"{attention}", found["tokens_s"], "tokens/s")
+        if setting.device != "cpu":
+            report.note(f"{attention}, at most", found["allocated_gib"], "GiB")
+        first.append(found["gradient_norms"][0])
+    report.at_most("first gradient norms apart", abs(first[0] / first[1] - 1), 0.02)
+    if importlib.util.find_spec("trl") is not None:
+        theirs = await measured_trl(work)
+        report.note("TRL's update, a group at a time", theirs["tokens_s"], "tokens/s")
+        report.note("TRL's update, a group at a time", theirs["allocated_gib"], "GiB")
+
+
 CHECKS = (
     Check("updates_float32", partial(updates, dtype="float32"), 240),
     Check("updates_bfloat16", partial(updates, dtype="bfloat16"), 240),
@@ -341,6 +359,7 @@ CHECKS = (
     Check("training_0.6B_lora", partial(training, shape="0.6B", lora=True), 600),
     Check("gradients", gradients, 240),
     Check("trees", trees, 600),
+    Check("groups", groups, 600),
     Check("offloading", offloading, 900),
     Check("training_4B_full", partial(training, shape="4B", lora=False), 900),
     Check("training_4B_lora", partial(training, shape="4B", lora=True), 900),

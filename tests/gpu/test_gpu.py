@@ -29,6 +29,7 @@ ON_A_CPU = [
     "owner_killed",
     "gradients",
     "trees",
+    "groups",
     "training_0.6B_full",
 ]  # the others differ from these in a word or two
 

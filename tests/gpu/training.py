@@ -45,6 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     },
 }  # fmt: skip
+GROUP = 8
 SHARED = 0.75  # of the tokens of branches
 LORA = SimpleNamespace(
     rank=16, alpha=32.0, dropout=0.0, targets="all-linear", layers=None, learning_rate=1e-5, quantization=None
@@ -60,9 +61,8 @@ class Work:
     device: str
     tokens: int = 16_384  # of a sequence, and of a micro-batch
     sequences: int = 2
-    branches: int = (
-        0  # that share three quarters of their tokens, in place of the sequences; all of them are a micro-batch
-    )
+    groups: int = 0  # in place of the sequences: of eight replies to a prompt; `tokens` is the most that one has
+    branches: int = 0  # in place of the sequences: that share three quarters of their tokens, and are one micro-batch
     share_prompts: bool = True
     attention: str = "auto"
     offloading: bool = False  # layer inputs in host memory, and of a whole model masters and moments
@@ -108,11 +108,10 @@ async def measured(work: Work) -> dict[str, Any]:
 
 
 async def measured_trl(work: Work) -> dict[str, Any]:
-    """The update of TRL's GRPOTrainer, of sequences as long, one at a time: weights and both moments in bfloat16, where this trainer has
-    masters and moments in float32."""
+    """The update of TRL's GRPOTrainer on the same batches: weights and both moments in bfloat16, where this trainer has masters and moments
+    in float32. Sequences go through the model one at a time, and those of groups eight at a time, padded. Padding is not counted."""
     from transformers import Qwen3Config
 
-    from benchmarks.trainer_work import batch
     from tests.gpu import models
 
     with tempfile.TemporaryDirectory() as folder:
@@ -120,24 +119,33 @@ async def measured_trl(work: Work) -> dict[str, Any]:
         models.make(Qwen3Config(**shape), "bfloat16", work.device, model)
         for name in ("tokenizer.json", "tokenizer_config.json"):  # TRL opens one, and nothing is tokenised
             shutil.copy2(ROOT / "plugins/env_gsm8k/atropos_env_gsm8k/tiny" / name, model)
-        files = []
+        files, counts = [], []
         for step in range(work.warm + work.steps):
-            made = batch(np.full(1, 2), np.full(work.sequences, work.tokens - 2), shape["vocab_size"], seed=step)
+            made = _batch(work, shape["vocab_size"], step)
             files.append(f"{folder}/{step}.npz")
+            counts.append(len(made.tokens))
             columns = {name: getattr(made, name) for name in ("offsets", "tokens", "sampled", "advantages")}
             np.savez(files[-1], **columns)
+        together, group = (GROUP, GROUP) if work.groups else (1, work.sequences)
         found = await answer(
             "benchmarks.trainer_trl",
             {
-                "model": str(model), "batches": files, "together": 1, "group": work.sequences, "gradient_checkpointing": True,
+                "model": str(model), "batches": files, "together": together, "group": group, "gradient_checkpointing": True,
                 "threads": len(os.sched_getaffinity(0)), "device": work.device, "dtype": "bfloat16",
                 "lora": LORA.rank if work.lora else 0,
             },
         )  # fmt: skip
     return {
-        "tokens_s": work.sequences * work.tokens / statistics.median(found["seconds"][work.warm :]),
+        "tokens_s": _rate(counts, found["seconds"], work),
         "allocated_gib": found.get("allocated", found["highest"]) / 2**30,
     }
+
+
+def _rate(counts: list[int], seconds: list[float], work: Work) -> float:
+    """Tokens a second, by the median of the updates that count."""
+    return statistics.median(
+        count / took for count, took in zip(counts[work.warm :], seconds[work.warm :], strict=True)
+    )
 
 
 async def answer(module: str, given: Any) -> Any:
@@ -169,6 +177,9 @@ def _shape(work: Work) -> dict[str, Any]:
 def _batch(work: Work, vocabulary: int, seed: int) -> Batch:
     from benchmarks import trainer_work
 
+    if work.groups:
+        replies = np.random.default_rng(seed).integers(work.tokens // 8, 3 * work.tokens // 4, GROUP * work.groups)
+        return trainer_work.batch(np.full(work.groups, work.tokens // 4), replies, vocabulary, seed=seed)
     if work.branches:
         return trainer_work.branches(1, work.branches, vocabulary, length=work.tokens, shared=SHARED)
     prompts, replies = np.full(work.sequences, 2), np.full(work.sequences, work.tokens - 2)
@@ -177,7 +188,7 @@ def _batch(work: Work, vocabulary: int, seed: int) -> Batch:
 
 def _options(work: Work) -> dict[str, Any]:
     """What differs from the checks' own."""
-    packed = work.tokens
+    packed = work.tokens * (8 if work.groups else 1)
     if work.branches:  # as many tokens as they are once shared, whether they are shared or not
         packed = int(work.tokens * (SHARED + work.branches * (1 - SHARED)))
     return {
@@ -223,7 +234,11 @@ async def _measure(work: Work, directory: Path) -> dict[str, Any]:
 
     model = directory / "model"
     size = make_model(work, model)
-    plan = predicted(work, model) if importlib.util.find_spec("pydantic") is not None and not work.branches else {}
+    plan = (
+        predicted(work, model)
+        if importlib.util.find_spec("pydantic") is not None and not (work.branches or work.groups)
+        else {}
+    )
     on_gpu = work.device != "cpu"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(work.device)
@@ -243,10 +258,10 @@ async def _measure(work: Work, directory: Path) -> dict[str, Any]:
 
     trainer = GrpoTrainer(options, context)
     await trainer.open()
-    seconds, norms, packed = [], [], 0
+    seconds, norms, counts = [], [], []
     for step in range(updates):
         made = _batch(work, SHAPES[work.shape]["vocab_size"], step)
-        packed = len(made.tokens)
+        counts.append(len(made.tokens))
         began = time.perf_counter()
         metrics = await trainer.step(made, writing)  # its metrics wait for the device
         seconds.append(time.perf_counter() - began)
@@ -261,8 +276,14 @@ async def _measure(work: Work, directory: Path) -> dict[str, Any]:
     else:
         memory = {"resident_gib": resident.highest() / 2**30}
     await trainer.close()
-    tokens_s = packed / statistics.median(seconds[work.warm :])
-    return {"parameters": size, "tokens_s": tokens_s, "seconds": seconds, "gradient_norms": norms, **memory, **plan}
+    return {
+        "parameters": size,
+        "tokens_s": _rate(counts, seconds, work),
+        "seconds": seconds,
+        "gradient_norms": norms,
+        **memory,
+        **plan,
+    }
 
 
 def main() -> None:
