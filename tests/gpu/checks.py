@@ -330,7 +330,7 @@ async def trees(setting: Setting, report: Report) -> None:
 
 
 async def groups(setting: Setting, report: Report) -> None:
-    """Eight groups of eight replies of 256 to 1,535 tokens, prompts of 512: by each way of attention, and TRL's update where it is installed."""
+    """Eight groups of eight replies of 256 to 1,535 tokens, prompts of 512: by each way of attention, and TRL where it is installed."""
     shape, tokens = ("small", 128) if setting.small else ("0.6B", 2048)
     work = Work(shape, False, setting.device, tokens, groups=2 if setting.small else 8, warm=1, steps=3)
     first: list[float] = []
