@@ -139,7 +139,9 @@ def _on(
         model,
         flashes=device == "cpu" or element < FP32,
     )
-    activations, gradients, work = _largest_moment(options, model, rows, element, device, trained, lora is not None)
+    activations, gradients, work = _largest_moment(
+        options, model, rows, element, device, trained, lora is not None, parts > 1
+    )
     change = "lower trainer.tokens_per_microbatch, or set trainer.gradient_checkpointing=true"
     if options.activation_offloading:
         inputs = _checkpointed(options, model) * rows.packed * model.hidden * element
@@ -164,7 +166,14 @@ def _checkpointed(options: GrpoOptions, model: ModelSize) -> int:
 
 
 def _largest_moment(
-    options: GrpoOptions, model: ModelSize, rows: Rows, element: int, device: str, trained: int, adapted: bool
+    options: GrpoOptions,
+    model: ModelSize,
+    rows: Rows,
+    element: int,
+    device: str,
+    trained: int,
+    adapted: bool,
+    divided: bool,
 ) -> tuple[int, int, int]:
     """Activations, gradients and what is worked on, at the fullest of three moments of a backward pass: at the head, in
     the layer under it, in the first layer. Gradients grow as activations go, and those of earlier micro-batches stay."""
@@ -178,6 +187,9 @@ def _largest_moment(
     head = 0 if adapted else model.vocabulary * model.hidden * FP32
     if options.optimizer_offloading:  # a gradient leaves as soon as it is there
         head, trained = 0 if adapted else model.vocabulary * model.hidden * element, 0
+    used_rows = (
+        element == FP32 and device == "cpu" and not divided
+    )  # the gradient of a tied embedding: model.only_used_rows
     before = trained * FP32 if rows.several else 0
     gradients = (
         max(before, head) if element == FP32 else before + head
@@ -190,7 +202,7 @@ def _largest_moment(
     moments = [
         (kept, gradients, chunks),
         (max(kept, anew), gradients, inside),
-        (layer, trained * FP32 + (head if model.tied else 0), inside),
+        (layer, trained * FP32 + (0 if used_rows else head if model.tied else 0), inside),
     ]
     return max(moments, key=sum)
 
