@@ -1,13 +1,14 @@
 """Does the memory plan hold? The trainer's growth of resident memory over that after imports, predicted and measured.
 
-    python -m benchmarks.plan
+    python -m benchmarks.plan [--only NAME ...]
 
 Random models of 30 M parameters and more; each configuration in a child of its own, two updates, at their highest (VmHWM).
-Writes benchmarks/results/plan.json.
+Writes benchmarks/results/plan.json, in which the rows that `--only` leaves out stay as they were; each names its commit.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import subprocess
@@ -155,14 +156,20 @@ def measured(configuration: Configuration, directory: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    if len(sys.argv) > 2:
+    if len(sys.argv) == 3 and sys.argv[1] != "--only":
         child(Path(sys.argv[1]), Configuration(**json.loads(sys.argv[2])))
         return
     from atropos_trainer_grpo.quantize_command import write
 
-    machine, rows = described(), []
+    named = [configuration.name for configuration in CONFIGURATIONS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=named, default=named, metavar="NAME")
+    chosen = parser.parse_args().only
+    machine, out = described(), RESULTS / "plan.json"
+    earlier = json.loads(out.read_text())["configurations"] if len(chosen) < len(named) else []
+    rows = {row["name"]: row for row in earlier}
     with tempfile.TemporaryDirectory() as scratch:
-        for configuration in CONFIGURATIONS:
+        for configuration in (one for one in CONFIGURATIONS if one.name in chosen):
             directory = Path(scratch) / f"{configuration.model}-{configuration.dtype}"
             kind, _, rounded = configuration.model.partition(" ")
             if not (whole := Path(scratch) / f"{kind}-{configuration.dtype}").exists():
@@ -171,17 +178,17 @@ def main() -> None:
                 write(whole, directory)
             total, parts = predicted(configuration, directory)
             found = measured(configuration, directory)
-            rows.append(asdict(configuration) | {"predicted": total, "parts": dict(parts), **found})
+            made = {"predicted": total, "parts": dict(parts), **found, "commit": machine["commit"]}
+            rows[configuration.name] = asdict(configuration) | made
             console.say(f"{configuration.name}: {total / 1e6:.0f} MB predicted, {found['growth'] / 1e6:.0f} measured")
     console.table(
         ("configuration", "predicted, MB", "measured, MB", "off by"),
         [
             (row["name"], f"{row['predicted'] / 1e6:.0f}", f"{row['growth'] / 1e6:.0f}", f"{row['predicted'] / row['growth'] - 1:+.1%}")
-            for row in rows
+            for row in (ordered := [rows[name] for name in named if name in rows])
         ],
     )  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "plan.json").write_text(json.dumps({"machine": machine, "configurations": rows}, indent=1) + "\n")
+    out.write_text(json.dumps({"machine": machine, "configurations": ordered}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
