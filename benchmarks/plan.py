@@ -181,11 +181,12 @@ def main() -> None:
             made = {"predicted": total, "parts": dict(parts), **found, "commit": machine["commit"]}
             rows[configuration.name] = asdict(configuration) | made
             console.say(f"{configuration.name}: {total / 1e6:.0f} MB predicted, {found['growth'] / 1e6:.0f} measured")
+    ordered = [rows[name] for name in named if name in rows]
     console.table(
         ("configuration", "predicted, MB", "measured, MB", "off by"),
         [
             (row["name"], f"{row['predicted'] / 1e6:.0f}", f"{row['growth'] / 1e6:.0f}", f"{row['predicted'] / row['growth'] - 1:+.1%}")
-            for row in (ordered := [rows[name] for name in named if name in rows])
+            for row in ordered
         ],
     )  # fmt: skip
     out.write_text(json.dumps({"machine": machine, "configurations": ordered}, indent=1) + "\n")
