@@ -352,7 +352,7 @@ SEEN_IN = {
     "tests/unit/exports/test_dataset.py::export": "export --json",
     "tests/e2e/test_export.py::test_a_run_of_an_adapter_exports_it_and_merged_the_same_policy": "export --merged",
     "tests/e2e/test_quantize.py::test_a_base_is_rounded_in_the_dtype_that_the_run_has_it_in": "quantize --dtype",
-    "tests/e2e/test_quantize.py::test_a_base_in_8_bits_is_rounded_held_at_both_ends_and_trained_beside": "quantize --format",
+    "tests/e2e/test_quantize.py::test_a_lora_is_trained_with_a_base_in_8_bits_in_engine_and_trainer": "quantize --format",
     "tests/e2e/test_process.py::test_a_data_set_of_live_rollouts": "process --keep-cut-off",
     "tests/e2e/test_chat_url.py::test_tools_turns_and_figures_are_those_of_a_model_here": "eval --key-variable --concurrency",
     "tests/e2e/test_push.py::test_a_data_set_is_pushed_in_one_private_repository_with_its_card": "export --push --public",

@@ -95,7 +95,7 @@ def test_a_base_is_rounded_in_the_dtype_that_the_run_has_it_in(
         assert line["alignment/max_abs_logprob_diff"] < 0.5
 
 
-def test_a_base_in_8_bits_is_rounded_held_at_both_ends_and_trained_beside(
+def test_a_lora_is_trained_with_a_base_in_8_bits_in_engine_and_trainer(
     atropos: Callable[..., Ended], tmp_path: Path
 ) -> None:
     said = atropos("quantize", "tiny", "tiny-int8", "--format", "int8")

@@ -36,7 +36,7 @@ class Int8Linear(nn.Linear):
 def quantize(model: PreTrainedModel, device: str, kind: str) -> None:
     """Hold every linear layer but the head and an adapter's own in 4 or 8 bits, on `device`, one by one. Raises FitError, with its name,
     for a layer whose weights are not on that grid: what is sampled from is the model in the directory, and nothing near it."""
-    head, packed = model.get_output_embeddings(), {"nf4": _nf4, "int8": _int8}[kind]
+    head, packed = model.get_output_embeddings(), {"nf4": _pack_nf4, "int8": _pack_int8}[kind]
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and module is not head and ".lora_" not in name:
             whole = module.weight.detach().to(device)
@@ -56,7 +56,7 @@ def dtypes(whole: Tensor) -> list[torch.dtype]:
     return list(dict.fromkeys((whole.dtype, torch.bfloat16, torch.float16)))
 
 
-def _int8(linear: nn.Linear, whole: Tensor) -> Int8Linear | None:
+def _pack_int8(linear: nn.Linear, whole: Tensor) -> Int8Linear | None:
     """None where the weights are not on the grid, as below."""
     layer = Int8Linear(linear, whole)
     for layer.stored in dtypes(whole):
@@ -65,7 +65,7 @@ def _int8(linear: nn.Linear, whole: Tensor) -> Int8Linear | None:
     return None
 
 
-def _nf4(linear: nn.Linear, whole: Tensor) -> nn.Module | None:
+def _pack_nf4(linear: nn.Linear, whole: Tensor) -> nn.Module | None:
     from atropos_engine_hf.nf4_linear import packed
 
     return packed(linear, whole, dtypes(whole))

@@ -21,14 +21,14 @@ BLOCK = 64  # weights of NF4 that share a scale
 Packed = dict[str, Tensor]
 
 
-def _nf4(weight: Tensor) -> Packed:
+def _pack_nf4(weight: Tensor) -> Packed:
     from bitsandbytes import functional
 
     packed, state = functional.quantize_4bit(weight.contiguous(), blocksize=BLOCK, quant_type="nf4")
     return {"packed": packed, "scales": state.absmax, "levels": state.code}
 
 
-def _of_nf4(held: Packed, shape: torch.Size) -> Tensor:
+def _unpack_nf4(held: Packed, shape: torch.Size) -> Tensor:
     from bitsandbytes import functional
 
     state = functional.QuantState(  # type: ignore[no-untyped-call]
@@ -38,12 +38,12 @@ def _of_nf4(held: Packed, shape: torch.Size) -> Tensor:
     return found
 
 
-def _int8(weight: Tensor) -> Packed:
+def _pack_int8(weight: Tensor) -> Packed:
     packed, scales = int8_grid.pack(weight)
     return {"packed": packed, "scales": scales}
 
 
-def _of_int8(held: Packed, shape: torch.Size) -> Tensor:
+def _unpack_int8(held: Packed, shape: torch.Size) -> Tensor:
     found: Tensor = int8_grid.unpack(held["packed"], held["scales"])
     return found
 
@@ -55,7 +55,7 @@ class Format(NamedTuple):
     unpack: Callable[[Packed, torch.Size], Tensor]  # in float32, to be rounded to the dtype that they are stored in
 
 
-FORMATS = {"nf4": Format(_nf4, _of_nf4), "int8": Format(_int8, _of_int8)}
+FORMATS = {"nf4": Format(_pack_nf4, _unpack_nf4), "int8": Format(_pack_int8, _unpack_int8)}
 
 
 def rounded(weight: Tensor, kind: str = "nf4") -> Tensor:

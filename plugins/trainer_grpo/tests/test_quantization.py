@@ -137,7 +137,9 @@ async def test_updates_are_those_of_an_adapter_beside_the_rounded_base(
 
 
 @pytest.mark.parametrize("form", KINDS)
-async def test_every_linear_layer_but_the_head_is_held_in_the_bytes_that_the_plan_says(open_trainer, on_grid, form):
+async def test_the_packed_weights_of_all_linear_layers_but_the_head_take_what_the_plan_says(
+    open_trainer, on_grid, form
+):
     held_so = {**LORA, "quantization": form, "targets": ["q_proj"]}
     trainer = await open_trainer(on_grid(tied=False, form=form), lora=held_so)
     layers = [module for module in trainer.model.modules() if isinstance(module, QuantizedLinear)]
