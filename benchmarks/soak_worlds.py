@@ -88,7 +88,7 @@ LEARNED = {
         lambda folder: {
             "use": "gem", "id": "game:GuessTheNumber-v0-easy", **GUESSED, "template": "\\boxed{{action}}", "max_turns": 4,
         },
-        "gem-llm", max_tokens=8,
+        "gem-llm", steps=60, max_tokens=8,
     ),
     "textarena": Learned(
         lambda folder: {
