@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers.modeling_utils  # noqa: F401 - two thirds of a start: here it runs beside the trainer's, and not after it
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
