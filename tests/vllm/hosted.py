@@ -53,7 +53,7 @@ class Hosted:
 
 SIGNS = {
     "guard": "atropos_engine_vllm.guard",
-    "server": "atropos_engine_vllm.server",
+    "server": "atropos_engine_vllm.server_main",
     "core": "VLLM::EngineCore",
     "worker": "VLLM::Worker",
 }

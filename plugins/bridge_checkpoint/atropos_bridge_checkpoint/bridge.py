@@ -17,7 +17,7 @@ from typing import Literal
 from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
 from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.publishing import PublishingBridge
+from atropos_core.training.publishing_bridge import PublishingBridge
 
 
 class CheckpointBridge(PublishingBridge):

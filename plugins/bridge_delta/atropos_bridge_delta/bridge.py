@@ -17,7 +17,7 @@ from atropos_core.errors import AtroposError
 from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.models.tensors import of_all
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.publishing import PublishingBridge, all_or_none
+from atropos_core.training.publishing_bridge import PublishingBridge, all_or_none
 
 PIECE_BYTES = 1 << 20
 CLOSE_S = 5.0

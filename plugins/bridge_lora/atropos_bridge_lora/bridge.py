@@ -16,7 +16,7 @@ from typing import Literal
 from atropos_bridge_lora.config import LoraBridgeOptions
 from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.publishing import PublishingBridge
+from atropos_core.training.publishing_bridge import PublishingBridge
 
 
 class LoraBridge(PublishingBridge):

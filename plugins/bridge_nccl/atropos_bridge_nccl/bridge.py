@@ -19,7 +19,7 @@ from atropos_core.guards.endings import raise_first
 from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.models.tensors import of_all
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.publishing import PublishingBridge, all_or_none
+from atropos_core.training.publishing_bridge import PublishingBridge, all_or_none
 
 REASON_S = 10.0  # for the others, once one end has failed: who is gone is known a moment later than who misses it
 SLACK_S = 10.0  # of a call over the deadline of what it does

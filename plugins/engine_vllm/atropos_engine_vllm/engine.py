@@ -27,7 +27,7 @@ from atropos_engine_vllm.api import Api, Refused
 from atropos_engine_vllm.attach import check_attached
 from atropos_engine_vllm.command import SERVED, announced_adapters
 from atropos_engine_vllm.config import VLLMOptions
-from atropos_engine_vllm.process import ManagedServer
+from atropos_engine_vllm.managed_server import ManagedServer
 from atropos_engine_vllm.reload import METHOD
 from atropos_engine_vllm.versions import check_installed, installed
 

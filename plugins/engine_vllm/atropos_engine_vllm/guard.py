@@ -50,7 +50,7 @@ class Member:
 
     @property
     def is_vllm(self) -> bool:
-        return self.is_titled or "atropos_engine_vllm.server" in self.command
+        return self.is_titled or "atropos_engine_vllm.server_main" in self.command
 
     @property
     def name(self) -> str:
@@ -138,14 +138,14 @@ class Guard:
                 os._exit(3)
 
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "atropos_engine_vllm.server", str(listener), *flags],
+            [sys.executable, "-m", "atropos_engine_vllm.server_main", str(listener), *flags],
             stdin=subprocess.DEVNULL,
             pass_fds=[listener],
             env={**os.environ, GUARD_VARIABLE: str(guard)},
             preexec_fn=end_with_guard,  # no other thread runs here
         )
         os.close(listener)
-        self._watched[os.pidfd_open(self._server.pid)] = Member(self._server.pid, 0, "atropos_engine_vllm.server")
+        self._watched[os.pidfd_open(self._server.pid)] = Member(self._server.pid, 0, "atropos_engine_vllm.server_main")
 
     def run(self) -> int:
         """Until the end. The exit code: 0 where it was requested, LOST where not; with any other it has failed itself."""

@@ -12,8 +12,8 @@ import pytest
 
 from atropos_engine_vllm import guard
 from atropos_engine_vllm.entry import enter
+from atropos_engine_vllm.managed_server import ManagedServer
 from atropos_engine_vllm.orphan import GUARD_VARIABLE
-from atropos_engine_vllm.process import ManagedServer
 
 
 async def test_a_server_that_ends_takes_everything_along_and_its_log_says_why(
@@ -46,7 +46,7 @@ async def test_a_server_is_ended_while_it_starts(options: Any, context: Any) -> 
 def test_members_are_distinguished_by_what_they_run() -> None:
     core = guard.Member(1, 2, "VLLM::EngineCore\0\0")
     assert core.is_vllm and core.name == "engine core" and not core.is_tracker
-    server = guard.Member(1, 2, "python\0-m\0atropos_engine_vllm.server\0005")
+    server = guard.Member(1, 2, "python\0-m\0atropos_engine_vllm.server_main\0005")
     assert server.is_vllm and server.name == "server"
     tracker = guard.Member(1, 2, "python\0-c\0from multiprocessing.resource_tracker import main;main(3)")
     assert tracker.is_tracker and not tracker.is_vllm

@@ -17,9 +17,9 @@ from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import ConfigError
 from atropos_core.hub.hub import Want
 from atropos_core.types import Draw, Sampling
-from atropos_trajectory_api.legacy.group import as_frame
 from atropos_trajectory_api.legacy.retries import digest
 from atropos_trajectory_api.legacy.routes import LegacyRoutes
+from atropos_trajectory_api.legacy.stored_group import as_frame
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_api.server.serving import ids_of

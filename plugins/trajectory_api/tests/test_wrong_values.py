@@ -22,8 +22,8 @@ from atropos_core.errors import AtroposError, DataError
 from atropos_core.hub.records import Label
 from atropos_core.types import ScoredGroup
 from atropos_trajectory_api.journal.store import JournalStore
-from atropos_trajectory_api.legacy.group import OldGroup
 from atropos_trajectory_api.legacy.outgoing_groups import plain
+from atropos_trajectory_api.legacy.stored_group import OldGroup
 from atropos_trajectory_api.server.app import App
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service

@@ -20,8 +20,8 @@ from atropos_core.errors import DataError, DeadlineExceeded, HubFull, LeaseLost,
 from atropos_core.http_server.answers import start
 from atropos_core.http_server.connection import SCOPE_KEY, Connection
 from atropos_core.hub.hub import GroupRecord, Session, Want
-from atropos_trajectory_api.legacy.group import as_wire
 from atropos_trajectory_api.legacy.incoming_groups import dumps
+from atropos_trajectory_api.legacy.stored_group import as_wire
 from atropos_trajectory_api.server.answers import ASIDE_FROM, PIECE, answer, encoded
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service

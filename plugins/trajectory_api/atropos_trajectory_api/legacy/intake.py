@@ -22,12 +22,12 @@ from atropos_core.errors import DataError, HubClosed, HubFull, StoreFull
 from atropos_core.http_server.body_limits import SHARE_KEY, GoneAway
 from atropos_core.http_server.connection import SCOPE_KEY, Connection
 from atropos_core.hub.hub import Label
-from atropos_trajectory_api.legacy.group import OldGroup
 from atropos_trajectory_api.legacy.incoming_groups import parse, read
 from atropos_trajectory_api.legacy.pieces import OVERHEAD_BYTES, Piece, Pieces, joined
 from atropos_trajectory_api.legacy.quick_json import QuickReader
 from atropos_trajectory_api.legacy.retries import Retries, digest
 from atropos_trajectory_api.legacy.state import OldEnvironment
+from atropos_trajectory_api.legacy.stored_group import OldGroup
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 

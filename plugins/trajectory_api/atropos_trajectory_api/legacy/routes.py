@@ -20,11 +20,11 @@ from atropos_core.http_server.answers import send_whole
 from atropos_core.http_server.body_limits import GoneAway
 from atropos_core.hub.hub import HubStatus
 from atropos_trajectory_api.legacy.batches import OldTrainer
-from atropos_trajectory_api.legacy.group import as_wire
 from atropos_trajectory_api.legacy.incoming_groups import parse
 from atropos_trajectory_api.legacy.intake import Intake
 from atropos_trajectory_api.legacy.registrations import EnvIdentifier, RegisterEnv, Registration
 from atropos_trajectory_api.legacy.state import OldEnvironment
+from atropos_trajectory_api.legacy.stored_group import as_wire
 from atropos_trajectory_api.server.answers import answer, plain_error, refuse
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service

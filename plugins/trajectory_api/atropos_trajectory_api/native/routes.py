@@ -13,7 +13,7 @@ from atropos_core.errors import DataError, HubFull
 from atropos_core.group_schema import check_draw, check_group
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.types import Sampling, ScoredGroup
-from atropos_trajectory_api.legacy.group import as_frame
+from atropos_trajectory_api.legacy.stored_group import as_frame
 from atropos_trajectory_api.native.frames import LONG_BYTES, Native, Request
 from atropos_trajectory_api.native.workers import Policy, WorkerState, numbers
 from atropos_trajectory_api.server.service import Service, Trainer

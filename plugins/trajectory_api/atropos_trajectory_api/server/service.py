@@ -15,8 +15,8 @@ from atropos_core.api_client.client import DAMAGED, NOT_WANTED, OTHER_TIMELINE
 from atropos_core.errors import AtroposError, DataError, LeaseLost, StoreFull
 from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Session, Want
 from atropos_core.types import Draw, Sampling, ScoredGroup
-from atropos_trajectory_api.legacy.group import check_stored
 from atropos_trajectory_api.legacy.state import OldState
+from atropos_trajectory_api.legacy.stored_group import check_stored
 from atropos_trajectory_api.native.draws import Draws, Rules
 from atropos_trajectory_api.native.leasing import Answer, Leasing, Outbox
 from atropos_trajectory_api.native.workers import Policy, Workers, WorkerState

@@ -1,4 +1,4 @@
-"""`python -m atropos_engine_vllm.server DESCRIPTOR FLAG...`: vLLM's API server on a socket that is bound already.
+"""`python -m atropos_engine_vllm.server_main DESCRIPTOR FLAG...`: vLLM's API server on a socket that is bound already.
 
 What vLLM's own `api_server` main does, but nobody can take the port between our choosing it and the server's listening.
 """
