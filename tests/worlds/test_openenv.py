@@ -115,6 +115,30 @@ async def test_a_number_is_guessed_by_the_servers_hints_and_its_rewards_are_the_
     assert all(episode.correct == (episode.score == 1.0) for episode in found)
 
 
+async def test_sessions_end_before_close_returns_and_the_server_has_nothing_to_say_of_it(capfd):
+    server = Server("number", 3)
+    for _ in range(3):  # each has all sessions that there are
+        environment = made(server.url, sessions=3)
+        await environment.open()
+        assert environment.at_once == 3
+        await rollout(environment, "0", "1", "2", "3")
+        await environment.close()
+    server.kill()
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err + said.out
+
+
+async def test_a_server_that_hangs_does_not_keep_us():
+    hanging = Server("number", 3)
+    environment = made(hanging.url, sessions=3)
+    await environment.open()
+    os.kill(hanging.process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    await environment.close()
+    hanging.kill()
+    assert time.monotonic() - began < 10
+
+
 async def test_no_more_episodes_at_once_than_the_server_holds(server, capsys):
     environment = made(server("number", 3).url, sessions=8)
     await environment.open()

@@ -18,6 +18,7 @@ from atropos_core.guards.deadlines import within
 from atropos_env_openenv.config import OpenenvOptions
 
 LARGEST_BYTES = 64 << 20  # of an answer
+END_DEADLINE_S = 2.0  # for a server to end a session that we say goodbye to
 FULL, INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"  # the server's own codes
 
 
@@ -98,6 +99,16 @@ class Session:
         answer: dict[str, Any] = json.loads(await connection.recv())
         return answer
 
+    async def end(self) -> None:
+        """Let the server end the session; one that does not within END_DEADLINE_S is hung up on."""
+        connection = self._connection
+        if connection is not None and connection.close_code is None:
+            with suppress(ConnectionClosed, TimeoutError):
+                async with asyncio.timeout(END_DEADLINE_S):
+                    await connection.send('{"type": "close"}')
+                    await connection.wait_closed()
+        await self.close()
+
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -147,6 +158,5 @@ class Sessions:
         self._free.put_nowait(session)
 
     async def close(self) -> None:
-        for session in self._all:
-            await session.close()
+        await asyncio.gather(*(session.end() for session in self._all))
         self._all, self._free = [], asyncio.Queue()
