@@ -10,7 +10,7 @@ from tests.conftest import REPOSITORY
 from tests.worlds.training import train
 
 
-def run_table(folder: Path, plugin: str, **changed: object) -> None:
+def run_table(folder: Path, plugin: str, /, **changed: object) -> None:
     """Train on the first table in TOML of the page, with `changed` in the place of what only its reader has."""
     [text, *_] = re.findall(
         r"```toml\n(.*?)```", (REPOSITORY / "plugins" / plugin / "README.md").read_text(), re.DOTALL
