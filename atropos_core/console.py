@@ -469,7 +469,8 @@ def held_out(metrics: Mapping[str, float]) -> str:
         figure = f"reward {metrics['eval/reward']:.3f}"
     else:
         return ""
-    return f"held-out {figure} on {metrics['eval/problems']:.0f} problems"
+    problems = metrics["eval/problems"]
+    return f"held-out {figure} on {problems:.0f} problem{'s' * (problems != 1)}"
 
 
 def held_out_change(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:

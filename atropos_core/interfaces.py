@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -80,6 +81,9 @@ class Score:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+NO_COROUTINE = "begin it with `async def`, and return the score"
+
+
 class Environment(ABC):
     """Poses tasks and runs them. It sees neither trainer nor engine.
 
@@ -127,7 +131,10 @@ class Environment(ABC):
 
         talk = Conversation(policy, seed=seed)
         reply = await talk.reply(*task.messages)
-        scored = await self.score(task, reply)
+        scoring = self.score(task, reply)
+        if not isawaitable(scoring):
+            raise PluginError(f"{type(self).__name__}.score() gave {type(scoring).__name__}: {NO_COROUTINE}.")
+        scored = await scoring
         return talk.episode(scored if isinstance(scored, Score) else Score(scored))
 
     @cached_property

@@ -24,6 +24,7 @@ from atropos_core.cli.options import (
 
 if TYPE_CHECKING:
     from atropos_core.api_client.chat_model import ChatModel
+    from atropos_core.errors import RunDirectoryError
     from atropos_core.launch.assemble import Plan
     from atropos_core.rollouts.evaluation import Evaluation
 
@@ -254,7 +255,7 @@ def _policy(run: Path, step: int | None) -> tuple[str, int]:
     checkpoints = Checkpoints(run / "checkpoints")
     checkpoint = checkpoints.latest(console.warn) if step is None else checkpoints.at(step)
     if checkpoint is None:
-        raise RunDirectoryError(f"{run} has no checkpoint to evaluate.")
+        raise _no_checkpoint(run)
     if not any((checkpoint.policy / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RunDirectoryError(
             f"the checkpoints of {run} are no models that an engine could open: {checkpoint.policy} has no config.json. The trainer `toy` "
@@ -263,6 +264,28 @@ def _policy(run: Path, step: int | None) -> tuple[str, int]:
             "Runs of `--model tiny` and others can be evaluated.",
         )
     return str(checkpoint.policy), checkpoint.step
+
+
+def _no_checkpoint(run: Path) -> RunDirectoryError:
+    from atropos_core.errors import RunDirectoryError
+
+    if (run / "config.toml").is_file():
+        return RunDirectoryError(
+            f"{run} has no checkpoint to evaluate.", remedy="It was stopped before its first one was saved."
+        )
+    saved = next((one for one in (run, *run.parents) if one.name.startswith("step-")), None)
+    if saved is not None and (saved.parents[1] / "config.toml").is_file():
+        step = saved.name.removeprefix("step-").lstrip("0")
+        return RunDirectoryError(
+            f"{run} is a checkpoint, and not a run directory.", remedy=f"atropos eval {saved.parents[1]} --step {step}"
+        )
+    if (run / "config.json").is_file() or (run / "adapter_config.json").is_file():
+        return RunDirectoryError(
+            f"{run} is a model, and not a run directory.", remedy=f"atropos eval --env NAME --model {run}"
+        )
+    return RunDirectoryError(
+        f"{run} is not a run directory: it has no config.toml.", remedy="`ls -t runs` shows the newest."
+    )
 
 
 def _figures(plan: Plan, step: int | None, evaluation: Evaluation, elsewhere: ChatModel | None) -> dict[str, Any]:

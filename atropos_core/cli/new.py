@@ -136,7 +136,7 @@ def new(
     console.say("next:")
     console.say(f"  pip install -e {folder}")
     console.say(f"  atropos check {name} --kind {kind}")
-    console.say(f"  python -m pytest {folder}")
+    console.say(f'  python -m pytest {folder}    (pip install "{folder}[test]" brings pytest)')
     console.say(f"  {_example(kind, tools).run.format(name=name)}")
     if tools:
         console.say(
@@ -164,7 +164,10 @@ def check_name(kind: str, name: str, registry: Registry) -> None:
     taken = [offer.distribution for offer in registry.offers(kind) if offer.provider.name == name]
     words = _words(kind, name)
     if taken:
-        raise ConfigError(f"there is a {kind} named {name!r} already, from {taken[0]}.", remedy="Choose another name.")
+        raise ConfigError(
+            f"there is {'an' if kind[0] in 'ae' else 'a'} {kind} named {name!r} already, from {taken[0]}.",
+            remedy="Choose another name.",
+        )
     if _installed(words["distribution"]) or importlib.util.find_spec(words["package"]) is not None:
         raise ConfigError(
             f"{words['distribution']} is installed already, though it offers no {kind} {name!r}.",

@@ -154,6 +154,10 @@ def configure(
     reference = next(
         (layer["model"] for layer in (given, *(entry.values for entry in layers)) if "model" in layer), None
     )
+    if reference == "":
+        raise ConfigError(
+            "the model's name is empty.", remedy="Name one, as --model tiny; is a variable of the shell not set?"
+        )
     resolved = plugins.resolve_model(str(reference or config.RunConfig().model), download=download)
     if preset:
         layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))

@@ -131,7 +131,7 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
     """Say what the run came to; where it did not end by itself, how to go on with it."""
     from atropos_core import console
     from atropos_core.errors import Interrupted
-    from atropos_core.launch.supervisor import execute
+    from atropos_core.launch.supervisor import execute, never_began
 
     try:
         summary = execute(plan, directory, resume=resume)
@@ -141,6 +141,10 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
     except BaseException:
         if any((directory / "checkpoints").glob("step-*")):
             console.say(f"what was saved is in {directory}; once the cause is gone: atropos resume {directory}")
+        elif not resume and never_began(directory):
+            console.say(
+                f"nothing was trained; the same command may have {directory} again, whose logs/ are of this attempt"
+            )
         raise
     _report(summary)
 
@@ -212,7 +216,7 @@ def _is_written(path: Path) -> bool:
 def _published(summary: Summary) -> str:
     mean_ms = 1000 * summary.sync_s / max(summary.syncs, 1)
     disk = f", {summary.published_bytes / 1e6:.1f} MB on disk each" if summary.published_bytes else ""
-    return f"published {summary.syncs} times, {summary.sync_s:.2f} s in all, {mean_ms:.1f} ms each{disk}"
+    return f"published {summary.syncs} time{'s' * (summary.syncs != 1)}, {summary.sync_s:.2f} s in all, {mean_ms:.1f} ms each{disk}"
 
 
 def _times_table(rows: Sequence[ProfileRow]) -> None:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent, TrainerComponent, Weighted
+from atropos_core.config.error_text import NAMED as NAMED
 from atropos_core.config.error_text import explain
 from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import ConfigError, DataError
@@ -334,7 +335,6 @@ class RunConfig(Section):
             )
 
 
-NAMED = ("environment", "reward", "transform", "teacher", "sink")  # sections of several components, by name
 FLAG = "flag"
 SINGLE = ("engine", "trainer", "bridge", "curriculum", "launcher")
 
@@ -385,12 +385,17 @@ def load(layers: Iterable[Layer]) -> Loaded:
 def read_file(path: Path) -> Layer:
     """With the places of code, `./file.py:Name`, and of models, `./directory`, from the folder of the file on."""
     try:
-        return Layer(str(path), anchored(tomllib.loads(path.read_text()), path.parent))
+        return Layer(str(path), anchored(tomllib.loads(path.read_bytes().decode("utf-8-sig")), path.parent))
     except FileNotFoundError:
         raise ConfigError(f"there is no run file {path}.") from None
     except OSError as error:
         raise ConfigError(f"the run file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the run file {path} is not text in UTF-8: {error}.",
+            remedy="Save it as UTF-8; in PowerShell, `Set-Content -Encoding utf8` and no `>`.",
+        ) from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the run file {path} is not TOML: {error}") from error
 
 

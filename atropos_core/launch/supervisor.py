@@ -53,6 +53,12 @@ from atropos_core.training.parts import Parts
 from atropos_core.types import Metrics, Split
 
 PARTS = ("checkpoints", "logs", "rollouts")  # folders of a run directory
+BEFORE_IT_BEGINS = (
+    "config.toml",
+    "health.jsonl",
+    "lock",
+    "metrics.jsonl",
+)  # files that are there before anything is measured
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -91,7 +97,8 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     _close_to_others(directory)
     with private_files(), locked(directory), end_noted(directory):
         checkpoints = Checkpoints(directory / "checkpoints")
-        _write(directory / "config.toml", to_toml(plan.resolved()))  # on a resume as well: with what it changed
+        if not resume:
+            _write(directory / "config.toml", to_toml(plan.resolved()))
         for left in range(plan.config.restarts, -1, -1):
             checkpoints.sweep()
             checkpoint = checkpoints.latest(console.warn) if resume else None
@@ -130,12 +137,34 @@ def unused(name: str, parent: Path = Path("runs")) -> Path:
 
 
 def refuse_used(directory: Path) -> None:
-    """Raises RunDirectoryError where something is in it."""
-    if directory.exists() and any(directory.iterdir()):
+    """Raises RunDirectoryError where something is in it that a run has measured or saved, or that is no run's."""
+    if directory.exists() and any(directory.iterdir()) and not never_began(directory):
         raise RunDirectoryError(
             f"{directory} is not empty.",
             remedy=f"Choose another, or go on with what is there: atropos resume {directory}",
         )
+
+
+def never_began(directory: Path) -> bool:
+    """Whether all that is in it is what a run leaves that ended before its first evaluation or step, and no process has it."""
+    if not (directory / "config.toml").is_file() or {one.name for one in directory.iterdir()} - {
+        *PARTS,
+        *BEFORE_IT_BEGINS,
+    }:
+        return False
+    metrics = directory / "metrics.jsonl"
+    if any(any((directory / name).glob("*")) for name in PARTS if name != "logs") or (
+        metrics.exists() and metrics.stat().st_size
+    ):
+        return False
+    try:
+        with (directory / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _remove_empty(directory: Path) -> None:
@@ -150,6 +179,8 @@ def make_directory(directory: Path) -> Path:
     try:
         make_private(directory)
         refuse_used(directory)
+        for left in (directory / name for name in BEFORE_IT_BEGINS if name != "lock"):  # by a run that never began
+            left.unlink(missing_ok=True)
         for name in PARTS:
             make_private(directory / name)
     except OSError as error:
@@ -226,6 +257,9 @@ async def _run(
         preparing = _prepare(plan, parts, tokenizer, directory, checkpoint, stop)
         loop = await interruptible(stop, watched(preparing, (), parts.workers))
         began.set()
+        _write(
+            directory / "config.toml", to_toml(plan.resolved())
+        )  # of a resume, with what it changed: that has opened
         parts.profile.began(perf_counter() - started)
         await watched(loop.run(), parts.children, parts.workers)
     except BaseException:

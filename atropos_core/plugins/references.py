@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -117,8 +117,7 @@ def load_reference(reference: str, kind: str = "environment") -> Any:
             value for value in vars(module).values() if _is_of(kind, value) and value.__module__ == module.__name__
         ]
         if len(found) != 1:
-            several = f"{kind}s" if kind != "curriculum" else "curricula"
-            raise ConfigError(f"{reference!r} has {len(found)} {several}: say which, as {reference}:Class.")
+            raise _which(reference, kind, [one.__name__ for one in found], module)
         return found[0]
     try:
         return getattr(module, name)
@@ -126,6 +125,25 @@ def load_reference(reference: str, kind: str = "environment") -> Any:
         near = difflib.get_close_matches(name, [key for key in vars(module) if not key.startswith("_")], n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{reference!r}: there is no {name!r} in it.{hint}") from None
+
+
+def _which(reference: str, kind: str, found: Sequence[str], module: Any) -> ConfigError:
+    """Of a file that has not one of a kind."""
+    several = f"{kind}s" if kind != "curriculum" else "curricula"
+    if found:
+        return ConfigError(
+            f"{reference!r} has {len(found)} {several}: say which, as {reference}:{found[0]}. It has {', '.join(found)}."
+        )
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    functions = [name for name in own if inspect.isroutine(vars(module)[name])]
+    if kind in CALLED and functions:
+        return ConfigError(
+            f"{reference!r}: say which {kind} of it, as {reference}:{functions[0]}. It has {', '.join(functions)}."
+        )
+    return ConfigError(
+        f"{reference!r} has no class that is one of {several}" + (f"; it has {', '.join(own)}." if own else "."),
+        remedy=f"Derive it from atropos_core.{_interface(kind).__name__}, or name another kind: docs/hooks.md.",
+    )
 
 
 def _provider(kind: str, made: Any, name: str, options: type[BaseModel], build: Any) -> Provider[Any]:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from atropos_core.interfaces import NO_COROUTINE
 from atropos_core.testing.attempts import Outcome, was_given, wrong_with
 from atropos_core.testing.replies import stands_in
 from atropos_core.testing.report import Report, brief
 from atropos_core.testing.scripted import END, OTHER, OtherIds
 
-GENERATOR, NO_COROUTINE = "object async_generator", "can't be used in 'await' expression"
+AWAITED = ("object async_generator", "can't be used in 'await' expression", NO_COROUTINE)
 SHORTEST = 3  # ids of a reply that stands in a prompt by no chance
 
 
@@ -26,7 +27,7 @@ def check_rollouts(report: Report, outcomes: Sequence[Outcome], tasks: int) -> N
         ],
         good=f"{len(outcomes)} rollouts of {tasks} tasks, each ended in an episode",
         remedy="rollout() and score() are `async def` with `return`, never `yield`."
-        if any(GENERATOR in (outcome.error or "") or NO_COROUTINE in (outcome.error or "") for outcome in outcomes)
+        if any(text in (outcome.error or "") for text in AWAITED for outcome in outcomes)
         else "Score whatever the policy says: a reply that cannot be read is a wrong reply, not an error.",
     )
     ended = [outcome for outcome in outcomes if outcome.episode is not None]

@@ -169,6 +169,7 @@ class Loop:
                     await self.save()
             await self._source.stop()
             await self.save()
+            self._say_if_nothing_was_trained()
         except (Interrupted, RunPaused):
             await self._source.stop()
             await self.save()
@@ -176,6 +177,16 @@ class Loop:
         finally:
             await self._source.stop()
             await self._source.close()
+
+    def _say_if_nothing_was_trained(self) -> None:
+        if not self.progress.step or self.progress.version:
+            return
+        alone = self._config.training.group_size == 1
+        console.warn(
+            f"nothing was trained in {self.progress.step} steps: no group was left (groups/flat, groups/dropped and groups/failed in the "
+            "metrics), and the policy is what it was."
+            + (" A group of one (training.group_size) has nothing to be compared with." if alone else "")
+        )
 
     def _is_save_due(self) -> bool:
         every = self._config.checkpoint.every
@@ -359,7 +370,7 @@ class Loop:
                 groups = await teacher.annotate(groups)
         for name, transform in self._parts.transforms.items():
             with self._profile.span(f"transform.{name}", len(groups)), in_one_line(f"transform {name!r} failed"):
-                given, groups = groups, await transform(groups)
+                given, groups = groups, _made_by(name, await transform(groups))
             for group in groups:
                 _check_advantages(group, name)
             left = {group.draw.id for group in groups}
@@ -506,7 +517,18 @@ class Loop:
             with self._profile.span(f"sink.{name}"):
                 if trained and not record.token_values and sink.wants_token_values(record.step):
                     record = replace(record, token_values=await self._parts.trainer.token_values())
-                await sink.record(record)
+                with in_one_line(f"sink {name!r} failed"):
+                    await sink.record(record)
+
+
+def _made_by(transform: str, groups: object) -> Sequence[ScoredGroup]:
+    """Raises PluginError for what is no list of groups."""
+    if not isinstance(groups, Sequence) or not all(isinstance(group, ScoredGroup) for group in groups):
+        raise PluginError(
+            f"transform {transform!r} returned {type(groups).__name__}, and not a list of groups.",
+            remedy="Return the groups that are to be trained, an empty list where none is.",
+        )
+    return groups
 
 
 def _check_advantages(group: ScoredGroup, transform: str) -> None:

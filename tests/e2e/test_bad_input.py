@@ -66,10 +66,22 @@ def environment(folder: Path, score: str) -> str:
         ((), ["no environment to train on", "--env gsm8k"]),
         (("--env", "./sevens.py", "--bridge", "ipc"), ["bridge 'ipc' does not fit", "in_process", "Use --bridge local."]),
         (("--env", "./sevens.py", "--model", "./nowhere"), ["model '", "there is no directory", "nowhere"]),
+        (("--env", "./sevens.py", "--model", ""), ["the model's name is empty"]),
+        (("--env", "./sevens.py", "--set", "trainer.beta=0.1"),
+         ["unknown key 'trainer.beta'", "It is called 'trainer.kl.coefficient' here."]),
+        (("--env", "./sevens.py", "--set", "learning_rate=1"), ["It is called 'trainer.learning_rate' here."]),
+        (("--env", "./sevens.py", "--set", "trainer=grpo"), ["trainer is a table, not 'grpo' (from flag)", "[trainer] with use = 'grpo'"]),
+        (("--set", "environment=gsm8k"), ["environment is a table, not 'gsm8k' (from flag)", "write [environment.gsm8k]."]),
+        (("--env", "./sevens.py", "--set", "training=5"), ["training", "not 5 (from flag)"]),
+        (("--env", "./functions.py"), ["has no class that is one of environments; it has brief.", "docs/hooks.md"]),
+        (("--env", "./sevens.py", "--reward", "./functions.py"), ["say which reward of it, as", "functions.py:brief"]),
     ],
 )  # fmt: skip
 def test_a_wrong_word_gets_one_clear_error(atropos, sevens, tmp_path, arguments, wanted):
-    ended = atropos(*TOY, *arguments)
+    (tmp_path / "functions.py").write_text("async def brief(task, episodes):\n    return [0.0 for _ in episodes]\n")
+    ended = atropos(
+        *(TOY if "--model" not in arguments else [one for one in TOY if one not in ("--model", "toy")]), *arguments
+    )
     assert ended.code == 2
     assert "Traceback" not in ended.err
     for text in wanted:
@@ -83,6 +95,92 @@ def test_a_run_file_that_is_not_toml_names_the_line(atropos, tmp_path):
     assert ended.code == 2
     assert "not TOML" in ended.err
     assert "line 1" in ended.err
+
+
+@pytest.mark.parametrize(("encoding", "wanted"), [("utf-8-sig", ""), ("utf-16", "is not text in UTF-8")])
+def test_a_run_file_that_windows_wrote_is_read_or_its_encoding_named(atropos, sevens, tmp_path, encoding, wanted):
+    (tmp_path / "run.toml").write_text('model = "toy"\n[environment.sevens]\nuse = "./sevens.py"\n', encoding=encoding)
+    ended = atropos("run", "run.toml", "--dry-run")
+    assert (ended.code, wanted in ended.err) == (2 if wanted else 0, True), ended.err
+
+
+def test_a_start_that_failed_leaves_its_directory_to_the_next(atropos, sevens, tmp_path):
+    (tmp_path / "broken.py").write_text(
+        ENVIRONMENT.replace("SCORE", "        return 1.0")
+        + "\n    async def open(self):\n        raise ValueError('no data')\n"
+    )
+    failed = atropos(*TOY, "--env", "./broken.py")
+    assert failed.code == 2
+    assert "no data" in failed.err
+    assert "nothing was trained; the same command may have run again" in failed.out + failed.err
+    assert (tmp_path / "run/logs").is_dir()
+    again = atropos(*TOY, "--env", sevens)
+    assert again.code == 0, again.err
+    assert "sevens" in (tmp_path / "run/config.toml").read_text()
+    refused = atropos(*TOY, "--env", sevens)
+    assert refused.code == 1
+    assert "is not empty" in refused.err
+
+
+def test_a_folder_with_anything_of_its_owner_is_no_place_for_a_run(atropos, sevens, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml").write_text("")
+    (tmp_path / "run/notes.txt").write_text("mine")
+    ended = atropos(*TOY, "--env", sevens)
+    assert ended.code == 1
+    assert "is not empty" in ended.err
+    assert (tmp_path / "run/notes.txt").read_text() == "mine"
+
+
+def test_a_run_that_trained_nothing_says_so_at_its_end(atropos, sevens):
+    ended = atropos(*TOY, "--env", sevens, "--set", "training.group_size=1")
+    assert ended.code == 0
+    assert "nothing was trained in 2 steps" in ended.err
+    assert "A group of one (training.group_size) has nothing to be compared with." in ended.err
+
+
+def test_a_score_that_is_no_coroutine_is_named(atropos, tmp_path):
+    environment(tmp_path, "return 1.0")
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text().replace("async def score", "def score"))
+    ended = atropos(*TOY, "--env", "./mine.py:Mine")
+    assert ended.code == 1
+    assert "Mine.score() gave float: begin it with `async def`, and return the score." in ended.err
+
+
+PARTS = """
+import atropos_core
+
+
+class Nothing:
+    async def __call__(self, groups):
+        return None
+
+class Broken(atropos_core.Sink):
+    async def step(self, step, metrics, groups):
+        raise OSError("the printer is on fire")
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "wanted"),
+    [
+        (
+            '[transform.nothing]\nuse = "./parts.py:Nothing"\n',
+            "transform 'nothing' returned NoneType, and not a list of groups.",
+        ),
+        (
+            '[sink.broken]\nuse = "./parts.py:Broken"\n',
+            "sink 'broken' failed: OSError: the printer is on fire (parts.py",
+        ),
+    ],
+)
+def test_a_transform_or_sink_that_breaks_is_named_without_a_traceback(atropos, sevens, tmp_path, table, wanted):
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "run.toml").write_text(table)
+    ended = atropos("run", "run.toml", *TOY[1:], "--env", sevens)
+    assert ended.code == 2
+    assert wanted in ended.err, ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_an_empty_data_set_is_named(atropos, tmp_path):

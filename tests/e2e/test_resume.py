@@ -117,6 +117,20 @@ def test_a_resume_names_what_differs_from_the_checkpoint_also_where_the_file_was
     ]
 
 
+def test_a_change_that_cannot_start_is_not_kept(atropos, sevens, tmp_path):
+    assert atropos(*TOY, "--env", sevens, "--steps", "2", "--dir", "run").code == 0
+    before = (tmp_path / "run/config.toml").read_text()
+    (tmp_path / "broken.py").write_text(
+        "import atropos_core\n\nclass Sevens(atropos_core.Environment):\n    def tasks(self, split):\n        raise ValueError('no data')\n"
+    )
+    failed = atropos("resume", "run", "--steps", "4", "--set", "environment.sevens.use=./broken.py:Sevens")
+    assert failed.code != 0
+    assert (tmp_path / "run/config.toml").read_text() == before
+    ended = atropos("resume", "run", "--steps", "4")
+    assert ended.code == 0, ended.err
+    assert "steps = 4" in (tmp_path / "run/config.toml").read_text()
+
+
 def test_other_tasks_under_a_resumed_run_are_reported(atropos, sevens, tmp_path):
     assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "2").code == 0
     replace(tmp_path / "sevens.py", "range(16) if", "range(12) if")

@@ -85,6 +85,7 @@ def test_a_file_of_no_kind_and_parquet_under_another_name(tmp_path: Path) -> Non
 def test_a_run_s_directory_that_is_in_use_is_named_for_resume_and_another_is_taken(tmp_path: Path) -> None:
     make_directory(tmp_path / "run")
     (tmp_path / "run" / "config.toml").touch()
+    (tmp_path / "run" / "checkpoints" / "step-000001").mkdir()
     remedy = remedy_of(lambda: make_directory(tmp_path / "run"))
     assert remedy == f"Choose another, or go on with what is there: atropos resume {tmp_path / 'run'}"
     assert make_directory(tmp_path / "another").is_dir()

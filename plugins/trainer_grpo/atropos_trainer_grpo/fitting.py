@@ -148,7 +148,10 @@ class Fitting:
 
     def _searched(self, way: Way, bridge: str, plan: Plan) -> Fitted:
         context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))
-        at_once = _largest(self.wanted, LARGEST_MICROBATCH, lambda tokens: self._fits(plan, self.wanted, tokens))
+        training = self._config.training
+        whole = training.groups_per_step * training.group_size * self.wanted  # a step has no more
+        most = min(LARGEST_MICROBATCH, max(self.wanted, whole))
+        at_once = _largest(self.wanted, most, lambda tokens: self._fits(plan, self.wanted, tokens))
         needed = plan_memory(_with(plan, self.wanted, max(at_once, 1)), self._directory, self._available).needed()
         return Fitted(way, bridge, context, at_once, needed)
 

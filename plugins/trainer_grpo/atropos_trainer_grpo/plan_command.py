@@ -118,7 +118,8 @@ def plan(
         rounded = f"./{resolved.directory.name}-{chosen.way.quantized}"
         console.say(f"  atropos quantize {model or resolved.directory} {rounded} --format {chosen.way.quantized}")
         model = rounded
-    console.say(f"  {_typed(chosen, fitting, file, model, engine, changes, wanted, gpu is not None)}")
+    named = bool(loaded.config.environment)
+    console.say(f"  {_typed(chosen, fitting, file, model, engine, changes, wanted, gpu is not None, named)}")
 
 
 def _row(one: Fitted, fitting: Fitting) -> tuple[str, ...]:
@@ -145,11 +146,13 @@ def _typed(
     changes: list[str] | None,
     wanted: int,
     on_gpu: bool,
+    environments: bool,
 ) -> str:
-    """The command that trains so."""
+    """The command that trains so. `environments`: whether the file names any."""
     from atropos_core.plugins.provider import PROMPT_TOKENS
 
     words = ["atropos run", *([str(file)] if file else []), *([f"--model {model}"] if model else [])]
+    words += [] if environments else ["--env NAME"]
     words += [f"--bridge {chosen.bridge}", *([f"--engine {engine}"] if engine else [])]
     settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
     settings += [f"trainer.{name}={str(value).lower()}" for name, value in chosen.way.options.items() if name != "lora"]

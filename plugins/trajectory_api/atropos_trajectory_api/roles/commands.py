@@ -134,8 +134,11 @@ def env(
         from atropos_core.cli.options import configure
         from atropos_core.config.run_file import read_token
         from atropos_core.launch.assemble import make_plan
+        from atropos_core.plugins.manager import load_plugins
         from atropos_trajectory_api.roles.environment_worker import await_policy, draining_signals, work
 
+        if file is None:  # before a trainer is awaited: a name that nothing has is known at once
+            load_plugins().registry.find("environment", name)
         token, stop = None if token_file is None else read_token(token_file), asyncio.Event()
         server = Api(api, token)
         try:
