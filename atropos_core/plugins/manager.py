@@ -149,10 +149,13 @@ def load_plugins(entries: Iterable[EntryPoint] | None = None) -> Plugins:
 
 
 def _whose(entry: EntryPoint) -> tuple[str, str]:
-    """Its distribution and that one's version. Both names of `entry.dist` read the whole METADATA anew, README and all."""
+    """Its distribution and that one's version, by the head of METADATA alone: `entry.dist` parses all of it, README and all."""
     if entry.dist is None:
         return "?", "?"
-    said = entry.dist.metadata
+    head = (entry.dist.read_text("METADATA") or "").partition("\n\n")[0]
+    said = dict(line.split(": ", 1) for line in head.splitlines() if line.startswith(("Name: ", "Version: ")))
+    if len(said) < 2:  # of another form than wheels have
+        return entry.dist.name, entry.dist.version
     return said["Name"], said["Version"]
 
 

@@ -64,11 +64,11 @@ def test_every_name_of_a_plugin_derives_from_its_folder(plugin):
     assert list((plugin / "tests").glob("test_*.py"))
 
 
-def test_importing_core_and_listing_plugins_imports_no_torch_and_no_numpy():
+def test_importing_core_and_listing_plugins_imports_nothing_that_takes_long():
     script = (
         "import sys, atropos_core; from atropos_core.cli import run_app; "
         "code = run_app(['plugins']) or run_app(['--help']); "
-        "sys.exit(code or bool({'torch', 'transformers', 'sympy', 'numpy'} & set(sys.modules)))"
+        "sys.exit(code or bool({'torch', 'transformers', 'sympy', 'numpy', 'asyncio'} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -81,6 +80,8 @@ def atropos_policy_servers() -> Iterable[ServePolicies]:
 
 
 async def _serve_policies(model: Path) -> PolicyServer:
+    import asyncio  # here: to list plugins it is 17 ms for nothing
+
     module = await asyncio.to_thread(importlib.import_module, "atropos_agent_api.server.policies")  # a second or more
     server: PolicyServer = await module.serve_policies(model)
     return server

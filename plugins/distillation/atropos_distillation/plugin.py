@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atropos_core import console, hookimpl
+from atropos_core import hookimpl
 from atropos_core.errors import FitError
 from atropos_core.plugins.provider import Provider, RunContext
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def build(options: TeacherOptions, context: RunContext) -> Teacher:
+    from atropos_core import console
     from atropos_distillation.teacher import EngineSource, LogprobSource, ServerSource, TokenTeacher
     from atropos_distillation.tokenizers import refuse_another
 
