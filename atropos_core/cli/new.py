@@ -136,8 +136,9 @@ def new(
     console.say("next:")
     console.say(f"  pip install -e {folder}")
     console.say(f"  atropos check {name} --kind {kind}")
-    console.say(f'  python -m pytest {folder}    (pip install "{folder}[test]" brings pytest)')
+    console.say(f"  python -m pytest {folder}")
     console.say(f"  {_example(kind, tools).run.format(name=name)}")
+    console.say(f'pytest comes with: pip install "{folder}[test]"')
     if tools:
         console.say(
             "`tiny-tools` knows the scaffold's calculator and no other tool: for tools of your own, name a model that was trained to call "
