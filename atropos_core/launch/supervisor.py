@@ -147,10 +147,8 @@ def refuse_used(directory: Path) -> None:
 
 def never_began(directory: Path) -> bool:
     """Whether all that is in it is what a run leaves that ended before its first evaluation or step, and no process has it."""
-    if not (directory / "config.toml").is_file() or {one.name for one in directory.iterdir()} - {
-        *PARTS,
-        *BEFORE_IT_BEGINS,
-    }:
+    ours = {*PARTS, *BEFORE_IT_BEGINS}
+    if not (directory / "config.toml").is_file() or not {one.name for one in directory.iterdir()} <= ours:
         return False
     metrics = directory / "metrics.jsonl"
     if any(any((directory / name).glob("*")) for name in PARTS if name != "logs") or (
