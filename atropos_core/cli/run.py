@@ -143,7 +143,7 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
             console.say(f"what was saved is in {directory}; once the cause is gone: atropos resume {directory}")
         elif not resume and never_began(directory):
             console.say(
-                f"nothing was trained; the same command may have {directory} again, whose logs/ are of this attempt"
+                f"nothing was trained: {directory}/logs is of this attempt, and --dir {directory} can be given again"
             )
         raise
     _report(summary)

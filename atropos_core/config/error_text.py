@@ -65,7 +65,8 @@ def _hint(key: str, path: str, model: type[BaseModel], at: Sequence[Any]) -> str
     names = _names_at(model, at)
     section = path.partition(".")[0]
     if (known := ALIASES.get(key)) is not None and known != path and section not in NAMED:
-        return f" It is called {known!r} here."
+        last = known.rpartition(".")[2]
+        return f" It is called {path.removesuffix(key) + last if last in names else known!r} here."
     near = difflib.get_close_matches(key, names, n=1)
     return f" Did you mean {near[0]!r}?" if near else f" There is: {', '.join(names)}."
 

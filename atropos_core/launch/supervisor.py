@@ -53,12 +53,7 @@ from atropos_core.training.parts import Parts
 from atropos_core.types import Metrics, Split
 
 PARTS = ("checkpoints", "logs", "rollouts")  # folders of a run directory
-BEFORE_IT_BEGINS = (
-    "config.toml",
-    "health.jsonl",
-    "lock",
-    "metrics.jsonl",
-)  # files that are there before anything is measured
+BEFORE_IT_BEGINS = ("config.toml", "health.jsonl", "lock", "metrics.jsonl")  # its files before anything is measured
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -156,10 +151,10 @@ def never_began(directory: Path) -> bool:
     ):
         return False
     try:
-        with (directory / "lock").open("rb") as lock:
+        with (directory / "lock").open(
+            "rb"
+        ) as lock:  # without one no run has been here, and config.toml is somebody's own
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
     except OSError:
         return False
     return True
@@ -255,9 +250,8 @@ async def _run(
         preparing = _prepare(plan, parts, tokenizer, directory, checkpoint, stop)
         loop = await interruptible(stop, watched(preparing, (), parts.workers))
         began.set()
-        _write(
-            directory / "config.toml", to_toml(plan.resolved())
-        )  # of a resume, with what it changed: that has opened
+        # Of a resume, with what it changed, now that this has opened.
+        _write(directory / "config.toml", to_toml(plan.resolved()))
         parts.profile.began(perf_counter() - started)
         await watched(loop.run(), parts.children, parts.workers)
     except BaseException:

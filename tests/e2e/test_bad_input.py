@@ -112,7 +112,7 @@ def test_a_start_that_failed_leaves_its_directory_to_the_next(atropos, sevens, t
     failed = atropos(*TOY, "--env", "./broken.py")
     assert failed.code == 2
     assert "no data" in failed.err
-    assert "nothing was trained; the same command may have run again" in failed.out + failed.err
+    assert "--dir run can be given again" in failed.out
     assert (tmp_path / "run/logs").is_dir()
     again = atropos(*TOY, "--env", sevens)
     assert again.code == 0, again.err
@@ -122,14 +122,15 @@ def test_a_start_that_failed_leaves_its_directory_to_the_next(atropos, sevens, t
     assert "is not empty" in refused.err
 
 
-def test_a_folder_with_anything_of_its_owner_is_no_place_for_a_run(atropos, sevens, tmp_path):
+@pytest.mark.parametrize("files", [("config.toml",), ("config.toml", "lock", "notes.txt")])
+def test_a_folder_with_anything_of_its_owner_is_no_place_for_a_run(atropos, sevens, tmp_path, files):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.toml").write_text("")
-    (tmp_path / "run/notes.txt").write_text("mine")
+    for name in files:
+        (tmp_path / "run" / name).write_text("mine")
     ended = atropos(*TOY, "--env", sevens)
     assert ended.code == 1
     assert "is not empty" in ended.err
-    assert (tmp_path / "run/notes.txt").read_text() == "mine"
+    assert [(tmp_path / "run" / name).read_text() for name in files] == ["mine"] * len(files)
 
 
 def test_a_run_that_trained_nothing_says_so_at_its_end(atropos, sevens):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from atropos_core.config.run_file import FLAG, Layer, anchored, load, nest, parse_flag, read_file
+from atropos_core.config.error_text import ALIASES
+from atropos_core.config.run_file import FLAG, Layer, RunConfig, anchored, load, nest, parse_flag, read_file
+from atropos_trainer_grpo.config import GrpoOptions
 
 
 def named(section: str, file: str | None, *flags: str) -> list[str]:
@@ -51,3 +54,12 @@ def test_code_and_a_model_begin_at_the_folder_of_their_file_and_other_paths_wher
     assert anchored({"model": "./llama"}, Path())["model"] == str(tmp_path / "llama"), "as a flag has it"
     named = anchored({"use": "atroposlib:./env.py:Words"}, Path("/runs"))["use"]
     assert named == "atroposlib:/runs/env.py:Words", "what a component takes after its name is a place as well"
+
+
+@pytest.mark.parametrize(("alias", "path"), ALIASES.items())
+def test_every_name_that_another_library_has_for_a_key_leads_to_one_that_is_there(alias: str, path: str) -> None:
+    section, *keys = path.split(".")
+    found: Any = GrpoOptions if section == "trainer" else RunConfig.model_fields[section].annotation
+    for key in keys:
+        annotation = found.model_fields[key].annotation  # KeyError: there is none
+        found = next((one for one in get_args(annotation) if hasattr(one, "model_fields")), annotation)

@@ -28,13 +28,13 @@ def _pack_nf4(weight: Tensor) -> Packed:
     return {"packed": packed, "scales": state.absmax, "levels": state.code}
 
 
-def _unpack_nf4(held: Packed, shape: torch.Size) -> Tensor:
+def _unpack_nf4(parts: Packed, shape: torch.Size) -> Tensor:
     from bitsandbytes import functional
 
     state = functional.QuantState(  # type: ignore[no-untyped-call]
-        held["scales"], shape=shape, code=held["levels"], blocksize=BLOCK, quant_type="nf4", dtype=torch.float32
+        parts["scales"], shape=shape, code=parts["levels"], blocksize=BLOCK, quant_type="nf4", dtype=torch.float32
     )
-    found: Tensor = functional.dequantize_4bit(held["packed"], state)
+    found: Tensor = functional.dequantize_4bit(parts["packed"], state)
     return found
 
 
@@ -43,8 +43,8 @@ def _pack_int8(weight: Tensor) -> Packed:
     return {"packed": packed, "scales": scales}
 
 
-def _unpack_int8(held: Packed, shape: torch.Size) -> Tensor:
-    found: Tensor = int8_grid.unpack(held["packed"], held["scales"])
+def _unpack_int8(parts: Packed, shape: torch.Size) -> Tensor:
+    found: Tensor = int8_grid.unpack(parts["packed"], parts["scales"])
     return found
 
 
