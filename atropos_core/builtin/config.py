@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.provider import AbsolutePath, Options
 
 
 class ExactOptions(Options):
@@ -75,7 +74,7 @@ class ToyEngineOptions(Options):
 
 class RemoteEngineOptions(Options):
     url: str = Field(description="of `atropos engine` on another machine, like http://10.0.0.5:8001")
-    token_file: Path | None = Field(None, description="file with its token")
+    token_file: AbsolutePath | None = Field(None, description="file with its token")
 
 
 class ToyTrainerOptions(Options):

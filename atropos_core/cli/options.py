@@ -180,10 +180,14 @@ def _refuse_idle(changed: Sequence[tuple[str, Any]], flags: set[str], uses: Uses
             )
 
 
+FILES = (".py", ".jsonl", ".json", ".csv", ".parquet")  # of code and of rows: their ends are no part of a name
+
+
 def short_name(reference: str) -> str:
     """What a component is called in metrics and file names."""
     *_, name = reference.split(":")
-    return (Path(name).stem if name.endswith(".py") else Path(name).name).lower()
+    path = Path(name)
+    return (path.stem if path.suffix in FILES else path.name).lower()
 
 
 def _with_model(layer: Layer) -> Layer:

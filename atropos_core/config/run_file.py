@@ -24,6 +24,7 @@ from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.group_schema import RUN_PARTS, check_temperature
 from atropos_core.guards.patience import Patience
+from atropos_core.plugins.provider import AbsolutePath, WrittenIn
 from atropos_core.types import Sampling
 
 
@@ -203,17 +204,11 @@ class HubSection(Section):
     size_mb: float = Field(256.0, gt=0, description="megabytes that groups waiting to be trained may take")
 
 
-def _absolute(path: Path) -> Path:
-    return path.expanduser().resolve()
-
-
 class ApiSection(Section):
     """Where the groups come from, in place of rollouts in this process: workers at a trajectory API."""
 
     url: str = Field(description="address of the trajectory API (`atropos serve`), as http://HOST:PORT")
-    token_file: Annotated[Path, AfterValidator(_absolute)] | None = Field(
-        None, description="file with the server's token"
-    )
+    token_file: AbsolutePath | None = Field(None, description="file with the server's token")
     engine_address: str = Field(
         "127.0.0.1:0", description="HOST:PORT where workers reach the engines of this run; port 0: any free one"
     )
@@ -399,12 +394,12 @@ def read_file(path: Path) -> Layer:
         raise ConfigError(f"the run file {path} is not TOML: {error}") from error
 
 
-PLACES = ("use", "loss")  # keys whose value may say where code stands
+PLACES = ("use", "loss", "score")  # keys whose value may say where code stands
 
 
 def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """With the places of code, `./file.py:Name`, and of a model, `./directory`, made absolute: what is started elsewhere, a process or a
-    resumed run, finds the same."""
+    resumed run, finds the same. Other texts know their folder, for the options that are paths."""
     made: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -413,6 +408,8 @@ def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             made[key] = f"{place[1]}{(folder / Path(place[2]).expanduser()).resolve()}{place[3]}"
         elif key == "model" and isinstance(value, str) and value.startswith(("./", "../")):
             made[key] = str((folder / value).resolve())
+        elif isinstance(value, str):
+            made[key] = WrittenIn(value, folder)
         else:
             made[key] = value
     return made

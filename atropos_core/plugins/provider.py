@@ -8,9 +8,9 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from atropos_core.errors import ConfigError, PluginError
 from atropos_core.guards.exits import contained
@@ -62,6 +62,30 @@ class Options(BaseModel):
         """Raises ConfigError for the first of `names` that was changed, where `command` makes no use of it."""
         if idle := self.changed(*names):
             raise ConfigError(f"{idle[0]} has no effect on {command}.", remedy=f"Leave {idle[0]} out.")
+
+
+class WrittenIn(str):
+    """A text of a run file or of a flag, which knows the folder that a relative path in it begins at."""
+
+    folder: Path
+
+    def __new__(cls, text: str, folder: Path) -> WrittenIn:
+        made = super().__new__(cls, text)
+        made.folder = folder
+        return made
+
+
+def _from_its_folder(value: Any) -> Any:
+    return value.folder / Path(value).expanduser() if isinstance(value, WrittenIn) else value
+
+
+def absolute(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+# An option that is a file or a folder. In a run file a relative one begins at the folder of that file, elsewhere at the current
+# directory; it is kept as an absolute one, since a resumed run may start elsewhere.
+AbsolutePath = Annotated[Path, BeforeValidator(_from_its_folder), AfterValidator(absolute)]
 
 
 class NoOptions(Options):

@@ -7,6 +7,7 @@ import re
 import string
 from collections.abc import Sequence
 
+from atropos_core.builtin.rewards import last_number
 from atropos_core.testing.scripted import Script
 from atropos_core.types import Task
 
@@ -64,7 +65,9 @@ def hedges(answers: Sequence[str]) -> list[Script]:
             others = list(dict.fromkeys([*answers[:8], *(str(number) for number in range(3, 23))]))
         else:
             others = list(dict.fromkeys(answers))[:20]
-        others = [other for other in others if not same(other, own)]
+        # another way to the same number may well score: worked answers that end in it, as GSM8K's do
+        ends = None if is_number(own) else last_number(own)
+        others = [other for other in others if not same(other, own) and (ends is None or last_number(other) != ends)]
         if not others:
             return []
         half = max(len(others) // 2, 1)

@@ -609,6 +609,16 @@ plugins/launcher_kubernetes/tests/test_manifests.py::test_workers_are_as_many_as
   launcher kubernetes: server_port workers.count workers.concurrency workers.cpus workers.gpus workers.memory_gb workers.node_selector
 tests/kubernetes/test_pods.py::test_submit_applies_the_manifests
   launcher kubernetes: submit
+plugins/env_dataset/tests/test_dataset.py::test_a_tenth_is_held_out_by_a_hash_of_the_prompts
+  environment dataset: tasks held_out
+plugins/env_dataset/tests/test_dataset.py::test_a_file_of_its_own_is_held_out_and_columns_are_named
+  environment dataset: test_tasks prompt answer instruction
+plugins/env_dataset/tests/test_dataset.py::test_a_data_set_of_the_hub_is_read_by_datasets
+  environment dataset: hub subset split test_split
+plugins/env_dataset/tests/test_dataset.py::test_a_reply_is_compared_with_the_answer
+  environment dataset: score pattern
+plugins/env_dataset/tests/test_dataset.py::test_what_is_not_compared_in_time_is_wrong_and_counted
+  environment dataset: math_deadline_s
 tests/worlds/test_openenv.py::test_openenvs_own_template_echoes
   environment openenv: url field shown max_turns
 tests/worlds/test_openenv.py::test_constant_fields_are_part_of_every_action
@@ -809,6 +819,7 @@ def test_the_test_that_an_entry_names_is_there_and_uses_its_options(test):
 
 READ = {
     "engine vllm.start_timeout_s": "needs a vLLM server that does not come up",
+    "environment dataset.revision": "only the hub has revisions",
     "environment gsm8k.revision": "only the hub has revisions",
     "sink wandb.finish_deadline_s": "needs a W&B server that falls silent at the very end",
     "sink wandb.system_metrics": "W&B's own figures of this machine, which it takes at times of its own",

@@ -70,6 +70,22 @@ def test_the_commands_beside_the_readme_example_run(typed):
     assert list(typed.folder.glob("**/pyproject.toml"))
 
 
+def test_the_rows_of_the_page_are_trained_on(typed):
+    page = "plugins/env_dataset/README.md"
+    rows = [json.loads(line) for line in the_block(page, "{").text.splitlines()]
+    more = [
+        {"prompt": f"Ann has {a} cards and finds one.", "answer": str(a + 1), "solution": str(a + 1)} for a in range(99)
+    ]
+    (typed.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *more]))
+    check, run = (command.partition("#")[0].strip() for command in the_block(page, "atropos check dataset").commands)
+    assert "keeps its contract" in typed.type(check)
+    assert "data rows: " in re.sub(" +", " ", typed.type(f"{run} --steps 2 {SMALL}"))
+    (typed.folder / "grade.py").write_text(the_block(page, "# grade.py").text)
+    (typed.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in more))
+    scored = typed.type(f"{run} --steps 2 {SMALL} --set environment.rows.score=./grade.py:score")
+    assert "held-out accuracy" in scored
+
+
 def test_the_roles_of_the_readme_train_together_and_say_what_it_shows(typed):
     commands = the_block("README.md", "atropos serve").commands
     assert list(dict.fromkeys(the_block("docs/roles.md", "atropos serve").commands)) == commands

@@ -15,6 +15,7 @@ TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_th
 MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
 PYTHON = "tests/e2e/test_python.py::test_the_examples_of_the_page_run_one_after_another"
 SIMULATION = "plugins/simulation/tests/test_pages.py::test_the_commands_of_the_pages_print_a_table"
+DATASET = HERE + "test_the_rows_of_the_page_are_trained_on"
 COMING_FROM = ("atroposlib", "roll", "skyrl", "trl", "verifiers")
 TUTORIAL = sorted({block.page for block in BLOCKS if block.page.startswith("docs/tutorial/")})
 # Page, how the block's first line begins, and the tests that execute it or compare what it shows.
@@ -30,6 +31,9 @@ EXECUTED = (
     ("README.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "workers sample from", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "worker gsm8k@", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
+    ("plugins/env_dataset/README.md", "{", DATASET),
+    ("plugins/env_dataset/README.md", "atropos check dataset", DATASET),
+    ("plugins/env_dataset/README.md", "# grade.py", DATASET),
     ("docs/agent-clients.md", "# codex", "tests/agents/test_clients.py::test_a_client_completes_a_task"),
     ("docs/agent-clients.md", "{", "tests/agents/test_clients.py::test_a_client_completes_a_task"),
     ("docs/agent-clients.md", "model:", "tests/agents/test_clients.py::test_a_client_completes_a_task"),

@@ -10,6 +10,7 @@ import pytest
 
 from atropos_core.config.error_text import ALIASES
 from atropos_core.config.run_file import FLAG, Layer, RunConfig, anchored, load, nest, parse_flag, read_file
+from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_trainer_grpo.config import GrpoOptions
 
 
@@ -37,20 +38,24 @@ def test_default_components_that_are_named_beside_an_own_one_stay():
     assert named("sink", None, "sink.csv.use=csv", "sink.jsonl.rollouts_every=5") == ["csv", "jsonl"]
 
 
-def test_code_and_a_model_begin_at_the_folder_of_their_file_and_other_paths_where_the_command_is_typed(
-    tmp_path: Path, monkeypatch
-):
+def test_code_a_model_and_other_paths_begin_at_the_folder_of_their_file(tmp_path: Path, monkeypatch):
     (tmp_path / "below").mkdir()
     (tmp_path / "below/run.toml").write_text(
-        'model = "./llama"\n[reward.x]\nuse = "./mine.py:Mine"\nmodel = "../other"\npath = "./data"\n[engine]\nmodel = "tiny"\n'
+        'model = "./llama"\n[reward.x]\nuse = "./mine.py:Mine"\nmodel = "../other"\nurl = "./data"\n'
+        '[environment.gsm8k]\nsource = "path"\npath = "data"\n[engine]\nmodel = "tiny"\n'
     )
     monkeypatch.chdir(tmp_path)
     values = read_file(Path("below/run.toml")).values
     assert values["model"] == str(tmp_path / "below/llama")
     assert values["reward"]["x"] == {
-        "use": f"{tmp_path}/below/mine.py:Mine", "model": str(tmp_path / "other"), "path": "./data"
+        "use": f"{tmp_path}/below/mine.py:Mine", "model": str(tmp_path / "other"), "url": "./data"
     }  # fmt: skip
     assert values["engine"]["model"] == "tiny"
+    path = load([read_file(Path("below/run.toml"))]).config.environment["gsm8k"].options["path"]
+    assert Gsm8kOptions(source="path", path=path).path == tmp_path / "below/data", (
+        "an option that is a path knows its folder"
+    )
+    assert Gsm8kOptions(source="path", path="data").path == tmp_path / "data", "else where the command is typed"
     assert anchored({"model": "./llama"}, Path())["model"] == str(tmp_path / "llama"), "as a flag has it"
     named = anchored({"use": "atroposlib:./env.py:Words"}, Path("/runs"))["use"]
     assert named == "atroposlib:/runs/env.py:Words", "what a component takes after its name is a place as well"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from atropos_core.plugins.provider import Options
-
-Absolute = Annotated[Path, AfterValidator(lambda path: path.expanduser().resolve())]  # Ray's tasks start elsewhere
+from atropos_core.plugins.provider import AbsolutePath, Options
 
 
 class SkyRLOptions(Options):
@@ -18,10 +15,10 @@ class SkyRLOptions(Options):
         description="who runs rollouts: this process with SkyRL's engines; workers at a trajectory API; workers that send through "
         "shared memory. With the latter two SkyRL starts no engine",
     )
-    run: Absolute | None = Field(None, description="the run file with environments, rewards and model")
+    run: AbsolutePath | None = Field(None, description="the run file with environments, rewards and model")
     url: str | None = Field(None, description="api: where `atropos serve` listens")
-    token_file: Absolute | None = Field(None, description="of that server and of the engines")
-    rings: Absolute | None = Field(
+    token_file: AbsolutePath | None = Field(None, description="of that server and of the engines")
+    rings: AbsolutePath | None = Field(
         None, description="rings: a folder of this user's alone, where workers find the socket"
     )
     engines: tuple[str, ...] = Field((), description="api, rings: URLs of `atropos engine`, which are sent the weights")

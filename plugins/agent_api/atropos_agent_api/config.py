@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from atropos_agent_api.environment.templates import GRADER_NAMES, check
-from atropos_agent_api.sandboxes.config import AbsolutePath
 from atropos_core.config.component import Component
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.provider import AbsolutePath, Options
 
 
 def _named(value: Any) -> Any:
@@ -113,7 +112,9 @@ class AgentOptions(Options):
     here: AbsolutePath = Field(
         default_factory=lambda: Path(".").resolve(), description="the folder that {here} in placeholders stands for"
     )
-    tasks: AbsolutePath | None = Field(None, description="JSONL: id, prompt or messages, answer, and whatever else")
+    tasks: AbsolutePath | None = Field(
+        None, description="JSONL, JSON, CSV or parquet: id, prompt or messages, answer, and whatever else"
+    )
     test_tasks: AbsolutePath | None = Field(None, description="the same, of what is held out")
     held_out: float = Field(
         0.1, ge=0, lt=1, description="the part of `tasks`, from 0 to 1, that is held out, by their ids"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from atropos_agent_api.config import AgentOptions
-from atropos_agent_api.environment.tasks import read_tasks, split_by_id
 from atropos_agent_api.environment.templates import check, fill, of_task, plain
 from atropos_core.errors import DataError
 from atropos_core.types import Task
@@ -82,41 +80,3 @@ def test_a_task_never_gives_its_answer_away() -> None:
     task = Task("1", ({"role": "user", "content": "two and two"},), answer="4", data={"answer": "4", "level": 3})
     assert "4" not in of_task(task).values()
     assert of_task(task)["task.level"] == "3"
-
-
-def test_tasks_are_read_with_their_own_fields(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(
-        '{"prompt": "a", "system": "s", "answer": 4, "level": 2}\n\n{"id": "x", "messages": [{"role": "user"}]}\n'
-    )
-    first, second = read_tasks(path)
-    assert first == Task("1", ({"role": "system", "content": "s"}, {"role": "user", "content": "a"}), "4", {"level": 2})
-    assert second == Task("x", ({"role": "user"},))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2 is not JSON"),
-        ("[]", "line 2 is not a JSON object"),
-        ("{}", "line 2: a task has one of prompt"),
-        ('{"prompt": "a", "messages": []}', "line 2: a task has one of prompt"),
-        ('{"prompt": 3}', "line 2: prompt and system must be text"),
-        ('{"messages": [{"content": "a"}]}', "line 2: messages must be a list of objects with role"),
-        ('{"prompt": "a", "answer": []}', "line 2: answer must be text or a number"),
-        ('{"id": "1", "prompt": "a"}', r"two tasks have the id '1'\.(.|\n)*An id names one task: number them\."),
-    ],
-)
-def test_a_line_that_is_no_task_is_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(f'{{"prompt": "first"}}\n{line}\n')
-    with pytest.raises(DataError, match=message):
-        read_tasks(path)
-
-
-def test_no_task_changes_its_split_when_others_are_added() -> None:
-    tasks = [Task(str(number), ()) for number in range(2000)]
-    few, many = split_by_id(tasks[:1000], 0.1), split_by_id(tasks, 0.1)
-    assert {task.id for task in few["test"]} <= {task.id for task in many["test"]}
-    assert 60 < len(few["test"]) < 140
-    assert len(few["train"]) + len(few["test"]) == 1000

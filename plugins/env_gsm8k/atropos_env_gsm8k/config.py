@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.provider import AbsolutePath, Options
 
 INSTRUCTION = (
     "Solve the problem step by step. End with the final number on a line of its own, after ####, or inside \\boxed{}."
@@ -17,7 +17,7 @@ class Gsm8kOptions(Options):
     source: Literal["generated", "path", "hub"] = Field(
         "generated", description="where problems come from: made here from `seed`, a folder, or the Hugging Face hub"
     )
-    path: str | None = Field(
+    path: AbsolutePath | None = Field(
         None, description='source = "path": a folder with train.jsonl and test.jsonl in GSM8K\'s schema'
     )
     dataset: str = Field("openai/gsm8k", description='source = "hub": id of the data set')

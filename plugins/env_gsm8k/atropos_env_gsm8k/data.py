@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from atropos_core.errors import DataError
 from atropos_core.rollouts.numbered_tasks import NumberedTasks
+from atropos_core.rollouts.task_files import Row, read_rows
 from atropos_core.types import Message, Split, Task
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.generate import problem
@@ -23,7 +22,7 @@ def load(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
         return generated(options, split)
     if options.source == "path":
         assert options.path is not None, "checked by the options"
-        rows = _read(Path(options.path).expanduser() / f"{split}.jsonl")
+        rows = _read(options.path / f"{split}.jsonl")
     else:
         rows = _fetch(options, split)
     tasks = [as_task(row, f"{split}-{number}", options.instruction) for number, row in enumerate(rows)]
@@ -32,7 +31,7 @@ def load(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
     return tasks
 
 
-def as_task(row: dict[str, Any], name: str, instruction: str) -> Task:
+def as_task(row: Row, name: str, instruction: str) -> Task:
     """One problem in GSM8K's schema: question, and an answer that ends in `#### number`."""
     try:
         question, answer = str(row["question"]), str(row["answer"])
@@ -53,25 +52,17 @@ def generated(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
     return NumberedTasks(options.problems if split == "train" else options.held_out, make)
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines(): a string may hold U+2028
-    except FileNotFoundError:
+def _read(path: Path) -> Iterator[Row]:
+    if not path.exists():
         raise DataError(
             f'gsm8k: there is no file {path}. source = "path" wants a folder with train.jsonl and test.jsonl.',
             remedy='The other sources are source = "generated" (no data needed) and source = "hub".',
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"gsm8k: {path} cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise DataError(f"gsm8k: {path}, line {number} is not JSON: {error}") from error
+        )
+    for _, row in read_rows(path):
+        yield row
 
 
-def _fetch(options: Gsm8kOptions, split: Split) -> Iterator[dict[str, Any]]:
+def _fetch(options: Gsm8kOptions, split: Split) -> Iterator[Row]:
     try:
         from datasets import load_dataset
     except ModuleNotFoundError as error:

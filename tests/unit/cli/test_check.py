@@ -125,6 +125,13 @@ def test_every_hedge_holds_the_answer_and_neither_begins_nor_ends_with_it() -> N
             assert at and 0 not in at and len(lines) - 1 not in at
 
 
+def test_another_way_to_the_same_number_is_no_hedge() -> None:
+    answer, others = "5 + 3 = 8\n#### 8", ["10 - 2 = 8\n#### 8", "4 + 5 = 9\n#### 9"]
+    for script in hedges(others):
+        reply = script.reply(make_task(answer), 0)
+        assert answer in reply and others[1] in reply and others[0] not in reply
+
+
 async def test_scripted_ids_carry_any_text_unchanged() -> None:
     text = "\x00 \ud800 🙂 ٣ " + "9" * 5000
     assert to_text(to_ids(text)) == text

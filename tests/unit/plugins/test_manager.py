@@ -201,6 +201,11 @@ SOME = {  # of options that cannot all be left out, and of forms that are not th
     "distillation": [{"model": "tiny"}, {"url": "http://127.0.0.1:1/v1", "tokenizer": "tiny"}],
     "format": [{"patterns": ["7"]}],
     "remote": [{"url": "http://127.0.0.1:1"}],
+    "dataset": [
+        {"tasks": "train.jsonl"},
+        {"tasks": "/a.csv", "test_tasks": "/b.csv", "score": "exact", "pattern": "A: (.*)"},
+        {"hub": "a/b", "subset": "main", "test_split": "test", "score": "./grade.py:score", "answer": ""},
+    ],
     "atroposlib": [{"file": "/files/env.py:Words", "config": {"letter": "b"}, "datasets": {"a/b": "c"}}],
     "gem": [{"id": "game:Sudoku-v0-easy"}, {"id": "x", "action": "pattern", "pattern": "a", "parameters": {"rows": 3}}],
     "openenv": [{"url": "http://127.0.0.1:1", "field": "message"}, {"url": "ws://127.0.0.1:1", "tools": True}],

@@ -18,7 +18,6 @@ from atropos_agent_api.environment import poisoned
 from atropos_agent_api.environment.baseline import Baseline, BaselineSession
 from atropos_agent_api.environment.program import MODEL, Files, program_of, values_of
 from atropos_agent_api.environment.streams import KeptStreams, tail
-from atropos_agent_api.environment.tasks import read_tasks, split_by_id
 from atropos_agent_api.grading.case import Case
 from atropos_agent_api.grading.graders import Grader
 from atropos_agent_api.grading.left_files import copy_left
@@ -38,6 +37,7 @@ from atropos_core.errors import AtroposError, ConfigError, DataError, ProcessDie
 from atropos_core.guards.endings import raise_first
 from atropos_core.http_server.server import RunningServer
 from atropos_core.interfaces import Environment, Finding, Policy, Score
+from atropos_core.rollouts.task_files import read_tasks, split_tasks
 from atropos_core.sandboxes import Exit, Network, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.types import Episode, Split, Task
@@ -159,7 +159,7 @@ class Agent(Environment):
         options = self._options
         assert options.tasks is not None, "the options have one of the two"
         if options.test_tasks is None:
-            return split_by_id(read_tasks(options.tasks), options.held_out)
+            return split_tasks(read_tasks(options.tasks), options.held_out)
         return {"train": read_tasks(options.tasks), "test": read_tasks(options.test_tasks)}
 
     async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:

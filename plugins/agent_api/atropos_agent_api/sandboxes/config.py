@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from pydantic import Field
 
-from pydantic import AfterValidator, Field
-
-from atropos_core.plugins.provider import Options
-
-
-def absolute(path: Path) -> Path:
-    return path.expanduser().resolve()
-
-
-AbsolutePath = Annotated[Path, AfterValidator(absolute)]  # a resumed run may start elsewhere
+from atropos_core.plugins.provider import AbsolutePath, Options
 
 
 class BubblewrapOptions(Options):

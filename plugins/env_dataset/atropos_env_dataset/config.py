@@ -1,0 +1,72 @@
+"""Options of the environment `dataset`."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field, field_validator, model_validator
+
+from atropos_core.plugins.provider import AbsolutePath, Options
+
+SCORES = ("numeric", "exact", "math")
+OF_THE_HUB = ("subset", "revision", "split", "test_split")
+
+
+class DatasetOptions(Options):
+    tasks: AbsolutePath | None = Field(None, description="a file of rows: .jsonl, .json, .csv or .parquet")
+    test_tasks: AbsolutePath | None = Field(None, description="the same, of what is held out")
+    hub: str | None = Field(None, description="or a data set of the Hugging Face hub, as openai/gsm8k")
+    subset: str | None = Field(None, description="of the hub's data set, where it has several")
+    revision: str | None = Field(None, description="a commit of the hub's data set")
+    split: str = Field("train", description="of the hub's data set, to train on")
+    test_split: str | None = Field(None, description="of the hub's data set, of what is held out")
+    held_out: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="the part of the rows, from 0 to 1, that is held out where nothing else is, by a hash of their prompts",
+    )
+    prompt: str = Field("prompt", description="the column with the prompt: text, or messages. A dot leads into a table")
+    answer: str = Field("answer", description="the column with the answer; empty where a score of your own needs none")
+    instruction: str = Field("", description="the system message of rows that have none of their own")
+    score: str = Field(
+        "numeric",
+        description="1 for a right reply, else 0: numeric compares the last numbers of reply and answer, exact the texts, math "
+        "the expressions (math-verify). Or a function of yours, ./grade.py:score",
+    )
+    pattern: str | None = Field(
+        None,
+        description="numeric, exact: a regular expression; what its last match, or the first group of that, has is compared, in place "
+        "of the whole reply",
+    )
+    math_deadline_s: float = Field(5.0, gt=0, description="seconds for comparing one pair of expressions")
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"it is not a regular expression: {error}") from None
+        return pattern
+
+    @model_validator(mode="after")
+    def _agrees(self) -> DatasetOptions:
+        if (self.tasks is None) == (self.hub is None):
+            raise ValueError(
+                'rows come from one of tasks = "train.jsonl", which is `--env dataset:train.jsonl`, and hub = "openai/gsm8k"'
+            )
+        self.refuse_idle(self.hub is not None, "beside tasks: it is of the hub", *OF_THE_HUB)
+        self.refuse_idle(self.tasks is not None, "with hub, whose own is test_split", "test_tasks")
+        self.refuse_idle(
+            self.test_tasks is None and self.test_split is None, "beside test_tasks or test_split", "held_out"
+        )
+        if self.score not in SCORES and ":" not in self.score:
+            raise ValueError(
+                f"score is one of {', '.join(SCORES)}, or a function as ./grade.py:score, not {self.score!r}"
+            )
+        self.refuse_idle(self.score in ("numeric", "exact"), f'with score = "{self.score}"', "pattern")
+        self.refuse_idle(self.score == "math", f'with score = "{self.score}"', "math_deadline_s")
+        if self.score in SCORES and not self.answer:
+            raise ValueError(f'score = "{self.score}" compares with an answer, and answer = "" says that there is none')
+        return self

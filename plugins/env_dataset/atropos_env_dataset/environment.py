@@ -1,0 +1,40 @@
+"""The environment `dataset`: a row's prompt, one reply, and a comparison with the row's answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from atropos_core.interfaces import Environment, Score
+from atropos_core.types import Message, Split, Task
+from atropos_env_dataset.config import DatasetOptions
+from atropos_env_dataset.rows import load
+from atropos_env_dataset.scores import scorer
+
+
+class Dataset(Environment):
+    """Scores 1 for a right reply and 0 for any other, or what a function of the user says."""
+
+    def __init__(self, options: DatasetOptions, label: str) -> None:
+        self._options = options
+        self._label = label  # where its options stand, for errors that name one
+        self._tasks: dict[Split, Sequence[Task]] | None = None
+        self._scorer = scorer(options)
+
+    def source(self) -> str:
+        return str(self._options.tasks or f"{self._options.hub} from the hub")
+
+    async def open(self) -> None:
+        self._tasks = await asyncio.to_thread(load, self._options, self._label)
+        self._scorer.check(task for tasks in self._tasks.values() for task in tasks)
+
+    async def close(self) -> None:
+        await self._scorer.close()
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        if self._tasks is None:
+            self._tasks = load(self._options, self._label)
+        return self._tasks[split]
+
+    async def score(self, task: Task, reply: Message) -> Score:
+        return await self._scorer.score(task, reply)

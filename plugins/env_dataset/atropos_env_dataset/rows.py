@@ -1,0 +1,75 @@
+"""The tasks of both splits, from files or the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from atropos_core.errors import DataError
+from atropos_core.rollouts.task_files import Columns, Row, read_rows, split_tasks, tasks_of, value_at
+from atropos_core.types import Split, Task
+from atropos_env_dataset.config import SCORES, DatasetOptions
+
+
+def load(options: DatasetOptions, label: str) -> dict[Split, Sequence[Task]]:
+    """Raises DataError that names file and row. The first load from the hub may take minutes."""
+    train = _tasks(options, options.tasks, options.split, label)
+    if options.test_tasks is not None or options.test_split is not None:
+        return {"train": train, "test": _tasks(options, options.test_tasks, options.test_split or "", label)}
+    # rows with the same prompt are on the same side
+    found = split_tasks(train, options.held_out, key=lambda task: json.dumps(task.messages, sort_keys=True))
+    for split, size in (("train", len(found["train"])), ("test", len(found["test"]))):
+        if not size and not (split == "test" and options.held_out == 0):
+            raise DataError(
+                f"dataset: held_out = {options.held_out} of {len(train)} rows leaves none for the {split} split.",
+                remedy="Choose another held_out, or name a file of what is held out: test_tasks.",
+            )
+    return {"train": found["train"], "test": found["test"]}
+
+
+def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str) -> list[Task]:
+    columns = Columns(options.prompt, options.answer, options.instruction)
+    rows, source = (read_rows(path), str(path)) if path else (_hub(options, split), f"{options.hub}, split {split}")
+    tasks = tasks_of(_with_prompts(rows, options, label), source, columns)
+    for task in tasks:
+        if task.messages[-1]["role"] == "assistant":
+            raise DataError(
+                f"dataset: the prompt of task {task.id} ends with a reply of the assistant, so that nothing is left to answer.",
+                remedy="Leave that message out; what it says may be the column `answer`.",
+            )
+        if options.score in SCORES and task.answer is None:
+            there = ", ".join(map(repr, task.data)) or "none"
+            raise DataError(
+                f"dataset: task {task.id} has no {options.answer!r}, with which its replies are to be compared. "
+                f"Its other columns: {there}.",
+                remedy=f"Name the column, as --set {label}.answer=COLUMN, or a score of your own.",
+            )
+    return tasks
+
+
+def _with_prompts(rows: Iterator[tuple[str, Row]], options: DatasetOptions, label: str) -> Iterator[tuple[str, Row]]:
+    for where, row in rows:
+        if value_at(row, options.prompt) is None and row.get("messages") is None:
+            raise DataError(
+                f"{where} has no column {options.prompt!r}. It has {', '.join(map(repr, row)) or 'nothing'}.",
+                remedy=f"Say which column has the prompt, as --set {label}.prompt=COLUMN.",
+            )
+        yield where, row
+
+
+def _hub(options: DatasetOptions, split: str) -> Iterator[tuple[str, Row]]:
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise DataError(
+            "dataset: hub needs the library `datasets`, which is not installed.",
+            remedy='pip install "atropos-plugin-env-dataset[hub]"',
+        ) from error
+    try:
+        rows = load_dataset(options.hub, options.subset, split=split, revision=options.revision)
+    except (OSError, ValueError, ImportError) as error:  # the library's errors derive from these
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"dataset: the hub did not give {options.hub}, split {split}: {first}") from error
+    for number, row in enumerate(rows, 1):
+        yield f"{options.hub}, split {split}, row {number}", row

@@ -1,0 +1,207 @@
+"""The environment `dataset`: rows of files and of the hub, how replies are scored, and what is said of rows that cannot be trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from atropos_core.errors import ConfigError, DataError
+from atropos_core.interfaces import Score
+from atropos_core.plugins.manager import load_plugins
+from atropos_core.types import Task
+from atropos_env_dataset.config import DatasetOptions
+from atropos_env_dataset.environment import Dataset
+
+LABEL = "environment.mine"
+TASK = Task("1", ({"role": "user", "content": "?"},), "the answer is 1,250.50")
+
+
+def lines(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sums(first: int, count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"{n} + 7?", "answer": n + 7} for n in range(first, first + count)]
+
+
+def dataset(**options: Any) -> Dataset:
+    return Dataset(DatasetOptions(**options), LABEL)
+
+
+async def value(reply: str, task: Task = TASK, **options: Any) -> Score:
+    made = dataset(tasks="rows.jsonl", **options)
+    try:
+        return await made.score(task, {"role": "assistant", "content": reply})
+    finally:
+        await made.close()
+
+
+def test_what_follows_the_colon_is_the_file():
+    provider = load_plugins().registry.find("environment", "dataset:train.jsonl").provider
+    assert provider.options().tasks == Path("train.jsonl").resolve()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "rows come from one of tasks = .* and hub = "),
+        ({"tasks": "a", "hub": "b"}, "rows come from one of"),
+        ({"tasks": "a", "test_split": "test"}, "test_split has no effect beside tasks: it is of the hub"),
+        ({"hub": "a", "test_tasks": "b"}, "test_tasks has no effect with hub, whose own is test_split"),
+        ({"tasks": "a", "test_tasks": "b", "held_out": 0.2}, "held_out has no effect beside test_tasks"),
+        ({"tasks": "a", "held_out": 1.0}, "less than 1"),
+        (
+            {"tasks": "a", "score": "nummeric"},
+            "score is one of numeric, exact, math, or a function as ./grade.py:score",
+        ),
+        ({"tasks": "a", "score": "exact", "pattern": "("}, "not a regular expression: missing \\)"),
+        ({"tasks": "a", "score": "math", "pattern": "x"}, 'pattern has no effect with score = "math"'),
+        ({"tasks": "a", "math_deadline_s": 1.0}, 'math_deadline_s has no effect with score = "numeric"'),
+        ({"tasks": "a", "answer": ""}, 'answer = "" says that there is none'),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, says):
+    with pytest.raises(ValidationError, match=says):
+        DatasetOptions(**options)
+
+
+async def test_a_tenth_is_held_out_by_a_hash_of_the_prompts(tmp_path):
+    rows = [{"prompt": f"{n // 2} + 7?", "answer": n} for n in range(2000)]  # each prompt twice
+    made = dataset(tasks=lines(tmp_path / "rows.jsonl", *rows))
+    await made.open()
+    train, test = ({task.messages for task in map(_hashable, made.tasks(split))} for split in ("train", "test"))
+    assert not train & test
+    assert 150 < len(made.tasks("test")) < 250
+    assert len(made.tasks("train")) + len(made.tasks("test")) == 2000
+    wider = dataset(tasks=tmp_path / "rows.jsonl", held_out=0.3)
+    assert {task.id for task in made.tasks("test")} < {task.id for task in wider.tasks("test")}
+    assert not dataset(tasks=tmp_path / "rows.jsonl", held_out=0.0).tasks("test")
+
+
+def _hashable(task: Task) -> Task:
+    return Task(task.id, tuple(json.dumps(message) for message in task.messages))  # type: ignore[arg-type]
+
+
+async def test_a_file_of_its_own_is_held_out_and_columns_are_named(tmp_path):
+    chat = [{"role": "user", "content": "5 + 7?"}]
+    train = lines(
+        tmp_path / "train.jsonl", {"id": "five", "q": chat, "reward_model": {"ground_truth": "12"}, "level": 3}
+    )
+    test = lines(tmp_path / "test.jsonl", {"q": "6 + 7?", "reward_model": {"ground_truth": "13"}, "level": 3})
+    made = dataset(tasks=train, test_tasks=test, prompt="q", answer="reward_model.ground_truth", instruction="Add.")
+    await made.open()
+    system = {"role": "system", "content": "Add."}
+    assert made.tasks("train")[0].messages == (system, chat[0])
+    assert made.tasks("train")[0].id == "five"
+    [held_out] = made.tasks("test")
+    assert (held_out.id, held_out.answer, held_out.data["level"]) == ("1", "13", 3)
+    assert made.source() == str(train)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "says"),
+    [
+        ([{"question": "a", "gold": "1"}], {}, "line 1 has no column 'prompt'. It has 'question', 'gold'.*mine.prompt=COLUMN"),
+        ([{"prompt": "a", "gold": "1"}], {}, "task 1 has no 'answer'.*Its other columns: 'gold'.*--set environment.mine.answer=COLUMN"),
+        ([{"prompt": "a", "answer": "yes"}], {"held_out": 0.5}, 'the answer of task 1 has no number in it: .yes.*score = "exact"'),
+        ([{"prompt": "a", "answer": [1]}], {}, "line 1: answer must be text or a number"),
+        (sums(1, 3), {"held_out": 0.001}, "held_out = 0.001 of 3 rows leaves none for the test split"),
+        (sums(1, 1), {"held_out": 0.999}, "held_out = 0.999 of 1 rows leaves none for the train split"),
+        (
+            [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "1"}], "answer": "1"}],
+            {},
+            "the prompt of task 1 ends with a reply of the assistant",
+        ),
+    ],
+)  # fmt: skip
+async def test_rows_that_cannot_be_trained_on_are_named(tmp_path, rows, options, says):
+    padding = [] if "leaves none" in says else sums(100, 100)
+    file = lines(tmp_path / "rows.jsonl", *rows, *padding)
+    with pytest.raises(DataError, match=f"(?s){says}"):
+        await dataset(tasks=file, **options).open()
+
+
+@pytest.mark.parametrize(
+    ("reply", "options", "expected"),
+    [
+        ("so it is $1,250.50", {}, 1.0),
+        ("1250.5000001", {}, 1.0),
+        ("1250.5 and then 3", {}, 0.0),
+        ("nothing", {}, 0.0),
+        ("", {}, 0.0),
+        (" the answer is 1,250.50\n", {"score": "exact"}, 1.0),
+        ("The answer is 1,250.50", {"score": "exact"}, 0.0),
+        ("A: 1. Or A: the answer is 1,250.50", {"score": "exact", "pattern": "A: (.*?)$"}, 0.0),
+        ("A: 1. Or\nA: the answer is 1,250.50", {"score": "exact", "pattern": r"A: ([^\n]*)"}, 1.0),
+        ("<a>1250.5</a> 3", {"pattern": "<a>.*?</a>"}, 1.0),
+        ("1250.5", {"pattern": "<a>.*?</a>"}, 0.0),
+    ],
+)
+async def test_a_reply_is_compared_with_the_answer(reply, options, expected):
+    scored = await value(reply, **options)
+    assert (scored.value, scored.correct) == (expected, bool(expected))
+    assert ("answered" in scored.metrics) == ("pattern" in options)
+
+
+async def test_expressions_are_compared_by_math_verify():
+    pytest.importorskip("math_verify")
+    half = Task("1", TASK.messages, "$\\frac{1}{2}$")
+    assert (await value("It is $\\boxed{0.5}$.", half, score="math")).value == 1.0
+    assert (await value("It is $\\boxed{0.25}$.", half, score="math")).value == 0.0
+    assert (await value("(1,2)", Task("1", (), "(1,2)"), score="math")).value == 0.0, "no expression in the reply"
+    assert (await value("$(1, 2)$", Task("1", (), "(1,2)"), score="math")).value == 1.0
+    with pytest.raises(DataError, match="math-verify cannot read the answer of task 1: ''"):
+        await value("1", Task("1", (), ""), score="math")
+
+
+async def test_what_is_not_compared_in_time_is_wrong_and_counted():
+    pytest.importorskip("math_verify")
+    scored = await value("1", score="math", math_deadline_s=0.01)  # the process itself takes longer to start
+    assert (scored.value, scored.metrics) == (0.0, {"math_timeouts": 1.0})
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_a_function_of_ones_own_scores(tmp_path, kind):
+    (tmp_path / "grade.py").write_text(
+        "from atropos_core import Score\n\n"
+        f"{kind} score(task, reply):\n    return Score(0.25, correct=task.data['level'] == len(reply['content']))\n\n"
+        f"{kind} plain(task, reply):\n    return 0.5\n"
+    )
+    file = lines(tmp_path / "rows.jsonl", *({"prompt": f"{n}?", "level": n} for n in range(100)))
+    made = dataset(tasks=file, score=f"{tmp_path}/grade.py:score")
+    await made.open()
+    task = next(task for task in made.tasks("train") if task.data["level"] == 5)
+    assert task.answer is None
+    assert await made.score(task, {"role": "assistant", "content": "12345"}) == Score(0.25, correct=True)
+    plain = dataset(tasks=file, score=f"{tmp_path}/grade.py:plain", answer="")
+    assert await plain.score(task, {"role": "assistant", "content": ""}) == Score(0.5)
+
+
+def test_a_score_that_is_not_there_or_is_no_function_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="there is no file .*grade.py"):
+        dataset(tasks="rows.jsonl", score=f"{tmp_path}/grade.py:score")
+    with pytest.raises(ConfigError, match="SCORES.* and not a function"):
+        dataset(tasks="rows.jsonl", score="atropos_env_dataset.config:SCORES")
+
+
+async def test_a_data_set_of_the_hub_is_read_by_datasets(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    lines(folder / "train.jsonl", *sums(0, 30))
+    lines(folder / "test.jsonl", *sums(100, 5))
+    made = dataset(hub=str(folder), test_split="test")
+    await made.open()
+    assert len(made.tasks("train")) == 30
+    assert [task.answer for task in made.tasks("test")] == ["107", "108", "109", "110", "111"]
+    assert made.source() == f"{folder} from the hub"
+    with pytest.raises(DataError, match="the hub did not give .*sums, split dev"):
+        await dataset(hub=str(folder), split="dev").open()
+    with pytest.raises(DataError, match="the hub did not give .*sums, split train"):
+        await dataset(hub=str(folder), subset="other").open()
