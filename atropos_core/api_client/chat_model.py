@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from atropos_core import console
 from atropos_core.api_client.http import import_httpx
 from atropos_core.errors import ApiError, ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Engine, ModelInfo
@@ -78,7 +79,8 @@ class ChatModel(Engine):
         """One short call, so that a wrong key, name or address is named before anything else happens. Raises ApiError."""
         body = {"model": self.name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         try:
-            await self._post(body, OPEN_DEADLINE_S)
+            with console.waiting(f"{self.url} to answer"):
+                await self._post(body, OPEN_DEADLINE_S)
         except ApiError as error:
             if "max_completion_tokens" not in str(error):
                 raise

@@ -43,7 +43,7 @@ def run_app(arguments: list[str]) -> int:
         completion_init()
     try:
         app = make_app(arguments)
-        if arguments == ["--help"]:
+        if arguments in (["--help"], ["-h"]):
             show_alone(app)
         else:
             app(args=arguments, prog_name="atropos")
@@ -74,6 +74,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_atropos)
     own = arguments[0] if arguments and arguments[0] in OWN else None

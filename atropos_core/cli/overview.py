@@ -15,7 +15,7 @@ from typer.main import get_command_name, solve_typer_info_defaults
 
 from atropos_core import console
 
-OPTIONS = (("--version", "Say which version this is."), ("--help", "Show this message and exit."))
+OPTIONS = (("--version", "Say which version this is."), ("--help, -h", "Show this message and exit."))
 EXAMPLES = (
     ("atropos run --bridge ipc --env gsm8k", "train the tiny policy that comes along; it learns in a minute or two"),
     ("atropos plugins", "what is installed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -36,6 +37,7 @@ ALIASES = {  # what other libraries call it: the whole path here
     "train_batch_size": "training.groups_per_step",
 }
 NAMED = ("environment", "reward", "transform", "teacher", "sink")  # sections whose keys are names
+NO_LIST = ("tuple_type", "list_type")
 NO_TABLE = ("dict_type", "model_type", "model_attributes_type")
 
 
@@ -54,6 +56,9 @@ def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str
             lines.append(f"{path!r} is missing{origin}.")
         elif problem["type"] in NO_TABLE and path and isinstance(problem["input"], str):
             lines.append(f"{path} is a table, not {problem['input']!r}{origin}: {_table(path, problem['input'])}")
+        elif problem["type"] in NO_LIST and isinstance(problem["input"], str):
+            given = problem["input"]
+            lines.append(f"{path} is a list, not {given!r}{origin}: write {json.dumps([given], ensure_ascii=False)}.")
         else:
             message = problem["msg"].removeprefix("Value error, ")
             given = f", not {problem['input']!r}" if problem["loc"] else ""

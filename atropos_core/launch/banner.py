@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from atropos_core.config.component import Component, ComponentOnDevices
+from atropos_core.config.run_file import RunConfig
 from atropos_core.interfaces import ModelInfo, Transport
 from atropos_core.launch.assemble import Plan
 from atropos_core.plugins.requirements import cuda_devices
@@ -58,6 +59,7 @@ def banner(
             if plan.spans_machines
             else []
         ),
+        *_in_place_of_defaults(config),
         *(("teacher", f"{name}: {one.component.use}") for name, one in plan.named["teacher"].items()),
         (
             "steps",
@@ -69,6 +71,20 @@ def banner(
     if checkpoint is not None:
         rows.append(("resumes", f"after step {checkpoint.step}"))
     return rows
+
+
+def _in_place_of_defaults(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Where naming one component has left out those that a run has by itself: somebody may have meant one more."""
+    defaults = RunConfig()
+    for section in ("reward", "transform", "sink"):
+        named, usual = getattr(config, section), getattr(defaults, section)
+        if not usual.keys() <= named.keys():
+            lost = "; no metrics.jsonl, no rollouts" if section == "sink" and "jsonl" not in _uses(named) else ""
+            yield f"{section}s", f"{', '.join(named) or 'none'}, in place of {', '.join(usual)}{lost}"
+
+
+def _uses(named: Mapping[str, Component]) -> set[str]:
+    return {one.use for one in named.values()}
 
 
 def _where(component: Component, threads: int) -> str:

@@ -24,6 +24,9 @@ class Columns:
     prompt: str = "prompt"  # text, or messages as of OpenAI's chat
     answer: str = "answer"  # text or a number. "": the rows have none
     instruction: str = ""  # the system message of rows that have none of their own
+    whole_row: bool = (
+        False  # `Task.data` has these columns too, as they stand in the row: an answer may be a number or a list
+    )
 
 
 def read_tasks(path: Path, columns: Columns = Columns()) -> list[Task]:
@@ -49,9 +52,11 @@ def tasks_of(rows: Iterable[tuple[str, Row]], source: str, columns: Columns = Co
 def task_of(row: Row, where: str, number: int, columns: Columns = Columns()) -> Task:
     """One row. Raises DataError."""
     answer = value_at(row, columns.answer) if columns.answer else None
-    if answer is not None and not isinstance(answer, str | int | float):
-        raise DataError(f"{where}: {columns.answer} must be text or a number, not {answer!r:.80}.")
-    meant = {"id", "system", "messages", columns.prompt, columns.answer}
+    if not isinstance(answer, str | int | float | None):
+        if not columns.whole_row:
+            raise DataError(f"{where}: {columns.answer} must be text or a number, not {answer!r:.80}.")
+        answer = None
+    meant = set() if columns.whole_row else {"id", "system", "messages", columns.prompt, columns.answer}
     return Task(
         id=str(number if row.get("id") is None else row["id"]),
         messages=tuple(_messages(row, where, columns)),

@@ -71,6 +71,7 @@ def environment(folder: Path, score: str) -> str:
          ["unknown key 'trainer.beta'", "It is called 'trainer.kl.coefficient' here."]),
         (("--env", "./sevens.py", "--set", "learning_rate=1"), ["It is called 'trainer.learning_rate' here."]),
         (("--env", "./sevens.py", "--set", "trainer=grpo"), ["trainer is a table, not 'grpo' (from flag)", "[trainer] with use = 'grpo'"]),
+        (("--set", "engine.devices=cpu"), ["engine.devices is a list, not 'cpu' (from flag): write [\"cpu\"]."]),
         (("--set", "environment=gsm8k"), ["environment is a table, not 'gsm8k' (from flag)", "write [environment.gsm8k]."]),
         (("--env", "./sevens.py", "--set", "training=5"), ["training", "not 5 (from flag)"]),
         (("--env", "./functions.py"), ["has no class that is one of environments; it has brief.", "docs/hooks.md"]),

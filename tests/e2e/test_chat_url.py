@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from atropos_core.api_client import chat_model
 from atropos_core.cli import run_app
 from tests.conftest import REPOSITORY
 
@@ -181,6 +182,16 @@ def test_what_may_pass_is_called_again_and_the_rest_is_named_at_once(elsewhere, 
         printed = " ".join(capsys.readouterr().err.split())
         assert wanted in printed and "What to do" in printed and KEY not in printed
         assert len(server.bodies) == 1
+
+
+def test_a_server_that_is_not_there_is_waited_for_by_name(monkeypatch, capsys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    monkeypatch.setattr(chat_model, "OPEN_DEADLINE_S", 3.0)
+    assert run_app(["eval", "--env", "gsm8k", "--model-url", url, "--model-name", "theirs"]) == 1
+    printed = " ".join(capsys.readouterr().err.split())
+    assert f"waiting for {url} to answer" in printed
+    assert f"{url} answered no call within 3 s; the last reason: ConnectError" in printed
 
 
 SUMS = """

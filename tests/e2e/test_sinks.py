@@ -94,6 +94,15 @@ def test_a_killed_and_resumed_run_is_recorded_once_by_every_sink(file, tmp_path)
     assert not [one for one in left if one.is_running()], "W&B's service ends with the run, also with a killed one"
 
 
+def test_what_a_flag_puts_in_place_of_the_defaults_is_said(sevens, atropos, tmp_path):
+    flags = ("--env", "./sevens.py", "--model", "toy", "--steps", "1")
+    one = atropos("run", *flags, "--dir", "one", "--set", "sink.csv.use=csv", "--reward", "length")
+    assert "sinks csv, in place of console, jsonl; no metrics.jsonl, no rollouts" in " ".join(one.out.split())
+    assert "rewards length, in place of environment" in " ".join(one.out.split())
+    more = atropos("run", *flags, "--dir", "more", "--set", "sink.jsonl.rollouts_every=10")
+    assert "in place of" not in more.out
+
+
 def test_a_run_without_them_is_the_same(file, atropos, tmp_path):
     """A sink sees a run and changes nothing of it."""
     text = Path(file).read_text()

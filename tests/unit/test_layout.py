@@ -99,13 +99,15 @@ def test_a_listing_that_no_terminal_shows_imports_no_rich_and_help_builds_no_par
 
 
 def test_help_says_the_same_whether_it_was_requested_or_no_command_was_given():
-    asked, bare = (
+    asked, short, bare, of_one, short_of_one = (
         subprocess.run([sys.executable, "-m", "atropos_core", *words], capture_output=True, text=True, timeout=60)
-        for words in (["--help"], [])
+        for words in (["--help"], ["-h"], [], ["run", "--help"], ["run", "-h"])
     )
     assert "Commands\n  run " in asked.stdout and "\n  config " in asked.stdout
-    assert asked.stdout == bare.stdout
-    assert (asked.returncode, bare.returncode) == (0, 2)
+    assert asked.stdout == short.stdout == bare.stdout
+    assert "--bridge" in of_one.stdout
+    assert of_one.stdout == short_of_one.stdout
+    assert (asked.returncode, short.returncode, bare.returncode, short_of_one.returncode) == (0, 0, 2, 0)
 
 
 def test_the_import_rule_sees_an_import_inside_a_function(tmp_path):

@@ -29,7 +29,7 @@ def load(options: DatasetOptions, label: str) -> dict[Split, Sequence[Task]]:
 
 
 def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str) -> list[Task]:
-    columns = Columns(options.prompt, options.answer, options.instruction)
+    columns = Columns(options.prompt, options.answer, options.instruction, whole_row=options.score not in SCORES)
     rows, source = (read_rows(path), str(path)) if path else (_hub(options, split), f"{options.hub}, split {split}")
     tasks = tasks_of(_with_prompts(rows, options, label), source, columns)
     for task in tasks:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.util import find_spec
-from inspect import isawaitable
+from inspect import isawaitable, signature
+from typing import Any
 
 from atropos_core.builtin.rewards import last_number
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Score
 from atropos_core.plugins.references import load_reference
 from atropos_core.processes.function_worker import Worker
+from atropos_core.rollouts.task_files import value_at
 from atropos_core.types import Message, Task
 from atropos_env_dataset.config import DatasetOptions
 
@@ -91,17 +94,55 @@ class Math(Scorer):
 
 
 class Yours(Scorer):
-    """A function (task, reply) -> float or Score, which may be a coroutine function."""
+    """A function, or a coroutine function. What it is given, its parameters say: (task, reply), or what TRL or verl give."""
 
-    def __init__(self, reference: str) -> None:
-        self._function: Callable[[Task, Message], float | Score | Awaitable[float | Score]] = load_reference(reference)
+    def __init__(self, reference: str, prompt: str) -> None:
+        self._name = reference
+        self._function: Callable[..., Any] = load_reference(reference)
         if not callable(self._function):
             raise ConfigError(f"dataset: score = {reference!r} is {self._function!r:.80}, and not a function.")
+        names = signature(self._function).parameters
+        self._call = (
+            partial(of_trl, prompt) if "completions" in names else of_verl if "solution_str" in names else of_ours
+        )
 
     async def score(self, task: Task, reply: Message) -> Score:
-        made = self._function(task, reply)
+        made = self._call(self._function, task, reply)
         given = await made if isawaitable(made) else made
-        return given if isinstance(given, Score) else Score(given)
+        if isinstance(given, list) and len(given) == 1:  # of TRL: one for each completion
+            [given] = given
+        if isinstance(given, dict) and "score" in given:  # of verl
+            return Score(float(given["score"]), correct=bool(given["acc"]) if "acc" in given else None)
+        if isinstance(given, Score):
+            return given
+        if given is None or isinstance(given, list | dict | str):
+            raise DataError(f"dataset: {self._name} gave {given!r:.80} for task {task.id}, which is no score.")
+        return Score(float(given))
+
+
+def of_ours(function: Callable[..., Any], task: Task, reply: Message) -> Any:
+    return function(task, reply)
+
+
+def of_trl(prompt: str, function: Callable[..., Any], task: Task, reply: Message) -> Any:
+    """TRL's reward functions take lists, here of one each: of texts where the row's prompt is one, else of messages; and the row's other
+    columns."""
+    is_text = isinstance(value_at(task.data, prompt), str)
+    given = value_at(task.data, prompt) if is_text else list(task.messages)
+    completion = str(reply.get("content") or "") if is_text else [reply]
+    columns = {name: [value] for name, value in task.data.items() if name not in (prompt, "prompt", "completion")}
+    return function(prompts=[given], completions=[completion], **columns)
+
+
+def of_verl(function: Callable[..., Any], task: Task, reply: Message) -> Any:
+    """verl's `compute_score` takes a row's data_source, reward_model.ground_truth and extra_info."""
+    truth = value_at(task.data, "reward_model.ground_truth")
+    return function(
+        data_source=task.data.get("data_source"),
+        solution_str=str(reply.get("content") or ""),
+        ground_truth=task.answer if truth is None else truth,
+        extra_info=task.data.get("extra_info"),
+    )
 
 
 def scorer(options: DatasetOptions) -> Scorer:
@@ -109,7 +150,7 @@ def scorer(options: DatasetOptions) -> Scorer:
         return Numeric(options.pattern)
     if options.score == "exact":
         return Compared(same_text, options.pattern)
-    return Math(options.math_deadline_s) if options.score == "math" else Yours(options.score)
+    return Math(options.math_deadline_s) if options.score == "math" else Yours(options.score, options.prompt)
 
 
 def same_number(said: str, answer: str) -> bool:

@@ -182,6 +182,63 @@ async def test_a_function_of_ones_own_scores(tmp_path, kind):
     assert await plain.score(task, {"role": "assistant", "content": ""}) == Score(0.5)
 
 
+TRL = """
+import re
+
+
+def correct(completions, answer, **kwargs):
+    last = [re.findall("[0-9]+", one[0]["content"])[-1:] for one in completions]
+    return [float(one == [str(right)]) for one, right in zip(last, answer, strict=True)]
+
+
+def length(prompts, completions, level, **kwargs):
+    return [float(len(prompt) + len(text) + of) for prompt, text, of in zip(prompts, completions, level, strict=True)]
+
+
+def none(completions, **kwargs):
+    return [None for _ in completions]
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    right = solution_str.endswith(ground_truth)
+    return {"score": 1.0 if right else -extra_info["cost"], "acc": right} if data_source == "sums" else 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "row", "expected"),
+    [
+        ("correct", {"prompt": [{"role": "user", "content": "5 + 7?"}], "answer": 12}, Score(1.0)),
+        ("correct", {"prompt": [{"role": "user", "content": "5 + 7?"}], "answer": 13}, Score(0.0)),
+        ("length", {"prompt": "5 + 7?", "level": 100}, Score(100.0 + 6 + 8)),
+        (
+            "compute_score",
+            {"prompt": "?", "data_source": "sums", "reward_model": {"ground_truth": "12"}, "extra_info": {"cost": 2}},
+            Score(1.0, correct=True),
+        ),
+        (
+            "compute_score",
+            {"prompt": "?", "data_source": "sums", "reward_model": {"ground_truth": "13"}, "extra_info": {"cost": 2}},
+            Score(-2.0, correct=False),
+        ),
+        ("compute_score", {"prompt": "?", "data_source": "more", "answer": "12"}, Score(0.5)),
+    ],
+)
+async def test_a_function_for_trl_or_verl_is_called_as_they_call_it(tmp_path, function, row, expected):
+    (tmp_path / "theirs.py").write_text(TRL)
+    file = lines(tmp_path / "rows.jsonl", *({"id": number, **row} for number in range(50)))
+    made = dataset(tasks=file, score=f"{tmp_path}/theirs.py:{function}", held_out=0.0)
+    await made.open()
+    assert await made.score(made.tasks("train")[0], {"role": "assistant", "content": "it is 12"}) == expected
+
+
+async def test_what_is_no_score_is_named(tmp_path):
+    (tmp_path / "theirs.py").write_text(TRL)
+    made = dataset(tasks=lines(tmp_path / "rows.jsonl", *sums(0, 9)), score=f"{tmp_path}/theirs.py:none", held_out=0.0)
+    with pytest.raises(DataError, match=r"theirs.py:none gave None for task 1, which is no score"):
+        await made.score(made.tasks("train")[0], {"role": "assistant", "content": ""})
+
+
 def test_a_score_that_is_not_there_or_is_no_function_is_named(tmp_path):
     with pytest.raises(ConfigError, match="there is no file .*grade.py"):
         dataset(tasks="rows.jsonl", score=f"{tmp_path}/grade.py:score")
