@@ -54,7 +54,7 @@ def to_first_step() -> float:
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "atropos_core", "run", "--bridge", "ipc", "--env", "gsm8k", "--dir", str(metrics.parent),
-                "--steps", "1",
+                "--steps", "2",  # the last one is followed by another evaluation
             ],
             cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=subprocess.DEVNULL,
         )  # fmt: skip
