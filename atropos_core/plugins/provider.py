@@ -8,9 +8,9 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from atropos_core.errors import ConfigError, PluginError
 from atropos_core.guards.exits import contained
@@ -41,29 +41,6 @@ KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
 }
 
 
-class Options(BaseModel):
-    """The base of every component's options: unknown keys are refused, instances do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    def changed(self, *names: str) -> list[str]:
-        """Those of `names` that are not at their default. (`model_fields_set` has all of them once a run is resumed: its
-        config.toml names every option.)"""
-        fields = type(self).model_fields
-        return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
-
-    def refuse_idle(self, applies: bool, where: str, *names: str) -> None:
-        """Raises ValueError for the first of `names` that was changed, unless it applies: an option that does nothing would
-        let its user believe that it does. `where` says under what it has no effect, and what it would need."""
-        if not applies and (idle := self.changed(*names)):
-            raise ValueError(f"{idle[0]} has no effect {where}: remove it")
-
-    def refuse_for(self, command: str, *names: str) -> None:
-        """Raises ConfigError for the first of `names` that was changed, where `command` makes no use of it."""
-        if idle := self.changed(*names):
-            raise ConfigError(f"{idle[0]} has no effect on {command}.", remedy=f"Leave {idle[0]} out.")
-
-
 class WrittenIn(str):
     """A text of a run file or of a flag, which knows the folder that a relative path in it begins at."""
 
@@ -85,7 +62,59 @@ def absolute(path: Path) -> Path:
 
 # An option that is a file or a folder. In a run file a relative one begins at the folder of that file, elsewhere at the current
 # directory; it is kept as an absolute one, since a resumed run may start elsewhere.
-AbsolutePath = Annotated[Path, BeforeValidator(_from_its_folder), AfterValidator(absolute)]
+FROM_ITS_FOLDER = BeforeValidator(_from_its_folder)
+AbsolutePath = Annotated[Path, FROM_ITS_FOLDER, AfterValidator(absolute)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, WrittenIn) else value
+
+
+def _has_path(annotation: Any) -> bool:
+    """Whether a path is somewhere in it, or options that may have one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return True
+    return FROM_ITS_FOLDER in getattr(annotation, "__metadata__", ()) or any(map(_has_path, get_args(annotation)))
+
+
+class Options(BaseModel):
+    """The base of every component's options: unknown keys are refused, instances do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_as_text(cls, values: Any) -> Any:
+        """Where a text was written is known to paths alone: what is passed on to others is a plain one."""
+        if not isinstance(values, dict):
+            return values
+        paths = {
+            name
+            for name, one in cls.model_fields.items()
+            if FROM_ITS_FOLDER in one.metadata or _has_path(one.annotation)
+        }
+        return {name: value if name in paths else _plain(value) for name, value in values.items()}
+
+    def changed(self, *names: str) -> list[str]:
+        """Those of `names` that are not at their default. (`model_fields_set` has all of them once a run is resumed: its
+        config.toml names every option.)"""
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+
+    def refuse_idle(self, applies: bool, where: str, *names: str) -> None:
+        """Raises ValueError for the first of `names` that was changed, unless it applies: an option that does nothing would
+        let its user believe that it does. `where` says under what it has no effect, and what it would need."""
+        if not applies and (idle := self.changed(*names)):
+            raise ValueError(f"{idle[0]} has no effect {where}: remove it")
+
+    def refuse_for(self, command: str, *names: str) -> None:
+        """Raises ConfigError for the first of `names` that was changed, where `command` makes no use of it."""
+        if idle := self.changed(*names):
+            raise ConfigError(f"{idle[0]} has no effect on {command}.", remedy=f"Leave {idle[0]} out.")
 
 
 class NoOptions(Options):

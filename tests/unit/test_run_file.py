@@ -10,6 +10,7 @@ import pytest
 
 from atropos_core.config.error_text import ALIASES
 from atropos_core.config.run_file import FLAG, Layer, RunConfig, anchored, load, nest, parse_flag, read_file
+from atropos_core.plugins.provider import AbsolutePath, Options
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_trainer_grpo.config import GrpoOptions
 
@@ -38,6 +39,11 @@ def test_default_components_that_are_named_beside_an_own_one_stay():
     assert named("sink", None, "sink.csv.use=csv", "sink.jsonl.rollouts_every=5") == ["csv", "jsonl"]
 
 
+class Passed(Options):
+    given: dict[str, Any]
+    folder: AbsolutePath
+
+
 def test_code_a_model_and_other_paths_begin_at_the_folder_of_their_file(tmp_path: Path, monkeypatch):
     (tmp_path / "below").mkdir()
     (tmp_path / "below/run.toml").write_text(
@@ -55,6 +61,7 @@ def test_code_a_model_and_other_paths_begin_at_the_folder_of_their_file(tmp_path
     assert Gsm8kOptions(source="path", path=path).path == tmp_path / "below/data", (
         "an option that is a path knows its folder"
     )
+    assert type(Passed(given={"a": [path]}, folder=path).given["a"][0]) is str, "and what is passed on is a plain text"
     assert Gsm8kOptions(source="path", path="data").path == tmp_path / "data", "else where the command is typed"
     assert anchored({"model": "./llama"}, Path())["model"] == str(tmp_path / "llama"), "as a flag has it"
     named = anchored({"use": "atroposlib:./env.py:Words"}, Path("/runs"))["use"]
