@@ -10,8 +10,9 @@ from typing import Any
 from atropos_adapter_roll.config import AdapterOptions, EnvOptions, read_env_options
 from atropos_adapter_roll.shared import build, shared_loop
 from atropos_core.config.component import Weighted
-from atropos_core.config.run_file import RunConfig
+from atropos_core.config.run_file import RunConfig, dump
 from atropos_core.errors import ConfigError
+from atropos_core.plugins.manager import load_plugins
 
 VALIDATION_GROUPS = 64  # environments that run the held-out split at once
 HEADER = """# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.
@@ -111,7 +112,7 @@ def _environment(
         name = str(Path(file).resolve()) + name.removeprefix(file)
     env_config: dict[str, Any] = {
         "environment": name,
-        "options": one.options,
+        "options": _options(one),
         "split": split,
         "observation": observation,
         "max_steps": options.max_turns,
@@ -130,6 +131,13 @@ def _environment(
         "agent_template": "{observation}",
         "env_config": env_config,
     }
+
+
+def _options(one: Weighted) -> dict[str, Any]:
+    """What the run file says of the environment, with paths where that file means them."""
+    found = load_plugins().registry.find("environment", one.use).provider.options.model_validate(one.options)
+    values = dump(found)
+    return {name: values[name] for name in one.options if name in values}
 
 
 def _system(options: EnvOptions) -> str | None:

@@ -135,6 +135,14 @@ def test_an_environment_in_a_file_is_named_wherever_ray_starts_its_workers(tmp_p
     assert (env["agent_system_template"], "system" in env["env_config"]) == ("", False)
 
 
+def test_data_of_a_run_file_is_named_wherever_ray_starts_its_workers(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    (tmp_path / "run.toml").write_text('[environment.gsm8k]\nsource = "path"\npath = "."\n')
+    made = made_of(load([read_file(tmp_path / "run.toml")]).config)
+    assert made["custom_envs"]["gsm8k_train"]["env_config"]["options"] == {"source": "path", "path": str(tmp_path)}
+
+
 @pytest.mark.parametrize("name", ["gsm8k", "tools"])
 def test_the_examples_are_what_the_adapter_writes_today(name, tmp_path):
     folder = PLUGIN / "examples" / name
