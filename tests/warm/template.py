@@ -29,6 +29,7 @@ WARM = (
     "atropos_core", "atropos_core.processes.child_main", "atropos_trainer_grpo.rank", "atropos_env_atroposlib.host", "pytest",
     "tests.warm.program", "tests.e2e.api_programs", "plugins.bridge_ipc.tests.holder_process",
 )  # fmt: skip
+STARTS = ("serve", "engine", "env")  # commands that start processes of ours, besides those of GUARDED
 WORKER = ("-u", "-c", popen_bootstrapline)  # what pytest-xdist starts its workers with
 ALSO = "WARM_ALSO"  # a variable of the environment: modules to import beside these
 PADDING = "/" * 4096  # room for the names of the processes to be
@@ -132,7 +133,7 @@ def new_process(wanted: dict[str, Any], received: list[int]) -> tuple[str, list[
         with_template()
     elif command[2] == "atropos_core" and command[3:4] and command[3] in GUARDED:
         os.register_at_fork(after_in_child=once(with_template))  # the fork that does the work, in cli/guarded.py
-    elif command[3:4] == ["serve"] or command[-1].startswith("trainer"):
+    elif (command[3:4] and command[3] in STARTS) or command[-1].startswith("trainer"):
         with_template()
     return command[2], command
 
