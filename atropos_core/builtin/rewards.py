@@ -48,8 +48,7 @@ class NumericReward(Reward):
         if wanted is None:
             raise DataError(f"the answer of task {task.id!r} has no number in it: {_answer(task)!r}")
         found = [last_number(last_reply(episode)) for episode in episodes]
-        slack = self._tolerance * max(1.0, abs(wanted))
-        return np.array([number is not None and abs(number - wanted) <= slack for number in found], np.float32)
+        return np.array([same_number(number, wanted, self._tolerance) for number in found], np.float32)
 
 
 class FormatReward(Reward):
@@ -87,6 +86,11 @@ def last_reply(episode: Episode) -> str:
 def last_number(text: str) -> float | None:
     found = NUMBER.findall(text)
     return float(found[-1].replace(",", "").replace("$", "")) if found else None
+
+
+def same_number(number: float | None, wanted: float, tolerance: float) -> bool:
+    """Within `tolerance`, relative to `wanted`, or absolute where that is below 1."""
+    return number is not None and abs(number - wanted) <= tolerance * max(1.0, abs(wanted))
 
 
 def _answer(task: Task) -> str:

@@ -151,9 +151,8 @@ def never_began(directory: Path) -> bool:
     ):
         return False
     try:
-        with (directory / "lock").open(
-            "rb"
-        ) as lock:  # without one no run has been here, and config.toml is somebody's own
+        # without one no run has been here, and config.toml is somebody's own
+        with (directory / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False

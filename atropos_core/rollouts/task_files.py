@@ -24,9 +24,7 @@ class Columns:
     prompt: str = "prompt"  # text, or messages as of OpenAI's chat
     answer: str = "answer"  # text or a number. "": the rows have none
     instruction: str = ""  # the system message of rows that have none of their own
-    whole_row: bool = (
-        False  # `Task.data` has these columns too, as they stand in the row: an answer may be a number or a list
-    )
+    whole_row: bool = False  # `Task.data` has these columns too, as they stand: an answer may be a number or a list
 
 
 def read_tasks(path: Path, columns: Columns = Columns()) -> list[Task]:

@@ -609,9 +609,9 @@ plugins/launcher_kubernetes/tests/test_manifests.py::test_workers_are_as_many_as
   launcher kubernetes: server_port workers.count workers.concurrency workers.cpus workers.gpus workers.memory_gb workers.node_selector
 tests/kubernetes/test_pods.py::test_submit_applies_the_manifests
   launcher kubernetes: submit
-plugins/env_dataset/tests/test_dataset.py::test_a_tenth_is_held_out_by_a_hash_of_the_prompts
+plugins/env_dataset/tests/test_dataset.py::test_a_tenth_is_the_test_split_by_a_hash_of_the_prompts
   environment dataset: tasks held_out
-plugins/env_dataset/tests/test_dataset.py::test_a_file_of_its_own_is_held_out_and_columns_are_named
+plugins/env_dataset/tests/test_dataset.py::test_a_file_of_its_own_is_the_test_split_and_columns_are_named
   environment dataset: test_tasks prompt answer instruction
 plugins/env_dataset/tests/test_dataset.py::test_a_data_set_of_the_hub_is_read_by_datasets
   environment dataset: hub subset split test_split

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from inspect import isawaitable, signature
 from typing import Any
 
-from atropos_core.builtin.rewards import last_number
+from atropos_core.builtin.rewards import last_number, same_number
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Score
 from atropos_core.plugins.references import load_reference
@@ -18,7 +18,7 @@ from atropos_core.rollouts.task_files import value_at
 from atropos_core.types import Message, Task
 from atropos_env_dataset.config import DatasetOptions
 
-TOLERANCE = 1e-6  # of numbers, relative to the answer, or absolute where that is below 1
+TOLERANCE = 1e-6  # of numbers
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
 MATH = "atropos_env_dataset.math_answers:equal"
 
@@ -56,7 +56,7 @@ class Compared(Scorer):
 
 class Numeric(Compared):
     def __init__(self, pattern: str | None) -> None:
-        super().__init__(same_number, pattern)
+        super().__init__(same_last_number, pattern)
 
     def check(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
@@ -153,10 +153,9 @@ def scorer(options: DatasetOptions) -> Scorer:
     return Math(options.math_deadline_s) if options.score == "math" else Yours(options.score, options.prompt)
 
 
-def same_number(said: str, answer: str) -> bool:
-    """Of the last number in each."""
-    number, wanted = last_number(said), last_number(answer)
-    return number is not None and wanted is not None and abs(number - wanted) <= TOLERANCE * max(1.0, abs(wanted))
+def same_last_number(said: str, answer: str) -> bool:
+    wanted = last_number(answer)
+    return wanted is not None and same_number(last_number(said), wanted, TOLERANCE)
 
 
 def same_text(said: str, answer: str) -> bool:

@@ -70,7 +70,7 @@ def test_options_that_cannot_be_are_refused(options, says):
         DatasetOptions(**options)
 
 
-async def test_a_tenth_is_held_out_by_a_hash_of_the_prompts(tmp_path):
+async def test_a_tenth_is_the_test_split_by_a_hash_of_the_prompts(tmp_path):
     rows = [{"prompt": f"{n // 2} + 7?", "answer": n} for n in range(2000)]  # each prompt twice
     made = dataset(tasks=lines(tmp_path / "rows.jsonl", *rows))
     await made.open()
@@ -87,7 +87,7 @@ def _hashable(task: Task) -> Task:
     return Task(task.id, tuple(json.dumps(message) for message in task.messages))  # type: ignore[arg-type]
 
 
-async def test_a_file_of_its_own_is_held_out_and_columns_are_named(tmp_path):
+async def test_a_file_of_its_own_is_the_test_split_and_columns_are_named(tmp_path):
     chat = [{"role": "user", "content": "5 + 7?"}]
     train = lines(
         tmp_path / "train.jsonl", {"id": "five", "q": chat, "reward_model": {"ground_truth": "12"}, "level": 3}
