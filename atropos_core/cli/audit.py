@@ -44,7 +44,8 @@ def audit(
     ] = None,
     changes: SetOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Everything that was found goes to this file, one JSON object a line.")
+        Path | None,
+        typer.Option("--out", help="Everything that was found goes to this new file, one JSON object a line."),
     ] = None,
 ) -> None:
     """Check what a run recorded of its rollouts: masks, versions, texts and rewards against each other, and logprobs against
@@ -63,8 +64,11 @@ def audit(
     from atropos_core import console
     from atropos_core.launch.audit import plan_of
     from atropos_core.rollouts.evaluation import written
+    from atropos_core.storage.atomic import refuse_existing
     from atropos_core.storage.run_records import RunRecords
 
+    if out is not None:
+        refuse_existing(out)
     records = RunRecords(run)
     loaded, resolved, plugins = configure(run / "config.toml", changes=changes, uses=USES)
     found = asyncio.run(_audit(records, plan_of(loaded.config, resolved, plugins), step or [], tolerance))

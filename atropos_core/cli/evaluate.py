@@ -81,7 +81,7 @@ def evaluate(
         Path | None,
         typer.Option(
             "--out",
-            help="Figures go to FILE.json, and one line a problem with its replies to FILE.jsonl. "
+            help="Figures go to FILE.json, and one line a problem with its replies to FILE.jsonl, both new. "
             "\\[default: RUN/evaluations/; nothing where a model was named]",
         ),
     ] = None,
@@ -163,15 +163,19 @@ def evaluated(
     from atropos_core.errors import ConfigError
     from atropos_core.launch.assemble import make_plan
     from atropos_core.rollouts.evaluation import written
+    from atropos_core.storage.atomic import refuse_existing
 
     if step is not None and (run is None or model is not None):
         raise ConfigError("--step is of a run's checkpoint: name the run's directory, and no --model.")
+    files = None if out is None else _files(out)
+    if files is not None:
+        refuse_existing(*files)
     elsewhere = _elsewhere(model_url, model_name, key_variable, concurrency, model=model, engine=engine, step=step)
     if run is not None and model is None and elsewhere is None:
         model, step = _policy(run, step)
         if not quiet:
             console.facts([("policy", model)])
-        out = out or run / "evaluations" / f"step-{step:06d}-{time.strftime('%Y%m%d-%H%M%S')}"
+        files = files or _files(run / "evaluations" / f"step-{step:06d}-{time.strftime('%Y%m%d-%H%M%S')}")
     own = {"problems": problems, "samples": samples, "temperature": temperature}
     loaded, resolved, plugins = configure(
         run / "config.toml" if run else None, env=env, model=model, engine=engine, reward=reward, seed=seed,
@@ -189,13 +193,18 @@ def evaluated(
             console.facts([("model", f"{elsewhere.name} at {elsewhere.url}"), ("not had", NOT_HAD)])
     evaluation = asyncio.run(_evaluate(plan, elsewhere, concurrency or CONCURRENCY))
     record = _figures(plan, step, evaluation, elsewhere)
-    if out is None:
+    if files is None:
         return Evaluated(evaluation, record, None, None)
-    stem = out.with_suffix("") if out.suffix in (".json", ".jsonl") else out
-    figures, replies = Path(f"{stem}.json"), Path(f"{stem}.jsonl")
+    figures, replies = files
     written(figures, json.dumps(record, indent=1, default=str) + "\n")
     evaluation.write(replies)
     return Evaluated(evaluation, record, figures, replies)
+
+
+def _files(out: Path) -> tuple[Path, Path]:
+    """Of figures and of replies."""
+    stem = out.with_suffix("") if out.suffix in (".json", ".jsonl") else out
+    return Path(f"{stem}.json"), Path(f"{stem}.jsonl")
 
 
 CONCURRENCY = 32
@@ -314,7 +323,6 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
     import asyncio
 
     from atropos_core.errors import Interrupted
-    from atropos_core.guards.opens import opened
     from atropos_core.launch.assemble import build_for_evaluation
     from atropos_core.launch.model_checks import check_model
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
@@ -329,27 +337,25 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
         (directory / "logs").mkdir()
         if elsewhere is None:
             check_model(plan, directory)
-        parts = await build_for_evaluation(plan, directory, elsewhere)
-        if elsewhere is not None:  # or those that wait for a connection would spend their own deadlines
-            for environment in parts.environments.values():
-                environment.at_once = min(environment.at_once or concurrency, concurrency)
         try:
-            await asyncio.gather(
-                parts.engine.open(),
-                *(opened(f"environment {name!r}", one) for name, one in parts.environments.items()),
-            )
-            runner = RolloutRunner(
-                parts.environments,
-                parts.rewards,
-                parts.engine,
-                elsewhere or ChatTokenizer(plan.model.directory),
-                deadline_s=config.training.rollout_deadline_s,
-                deterministic=config.deterministic,
-            )
-            sampling = config.sampling.record()
-            with blocked_loop_alarm(), own_process():
-                return await evaluate(runner, parts.environments, config.evaluation, sampling, seed=config.seed)
+            parts = await build_for_evaluation(plan, directory, elsewhere)
+            try:
+                if elsewhere is not None:  # or those that wait for a connection would spend their own deadlines
+                    for environment in parts.environments.values():
+                        environment.at_once = min(environment.at_once or concurrency, concurrency)
+                await parts.engine.open()
+                runner = RolloutRunner(
+                    parts.environments,
+                    parts.rewards,
+                    parts.engine,
+                    elsewhere or ChatTokenizer(plan.model.directory),
+                    deadline_s=config.training.rollout_deadline_s,
+                    deterministic=config.deterministic,
+                )
+                sampling = config.sampling.record()
+                with blocked_loop_alarm(), own_process():
+                    return await evaluate(runner, parts.environments, config.evaluation, sampling, seed=config.seed)
+            finally:
+                await parts.close()
         except asyncio.CancelledError:
             raise Interrupted("stopped: an evaluation that is not whole has no figures") from None
-        finally:
-            await parts.close()

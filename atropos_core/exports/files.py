@@ -10,7 +10,7 @@ from typing import Any
 
 from atropos_core.errors import ConfigError, FitError, RunDirectoryError
 from atropos_core.exports.forms import Column, Row
-from atropos_core.storage.atomic import json_bytes
+from atropos_core.storage.atomic import json_bytes, refuse_existing
 
 ROW_GROUP_BYTES = 16 << 20  # of rows that wait in memory, about
 ROW_GROUP_ROWS = 10_000
@@ -23,8 +23,7 @@ def new_file(path: Path, columns: Mapping[str, Column]) -> RowFile:
         raise ConfigError(
             f"{path}: what to write is told by the name's end.", remedy="Name it NAME.jsonl or NAME.parquet."
         )
-    if path.exists():
-        raise RunDirectoryError(f"{path} is there already.", remedy="Name another file, or remove it.")
+    refuse_existing(path)
     try:
         return kinds[path.suffix](path, columns)
     except OSError as error:

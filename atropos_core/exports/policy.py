@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atropos_core.errors import CheckpointError, ConfigError, RunDirectoryError
 from atropos_core.exports.model_card import hub_base, model_card
-from atropos_core.storage.atomic import WRITABLE, appearing, json_bytes, size_bytes
+from atropos_core.storage.atomic import WRITABLE, appearing, json_bytes, refuse_existing, size_bytes
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
 from atropos_core.storage.run_records import RunRecords
 
@@ -58,8 +58,7 @@ def export_policy(records: RunRecords, checkpoint: Checkpoint, out: Path, merge:
         )
     if merge is not None and not is_adapter:
         raise ConfigError("--merged has no effect: this run trained the whole model.", remedy="Leave it out.")
-    if out.exists():
-        raise RunDirectoryError(f"{out} is there already.", remedy="Name another directory, or remove it.")
+    refuse_existing(out, what="directory")
     kind = ("merged adapter" if merge else "adapter") if is_adapter else "model"
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from atropos_core.interfaces import (
     Reward,
     ServeEngine,
     Sink,
+    TaskSource,
     Trainer,
     Transport,
 )
@@ -41,8 +42,11 @@ from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
-from atropos_core.rollouts.runner import WeightedReward
+from atropos_core.rollouts.evaluation import require_test_tasks
+from atropos_core.rollouts.runner import WeightedReward, task_count
+from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts
+from atropos_core.types import Split
 
 T = TypeVar("T")
 
@@ -282,7 +286,7 @@ async def build(plan: Plan, directory: Path) -> Parts:
 
 
 async def build_for_evaluation(plan: Plan, directory: Path, engine: Engine | None = None) -> EvaluationParts:
-    """With `engine`, that one in place of the plan's own."""
+    """Its environments and rewards are open, its engine is not. With `engine`, that one in place of the plan's own."""
     builder = _Builder(plan, directory)
     return await _or_end(builder, builder.build_for_evaluation(engine))
 
@@ -316,7 +320,7 @@ async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
     try:
         return await building
     except BaseException as error:
-        started: list[Closable] = [*builder.children, *builder.rewards]
+        started: list[Closable] = [*builder.children, *builder.here]
         closing = [within(part.close(), CLOSE_DEADLINE_S, f"{type(part).__name__}: close()") for part in started]
         ended = await asyncio.gather(*closing, return_exceptions=True)
         last = within(builder.launcher.close(), CLOSE_DEADLINE_S, "launcher: close()")
@@ -336,7 +340,7 @@ class _Builder:
     def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
         self.children: list[Child] = []  # whose end is the run's end
-        self.rewards: list[Closable] = []
+        self.here: list[Closable] = []  # rewards and environments, which may have helpers of their own
         self._launching: asyncio.Task[None] | None = None
         self._context = RunContext(
             directory=directory,
@@ -376,10 +380,11 @@ class _Builder:
             trainer = group.create_task(self.build_trainer())
             rewards = [group.create_task(self._reward(name, resolved)) for name, resolved in named["reward"].items()]
             await asyncio.sleep(0)
-            bridge: Bridge = self._build_in_process(single["bridge"])
             environments: dict[str, Environment] = {
                 n: self.environment(n, resolved) for n, resolved in named["environment"].items()
             }
+            tasks = group.create_task(self._opened_environments(environments))
+            bridge: Bridge = self._build_in_process(single["bridge"])
             sinks: dict[str, Sink] = {
                 name: self._build_in_process(resolved) for name, resolved in named["sink"].items()
             }
@@ -391,6 +396,7 @@ class _Builder:
         one = engines[0] if len(engines) == 1 else EngineRouter(engines, deterministic=self.plan.config.deterministic)
         return Parts(
             environments=environments,
+            tasks=tasks.result(),
             rewards=[reward.result() for reward in rewards],
             engines=engines,
             engine=one,
@@ -406,20 +412,48 @@ class _Builder:
             profile=profile,
         )
 
+    async def _opened_environments(self, environments: Mapping[str, Environment]) -> dict[str, dict[Split, int]]:
+        """How many tasks each has, by split: what is missing there ends the run while engines and trainer begin to import. Raises
+        DataError, ConfigError."""
+        config = self.plan.config
+        await self._open(environments)
+        splits: tuple[Split, ...] = ("train", "test") if config.evaluation.problems else ("train",)
+        with console.waiting("the tasks to be counted"):
+            sizes = {
+                name: {split: task_count(name, one, split) for split in splits} for name, one in environments.items()
+            }
+        if config.api is None:
+            sources = {name: TaskSource(size["train"], config.environment[name].weight) for name, size in sizes.items()}
+            with_weight(sources)
+        if config.evaluation.problems and sizes:
+            require_test_tasks(sum(size["test"] for size in sizes.values()))
+        return sizes
+
     async def build_trainer(self) -> Any:
         return await self._hosted_or_here("trainer", self.plan.single["trainer"])
 
     async def build_for_evaluation(self, engine: Engine | None) -> EvaluationParts:
         named = self.plan.named
+        async with asyncio.TaskGroup() as group:
+            starting = group.create_task(self._engine_or(engine))
+            environments = {name: self.environment(name, one) for name, one in named.get("environment", {}).items()}
+            group.create_task(self._open(environments))
+            rewards = [group.create_task(self._reward(name, one)) for name, one in named.get("reward", {}).items()]
         return EvaluationParts(
-            environments={
-                name: self.environment(name, resolved) for name, resolved in named.get("environment", {}).items()
-            },
-            rewards=[await self._reward(name, resolved) for name, resolved in named.get("reward", {}).items()],
-            engine=engine or await self._hosted_or_here("engine", self.plan.engines[0]),
+            environments=environments,
+            rewards=[reward.result() for reward in rewards],
+            engine=starting.result(),
             children=self.children,
             launcher=self.launcher,
         )
+
+    async def _engine_or(self, engine: Engine | None) -> Engine:
+        found: Engine = engine or await self._hosted_or_here("engine", self.plan.engines[0])
+        return found
+
+    async def _open(self, environments: Mapping[str, Environment]) -> None:
+        self.here += environments.values()
+        await asyncio.gather(*(opened(f"environment {name!r}", one) for name, one in environments.items()))
 
     def run_context(self, resolved: ResolvedComponent) -> RunContext:
         if not isinstance(resolved.component, ComponentOnDevices):
@@ -467,7 +501,7 @@ class _Builder:
                 lambda: resolved.start(self.run_context(resolved), f"reward-{name}", 1), deadline_s, f"reward {name!r}"
             )
         if isinstance(reward, Closable):
-            self.rewards.append(reward)
+            self.here.append(reward)
         await opened(f"reward {name!r}", reward)
         if getattr(reward, "queues", False):  # a stuck call costs its deadline before the next has its turn
             training, problems = self.plan.config.training, self.plan.config.evaluation.problems

@@ -16,7 +16,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from atropos_core import console
-from atropos_core.config.run_file import ApiSection, RunConfig, flatten, to_toml
+from atropos_core.config.run_file import ApiSection, flatten, to_toml
 from atropos_core.errors import (
     AtroposError,
     FitError,
@@ -29,7 +29,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import raise_first
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.health.watch import forget_after, note_end
-from atropos_core.interfaces import Engine, ModelInfo, ServeEngine, TaskSource, Trainer
+from atropos_core.interfaces import Engine, ModelInfo, ServeEngine, Trainer
 from atropos_core.launch.assemble import Plan, build
 from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
@@ -40,17 +40,15 @@ from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_p
 from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
 from atropos_core.processes.endpoints import LocalEndpoint
-from atropos_core.rollouts.evaluation import require_test_tasks
-from atropos_core.rollouts.runner import RolloutRunner, task_count
+from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import LocalSource, Source
-from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.atomic import WRITABLE, size_bytes, write_whole
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
 from atropos_core.storage.private import make_private, private_files
 from atropos_core.training.loop import Loop, Progress
 from atropos_core.training.parts import Parts
-from atropos_core.types import Metrics, Split
+from atropos_core.types import Metrics
 
 PARTS = ("checkpoints", "logs", "rollouts")  # folders of a run directory
 BEFORE_IT_BEGINS = ("config.toml", "health.jsonl", "lock", "metrics.jsonl")  # its files before anything is measured
@@ -273,10 +271,9 @@ async def _prepare(
     settings = dict(flatten(plan.resolved())) | plan.code()
     plan = _with_workers(plan, parts)
     config = plan.config
-    model, engines, sizes, *_ = await asyncio.gather(
+    model, engines, *_ = await asyncio.gather(
         _open_model("trainer", parts.trainer),
         asyncio.gather(*(_open_model(one.label, part) for one, part in zip(plan.engines, parts.engines, strict=True))),
-        _open_environments(parts, config),
         asyncio.gather(*(opened(f"teacher {name!r}", one, MODEL_DEADLINE_S) for name, one in parts.teachers.items())),
     )
     for info in engines:
@@ -313,7 +310,7 @@ async def _prepare(
         await _let_in(config.api, plan.serve_engine, parts, source, model)
     for name, sink in parts.sinks.items():
         await opened(f"sink {name!r}", sink)
-    console.facts(banner(plan, parts, sizes, model, directory, checkpoint))
+    console.facts(banner(plan, parts, parts.tasks, model, directory, checkpoint))
     return loop
 
 
@@ -325,21 +322,6 @@ def _with_workers(plan: Plan, parts: Parts) -> Plan:
     found = {"url": workers.url, "token_file": workers.token_file, "engine_address": f"{host}:0"}
     api = plan.config.api.model_copy(update=found)
     return replace(plan, config=plan.config.model_copy(update={"api": api}))
-
-
-async def _open_environments(parts: Parts, config: RunConfig) -> dict[str, dict[Split, int]]:
-    """How many tasks each has, by split: what is missing there is found while models load. Raises DataError, ConfigError."""
-    await asyncio.gather(*(opened(f"environment {name!r}", one) for name, one in parts.environments.items()))
-    splits: tuple[Split, ...] = ("train", "test") if config.evaluation.problems else ("train",)
-    with console.waiting("the tasks to be counted"):
-        sizes = {
-            name: {split: task_count(name, one, split) for split in splits} for name, one in parts.environments.items()
-        }
-    if config.api is None:
-        with_weight({name: TaskSource(size["train"], config.environment[name].weight) for name, size in sizes.items()})
-    if config.evaluation.problems and sizes:
-        require_test_tasks(sum(size["test"] for size in sizes.values()))
-    return sizes
 
 
 async def _open_model(named: str, part: Engine | Trainer) -> ModelInfo:

@@ -49,6 +49,13 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
         raise
 
 
+def refuse_existing(*paths: Path, what: str = "file") -> None:
+    """Raises RunDirectoryError for one that is there: what its user names is new, and what is there is not lost."""
+    for path in paths:
+        if path.exists():
+            raise RunDirectoryError(f"{path} is there already.", remedy=f"Name another {what}, or remove it.")
+
+
 def json_bytes(text: str) -> bytes:
     """JSON in UTF-8. Half a surrogate pair, which a reply may have and UTF-8 has no bytes for, is escaped as JSON escapes it."""
     return text.encode(errors="backslashreplace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,7 +27,7 @@ from atropos_core.processes.child import Child
 from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.proxies import HostedReward
 from atropos_core.rollouts.runner import WeightedReward
-from atropos_core.types import Metrics
+from atropos_core.types import Metrics, Split
 
 CLOSE_DEADLINE_S = 30.0
 
@@ -57,6 +57,7 @@ class Parts:
     teachers: dict[str, Teacher]
     sinks: dict[str, Sink]
     children: list[Child]
+    tasks: Mapping[str, Mapping[Split, int]] = field(default_factory=dict)  # how many each environment has
     launcher: Launcher = field(default_factory=LocalLauncher)  # which started them
     workers: RunWorkers | None = None  # of the launcher, which ends them
     opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first

@@ -55,6 +55,7 @@ def change(run: Path, column: str, index: int, value: object) -> None:
 
 
 def audited(atropos: Callable[..., object], run: Path, *arguments: str) -> tuple[int, str, list[dict[str, object]]]:
+    (run / "found.jsonl").unlink(missing_ok=True)
     ended = atropos("audit", str(run), "--out", str(run / "found.jsonl"), *arguments)
     found = run / "found.jsonl"
     return (

@@ -82,7 +82,6 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
 
 async def _run(plan: Plan, directory: Path, rings: Path, engine: Engine, count: int, wait_s: float) -> int:
     from atropos_adapter_skyrl.rings import work
-    from atropos_adapter_skyrl.source import open_all
     from atropos_core import console
     from atropos_core.launch.assemble import build_for_evaluation
     from atropos_core.rollouts.runner import RolloutRunner
@@ -91,7 +90,6 @@ async def _run(plan: Plan, directory: Path, rings: Path, engine: Engine, count: 
     (directory / "logs").mkdir()
     parts = await build_for_evaluation(plan, directory, engine)
     try:
-        await open_all(parts.environments)
         runner = RolloutRunner(
             parts.environments, parts.rewards, parts.engine, ChatTokenizer(plan.model.directory),
             deadline_s=plan.config.training.rollout_deadline_s, deterministic=False,

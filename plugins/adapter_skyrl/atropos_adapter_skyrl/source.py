@@ -116,7 +116,6 @@ class Here(GroupSource):
 
     async def open(self) -> None:
         self._parts = await self._build(self._engine({}))
-        await open_all(self._parts.environments)
 
     async def fetch(
         self, requests: Sequence[GroupRequest], params: Mapping[str, Any], *, step_wise: bool

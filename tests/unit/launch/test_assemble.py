@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from atropos_core.builtin.local import LocalBridge
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine, ToyTrainer
 from atropos_core.config.run_file import FLAG, Layer, load
-from atropos_core.errors import ConfigError, FitError, PluginError, RemoteError, UnknownComponent
+from atropos_core.errors import ConfigError, DataError, FitError, PluginError, RemoteError, UnknownComponent
 from atropos_core.interfaces import Sink
 from atropos_core.launch.assemble import Plan, build, build_for_evaluation, contexts, make_plan, planned
 from atropos_core.launchers import section_of
 from atropos_core.plugins.manager import Plugins, load_plugins
 from atropos_core.plugins.provider import NoOptions, Options, Provider, ResolvedModel, RunContext
+from atropos_core.processes.child import Child
 from atropos_core.processes.proxies import HostedReward
 from atropos_core.training.parts import Parts
 from tests.unit.parts import SayingEngine, Words, episode
@@ -443,6 +445,40 @@ async def test_a_child_that_cannot_build_its_component_ends_the_others(tmp_path)
     with pytest.raises(RemoteError, match=r"reward-format raised"):
         await build(made, prepared(tmp_path))
     assert hosted() == []
+
+
+class NoData(Words):
+    """An environment whose data are not there. What it had started is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_closed = False
+
+    async def open(self) -> None:
+        raise DataError("rows.jsonl, line 3 has no column 'prompt'.")
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("building", [build, build_for_evaluation])
+async def test_data_that_are_missing_end_a_run_whose_processes_are_still_being_started(tmp_path, building, monkeypatch):
+    started = []
+
+    async def endless(*arguments: Any, **options: Any) -> Child:
+        started.append(arguments)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Child, "start", endless)
+    environment = NoData()
+    offered = offer("missing", make=lambda options, context: environment)
+    hosted_engine = offer("hosted", carrying("in_process"), runs_in="process")
+    plugins = installed(environments=[offered], engines=[hosted_engine])
+    made = plan(plugins, engine__use="hosted", environment__words__use="missing", training=building is build)
+    with pytest.raises(DataError, match="line 3 has no column"):
+        await asyncio.wait_for(building(made, prepared(tmp_path)), 10)
+    assert started and environment.is_closed
 
 
 async def test_a_build_that_is_a_coroutine_is_refused(tmp_path):

@@ -24,7 +24,6 @@ from atropos_core.api_client.worker import AWAY_S
 from atropos_core.errors import AccessRefused, ApiError, AtroposError, DataError, DeadlineExceeded, HubFull
 from atropos_core.group_schema import MOST_CHARACTERS
 from atropos_core.guards.deadlines import within
-from atropos_core.guards.opens import opened
 from atropos_core.launch.assemble import Plan, build_for_evaluation
 from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
 from atropos_core.rollouts.runner import RolloutRunner, check_named_tasks, failed_by, task_count
@@ -94,7 +93,6 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
         try:
             tokenizer = ChatTokenizer(plan.model.directory)
             [environment] = parts.environments.values()
-            await opened(f"environment {options.environment!r}", environment)
             tasks = task_count(options.environment, environment, "train")
             check_named_tasks(options.environment, environment, "train")
             worker = await Worker.register(

@@ -174,7 +174,6 @@ async def _process(
     from time import perf_counter
 
     from atropos_core.console import LINE_EVERY_S, say
-    from atropos_core.guards.opens import opened
     from atropos_core.launch.assemble import build_for_evaluation
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts.runner import RolloutRunner
@@ -199,9 +198,7 @@ async def _process(
         (directory / "logs").mkdir()
         parts = await build_for_evaluation(plan, directory)
         try:
-            await asyncio.gather(
-                parts.engine.open(), *(opened(f"environment {name!r}", one) for name, one in parts.environments.items())
-            )
+            await parts.engine.open()
             runner = RolloutRunner(
                 parts.environments,
                 parts.rewards,
