@@ -5,10 +5,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -q --no-compile
+INSTALL := $(PYTHON) tools/install.py
 ROLL_VENV := $(if $(ROLL_SOURCE),.venv-roll-source,.venv-roll)
-SKYRL_PIP := .venv-skyrl/bin/python -m pip --disable-pip-version-check install -q --no-compile
 PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
 PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena env_verifiers)
@@ -198,7 +196,7 @@ screenshots: .venv/run.stamp .venv-view/stamp
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp .venv-ray/stamp $(if $(ATROPOSLIB_SOURCE),.venv-environments/stamp)
-	$(PIP) --no-build-isolation -e '.[soak]'
+	$(INSTALL) .venv -c constraints.txt --no-build-isolation -e '.[soak]'
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m long -n 2 --dist loadfile
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak_mutants
 	$(BIN)/python -m benchmarks.planted_bugs
@@ -251,99 +249,90 @@ bench-bridges: .venv-vllm/stamp
 bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	$(BIN)/python -m benchmarks.api
 
+# Of uv, which keeps what it unpacks and links it into each environment: nothing is downloaded or unpacked twice.
 .venv/run.stamp: pyproject.toml constraints.txt $(PLUGINS)
-	@echo "installing into .venv (about a minute; torch is the most of it)"
+	@echo "installing into .venv (1 GB, of which torch is the most; downloaded once)"
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atropos needs Python 3.11 or later; this is " + sys.version)'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation $(EDITABLE)
-	$(PIP) --no-build-isolation --no-deps $(WORLDS_EDITABLE) -e ./plugins/launcher_ray
+	$(INSTALL) .venv -c constraints.txt hatchling editables
+	$(INSTALL) .venv -c constraints.txt --no-build-isolation $(EDITABLE)
+	$(INSTALL) .venv --no-build-isolation --no-deps $(WORLDS_EDITABLE) -e ./plugins/launcher_ray
 	touch $@
 
 .venv/test.stamp: .venv/run.stamp
-	$(PIP) --no-build-isolation -e '.[test]'
+	$(INSTALL) .venv -c constraints.txt --no-build-isolation -e '.[test]'
 	touch $@
 
 # Of each further environment a few processes import a part: what they import is compiled then, and kept.
 
 # torch is the one file without a hash: requirements-vllm.txt says why.
 .venv-vllm/stamp: pyproject.toml constraints.txt requirements-vllm.txt $(PLUGINS)
-	@echo "installing vLLM into .venv-vllm (two minutes, 2 GB)"
+	@echo "installing vLLM into .venv-vllm (2 GB)"
 	$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("requirements-vllm.txt is for Python 3.11 to 3.13; this is " + sys.version)'
-	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	$(VLLM_PIP) --no-deps --require-hashes -r requirements-vllm.txt
-	$(VLLM_PIP) --no-deps -c constraints.txt torch
-	$(VLLM_PIP) --no-deps --no-build-isolation $(EDITABLE)
+	$(INSTALL) $(@D) --no-deps --require-hashes -r requirements-vllm.txt
+	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps --no-build-isolation $(EDITABLE)
 	.venv-vllm/bin/python -c 'import torch, vllm' || (echo "torch in .venv-vllm is not the build that vLLM wants: see requirements-vllm.txt"; false)
 	touch $@
 
 .venv-atroposlib/stamp: requirements-atroposlib.txt constraints.txt
-	@echo "installing atroposlib into .venv-atroposlib (a minute, 1 GB; torch is the most of it)"
-	test -x .venv-atroposlib/bin/python || $(PYTHON) -m venv .venv-atroposlib
-	.venv-atroposlib/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-atroposlib.txt
-	.venv-atroposlib/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
+	@echo "installing atroposlib into .venv-atroposlib (1 GB, of which torch is the most)"
+	$(INSTALL) $(@D) --no-deps -r requirements-atroposlib.txt
+	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
 	.venv-atroposlib/bin/python -c 'import atroposlib.envs.base, atroposlib.api, example_trainer.api'
 	touch $@
 
 # Beside what .venv has: the processes of the sweep are forked from one that has imported it.
 .venv-environments/stamp: requirements-environments.txt .venv/test.stamp
-	@echo "installing what environment files of atroposlib import into .venv-environments (a minute)"
-	test -x .venv-environments/bin/python || $(PYTHON) -m venv .venv-environments
+	@echo "installing what environment files of atroposlib import into .venv-environments"
+	$(INSTALL) $(@D) --no-deps -r requirements-environments.txt
 	.venv-environments/bin/python -c 'import pathlib, sysconfig; own = sysconfig.get_path("purelib"); beside = own.replace("/.venv-environments/", "/.venv/"); pathlib.Path(own, "beside.pth").write_text(f"import site; site.addsitedir({beside!r})")'
-	.venv-environments/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-environments.txt
 	touch $@
 
 .venv-roll/stamp .venv-roll-source/stamp: .venv-%/stamp: requirements-%.txt pyproject.toml constraints.txt plugins/adapter_roll/pyproject.toml plugins/env_gsm8k/pyproject.toml
-	@echo "installing gem and Ray into $(@D) (two minutes, 1.6 GB; torch is the most of it)"
+	@echo "installing gem and Ray into $(@D) (1.6 GB, of which torch is the most)"
 	$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit("gem-llm 0.1.0 is for Python 3.11; this is " + sys.version)'
-	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-$*.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps --no-build-isolation -e . -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
+	$(INSTALL) $(@D) --no-deps -r requirements-$*.txt
+	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps --no-build-isolation -e . -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
 	$(@D)/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
 	touch $@
 
 # gem-llm wants another reasoning-gym than is tested here: hence no dependencies by themselves.
 .venv-worlds/stamp: requirements-worlds.txt pyproject.toml constraints.txt $(WORLDS)
-	@echo "installing other worlds' environments into $(@D) (two minutes, 1.6 GB; torch is the most of it)"
-	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-worlds.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps --no-build-isolation $(EDITABLE) $(WORLDS_EDITABLE)
+	@echo "installing other worlds' environments into $(@D) (1.6 GB, of which torch is the most)"
+	$(INSTALL) $(@D) --no-deps -r requirements-worlds.txt
+	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps --no-build-isolation $(EDITABLE) $(WORLDS_EDITABLE)
 	touch $@
 
 .venv-verifiers-v0/stamp .venv-verifiers-v1/stamp: .venv-verifiers-%/stamp: requirements-verifiers-%.txt pyproject.toml constraints.txt $(PLUGINS)
-	@echo "installing verifiers, contract $*, into $(@D) (two minutes, 1.7 GB; torch is the most of it)"
-	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-verifiers-$*.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,agent_api bridge_ipc engine_hf env_gsm8k env_verifiers normalization trainer_grpo)
+	@echo "installing verifiers, contract $*, into $(@D) (1.7 GB, of which torch is the most)"
+	$(INSTALL) $(@D) --no-deps -r requirements-verifiers-$*.txt
+	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,agent_api bridge_ipc engine_hf env_gsm8k env_verifiers normalization trainer_grpo)
 	touch $@
 
 .venv-ray/stamp: requirements-ray.txt pyproject.toml constraints.txt $(RAY)
-	@echo "installing Ray into $(@D) (a minute, 1.3 GB; torch is the most of it)"
-	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-ray.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt torch
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_delta bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
+	@echo "installing Ray into $(@D) (1.3 GB, of which torch is the most)"
+	$(INSTALL) $(@D) --no-deps -r requirements-ray.txt
+	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_delta bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
 	touch $@
 
 # requirements-skyrl.txt says what typed_dict.pth is for.
 .venv-skyrl/stamp: requirements-skyrl.txt constraints.txt pyproject.toml $(PLUGINS)
-	@echo "installing SkyRL into .venv-skyrl (two minutes, 2 GB; torch and ray are the most of it)"
-	test -x .venv-skyrl/bin/python || $(PYTHON) -m venv .venv-skyrl
-	$(SKYRL_PIP) --no-deps -r requirements-skyrl.txt
-	$(SKYRL_PIP) --no-deps -c constraints.txt torch
+	@echo "installing SkyRL into .venv-skyrl (2 GB, of which torch and ray are the most)"
+	$(INSTALL) $(@D) --no-deps -r requirements-skyrl.txt
+	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
 	.venv-skyrl/bin/python -c 'import sys, sysconfig, pathlib; sys.version_info >= (3, 12) or pathlib.Path(sysconfig.get_path("purelib"), "typed_dict.pth").write_text("import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict\n")'
-	$(SKYRL_PIP) --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,adapter_skyrl engine_hf env_gsm8k trajectory_api)
+	$(INSTALL) $(@D) --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,adapter_skyrl engine_hf env_gsm8k trajectory_api)
 	.venv-skyrl/bin/python -c 'import skyrl.train.trainer'
 	touch $@
 
 .venv-agents/stamp .venv-agents-pinned/stamp: .venv-%/stamp: requirements-%.txt
-	@echo "installing clients of Python into $(@D) (one to two minutes, 0.5 GB)"
-	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -r requirements-$*.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check check
+	@echo "installing clients of Python into $(@D) (0.5 GB)"
+	$(INSTALL) $(@D) --no-deps -r requirements-$*.txt
+	.venv-uv/bin/uv pip check -q --python $(@D)/bin/python
 	touch $@
 
 # The lock file names no registry: npm takes the one that it is configured with, and checks each package against its hash.
@@ -359,25 +348,21 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	@echo "installing playwright into $(@D), and Chromium where it is missing (half a minute)"
 	test -x /usr/bin/chromium || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; } || \
 	  (echo "the viewer's tests need /usr/bin/chromium: install your system's package chromium"; false)
-	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt -r requirements-view.txt
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt --no-build-isolation -e '.[api,server]' -e ./plugins/viewer
+	$(INSTALL) $(@D) -c constraints.txt -r requirements-view.txt
+	$(INSTALL) $(@D) -c constraints.txt --no-build-isolation -e '.[api,server]' -e ./plugins/viewer
 	touch $@
 
 .venv-mlflow/stamp: requirements-mlflow.txt
-	test -x .venv-mlflow/bin/python || $(PYTHON) -m venv .venv-mlflow
-	.venv-mlflow/bin/python -m pip --disable-pip-version-check install -q --no-compile -r requirements-mlflow.txt
+	$(INSTALL) $(@D) -r requirements-mlflow.txt
 	touch $@
 
 .venv-docs/stamp: requirements-docs.txt
-	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install -q --no-compile -r requirements-docs.txt
+	$(INSTALL) $(@D) -r requirements-docs.txt
 	touch $@
 
 .venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
-	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip --disable-pip-version-check install -q --no-compile -r benchmarks/requirements-trl.txt
+	$(INSTALL) $(@D) -r benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-python3.12 .venv-python3.13 .venv-docs .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-environments .venv-roll .venv-roll-source .venv-skyrl .venv-ray .venv-verifiers-v0 .venv-verifiers-v1 .venv-trl .venv-view .venv-vllm .venv-worlds build dist
+	rm -rf .venv .venv-uv .venv-python3.12 .venv-python3.13 .venv-docs .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-environments .venv-roll .venv-roll-source .venv-skyrl .venv-ray .venv-verifiers-v0 .venv-verifiers-v1 .venv-trl .venv-view .venv-vllm .venv-worlds build dist

@@ -77,14 +77,10 @@ def install(python: Path, environment: Path, projects: list[Path]) -> None:
     wanted = [REPOSITORY / "constraints.txt", Path(__file__), *(one / "pyproject.toml" for one in projects)]
     if stamp.is_file() and all(path.stat().st_mtime <= stamp.stat().st_mtime for path in wanted):
         return
-    print(f"installing core and {len(projects) - 1} plugins into {environment.name} (a minute)", flush=True)
-    run([python, "-m", "venv", environment])
-    pip = [
-        environment / "bin/python",
-        *"-m pip --disable-pip-version-check install -q --no-compile -c constraints.txt".split(),
-    ]
-    run([*pip, *FOR_TESTS])
-    run([*pip, "--no-build-isolation", *(part for one in projects for part in ("-e", one))])
+    print(f"installing core and {len(projects) - 1} plugins into {environment.name}", flush=True)
+    installing: list[str | Path] = [python, REPOSITORY / "tools/install.py", environment.name, "-c", "constraints.txt"]
+    run([*installing, *FOR_TESTS])
+    run([*installing, "--no-build-isolation", *(part for one in projects for part in ("-e", one))])
     stamp.touch()
 
 

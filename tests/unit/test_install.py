@@ -1,0 +1,54 @@
+"""tools/install.py: what pip is configured with, uv is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tools.install import told
+
+HELP = """
+  -i, --index-url <url>       Base URL of the Python Package Index (default
+                              https://index.example/simple). This should point
+  --extra-index-url <url>     Extra URLs of package indexes
+"""
+
+
+def test_indexes_are_asked_in_pips_order_its_default_one_first():
+    found = told("global.extra-index-url='file:///a/simple file:///b/simple'\n", HELP, {})
+    assert found["UV_INDEX"] == "https://index.example/simple file:///a/simple file:///b/simple"
+    assert found["UV_DEFAULT_INDEX"] == "file:///b/simple"
+    assert found["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+
+
+def test_the_environment_wins_over_files_and_uvs_own_variables_over_both():
+    listed = (
+        ":env:.find-links='/mine'\n:env:.index-url='https://mine.example/simple'\nglobal.find-links='/all'\n"
+        "global.index-url='https://all.example/simple'\nglobal.cert='/all.pem'\nfreeze.timeout='1'\n"
+    )
+    found = told(listed, HELP, {"SSL_CERT_FILE": "/own.pem"})
+    assert found["UV_FIND_LINKS"] == "/mine" and found["UV_DEFAULT_INDEX"] == "https://mine.example/simple"
+    assert "SSL_CERT_FILE" not in found and "UV_HTTP_TIMEOUT" not in found
+
+
+def test_several_lines_of_a_setting_are_several_of_uvs(tmp_path, monkeypatch):
+    """As pip itself says it, of a file as people write it."""
+    file = tmp_path / "pip.conf"
+    file.write_text("[global]\nextra-index-url =\n    https://a.example/simple\n    https://b.example/simple\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
+    said = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
+    listed = subprocess.run(said, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert told(listed, HELP, {})["UV_INDEX"].endswith("simple https://a.example/simple https://b.example/simple")
+
+
+@pytest.mark.parametrize("help_text", ["", "  --index-url <url>  Base URL"])
+def test_without_an_index_that_is_known_uv_takes_its_own(help_text):
+    assert "UV_INDEX" not in told("", help_text, {}) and "UV_DEFAULT_INDEX" not in told("", help_text, {})
+
+
+def test_pip_says_its_default_index_as_this_reads_it():
+    said = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--help"]
+    text = subprocess.run(said, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert told("", text, {})["UV_INDEX"].startswith("https://")
