@@ -25,7 +25,7 @@ from atropos_core.builtin.sinks import JsonlSink
 from atropos_core.interfaces import SettledGroup, StepRecord
 from atropos_core.storage.run_records import RunRecords
 from atropos_core.testing.samples import make_group
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import ScoredGroup
 from benchmarks.machine import RESULTS, described
 from tests.conftest import metrics_of
@@ -81,7 +81,7 @@ def long_group(number: int) -> ScoredGroup:
 
 async def of_a_million(folder: Path) -> dict[str, Any]:
     groups = [long_group(number) for number in range(GROUPS)]
-    batch = pack(groups, 1)
+    batch = to_batch(groups, 1)
     values = dict.fromkeys(("advantages", "trainer_logprobs", "entropy"), batch.advantages)
     size = MEMBERS * LENGTH
     settled = [SettledGroup(group, "trained", batch_start=n * size) for n, group in enumerate(groups)]

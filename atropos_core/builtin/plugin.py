@@ -127,6 +127,7 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         _remote,
         _by_files,
         idle=_elsewhere,
+        announces=lambda options: {"engine/unknown": True},  # its precision, which a trainer may correct for
     )
 
 

@@ -18,7 +18,7 @@ from atropos_core.config.run_file import EvaluationSection
 from atropos_core.errors import DataError, RunDirectoryError
 from atropos_core.interfaces import Environment
 from atropos_core.rollouts.engine_policy import ScheduleKey
-from atropos_core.rollouts.estimates import pass_at_k, wilson
+from atropos_core.rollouts.evaluation_statistics import pass_at_k, wilson
 from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.seeds import derive
 from atropos_core.storage.atomic import json_bytes, write_whole

@@ -14,7 +14,7 @@ from atropos_core.launch.assemble import Plan
 from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.testing.samples import make_task
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.training.parts import Parts
 from atropos_core.types import Batch, Completion, Draw, Episode, Sampling, ScoredGroup, Tokens
 
@@ -53,7 +53,7 @@ class Scene:
         episodes = tuple(await asyncio.gather(*(rollout(seed) for seed in range(GROUP))))
         rewards = np.array([episode.score for episode in episodes], np.float32)
         group = ScoredGroup(Draw(version, "check", "train", 0, version), task, episodes, rewards)
-        return pack([group.with_advantages(2 * rewards - 1)], version)
+        return to_batch([group.with_advantages(2 * rewards - 1)], version)
 
     async def sampled_while_writing(self, version: int) -> Completion | None:
         """What comes back inside `writing` of a sample that is requested inside it; None where nothing does."""

@@ -13,7 +13,7 @@ from atropos_core.interfaces import ModelInfo, Trainer
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.testing.samples import make_task
 from atropos_core.testing.stages import StagedContract
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import Batch, Draw, Episode, Floats, Rollout, ScoredGroup, Tokens
 
 REPLY = 6  # tokens
@@ -138,7 +138,7 @@ class TrainerContract(StagedContract):
         task = make_task()
         episodes = tuple(Episode((self._rollout(tokens, version),), 0.0) for tokens in self._sequences())
         group = ScoredGroup(Draw(version, "check", "train", 0, 0), task, episodes, np.array([1, 0], np.float32))
-        return pack([group.with_advantages(np.array([1, -1], np.float32))], version)
+        return to_batch([group.with_advantages(np.array([1, -1], np.float32))], version)
 
     def _rollout(self, tokens: Tokens, version: int) -> Rollout:
         sampled = np.arange(len(tokens)) >= len(self._prompt)

@@ -28,8 +28,8 @@ from atropos_core.rollouts.producer import PATIENCE
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import Lease, Source
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints, seconds_between
+from atropos_core.training.batch import to_batch
 from atropos_core.training.metrics import group_metrics, rescoring_difference, rescoring_gap, staleness, versions
-from atropos_core.training.packing import pack
 from atropos_core.training.parts import Parts
 from atropos_core.training.probe import Probe
 from atropos_core.training.step_state import Boundary, forget_evaluations_after, take_up
@@ -379,7 +379,7 @@ class Loop:
 
     async def _update(self, groups: Sequence[ScoredGroup], version: int) -> Metrics:
         with self._profile.span("packing", len(groups)):
-            batch = self._with_movement(pack(groups, version), groups)
+            batch = self._with_movement(to_batch(groups, version), groups)
         trainer, bridge = self._parts.trainer, self._parts.bridge
         if self._probe is None:
             with self._profile.span("probe"):

@@ -6,7 +6,7 @@ import pytest
 
 from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.transforms import GroupAdvantage
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from tests.agents.clients import CLIENTS
 from tests.agents.conftest import Made
 from tests.agents.ledgers import sampled, trained, trained_in
@@ -27,7 +27,7 @@ async def test_a_client_completes_a_task_and_a_step_trains_every_token_that_was_
     for episode in group.episodes:
         assert len(episode.rollouts) == client.rollouts
         assert episode.metrics["agent/delivered_share"] == 1.0 and episode.metrics["agent/orphans"] == 0
-    batch = pack(await GroupAdvantage(GroupAdvantageOptions())([group]), version=1)
+    batch = to_batch(await GroupAdvantage(GroupAdvantageOptions())([group]), version=1)
     assert trained_in(batch) == sampled(trial.engine.ledger)
     assert batch.has_logprobs.all() and (batch.advantages != 0).tolist() == batch.trained.tolist()
     assert len(set(batch.episode.tolist())) == 2

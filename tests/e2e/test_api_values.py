@@ -21,7 +21,7 @@ from atropos_core.builtin.toy import ToyEngine
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.group_schema import check_group
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import Episode
 from atropos_trajectory_api.engine_http.server import open_engine_server
 from atropos_trajectory_api.native.openapi import NATIVE
@@ -137,7 +137,7 @@ def test_every_group_that_a_frame_got_in_can_be_trained(server: Server) -> None:
     for entry in groups:
         group = decode(entry["frame"])
         check_group(group)
-        batch = pack([group.with_advantages(group_advantages(group.rewards))], 1)
+        batch = to_batch([group.with_advantages(group_advantages(group.rewards))], 1)
         for values in (batch.logprobs, batch.advantages, batch.temperature):
             assert np.isfinite(np.float32(len(values)) * np.square(values, dtype=np.float32)).all()
         json.dumps([group.task.id, *group.task.messages], ensure_ascii=False).encode()

@@ -29,7 +29,9 @@ def test_two_evaluations_of_the_same_weights_agree_and_keep_every_reply(atropos,
     assert once["evaluation"]["sampling"]["temperature"] == 1
     lines = (tmp_path / "once.jsonl").read_text()
     ended = atropos(*EVAL, "--out", "again")
-    assert ended.code == 1 and "again.json is there already" in ended.err and "engine to start" not in ended.err, ended.err
+    assert ended.code == 1 and "again.json is there already" in ended.err and "engine to start" not in ended.err, (
+        ended.err
+    )
     assert lines == (tmp_path / "again.jsonl").read_text()
 
     rows = [json.loads(line) for line in lines.splitlines()]

@@ -20,7 +20,7 @@ from atropos_core.codec import frames as codec
 from atropos_core.errors import DataError
 from atropos_core.interfaces import ModelInfo
 from atropos_core.testing.samples import make_groups
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import (
     Column,
     Completion,
@@ -112,7 +112,7 @@ def test_a_sampling_without_stop_ids_is_written_as_before_there_were_any() -> No
 
 def test_a_batch_with_columns_comes_back_as_it_was() -> None:
     groups = [group.with_advantages(group.rewards) for group in make_groups()]
-    batch = pack(groups, 3)
+    batch = to_batch(groups, 3)
     column = Column("sequence", np.arange(batch.sequences, dtype=np.float32), np.ones(batch.sequences, bool))
     ragged = Ragged(np.arange(len(batch.tokens) + 1), np.arange(len(batch.tokens), dtype=np.float32))
     batch = replace(batch, columns={"value": column}, ragged={"teacher": ragged})
@@ -326,7 +326,7 @@ def test_columns_with_anything_in_any_place_are_refused_or_are_a_group(data: st.
     else:
         fields_of[place] = data.draw(wrong)
     raw = json.dumps(header).encode()
-    torn = struct.pack("<4sIQ", b"ATR1", len(raw), size) + raw + frame[PREFIX_BYTES + length :]
+    torn = struct.to_batch("<4sIQ", b"ATR1", len(raw), size) + raw + frame[PREFIX_BYTES + length :]
     try:
         decode(torn)
     except DataError:

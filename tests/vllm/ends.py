@@ -19,7 +19,7 @@ from atropos_core.interfaces import ModelInfo
 from atropos_core.launch.assemble import Plan, build, make_plan
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import ResolvedModel
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.training.parts import Parts
 from atropos_core.types import Batch, Completion, Draw, Episode, Metrics, Rollout, Sampling, ScoredGroup, Task, Tokens
 
@@ -49,7 +49,7 @@ class Ends:
             group_of(number, prompt, completions, self.seeds.normal(size=GROUP))
             for number, (prompt, completions) in enumerate(zip(self.prompts, sampled, strict=True))
         ]
-        return pack(groups, self.version + 1)
+        return to_batch(groups, self.version + 1)
 
     async def update(self, sampling: Sampling) -> Metrics:
         """Sample, train, publish."""

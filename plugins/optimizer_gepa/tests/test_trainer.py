@@ -11,7 +11,7 @@ from atropos_core.errors import CheckpointError, ConfigError, DataError, Deadlin
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 from atropos_optimizer_gepa.config import GepaOptions
 from atropos_optimizer_gepa.prompted import PromptBridge, published
@@ -67,7 +67,7 @@ def batch_of(tiny, version, rewards, prompt="P"):
             Draw(number, "e", "train", number, 0), Task(str(number), ()), (Episode((rollout,), 0.0),), given
         )
         groups.append(group.with_advantages(given))
-    return pack(groups, version)
+    return to_batch(groups, version)
 
 
 async def test_a_child_is_made_from_the_worst_and_best_rollouts_of_its_parent_by_whoever_is_named(

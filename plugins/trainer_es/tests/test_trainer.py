@@ -12,7 +12,7 @@ from atropos_core.errors import CheckpointError, ConfigError, DataError
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext, Workload
 from atropos_core.testing.samples import make_task
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup
 from atropos_trainer_es.config import EsOptions
 from atropos_trainer_es.generation import noise
@@ -46,7 +46,7 @@ def batch_of(version, reward, sampled_under=None):
     rollout = Rollout(tokens, mask, mask, np.where(mask, -1.0, 0).astype(np.float32), versions, 1.0)
     rewards = np.array([reward - 0.25, reward + 0.25], np.float32)
     group = ScoredGroup(Draw(version, "check", "train", 0, 0), make_task(), (Episode((rollout,), 0.0),) * 2, rewards)
-    return pack([group.with_advantages(rewards)], version)
+    return to_batch([group.with_advantages(rewards)], version)
 
 
 def weights(trainer):

@@ -1,5 +1,5 @@
 """Sequences -> one packed row of tokens for the model, and the padded view of it that attention needs. Which sequences are in
-a batch is decided before, in core's `training/packing.py`.
+a batch is decided before, in core's `training/batch.py`.
 
 Linear layers see N tokens in a row, without padding. What sequences begin with in common (prefix_tree.py: a group's prompt, the turns
 before a branch) is there once: it is computed once, and its gradients add up. For 128 completions of 25 tokens to 16

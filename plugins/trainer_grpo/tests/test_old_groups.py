@@ -8,7 +8,7 @@ import torch
 
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 
 wire = pytest.importorskip(
     "atropos_trajectory_api.legacy.incoming_groups", reason="the trajectory API is not installed"
@@ -31,7 +31,7 @@ def group(**fields):
 def batch_of(*groups):
     """As it reaches a trainer in a process of its own."""
     ready = [one.with_advantages(np.array([1, -1], np.float32)) for one in groups]
-    return decode(encode_bytes(pack([decode(encode_bytes(one)) for one in ready], version=1)))
+    return decode(encode_bytes(to_batch([decode(encode_bytes(one)) for one in ready], version=1)))
 
 
 async def logprobs(trainer):

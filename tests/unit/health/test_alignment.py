@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, compare, moved_column, owner
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import UNKNOWN_VERSION, Batch, Floats
 from tests.unit.parts import episode, group, rollout
 
@@ -33,7 +33,7 @@ def sampled_from(random: np.random.Generator, length: int, shift: float, sequenc
         rollouts.append(rollout(1, length, version=3, tokens=tokens, logprobs=claimed))
         now.append(np.concatenate([[0.0], np.log(after[at])]))
     made = replace(group(0, [0.0]), episodes=(episode(0.0, "", *rollouts),)).with_advantages(np.zeros(1))
-    return pack([made], version=6), np.concatenate(now).astype(np.float32)
+    return to_batch([made], version=6), np.concatenate(now).astype(np.float32)
 
 
 def judged(batch: Batch, now: Floats, moved: float | None, **changes: np.ndarray) -> dict[str, float]:
@@ -94,7 +94,7 @@ def test_sampling_at_another_temperature_than_claimed_is_found_though_every_logp
         group(0, [0.0]), episodes=(episode(0.0, "", rollout(1, 2000, version=3, tokens=tokens, logprobs=printed)),)
     )
     every = np.ones(2001, np.bool_)
-    metrics = compare(pack([one.with_advantages(np.zeros(1))], version=4), printed, every, every, entropy)
+    metrics = compare(to_batch([one.with_advantages(np.zeros(1))], version=4), printed, every, every, entropy)
     assert metrics["alignment/max_abs_logprob_diff"] == 0.0
     assert (abs(metrics["alignment/surprise_z"]) > 6) == found
 

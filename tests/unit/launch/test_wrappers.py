@@ -21,7 +21,7 @@ from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.forwarding import ForwardingEngine, ForwardingTrainer, methods
 from atropos_core.processes.proxies import HostedEngine, HostedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import Sampling, tokens
 from tests.conftest import REPOSITORY
 from tests.unit import recording
@@ -29,7 +29,7 @@ from tests.unit.parts import group, install_plugin
 from tests.unit.recording import Recording, RecordingEngine, RecordingTrainer, line
 
 SEQUENCES = [tokens([1, 2]), tokens([3])]
-BATCH = pack([group(0).with_advantages(np.zeros(2, np.float32))], version=1)
+BATCH = to_batch([group(0).with_advantages(np.zeros(2, np.float32))], version=1)
 ENGINE: Mapping[str, tuple[Any, ...]] = {  # arguments other than the defaults, `close` at the end
     "open": (),
     "sample": (tokens([1, 2, 3]), 2, Sampling(temperature=0.5), [8, 9], 30.0),

@@ -38,7 +38,7 @@ from atropos_core.processes.child import Child
 from atropos_core.processes.endpoints import LocalEndpoint, PeerEndpoint
 from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
 from atropos_core.rollouts.runner import WeightedReward
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import Sampling, Task, tokens
 from tests.unit.parts import ASSISTANT, USER, episode, group, install_plugin
 
@@ -406,7 +406,7 @@ class Bridge:
         self.seen.append("leave")
 
 
-BATCH = pack([group(0).with_advantages(np.zeros(2, np.float32))], version=1)
+BATCH = to_batch([group(0).with_advantages(np.zeros(2, np.float32))], version=1)
 
 
 async def test_a_hosted_trainers_writing_is_entered_and_left_here(start, tmp_path):

@@ -13,8 +13,8 @@ from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.config.run_file import EvaluationSection, Layer, load
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Environment
-from atropos_core.rollouts.estimates import wilson
 from atropos_core.rollouts.evaluation import IN_FLIGHT, evaluate
+from atropos_core.rollouts.evaluation_statistics import wilson
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
 from atropos_core.seeds import derive
 from atropos_core.types import Sampling

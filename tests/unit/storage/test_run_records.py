@@ -17,7 +17,7 @@ from atropos_core.errors import DataError, RunDirectoryError
 from atropos_core.interfaces import SettledGroup, StepRecord
 from atropos_core.storage.run_records import RunRecords
 from atropos_core.testing.samples import make_group
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import TopK
 from tests.disks import mounted
 
@@ -31,8 +31,8 @@ def a_record(step: int) -> StepRecord:
     """Two trained groups in another order than the batch had them, a flat one that a transform left out, and a stale one."""
     first, second = (make_group(n, [0, 1, 2]).with_advantages(np.array([-1, 0, 1])) for n in (0, 1))
     flat, stale = make_group(2, [1, 1], failed=1), make_group(3, [0, 1])
-    batch = pack([second, first], step)
-    size = int(np.diff(pack([second], step).offsets).sum())
+    batch = to_batch([second, first], step)
+    size = int(np.diff(to_batch([second], step).offsets).sum())
     values = {
         "advantages": 10 * batch.advantages,
         "trainer_logprobs": np.where(batch.sampled, np.arange(len(batch.tokens)), np.nan).astype(np.float32),

@@ -15,7 +15,7 @@ from atropos_core.builtin.config import ToyTrainerOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyTrainer
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.training.probe import PROBE_TOKENS, Probe
 from atropos_core.types import UNKNOWN_VERSION, Batch, Rollout
 from tests.unit.parts import episode, group, rollout
@@ -28,7 +28,7 @@ def trainer() -> ToyTrainer:
 
 def batch(*rollouts: Rollout) -> Batch:
     made = replace(group(0, [0.0]), episodes=(episode(0.0, "", *rollouts),))
-    return pack([made.with_advantages(np.zeros(1, np.float32))], version=1)
+    return to_batch([made.with_advantages(np.zeros(1, np.float32))], version=1)
 
 
 async def test_an_unmoved_policy_has_a_shift_of_exactly_nothing(trainer):

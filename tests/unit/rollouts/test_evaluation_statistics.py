@@ -9,7 +9,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from atropos_core.rollouts.estimates import Z_95, pass_at_k, wilson
+from atropos_core.rollouts.evaluation_statistics import Z_95, pass_at_k, wilson
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 40, 1000])

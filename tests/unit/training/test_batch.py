@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atropos_core.errors import DataError
-from atropos_core.training.packing import pack
+from atropos_core.training.batch import to_batch
 from atropos_core.types import (
     SEQUENCE_COLUMNS,
     TOKEN_COLUMNS,
@@ -37,7 +37,7 @@ def test_two_groups_lie_one_after_another_with_every_column_in_its_place():
     cut = np.array([False, False, True, False], bool)  # sampled twice, trained once: an overlong mask
     first = of(0, (0.5, [rollout(1, 2, version=3)]), (-2.0, [rollout(2, 2, version=4, trained=cut, temperature=0.7)]))
     second = of(9, (1.25, [rollout(1, 1, logprobs=None, truncated=True)]))
-    batch = pack([first, second], version=5)
+    batch = to_batch([first, second], version=5)
     assert batch.version == 5
     assert batch.tokens.tolist() == [10, 11, 12, 10, 11, 12, 13, 10, 11]
     assert batch.offsets.tolist() == [0, 3, 7, 9]
@@ -58,17 +58,17 @@ def test_two_groups_lie_one_after_another_with_every_column_in_its_place():
 
 
 def test_rollouts_of_one_episode_share_its_advantage_and_its_group():
-    batch = pack([of(0, (2.0, [rollout(1, 1), rollout(0, 2)]), (3.0, [rollout(1, 1)]))], version=1)
+    batch = to_batch([of(0, (2.0, [rollout(1, 1), rollout(0, 2)]), (3.0, [rollout(1, 1)]))], version=1)
     assert batch.advantages.tolist() == [0, 2, 2, 2, 0, 3]
     assert batch.group.tolist() == [0, 0, 0]
 
 
 def test_a_batch_knows_whose_rollouts_are_of_one_episode():
     several = of(0, (0.5, [rollout(1, 2), rollout(2, 2), rollout(1, 3)]), (1.0, [rollout(1, 1)]))
-    batch = pack([several, of(1, (0.0, [rollout(1, 1)]))], 1)
+    batch = to_batch([several, of(1, (0.0, [rollout(1, 1)]))], 1)
     assert batch.episode.tolist() == [0, 0, 0, 1, 2]
     assert batch.select([4, 1, 3]).episode.tolist() == [2, 0, 1]
-    alone = pack([of(0, (0.5, [rollout(1, 2)]), (1.0, [rollout(1, 1)]))], 1)
+    alone = to_batch([of(0, (0.5, [rollout(1, 2)]), (1.0, [rollout(1, 1)]))], 1)
     assert alone.episode.tolist() == [0, 1] and not alone.columns, "nothing travels that says nothing"
 
 
@@ -80,36 +80,38 @@ def test_a_rollouts_own_advantages_go_before_its_groups_and_count_only_where_tra
         (5.0, [rollout(1, 2, advantages=own, trained=cut)]),
         (5.0, [rollout(1, 2)]),
     )
-    batch = pack([of(0, *members)], version=1)
+    batch = to_batch([of(0, *members)], version=1)
     assert batch.advantages.tolist() == [0, 0.25, -0.25, 0, 0.25, 0, 0, 5, 5]
 
 
 def test_a_group_whose_rollouts_all_bring_advantages_needs_no_transform():
     own = np.ones(3, np.float32)
     bare = replace(group(0, [1.0]), episodes=(episode(1.0, "", rollout(1, 2, advantages=own)),))
-    assert pack([bare], version=1).advantages.tolist() == [0, 1, 1]
+    assert to_batch([bare], version=1).advantages.tolist() == [0, 1, 1]
 
 
 def test_a_group_without_advantages_is_named_with_the_remedy():
     with pytest.raises(DataError, match=r"task 'train-4' has no advantages") as caught:
-        pack([group(4)], version=1)
+        to_batch([group(4)], version=1)
     assert "group_advantage" in str(caught.value)
 
 
 def test_what_only_some_rollouts_bring_is_a_column_and_says_where_it_is():
     reference = np.array([0, -1, -2], np.float32)
     with_reference, bare = rollout(1, 2, ref_logprobs=reference), rollout(1, 1)
-    batch = pack([of(0, (1.0, [bare]), (1.0, [with_reference])), of(1, (1.0, [rollout(0, 1, sft=True)]))], version=1)
+    batch = to_batch(
+        [of(0, (1.0, [bare]), (1.0, [with_reference])), of(1, (1.0, [rollout(0, 1, sft=True)]))], version=1
+    )
     column = batch.columns["ref_logprobs"]
     assert column.values.tolist() == [0, 0, 0, -1, -2, 0]
     assert column.present.tolist() == [False, False, True, True, True, False]
     assert batch.columns["sft"].values.tolist() == [False, False, True]
     assert batch.ragged == {}
-    assert pack([of(0, (1.0, [bare]))], version=1).columns == {}
+    assert to_batch([of(0, (1.0, [bare]))], version=1).columns == {}
 
 
 def test_a_teachers_tokens_lie_ragged_beside_the_tokens_that_they_speak_of():
-    batch = pack([of(0, (1.0, [rollout(1, 1)]), (1.0, [rollout(1, 2, teacher=teacher(0, 2, 1))]))], version=1)
+    batch = to_batch([of(0, (1.0, [rollout(1, 1)]), (1.0, [rollout(1, 2, teacher=teacher(0, 2, 1))]))], version=1)
     ids, logprobs = batch.ragged["teacher_token_ids"], batch.ragged["teacher_logprobs"]
     assert ids.offsets.tolist() == logprobs.offsets.tolist() == [0, 0, 0, 0, 2, 3]
     assert ids.values.tolist() == [0, 1, 2]
@@ -161,7 +163,7 @@ def test_a_group_counts_what_it_keeps_for_old_clients_and_knows_its_oldest_versi
 @pytest.mark.parametrize("groups", [[], [of(0)]])
 def test_no_rollouts_make_no_batch(groups):
     with pytest.raises(DataError, match="at least one rollout"):
-        pack(groups, version=1)
+        to_batch(groups, version=1)
 
 
 @given(
@@ -173,7 +175,7 @@ def test_selecting_sequences_gives_what_packing_them_alone_would_have(shapes, ra
         of(number, *((float(number + member), [rollout(*shape)]) for member, shape in enumerate(members)))
         for number, members in enumerate(shapes)
     ]
-    batch = pack(groups, version=2)
+    batch = to_batch(groups, version=2)
     extra = {
         "per_token": Column("token", np.arange(len(batch.tokens)), np.ones(len(batch.tokens), bool)),
         "per_sequence": Column("sequence", np.arange(batch.sequences), np.ones(batch.sequences, bool)),

@@ -1,4 +1,5 @@
-"""Groups with advantages -> one packed Batch. How a trainer lays its tokens out for the model is that trainer's."""
+"""Groups with advantages -> one Batch, token after token. How it is cut into micro-batches is each trainer's: `grpo` does it in
+`packed_rows.py` (`microbatches`)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from atropos_core.errors import DataError
 from atropos_core.types import Batch, Column, Floats, Ragged, Rollout, ScoredGroup, TopK, offsets_of
 
 
-def pack(groups: Sequence[ScoredGroup], version: int) -> Batch:
+def to_batch(groups: Sequence[ScoredGroup], version: int) -> Batch:
     """`version` is the policy version that this batch will produce: `version - 1` samples while it is trained.
 
     A rollout's own per-token advantages go before its episode's. Raises DataError where neither is there. What only some
