@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -394,6 +395,11 @@ def _cut(line: str, columns: int) -> str:
     return line if len(line) <= columns else f"{line[: max(columns - 1, 0)]}…"
 
 
+def quoted(path: object) -> str:
+    """As it is typed in a shell."""
+    return shlex.quote(str(path))
+
+
 class StepProgress:
     """Progress of a run: a live line on a terminal, otherwise a line every few seconds and at the ends."""
 
@@ -470,7 +476,14 @@ def held_out(metrics: Mapping[str, float]) -> str:
     else:
         return ""
     problems = metrics["eval/problems"]
-    return f"held-out {figure} on {problems:.0f} problem{'s' * (problems != 1)}"
+    return f"held-out {figure} on {problems:.0f} problem{'s' * (problems != 1)}{_failed(metrics)}"
+
+
+def _failed(metrics: Mapping[str, float]) -> str:
+    """Rollouts of an evaluation that came to no end, of which the policy may be innocent."""
+    failed = metrics.get("eval/failed", 0)
+    counted = f" and count{'s' * (failed == 1)} as wrong" if "eval/accuracy" in metrics else ""
+    return f", {failed:.0f} rollout{'s' * (failed != 1)} failed{counted}" if failed else ""
 
 
 def held_out_change(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
@@ -479,7 +492,7 @@ def held_out_change(before: Mapping[str, float], after: Mapping[str, float]) -> 
     name = next((one for one in ("eval/accuracy", "eval/reward") if one in before and one in after), None)
     if name is None:
         return []
-    problems = f"{after['eval/problems']:.0f} problems"
+    problems = f"{after['eval/problems']:.0f} problems{_failed(after)}"
     if name == "eval/accuracy":
         points = 100 * (after[name] - before[name])
         lines = [f"held-out accuracy {before[name]:.1%} -> {after[name]:.1%} ({points:+.1f} points, {problems})"]

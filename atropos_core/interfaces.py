@@ -134,7 +134,8 @@ class Environment(ABC):
         scoring = self.score(task, reply)
         if not isawaitable(scoring):
             raise PluginError(f"{type(self).__name__}.score() gave {type(scoring).__name__}: {NO_COROUTINE}.")
-        scored = await scoring
+        if (scored := await scoring) is None:
+            raise PluginError(f"{type(self).__name__}.score() gave None: it returns a number, or a Score.")
         return talk.episode(scored if isinstance(scored, Score) else Score(scored))
 
     @cached_property
@@ -170,20 +171,20 @@ class Endpoint(Protocol):
 
     host: str = ""  # by which this process reaches the machine of that one; "" where it is this machine
 
-    async def load_agent(self, reference: str) -> None:
+    async def load_extension(self, reference: str) -> None:
         """Import `"pkg.mod:Class"` over there and keep `Class(component)`."""
 
     async def call(
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = 60.0
     ) -> tuple[Any, list[int]]:
-        """Call the agent's coroutine `method(*arguments)`, with the keyword `descriptors=[...]` where there are any: they are
-        the agent's from there on. What it returns comes as a pair: `value, _ = await endpoint.call("method")`. Descriptors
+        """Call the extension's coroutine `method(*arguments)`, with the keyword `descriptors=[...]` where there are any: they are
+        the extension's from there on. What it returns comes as a pair: `value, _ = await endpoint.call("method")`. Descriptors
         come back, unpacked, where it returns `atropos_core.processes.rpc.Reply(value, descriptors)`, and the caller owns
         and closes them; else that list is empty, and a tuple is a value as any other."""
 
 
 class WeightHolder(Protocol):
-    """What an engine or a trainer shows, inside its own process, to a bridge's agent."""
+    """What an engine or a trainer shows, inside its own process, to a bridge's extension."""
 
     model: Any  # a torch.nn.Module with Hugging Face parameter names; on the meta device until weights are adopted
 
@@ -192,7 +193,7 @@ class WeightHolder(Protocol):
 
 
 class WeightServer(Protocol):
-    """What an engine whose weights live in a server of its own shows, inside the engine's process, to a bridge's agent."""
+    """What an engine whose weights live in a server of its own shows, inside the engine's process, to a bridge's extension."""
 
     worker_devices: Sequence[str]  # of each worker, which all have weights
 
@@ -337,13 +338,13 @@ class Bridge(ABC):
 
     published: Publication | None = None  # the last one: after a `writing`, None where the engines stayed as they were
 
-    def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
+    def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
         """The bridge's code that runs inside the engine's and the trainer's process, as "pkg.mod:Class"."""
         return {}
 
     @abstractmethod
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
-        """Lay the way. Called once, after both ends are open and their agents loaded. Raises WeightsMismatch."""
+        """Lay the way. Called once, after both ends are open and their extensions loaded. Raises WeightsMismatch."""
 
     @abstractmethod
     def writing(self, version: int) -> AbstractAsyncContextManager[None]:

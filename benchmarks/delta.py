@@ -42,7 +42,7 @@ NETWORK = f"10.214.{os.getpid() % 250}"
 @asynccontextmanager
 async def opened(model: str, values: Mapping[str, Any], folder: Path) -> AsyncIterator[Scene]:
     plugins = load_plugins()
-    none = {"environment": {"none": {"use": "atropos_core.testing.samples:NoEnvironment"}}, "sink": {}}
+    none = {"environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}}, "sink": {}}
     plan = make_plan(
         config.load([config.Layer("benchmark", {**none, **values})]).config, plugins.resolve_model(model), plugins
     )

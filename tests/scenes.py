@@ -34,7 +34,7 @@ async def scenes(directory: Path, name: str, trainer: Mapping[str, Any]) -> Asyn
             "trainer": {"use": "grpo", "threads": 1, **trainer},
             "bridge": {"use": name, **(bridge or {})},
             "training": training,
-            "environment": {"none": {"use": "atropos_core.testing.samples:NoEnvironment"}},
+            "environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}},
             "sink": {},
         }
         plugins = load_plugins()

@@ -103,13 +103,13 @@ class RemoteEngine(Engine):
         body = {"upload": await self._upload(directory), "version": version}
         await self._change("load_adapter", body, LOAD_DEADLINE_S)
 
-    async def call_agent(self, method: str, arguments: Sequence[Any], deadline_s: float) -> Any:
+    async def call_extension(self, method: str, arguments: Sequence[Any], deadline_s: float) -> Any:
         """A call to the bridge's code over there, which may come twice where an answer was lost."""
-        return await self._change("call_agent", {"method": method, "arguments": list(arguments)}, deadline_s)
+        return await self._change("call_extension", {"method": method, "arguments": list(arguments)}, deadline_s)
 
-    async def load_agent(self, reference: str) -> None:
+    async def load_extension(self, reference: str) -> None:
         """Raises FitError where the other end was not started with the bridge that this code is of."""
-        await self._change("load_agent", {"reference": reference}, CALL_DEADLINE_S)
+        await self._change("load_extension", {"reference": reference}, CALL_DEADLINE_S)
 
     async def close(self) -> None:
         """Hang up. The engine over there goes on: whoever started it ends it."""
@@ -209,15 +209,15 @@ class RemoteEndpoint(Endpoint):
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
 
-    async def load_agent(self, reference: str) -> None:
-        await self._engine.load_agent(reference)
+    async def load_extension(self, reference: str) -> None:
+        await self._engine.load_extension(reference)
 
     async def call(
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
     ) -> tuple[Any, list[int]]:
         if descriptors:
             raise FitError(f"an engine at another address shares no memory, which {method}() would.")
-        return await self._engine.call_agent(method, arguments, deadline_s), []
+        return await self._engine.call_extension(method, arguments, deadline_s), []
 
 
 def _pieces(path: Path) -> Callable[[], AsyncIterator[bytes]]:

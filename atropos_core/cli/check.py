@@ -76,6 +76,11 @@ def kind_named(name: str, registry: Registry, among: Sequence[str], purpose: str
     taking = [of for of in among if registry.with_argument(of, name) is not None]
     if taking:
         return taking[0]
+    if name.endswith(".toml"):
+        raise ConfigError(
+            f"{name} is a run file, and what is looked at is one component.",
+            remedy="Name it as the run file does, and its options by --set OPTION=VALUE.",
+        )
     if is_reference(name):
         return _kind_of_reference(name)
     kinds = list(dict.fromkeys(offer.kind for offer in registry.offers() if offer.provider.name == name))

@@ -276,10 +276,13 @@ def _policy(run: Path, step: int | None) -> tuple[str, int]:
 
 
 def _no_checkpoint(run: Path) -> RunDirectoryError:
+    from atropos_core import console
     from atropos_core.errors import RunDirectoryError
 
     if (run / "config.toml").is_file():
-        return RunDirectoryError(f"{run} has no checkpoint to evaluate.", remedy=f"Go on with it: atropos resume {run}")
+        return RunDirectoryError(
+            f"{run} has no checkpoint to evaluate.", remedy=f"Go on with it: atropos resume {console.quoted(run)}"
+        )
     saved = next((one for one in (run, *run.parents) if one.name.startswith("step-")), None)
     if saved is not None and (saved.parents[1] / "config.toml").is_file():
         step = saved.name.removeprefix("step-").lstrip("0")

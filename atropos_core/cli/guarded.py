@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 STARTED = ("run", "resume", "train", "serve-agent")  # the commands whose end says that a summary was written
@@ -40,12 +40,16 @@ def guarded(command: str, work: Callable[[], int]) -> int:
         code = 1  # of what it raises, which is on the screen as long as the screen is there
         try:
             code = work()
+        except KeyboardInterrupt:  # before the command had a handler of its own
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         finally:
             with suppress(OSError):  # closed by a component, as its standard error may be
                 os.write(writing, bytes([code & 0xFF]))
         return code
     os.close(writing)
     os.set_blocking(reading, False)  # what a component forked may have the other end as well
+    requested: set[int] = set()  # to end
     while True:
         info = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -54,19 +58,24 @@ def guarded(command: str, work: Callable[[], int]) -> int:
                 handed_in = os.read(reading, 1)
             except BlockingIOError:
                 handed_in = b""
-            return _exit_code(command, os.waitstatus_to_exitcode(status), handed_in)
+            return _exit_code(command, os.waitstatus_to_exitcode(status), handed_in, requested)
         if info.si_signo == signal.SIGCHLD:
             _say_if_stopped(pid)
             continue
+        requested.add(info.si_signo)
         from_terminal = info.si_code > 0
         if not (from_terminal and info.si_signo in _TO_ALL):
             os.kill(pid, info.si_signo)
 
 
-def _exit_code(command: str, code: int, handed_in: bytes) -> int:
-    """What this process ends with. An ordinary end reports its code, and whatever it raised is on the screen."""
+def _exit_code(command: str, code: int, handed_in: bytes, requested: Collection[int]) -> int:
+    """What this process ends with. An ordinary end reports its code, and whatever it raised is on the screen. `requested`: signals
+    that came to this process as well."""
     if handed_in and code >= 0:
         return code or handed_in[0]
+    if -code in requested:  # before the command had handlers of its own
+        sys.stderr.write("Interrupted stopped before it began.\n")
+        return 128 - code
     how = (
         f"was killed by {signal.Signals(-code).name}" if code < 0 else f"was ended with exit code {code} by code in it"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,14 +181,14 @@ def _refuse_idle(changed: Sequence[tuple[str, Any]], flags: set[str], uses: Uses
             )
 
 
-FILES = (".py", ".jsonl", ".json", ".csv", ".parquet")  # of code and of rows: their ends are no part of a name
-
-
 def short_name(reference: str) -> str:
-    """What a component is called in metrics and file names."""
+    """What a component is called in metrics and file names: without the end of a file of code or of rows."""
+    from atropos_core.plugins.provider import FILES_OF_ROWS
+
     *_, name = reference.split(":")
     path = Path(name)
-    return (path.stem if path.suffix in FILES else path.name).lower()
+    name = path.stem if path.suffix in (".py", *FILES_OF_ROWS) else path.name
+    return re.sub(r"[^\w-]+", "_", name).lower()  # or `--set environment.NAME.OPTION` could not name it
 
 
 def _with_model(layer: Layer) -> Layer:

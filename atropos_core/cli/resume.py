@@ -45,7 +45,7 @@ def resume(
     if going_on.left:
         execute_and_report(going_on.plan, directory, resume=True)  # which says itself what is broken
     else:
-        console.say(f"To train on: atropos resume {directory} --steps {2 * going_on.step}")
+        console.say(f"To train on: atropos resume {console.quoted(directory)} --steps {2 * going_on.step}")
 
 
 @dataclass(frozen=True)

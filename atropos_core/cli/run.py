@@ -136,14 +136,16 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
     try:
         summary = execute(plan, directory, resume=resume)
     except Interrupted as error:
-        console.say(f"{error}. Go on with: atropos resume {directory}")
+        console.say(f"{error}. Go on with: atropos resume {console.quoted(directory)}")
         raise typer.Exit(error.exit_code) from None
     except BaseException:
         if any((directory / "checkpoints").glob("step-*")):
-            console.say(f"what was saved is in {directory}; once the cause is gone: atropos resume {directory}")
+            console.say(
+                f"what was saved is in {directory}; once the cause is gone: atropos resume {console.quoted(directory)}"
+            )
         elif not resume and never_began(directory):
             console.say(
-                f"nothing was trained: {directory}/logs is of this attempt, and --dir {directory} can be given again"
+                f"nothing was trained: {directory}/logs is of this attempt, and --dir {console.quoted(directory)} can be given again"
             )
         raise
     _report(summary)
@@ -161,7 +163,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     rows, totals = table(made)
     console.table(("component", "what", "device", "at most", ""), rows)
     console.facts(totals)
-    console.say(f"for prompts of at most {PROMPT_TOKENS} tokens; nothing was started")
+    console.say(f"for prompts of at most {PROMPT_TOKENS} tokens; nothing was started, and no task was read")
     if not plan.config.oversubscribe:
         made.check()
         check_disk(plan, directory)

@@ -73,7 +73,7 @@ def _hint(key: str, path: str, model: type[BaseModel], at: Sequence[Any]) -> str
         last = known.rpartition(".")[2]
         return f" It is called {path.removesuffix(key) + last if last in names else known!r} here."
     near = difflib.get_close_matches(key, names, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" There is: {', '.join(names)}."
+    return f" Did you mean {near[0]!r}?" if near else f" There is: {', '.join(names)}." if names else ""
 
 
 def _table(path: str, given: str) -> str:

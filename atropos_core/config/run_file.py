@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from atropos_core import console
 from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent, TrainerComponent, Weighted
 from atropos_core.config.error_text import NAMED as NAMED
 from atropos_core.config.error_text import explain
@@ -383,6 +384,11 @@ def read_file(path: Path) -> Layer:
         return Layer(str(path), anchored(tomllib.loads(path.read_bytes().decode("utf-8-sig")), path.parent))
     except FileNotFoundError:
         raise ConfigError(f"there is no run file {path}.") from None
+    except IsADirectoryError:
+        going_on = f"To go on with the run in it: atropos resume {console.quoted(path)}"
+        raise ConfigError(
+            f"{path} is a directory, and no run file.", remedy=going_on if (path / "config.toml").exists() else None
+        ) from None
     except OSError as error:
         raise ConfigError(f"the run file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -391,7 +397,10 @@ def read_file(path: Path) -> Layer:
             remedy="Save it as UTF-8; in PowerShell, `Set-Content -Encoding utf8` and no `>`.",
         ) from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the run file {path} is not TOML: {error}") from error
+        what_else = "Data and code are no run files: name an environment of them with --env."
+        raise ConfigError(
+            f"the run file {path} is not TOML: {error}", remedy=None if path.suffix == ".toml" else what_else
+        ) from error
 
 
 PLACES = ("use", "loss", "score")  # keys whose value may say where code stands

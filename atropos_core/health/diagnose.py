@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from atropos_core import console
 from atropos_core.config.health_options import Check, HealthSection
 from atropos_core.errors import CheckpointError, RunDirectoryError
 from atropos_core.guards.patience import look_at
@@ -58,14 +59,14 @@ def _ended(records: RunRecords, wanted: int, steps: list[dict[str, float]], sect
         return [Finding("run", True, f"finished: all {wanted} steps")]
     if (directory / "checkpoints" / f"step-{last:06d}").is_dir() and last:
         how = "was stopped and saved at" if steps else "has ended, and was saved last at"
-        return [Finding("run", None, f"{how} step {last} of {wanted}", f"atropos resume {directory}")]
+        return [Finding("run", None, f"{how} step {last} of {wanted}", f"atropos resume {console.quoted(directory)}")]
     tails = "".join(f"\n{name} ends with: {line}" for name, line in _logs(directory))
     return [
         Finding(
             "run",
             False,
             f"died at step {last + 1} of {wanted} without a word: it was killed, or the machine went away{tails}",
-            f"atropos resume {directory}",
+            f"atropos resume {console.quoted(directory)}",
         )
     ]
 

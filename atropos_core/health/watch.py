@@ -62,10 +62,10 @@ class Health:
         says = f"health.{due.check}: since step {due.since}, {due.says}."
         if self._section.action_of(due.check) == "pause":
             raise RunPaused(f"{says} The run is saved and paused at step {due.step}.",
-                            remedy=f"{due.remedy} Then: atropos resume {self._directory}")  # fmt: skip
+                            remedy=f"{due.remedy} Then: atropos resume {console.quoted(self._directory)}")  # fmt: skip
         raise RunIll(
             f"{says} The run was stopped at step {due.step}; steps after its last checkpoint are not kept.",
-            remedy=f"{due.remedy} Then: atropos resume {self._directory}",
+            remedy=f"{due.remedy} Then: atropos resume {console.quoted(self._directory)}",
         )
 
     @contextmanager

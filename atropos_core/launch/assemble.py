@@ -135,7 +135,7 @@ def make_plan(
     by_workers = training and config.api is not None
     if not config.environment and rollouts and not by_workers:
         raise ConfigError(
-            "there is no environment to train on.",
+            f"there is no environment to {'train on' if training else 'run'}.",
             remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
         )
     if training and not config.sampling.temperature:

@@ -134,7 +134,7 @@ def refuse_used(directory: Path) -> None:
     if directory.exists() and any(directory.iterdir()) and not never_began(directory):
         raise RunDirectoryError(
             f"{directory} is not empty.",
-            remedy=f"Choose another, or go on with what is there: atropos resume {directory}",
+            remedy=f"Choose another, or go on with what is there: atropos resume {console.quoted(directory)}",
         )
 
 
@@ -278,11 +278,11 @@ async def _prepare(
     )
     for info in engines:
         _check_model(tokenizer, model, info)
-    agents = parts.bridge.agents()
-    if "trainer" in agents:
-        await parts.trainer.endpoint.load_agent(agents["trainer"])
-    if "engine" in agents:
-        await asyncio.gather(*(engine.endpoint.load_agent(agents["engine"]) for engine in parts.engines))
+    extensions = parts.bridge.extensions()
+    if "trainer" in extensions:
+        await parts.trainer.endpoint.load_extension(extensions["trainer"])
+    if "engine" in extensions:
+        await asyncio.gather(*(engine.endpoint.load_extension(extensions["engine"]) for engine in parts.engines))
     with console.waiting(f"bridge {config.bridge.use} to join trainer and engine"):
         await within(
             parts.bridge.connect(parts.trainer.endpoint, parts.engines),

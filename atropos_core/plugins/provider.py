@@ -17,6 +17,8 @@ from atropos_core.guards.exits import contained
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from atropos_core.interfaces import Transport
     from atropos_core.launchers import Launcher, PlannedRun, SchedulerFiles
 
@@ -24,6 +26,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 CORE_API = ">=0.1,<0.2"  # what components of these versions of core go with
 
+FILES_OF_ROWS = (".jsonl", ".json", ".csv", ".parquet")
 KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
     "environment": "atropos_environments",
     "reward": "atropos_rewards",
@@ -79,6 +82,11 @@ def _has_path(annotation: Any) -> bool:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return True
     return FROM_ITS_FOLDER in getattr(annotation, "__metadata__", ()) or any(map(_has_path, get_args(annotation)))
+
+
+def is_path(option: FieldInfo) -> bool:
+    found = (option.metadata, *(getattr(one, "__metadata__", ()) for one in get_args(option.annotation)))
+    return any(FROM_ITS_FOLDER in metadata for metadata in found)
 
 
 class Options(BaseModel):

@@ -41,6 +41,11 @@ def provider_of(kind: str, made: Any, name: str) -> Provider[Any]:
     if isinstance(made, Provider):
         return Provider(**{**_fields(made), "name": name})
     if kind in CALLED and inspect.isroutine(made):
+        if kind == "reward" and "completions" in inspect.signature(made).parameters:
+            raise ConfigError(
+                f"{name!r} takes `completions`, as TRL's reward functions do; a reward here takes (task, episodes).",
+                remedy=f"TRL's scores rows as it is: --env dataset:FILE, with score = \"{name}\" among that environment's options.",
+            )
         if not inspect.iscoroutinefunction(made):
             raise ConfigError(f"{name!r} is a function, and a {kind} is awaited.", remedy="Begin it with `async def`.")
         return _provider(kind, made, name, NoOptions, lambda values, context: made)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+from pathlib import Path
 from typing import Any
 
 from pydantic import create_model
 
 from atropos_core.errors import ConfigError, PluginError, UnknownComponent
-from atropos_core.plugins.provider import Offer
+from atropos_core.plugins.provider import FILES_OF_ROWS, Offer, is_path
 from atropos_core.plugins.references import OBJECT, is_reference, provider_at
 from atropos_core.plugins.requirements import check_core_api
 
@@ -72,9 +73,21 @@ class Registry:
         names = sorted(found for (of, found) in self._offers if of == kind)
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names) or 'none'}."
-        hint += " Your own is named ./file.py:Name or pkg.mod:Name."
+        hint += self._taking_a_file(kind, name) or " Your own is named ./file.py:Name or pkg.mod:Name."
         raise UnknownComponent(
             f"there is no {kind} named {name!r}. {hint}", remedy="`atropos plugins` lists what is installed."
+        )
+
+    def _taking_a_file(self, kind: str, name: str) -> str:
+        """How a file of rows is named, where `name` is one and something takes it; else empty."""
+        if Path(name).suffix not in FILES_OF_ROWS:
+            return ""
+        offers = [offer.provider for (of, _), offers in self._offers.items() if of == kind for offer in offers]
+        taking = [one.name for one in offers if one.argument and is_path(one.options.model_fields[one.argument])]
+        return (
+            f" A file of rows is named after what reads it: {' or '.join(f'{one}:{name}' for one in taking)}."
+            if taking
+            else ""
         )
 
     def with_argument(self, kind: str, name: str) -> Offer | None:

@@ -81,6 +81,12 @@ class Child:
         child = cls.of(role, process, log, patience, needed=needed)
         try:
             await child.peer.call("build", dict(build), deadline_s=START_DEADLINE_S)
+        except (
+            asyncio.CancelledError
+        ):  # it imports, and would answer a request once it has: nothing is there to be closed
+            child._hang_up()
+            await child._end()
+            raise
         except BaseException:
             await child.close()
             raise
@@ -195,7 +201,10 @@ class Child:
                 pass  # it is ended below, however it answered
         self._hang_up()
         if not await self._ended(1.0):
-            self.process.terminate()
+            await self._end()
+
+    async def _end(self) -> None:
+        self.process.terminate()
         if not await self._ended(1.0):
             await self.kill()
 

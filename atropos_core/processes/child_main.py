@@ -24,8 +24,8 @@ from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contain_tasks
 from atropos_core.guards.opens import opened
 from atropos_core.interfaces import Engine, Measured, ModelInfo, OverMachines, Stateful, Trainer
-from atropos_core.processes.agent import Agent
 from atropos_core.processes.dialing import dial
+from atropos_core.processes.extension import Extension
 from atropos_core.processes.forwarding import methods
 from atropos_core.processes.rpc import Handler, Peer
 from atropos_core.types import Batch, Episode, Floats, Metrics, Task
@@ -43,11 +43,16 @@ class Host:
         self.peer: Peer
         self.role = sys.argv[2] if len(sys.argv) > 2 else ""
         self.component: Any = None
-        self._agent: Agent
+        self._extension: Extension
         self.ended = asyncio.Event()
 
     def handlers(self) -> dict[str, Handler]:
-        return {"build": self.build, "close": self.close, "load_agent": self.load_agent, "call_agent": self.call_agent}
+        return {
+            "build": self.build,
+            "close": self.close,
+            "load_extension": self.load_extension,
+            "call_extension": self.call_extension,
+        }
 
     async def build(self, wanted: dict[str, Any]) -> None:
         """`wanted`: kind, name, options, the fields of a RunContext as `context`, and the supervisor's module path; or kind
@@ -127,11 +132,11 @@ class Host:
         rewards: Floats = await self.component(task, episodes)
         return rewards, self.component.metrics() if isinstance(self.component, Measured) else {}
 
-    async def load_agent(self, reference: str) -> None:
-        self._agent = Agent.load(reference, self.component)
+    async def load_extension(self, reference: str) -> None:
+        self._extension = Extension.load(reference, self.component)
 
-    async def call_agent(self, method: str, *arguments: Any, descriptors: Sequence[int]) -> Any:
-        return await self._agent.call(method, arguments, descriptors)
+    async def call_extension(self, method: str, *arguments: Any, descriptors: Sequence[int]) -> Any:
+        return await self._extension.call(method, arguments, descriptors)
 
     async def close(self) -> None:
         if hasattr(self.component, "close"):
@@ -170,7 +175,7 @@ async def serve(connection: socket.socket, host: Host) -> None:
             await host.peer.call("waits", number, what, deadline_s=WAITS_DEADLINE_S)
 
     contain_tasks(asyncio.get_running_loop())  # what a component raises to end the process is an error of that call
-    host.peer = Peer(connection, "the supervisor", host.handlers(), takes_descriptors=frozenset({"call_agent"}))
+    host.peer = Peer(connection, "the supervisor", host.handlers(), takes_descriptors=frozenset({"call_extension"}))
     console.pass_waits_on(lambda number, what: asyncio.ensure_future(say(number, what)))
     waits = [asyncio.ensure_future(host.ended.wait()), asyncio.ensure_future(host.peer.lost.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

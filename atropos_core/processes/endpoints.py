@@ -8,8 +8,8 @@ from typing import Any
 
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Endpoint
-from atropos_core.processes.agent import Agent
 from atropos_core.processes.child import CALL_DEADLINE_S
+from atropos_core.processes.extension import Extension
 from atropos_core.processes.rpc import Peer
 
 
@@ -20,14 +20,14 @@ class PeerEndpoint(Endpoint):
         self._peer = peer
         self.host = peer.other_host
 
-    async def load_agent(self, reference: str) -> None:
-        await self._peer.call("load_agent", reference, deadline_s=CALL_DEADLINE_S)
+    async def load_extension(self, reference: str) -> None:
+        await self._peer.call("load_extension", reference, deadline_s=CALL_DEADLINE_S)
 
     async def call(
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
     ) -> tuple[Any, list[int]]:
         return await self._peer.call_with_descriptors(
-            "call_agent", method, *arguments, descriptors=descriptors, deadline_s=deadline_s
+            "call_extension", method, *arguments, descriptors=descriptors, deadline_s=deadline_s
         )
 
 
@@ -36,17 +36,17 @@ class LocalEndpoint(Endpoint):
 
     def __init__(self, component: Any) -> None:
         self.component = component
-        self._agent: Agent
+        self._extension: Extension
 
-    async def load_agent(self, reference: str) -> None:
-        self._agent = Agent.load(reference, self.component)
+    async def load_extension(self, reference: str) -> None:
+        self._extension = Extension.load(reference, self.component)
 
     async def call(
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float = CALL_DEADLINE_S
     ) -> tuple[Any, list[int]]:
         from atropos_core.processes.rpc import Reply
 
-        # A socket would have duplicated them: the agent owns what it is given, the caller still owns its own.
+        # A socket would have duplicated them: the extension owns what it is given, the caller still owns its own.
         given = [os.dup(descriptor) for descriptor in descriptors]
-        answer = await within(self._agent.call(method, arguments, given), deadline_s, f"agent: {method}()")
+        answer = await within(self._extension.call(method, arguments, given), deadline_s, f"extension: {method}()")
         return (answer.value, answer.descriptors) if isinstance(answer, Reply) else (answer, [])

@@ -102,7 +102,7 @@ class Peer:
         number = self._next
         future: asyncio.Future[tuple[Any, list[int]]] = self._loop.create_future()
         self._waiting[number] = (method, future)
-        kind = f"{method} {arguments[0]}" if method == "call_agent" and arguments else method
+        kind = f"{method} {arguments[0]}" if method == "call_extension" and arguments else method
         self.owed.begin(number, kind, self._loop.time())
         self._post({"call": number, "method": method, "arguments": list(arguments)}, descriptors)
         try:

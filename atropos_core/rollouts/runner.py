@@ -14,7 +14,7 @@ import numpy as np
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
 from atropos_core.group_schema import LARGEST_REWARD, check_episode, check_failed, check_group, check_tasks
 from atropos_core.guards.deadlines import within
-from atropos_core.guards.exits import contained
+from atropos_core.guards.exits import contained, file_and_line
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.observe.profile import Profile, timed
 from atropos_core.rollouts.engine_policy import ChatFormat, EnginePolicy, ScheduleKey, Turnstile
@@ -256,7 +256,7 @@ def task_count(name: str, environment: Environment, split: Split) -> int:
     except AtroposError:
         raise
     except Exception as error:
-        raise DataError(f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+        raise _raised(name, split, error) from error
 
 
 def check_named_tasks(name: str, environment: Environment, split: Split) -> None:
@@ -268,7 +268,15 @@ def check_named_tasks(name: str, environment: Environment, split: Split) -> None
     except AtroposError:
         raise
     except Exception as error:
-        raise DataError(f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+        raise _raised(name, split, error) from error
+
+
+def _raised(name: str, split: Split, error: Exception) -> DataError:
+    where = file_and_line(error.__traceback__)
+    return DataError(
+        f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}{where}",
+        remedy="Mend that line, or what it needs; `atropos check` tries a component without a run.",
+    )
 
 
 def checked(episode: Episode | Failed, vocabulary: int = 0) -> Episode | Failed:

@@ -15,6 +15,7 @@ from atropos_core.errors import DataError
 from atropos_core.types import Message, Split, Task
 
 Row = Mapping[str, Any]
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of OpenAI's chat; templates leave others out
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,8 @@ def _messages(row: Row, where: str, columns: Columns) -> list[Message]:
     if not isinstance(system, str):
         raise DataError(f"{where}: system must be text.")
     if isinstance(prompt, str):
+        if not prompt.strip():
+            raise DataError(f"{where}: {columns.prompt} is blank.", remedy="Leave the row out, or ask something in it.")
         chat: list[Message] = [{"role": "user", "content": prompt}]
     elif system:
         raise DataError(f"{where}: system goes with a prompt that is text; in messages it is one of them.")
@@ -191,5 +194,26 @@ def _chat(messages: Any, where: str, name: str) -> list[Message]:
         raise DataError(
             f"{where}: {name} must be text, or a list of objects with role and content, not {messages!r:.80}."
         )
+    for one in messages:
+        if one["role"] not in ROLES:
+            raise DataError(
+                f"{where}: a message has the role {one['role']!r:.40}, which chat templates leave out.",
+                remedy=f"Roles are {', '.join(ROLES[:4])} and {ROLES[4]}.",
+            )
     # of parquet every message has the keys of all
-    return [{key: value for key, value in one.items() if value is not None or key == "content"} for one in messages]
+    kept = [{key: value for key, value in one.items() if value is not None or key == "content"} for one in messages]
+    return [{**one, "content": _text(one["content"], where)} if "content" in one else one for one in kept]
+
+
+def _text(content: Any, where: str) -> str | None:
+    """Of a message: text, none beside tool calls, or parts that are text."""
+    if content is None or isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(parts):
+        raise DataError(
+            f"{where}: the content of a message must be text, not {content!r:.80}.",
+            remedy='Parts may be {"type": "text", "text": ...} alone: nothing here reads pictures or sound.',
+        )
+    return "".join(texts)

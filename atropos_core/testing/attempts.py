@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -41,7 +42,9 @@ class Outcome:
 
     @property
     def score(self) -> float:
-        return self.episode.score if self.episode is not None else float("nan")
+        """NaN where there is none, or what is there is no number: `wrong_with` names it."""
+        score: object = None if self.episode is None else self.episode.score
+        return float(score) if isinstance(score, Real) else float("nan")
 
 
 class RolloutFailed(Exception):

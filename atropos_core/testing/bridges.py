@@ -29,11 +29,11 @@ from atropos_core.types import Completion
 
 WORDS = {  # check -> what is fine, and what to do where it is not
     "offer": ("", "Provider.transports says what the bridge carries under its options, and build makes it."),
-    "agents": (
+    "extensions": (
         "they can be found",
-        'agents() names classes as "pkg.mod:Class", importable where engine and trainer run, or as "/path/file.py:Class".',
+        'extensions() names classes as "pkg.mod:Class", importable where engine and trainer run, or as "/path/file.py:Class".',
     ),
-    "connects": ("", "connect() lays the way, once both ends are open and their agents loaded."),
+    "connects": ("", "connect() lays the way, once both ends are open and their extensions loaded."),
     "pauses": (
         "nothing is sampled from weights that are being written",
         "Pause every engine before yielding: `await engine.pause()`. Where engines keep weights of their own (adapter, "
@@ -103,13 +103,15 @@ class BridgeContract:
         missing: list[str] = []
         try:
             self._transports = self._subject.provider.transports(self._subject.options)
-            missing = [reference for reference in self._subject.make().agents().values() if not _is_there(reference)]
+            missing = [
+                reference for reference in self._subject.make().extensions().values() if not _is_there(reference)
+            ]
             if not self._transports:
                 problems.append("its Provider names no transport, so that no engine and trainer fit it")
         except RAISED as error:  # the plugin boundary: a bridge's code
             problems.append(of_error(error))
         offered = self._say("offer", problems, f"carries {', '.join(sorted(self._transports))}")
-        return offered and self._say("agents", [f"{reference!r} cannot be found" for reference in missing])
+        return offered and self._say("extensions", [f"{reference!r} cannot be found" for reference in missing])
 
     def _plan(self, plugins: Plugins) -> Plan | None:
         """A run with this bridge between the first pair that fits, or None and a note."""
@@ -151,7 +153,7 @@ class BridgeContract:
             "engine": _one_thread(engine.provider),
             "trainer": _one_thread(trainer.provider),
             "bridge": {"use": bridge, **self._subject.options.model_dump()},
-            "environment": {"none": {"use": "atropos_core.testing.samples:NoEnvironment"}},
+            "environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}},
             "sink": {},
         }
         return make_plan(config.load([config.Layer("check", values)]).config, model, plugins)

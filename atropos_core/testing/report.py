@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from atropos_core.errors import ConfigError
+from atropos_core.errors import AtroposError, ConfigError
 from atropos_core.guards.exits import file_and_line
 from atropos_core.interfaces import Finding
 
@@ -63,6 +63,8 @@ def brief(text: str, most: int = 80) -> str:
 
 def of_error(error: BaseException) -> str:
     """Class, first line of the message, and the line of the component's own code that it came from."""
+    if isinstance(error, AtroposError):  # which says itself where and what
+        return f"{type(error).__name__}: {Exception.__str__(error)} {error.remedy or ''}".strip()
     message = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {message[:200]}{file_and_line(error.__traceback__)}"
 

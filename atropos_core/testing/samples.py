@@ -69,13 +69,6 @@ def make_groups(start: int = 0) -> list[ScoredGroup]:
     ]
 
 
-class NoEnvironment(Environment):
-    """Stands for one in a plan that runs nothing."""
-
-    def tasks(self, split: Split) -> Sequence[Task]:
-        return ()
-
-
 class TwoSums(Environment):
     """A small environment for what needs one."""
 

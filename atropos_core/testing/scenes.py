@@ -71,12 +71,12 @@ async def connect(plan: Plan, parts: Parts) -> Scene:
         info = await parts.trainer.open()
         for engine in parts.engines:
             await engine.open()
-        agents = parts.bridge.agents()
-        if "trainer" in agents:
-            await parts.trainer.endpoint.load_agent(agents["trainer"])
-        if "engine" in agents:
+        extensions = parts.bridge.extensions()
+        if "trainer" in extensions:
+            await parts.trainer.endpoint.load_extension(extensions["trainer"])
+        if "engine" in extensions:
             for engine in parts.engines:
-                await engine.endpoint.load_agent(agents["engine"])
+                await engine.endpoint.load_extension(extensions["engine"])
         await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
     tokenizer = ChatTokenizer(plan.model.directory)
     return Scene(parts, tokenizer, tokenizer.render(make_task().messages), info.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from atropos_core.builtin.plugin import TOY_MODEL
-from atropos_core.config.error_text import explain
+from atropos_core.config.error_text import NAMED, explain
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 from atropos_core.plugins.references import construct, provider_of
@@ -40,9 +40,22 @@ def find(kind: str, target: Target, options: Mapping[str, Any] | None, directory
     try:
         values = provider.options.model_validate(dict(options or {}))
     except ValidationError as error:
-        raise ConfigError(explain(error, provider.options, {}, f"{kind} {provider.name}: ")) from error
+        named = f"{kind} {provider.name}"
+        raise ConfigError(
+            f"{named}: {explain(error, provider.options, {})}", remedy=_how(dict(options or {}))
+        ) from error
     context = RunContext(directory=directory, model=TOY_MODEL, steps=10, seed=0)
     return Subject(kind, f"{kind} {provider.name!r}", provider, values, context)
+
+
+def _how(options: Mapping[str, Any]) -> str | None:
+    """To set options here, where they were set as a run has them."""
+    nested = next((name for name in NAMED if isinstance(options.get(name), Mapping)), None)
+    return (
+        None
+        if nested is None
+        else f"`atropos check` sets options of the one component: --set OPTION=VALUE, without {nested}.NAME."
+    )
 
 
 def _provider(kind: str, target: Target) -> Provider[Any]:

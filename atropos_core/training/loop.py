@@ -37,6 +37,7 @@ from atropos_core.types import Batch, Episode, Metrics, ScoredGroup, offsets_of
 
 T = TypeVar("T")
 
+KINDS_OF_FAILURE_SAID = 5  # of rollouts, in a run
 EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn from
 
 
@@ -126,6 +127,7 @@ class Loop:
         self._stop = stop
         self._settings = settings or {}
         self._boundary = Boundary(parts, source)
+        self._failures_said: set[str] = set()
         self._probe: Probe | None = None
         self._saved_step = -1
         self._saved_at: float | None = None  # of the event loop's clock; None: not in this process yet
@@ -310,9 +312,22 @@ class Loop:
         step, failed = self.progress.step, gathered.failed
         with self._profile.span("health"):
             metrics |= await self._health.look(step, metrics, gathered.raw, gathered.groups, failed)
+        self._say_new_failures([*gathered.raw, *failed])
         groups, settled = gathered.settled()
         shown = [replace(one, tools=self._runner.tools_of(one.group)) for one in settled]
         await self._record(StepRecord(step, metrics, groups, shown))
+
+    def _say_new_failures(self, groups: Sequence[ScoredGroup]) -> None:
+        """Why rollouts failed: the first of each kind, as long as there are few. All are in the records."""
+        for group in groups:
+            for failed in group.failed:
+                kind = f"{group.draw.environment} {failed.where} {failed.cause.partition(':')[0]}"
+                if kind not in self._failures_said and len(self._failures_said) < KINDS_OF_FAILURE_SAID:
+                    self._failures_said.add(kind)
+                    console.warn(
+                        f"a rollout of environment {group.draw.environment!r} failed: {failed.cause:.300} (others of this kind "
+                        "are counted, and not named again)"
+                    )
 
     def _with_movement(self, batch: Batch, groups: Sequence[ScoredGroup]) -> Batch:
         """How far the policy has moved since each sequence was sampled, as far as the probe knows."""

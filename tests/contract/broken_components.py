@@ -331,9 +331,9 @@ class ClosesOnce(LocalBridge):
         del self._engines
 
 
-class AgentFromNowhere(LocalBridge):
-    def agents(self) -> Any:
-        return {"engine": "atropos_no_such_plugin.agent:Agent"}
+class ExtensionFromNowhere(LocalBridge):
+    def extensions(self) -> Any:
+        return {"engine": "atropos_no_such_plugin.extension:Extension"}
 
 
 class LeavesDescriptorsOpen(LocalBridge):
@@ -354,7 +354,7 @@ BRIDGES: dict[Callable[..., Any], set[str]] = {
     SaysNothing: {"publication"},
     SaysWhatACallReturns: {"publication"},
     ClosesOnce: {"closes"},
-    AgentFromNowhere: {"agents"},
+    ExtensionFromNowhere: {"extensions"},
     LeavesDescriptorsOpen: {"handles"},
 }
 

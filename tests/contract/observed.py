@@ -27,8 +27,8 @@ from atropos_core.launch.assemble import contexts, make_plan
 from atropos_core.launch.supervisor import execute, make_directory
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import Provider, RunContext
-from atropos_core.processes.agent import Agent
 from atropos_core.processes.endpoints import LocalEndpoint
+from atropos_core.processes.extension import Extension
 from atropos_core.testing.samples import make_episode, make_group, make_task
 from atropos_core.types import Sampling, Task, Tokens, TopK
 from tests.contract.watched_tasks import SCORED
@@ -155,7 +155,7 @@ async def connected(name: str, options: Any, provider: Provider[Any]) -> Seen:
 
     async def waited() -> float:
         endpoint = LocalEndpoint(None)
-        endpoint._agent = Agent(Silent())
+        endpoint._extension = Extension(Silent())
         with TemporaryDirectory() as folder:
             context = RunContext(Path(folder), TOY_MODEL, transport="posix_shm", transports=("posix_shm",))
             bridge = provider.build(options, context)

@@ -101,7 +101,7 @@ class FileBridge(Bridge):
     def __init__(self, context: RunContext) -> None:
         self._directory = context.directory / "weights"
 
-    def agents(self) -> Any:
+    def extensions(self) -> Any:
         return {"trainer": f"{__file__}:Saver"}
 
     async def connect(self, trainer, engines):

@@ -96,6 +96,11 @@ def test_a_run_file_that_is_not_toml_names_the_line(atropos, tmp_path):
     assert ended.code == 2
     assert "not TOML" in ended.err
     assert "line 1" in ended.err
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    assert "name an environment of them with --env" in atropos("run", "rows.jsonl").err
+    (tmp_path / "old run").mkdir()
+    (tmp_path / "old run/config.toml").write_text("")
+    assert "To go on with the run in it: atropos resume 'old run'" in atropos("run", "old run").err
 
 
 @pytest.mark.parametrize(("encoding", "wanted"), [("utf-8-sig", ""), ("utf-16", "is not text in UTF-8")])
@@ -263,6 +268,7 @@ def test_an_episode_that_raises_is_data_and_the_run_goes_on(atropos, tmp_path):
     assert last["rollouts/failed"] + last["rollouts/count"] == 128
     rows = [json.loads(line) for line in (tmp_path / "run/rollouts/step-000001.jsonl").read_text().splitlines()]
     assert any(row.get("failed") == "KeyError: 'lost'" for row in rows)
+    assert ended.err.count("a rollout of environment 'mine' failed: KeyError: 'lost'") == 1, "said once"
 
 
 def test_episodes_that_all_raise_end_the_run_from_the_original_error(atropos, tmp_path):

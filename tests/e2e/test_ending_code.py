@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -275,3 +279,19 @@ def test_a_file_that_ends_the_process_as_it_is_imported_is_named(atropos, tmp_pa
         ("eval", "--model", "toy", "--env", "./ends.py:Mine"),
         ("check", "./ends.py:Mine"),
     )
+
+
+def test_ctrl_c_before_a_command_has_begun_is_no_fault_of_a_component(tmp_path):
+    """To the whole group, as a terminal sends it. The command imports its plugins by then, and has no handler of its own."""
+    (tmp_path / "slow.py").write_text("import time\nprint('imported', flush=True)\ntime.sleep(60)\n")
+    for command in ("check", "eval"):
+        arguments = ("./slow.py:Mine",) if command == "check" else ("--env", "./slow.py:Mine", "--model", "toy")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "atropos_core", command, *arguments],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imported\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 130 and said in ("", "Interrupted stopped before it began.\n"), (command, said)

@@ -86,14 +86,14 @@ def test_engine_and_trainer_map_the_same_memory_and_the_supervisor_no_torch(watc
 
 
 PLANTED = """
-from atropos_bridge_ipc.agents import TrainerAgent
+from atropos_bridge_ipc.extensions import TrainerExtension
 from atropos_bridge_ipc.bridge import IpcBridge
 from atropos_bridge_ipc.config import IpcOptions
 from atropos_core import hookimpl
 from atropos_core.plugins.provider import Provider
 
 
-class Private(TrainerAgent):
+class Private(TrainerExtension):
     async def adopt(self, offer, descriptors=()):
         receipt = await super().adopt(offer, descriptors)
         for parameter in self.holder.model.parameters():
@@ -103,8 +103,8 @@ class Private(TrainerAgent):
 
 
 class Forgetful(IpcBridge):
-    def agents(self):
-        return {**super().agents(), "trainer": "forgetful:Private"}
+    def extensions(self):
+        return {**super().extensions(), "trainer": "forgetful:Private"}
 
 
 @hookimpl

@@ -219,12 +219,12 @@ async def killed(setting: Setting, report: Report, victim: int) -> None:
             expected = await pair.engine.logprobs(probe)
             began = time.perf_counter()
             pair.children[victim].process.kill()
-            message = await _error(pair.children[victim].peer.call("call_agent", "read_sentinel", 0, deadline_s=10))
+            message = await _error(pair.children[victim].peer.call("call_extension", "read_sentinel", 0, deadline_s=10))
             report.at_most(f"{who} killed: seconds to the error", time.perf_counter() - began, 10, "s")
             named_so = isinstance(message, ProcessDied) and "SIGKILL" in str(message)
             report.holds(f"{who} killed: the message", named_so, str(message).splitlines()[0])
             survivor = await _error(
-                pair.children[1 - victim].peer.call("call_agent", "read_sentinel", 1, deadline_s=10)
+                pair.children[1 - victim].peer.call("call_extension", "read_sentinel", 1, deadline_s=10)
             )
             if survivor is None and victim == 1:
                 gap = _gap(await pair.engine.logprobs(probe), expected)

@@ -16,7 +16,7 @@ import torch
 
 from atropos_core.errors import FitError
 from atropos_core.processes import child_main as hosted
-from atropos_core.processes.agent import Agent
+from atropos_core.processes.extension import Extension
 from tests.gpu.models import SMALL, large
 
 ENGINE = {"dtype": "auto", "max_batch": 64, "prefill_tokens": 4096, "kv_cache_gb": 2.0, "quantization": None}
@@ -124,9 +124,9 @@ class CheckHost(hosted.Host):
         )
         self.peer.handlers |= {handler.__name__: handler for handler in own}
 
-    async def load_agent(self, reference: str) -> None:
+    async def load_extension(self, reference: str) -> None:
         module, _, name = reference.partition(":")
-        self._agent = Agent(getattr(import_module(module), name)(self.component))
+        self._extension = Extension(getattr(import_module(module), name)(self.component))
 
     async def warm(self) -> None:
         """Take what a process takes before it has a model: modules, a CUDA context, kernels, workspaces."""

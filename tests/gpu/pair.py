@@ -63,9 +63,9 @@ class Pair:
             await self.trainer.open()
 
     async def connect(self) -> None:
-        agents = self.bridge.agents()
-        await self.engine.endpoint.load_agent(agents["engine"])
-        await self.trainer.endpoint.load_agent(agents["trainer"])
+        extensions = self.bridge.extensions()
+        await self.engine.endpoint.load_extension(extensions["engine"])
+        await self.trainer.endpoint.load_extension(extensions["trainer"])
         await self.bridge.connect(self.trainer.endpoint, [self.engine])
 
     async def scale(self, factor: float) -> None:

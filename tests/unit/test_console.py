@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,22 @@ def test_what_an_evaluation_came_to_is_accuracy_or_else_reward_and_by_environmen
     assert console.held_out_change(
         {"eval/problems": 2.0, "eval/reward": 0.25}, {"eval/problems": 2.0, "eval/reward": 0.125}
     ) == ["held-out reward 0.250 -> 0.125 (-0.125, 2 problems)"]
+
+
+def test_rollouts_of_an_evaluation_that_failed_are_named() -> None:
+    """Each counts as wrong, and the policy may be innocent."""
+    failed = {"eval/problems": 8.0, "eval/reward": 1.0, "eval/accuracy": 0.5, "eval/failed": 4.0}
+    assert console.held_out(failed) == "held-out accuracy 50.0% on 8 problems, 4 rollouts failed and count as wrong"
+    one = {"eval/problems": 8.0, "eval/reward": 1.0, "eval/failed": 1.0}
+    assert console.held_out(one) == "held-out reward 1.000 on 8 problems, 1 rollout failed"
+    assert console.held_out_change(failed, failed) == [
+        "held-out accuracy 50.0% -> 50.0% (+0.0 points, 8 problems, 4 rollouts failed and count as wrong)"
+    ]
+
+
+def test_a_path_is_said_as_a_shell_takes_it() -> None:
+    assert console.quoted(Path("runs/a-1")) == "runs/a-1"
+    assert console.quoted(Path("my data/rün 1")) == "'my data/rün 1'"
 
 
 COLUMNS = ("kind", "name", "what it is", "from")

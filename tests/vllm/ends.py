@@ -106,7 +106,7 @@ def plan_of(model: Path, bridge: str, changes: dict[str, Any] | None = None) -> 
         "engine": {"use": "vllm", "threads": 1},
         "trainer": {"use": "grpo", "threads": 1, "learning_rate": 1e-2, "max_grad_norm": 10.0},
         "bridge": {"use": bridge},
-        "environment": {"none": {"use": "atropos_core.testing.samples:NoEnvironment"}},
+        "environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}},
         "sink": {},
     }
     for section, different in (changes or {}).items():
@@ -118,17 +118,17 @@ def plan_of(model: Path, bridge: str, changes: dict[str, Any] | None = None) -> 
 
 @asynccontextmanager
 async def opened(plan: Plan, directory: Path) -> AsyncIterator[tuple[Parts, ModelInfo]]:
-    """Both ends open, their agents loaded; the bridge not yet connected."""
+    """Both ends open, their extensions loaded; the bridge not yet connected."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "logs").mkdir(exist_ok=True)
     parts = await build(plan, directory)
     try:
         info, *_ = await asyncio.gather(parts.trainer.open(), *(engine.open() for engine in parts.engines))
-        agents = parts.bridge.agents()
-        if "trainer" in agents:
-            await parts.trainer.endpoint.load_agent(agents["trainer"])
-        if "engine" in agents:
-            await asyncio.gather(*(engine.endpoint.load_agent(agents["engine"]) for engine in parts.engines))
+        extensions = parts.bridge.extensions()
+        if "trainer" in extensions:
+            await parts.trainer.endpoint.load_extension(extensions["trainer"])
+        if "engine" in extensions:
+            await asyncio.gather(*(engine.endpoint.load_extension(extensions["engine"]) for engine in parts.engines))
         yield parts, info
     finally:
         errors = await parts.close()

@@ -58,7 +58,7 @@ async def connect(
     **options: Any,
 ) -> Ends:
     """The bridge between these engines and a real trainer in this process. `model` is the run's, `trainers` what the
-    trainer opens; `end` is another agent for the engines. Raises what `connect` raises."""
+    trainer opens; `end` is another extension for the engines. Raises what `connect` raises."""
     model = model or served[0].model
     trainer = GrpoTrainer(
         GrpoOptions(learning_rate=1e-2, max_grad_norm=10.0, dtype=dtype),
@@ -67,10 +67,10 @@ async def connect(
     info = await trainer.open()
     trainer.endpoint = LocalEndpoint(trainer)
     bridge = IpcBridge(IpcOptions(**options), RunContext(directory, model, transports=transports))
-    agents = bridge.agents()
-    await trainer.endpoint.load_agent(agents["trainer"])
+    extensions = bridge.extensions()
+    await trainer.endpoint.load_extension(extensions["trainer"])
     for one in served:
-        await one.engine.endpoint.load_agent(f"tests.vllm.faults_ipc:{end}" if end else agents["engine"])
+        await one.engine.endpoint.load_extension(f"tests.vllm.faults_ipc:{end}" if end else extensions["engine"])
     try:
         await bridge.connect(trainer.endpoint, [one.engine for one in served])
     except BaseException:

@@ -39,7 +39,7 @@ async def test_requests_end_with_the_adapter_they_began_with_and_engine_and_trai
 ) -> None:
     async with connected(models[family], "lora", tmp_path, CHANGES) as ends:
         endpoint = ends.parts.engines[0].endpoint
-        await endpoint.load_agent("tests.vllm.test_bridge_lora:Spy")
+        await endpoint.load_extension("tests.vllm.test_bridge_lora:Spy")
         at_once: list[int] = []
 
         async def count() -> None:

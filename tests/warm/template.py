@@ -41,7 +41,7 @@ IMPORTED = (
     "atropos_core.cli.run", "atropos_core.cli.resume", "atropos_core.cli.evaluate", "atropos_core.cli.plugins",
     "atropos_core.cli.new", "atropos_core.cli.check", "atropos_core.cli.config", "atropos_core.cli.doctor", "atropos_core.cli.adapter",
     "atropos_core.testing.environments", "atropos_engine_hf.engine", "atropos_trainer_grpo.trainer",
-    "atropos_bridge_ipc.bridge", "atropos_bridge_ipc.agents", "torch.profiler",
+    "atropos_bridge_ipc.bridge", "atropos_bridge_ipc.extensions", "torch.profiler",
     "atropos_bridge_lora.bridge", "atropos_bridge_checkpoint.bridge",
     "atropos_env_gsm8k.environment", "atropos_trajectory_api.server.app", "pytest",
     "atropos_core.builtin.config", "atropos_core.builtin.rewards", "atropos_core.builtin.curricula", "atropos_core.builtin.recording",

@@ -30,8 +30,8 @@ class CheckpointBridge(PublishingBridge):
         self._directory = context.directory / "published"
         self._published: list[Path] = []  # by this connection, oldest first
 
-    def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
-        return {"trainer": "atropos_bridge_checkpoint.agents:TrainerAgent"}
+    def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
+        return {"trainer": "atropos_bridge_checkpoint.extensions:TrainerExtension"}
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
         """Engines of this run have loaded the model directory that the trainer has: there is nothing to do. One that

@@ -33,10 +33,10 @@ class DeltaBridge(PublishingBridge):
         self._model = context.model
         self.update: Mapping[str, Any] = {}  # the facts of the last one: state, size, changed of elements, least
 
-    def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
+    def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
         return {
-            "engine": "atropos_bridge_delta.engine:EngineAgent",
-            "trainer": "atropos_bridge_delta.trainer:TrainerAgent",
+            "engine": "atropos_bridge_delta.engine:EngineExtension",
+            "trainer": "atropos_bridge_delta.trainer:TrainerExtension",
         }
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:

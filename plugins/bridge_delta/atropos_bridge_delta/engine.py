@@ -34,7 +34,7 @@ class Weights(Protocol):
         """Remove what was written down here; may be called twice."""
 
 
-class EngineAgent:
+class EngineExtension:
     """What has arrived is in an unnamed file of the temporary directory until it is applied. The engine's weights are touched by `apply`
     alone, in one go: whatever breaks off before leaves the engine as it was."""
 

@@ -18,7 +18,7 @@ from atropos_core.interfaces import WeightHolder
 from atropos_core.models.tensors import check_same, describe, tensors_of
 
 
-class TrainerAgent:
+class TrainerExtension:
     """One update at a time, in an unnamed file of the temporary directory: it is gone with this process, however that ends."""
 
     def __init__(self, holder: WeightHolder) -> None:

@@ -66,7 +66,7 @@ async def test_after_each_update_every_engine_has_the_trainers_weights_bit_for_b
 
     # An engine that is in another state is sent all.
     one = scene.parts.engines[1].endpoint
-    await one.load_agent(bridge.agents()["engine"])  # which knows nothing of what the engine has
+    await one.load_extension(bridge.extensions()["engine"])  # which knows nothing of what the engine has
     await update(scene, 5)
     assert len(await digests(scene)) == 1
     assert bridge.published.bytes_copied > bridge.update["size"] + 2_000_000
@@ -152,8 +152,8 @@ async def test_an_engine_that_another_run_has_left_begins_with_the_model_on_its_
     engine.outlives_run = True
     other = await open_scene()  # whose trainer has the base model
     other.parts.bridge = DeltaBridge(DeltaBridgeOptions(), RunContext(tmp_path, bridge._model))
-    await engine.endpoint.load_agent(bridge.agents()["engine"])
-    await other.parts.trainer.endpoint.load_agent(bridge.agents()["trainer"])
+    await engine.endpoint.load_extension(bridge.extensions()["engine"])
+    await other.parts.trainer.endpoint.load_extension(bridge.extensions()["trainer"])
     await other.parts.bridge.connect(other.parts.trainer.endpoint, [engine])
     assert (await engine.endpoint.call("digest"))[0] in base
     assert set((await scene.sample()).policy_version.tolist()) == {0}
@@ -167,9 +167,9 @@ class ByDirectory:
 
 
 def by_directory(engine: Any) -> Any:
-    from atropos_bridge_delta.engine import EngineAgent
+    from atropos_bridge_delta.engine import EngineExtension
 
-    return EngineAgent(ByDirectory(engine))
+    return EngineExtension(ByDirectory(engine))
 
 
 @pytest.mark.slow
@@ -179,8 +179,8 @@ async def test_an_engine_that_loads_directories_reads_a_copy_beside_it(open_scen
     for is_known in (True, False):  # whether the engine's machine has the run's model under the same path
         model = scene.parts.bridge._model if is_known else tmp_path / "missing"
         scene.parts.bridge = bridge = DeltaBridge(options, RunContext(tmp_path, model))
-        await engine.endpoint.load_agent(f"{__file__}:by_directory")
-        await trainer.endpoint.load_agent(bridge.agents()["trainer"])
+        await engine.endpoint.load_extension(f"{__file__}:by_directory")
+        await trainer.endpoint.load_extension(bridge.extensions()["trainer"])
         await bridge.connect(trainer.endpoint, [engine])
         for version in (1, 2):
             await update(scene, version)
@@ -202,7 +202,7 @@ async def test_where_no_engine_tells_its_dtype_the_option_does(tmp_path: Path) -
     sizes = {}
     for dtype in ("auto", "float32", "bfloat16", "float16"):
         bridge = DeltaBridge(DeltaBridgeOptions(dtype=dtype), RunContext(tmp_path, tmp_path))
-        await trainer.load_agent(bridge.agents()["trainer"])
+        await trainer.load_extension(bridge.extensions()["trainer"])
         await bridge.connect(trainer, [])
         sizes[dtype] = (await trainer.call("whole"))[0]["least"]
     assert sizes == {"auto": 40_400, "float32": 40_400, "bfloat16": 20_200, "float16": 20_200}
@@ -229,7 +229,7 @@ async def test_an_update_that_failed_half_way_is_the_last(open_scene: Any) -> No
     """What the engines have is not known then: nothing may be told by what changed since."""
     scene = await open_scene()
     trainer = scene.parts.trainer.endpoint
-    await trainer.load_agent(f"{__file__}:WithoutRoom")
+    await trainer.load_extension(f"{__file__}:WithoutRoom")
     await scene.parts.bridge.connect(trainer, scene.parts.engines)
     with pytest.raises(AtroposError, match="cannot write an update"):
         await scene.parts.bridge.publish(1)
@@ -239,9 +239,9 @@ async def test_an_update_that_failed_half_way_is_the_last(open_scene: Any) -> No
 
 def WithoutRoom(holder: Any) -> Any:
     """On a machine whose disk is full as soon as it is written."""
-    from atropos_bridge_delta.trainer import TrainerAgent
+    from atropos_bridge_delta.trainer import TrainerExtension
 
-    class Full(TrainerAgent):
+    class Full(TrainerExtension):
         def _anew(self, kind: str) -> Any:
             return open("/dev/full", "wb")
 

@@ -40,10 +40,10 @@ class IpcBridge(Bridge):
         self._copying: Sequence[Engine] = ()  # of these, those that load copies
         self._synchronizes = False
 
-    def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
+    def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
         return {
             "engine": "atropos_bridge_ipc.ends:engine_end",
-            "trainer": "atropos_bridge_ipc.agents:TrainerAgent",
+            "trainer": "atropos_bridge_ipc.extensions:TrainerExtension",
         }
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:

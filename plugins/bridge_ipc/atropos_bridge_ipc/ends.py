@@ -8,9 +8,9 @@ from typing import Any
 def engine_end(engine: Any) -> Any:
     """For weights in the engine's own process the one end, for weights in a server's workers the other."""
     if hasattr(engine, "transfer_weights"):
-        from atropos_bridge_ipc.servers import ServerAgent
+        from atropos_bridge_ipc.servers import ServerExtension
 
-        return ServerAgent(engine)
-    from atropos_bridge_ipc.agents import EngineAgent
+        return ServerExtension(engine)
+    from atropos_bridge_ipc.extensions import EngineExtension
 
-    return EngineAgent(engine)
+    return EngineExtension(engine)

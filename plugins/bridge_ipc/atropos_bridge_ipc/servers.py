@@ -16,7 +16,7 @@ from atropos_core.processes.rpc import Reply
 VERSION_SLOT = 2  # of the sentinel page of a copy
 
 
-class ServerAgent:
+class ServerExtension:
     """One engine's workers. `where`, made by the bridge, has `directory`, `file`, `nonce`, `model` and `deadline_s`."""
 
     def __init__(self, server: WeightServer) -> None:

@@ -41,7 +41,7 @@ def make_model(directory: Path, *, dtype: str = "float32", **changes: Any) -> Pa
 
 
 class Holder:
-    """What an engine or a trainer shows to an agent."""
+    """What an engine or a trainer shows to an extension."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -96,9 +96,9 @@ async def connected(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         trainer = PeerEndpoint(children[-1].peer)
         await engine.open()
         bridge = IpcBridge(IpcOptions(), RunContext(tmp_path, model, transport="posix_shm"))
-        agents = bridge.agents()
-        await engine.endpoint.load_agent(agents["engine"])
-        await trainer.load_agent(agents["trainer"])
+        extensions = bridge.extensions()
+        await engine.endpoint.load_extension(extensions["engine"])
+        await trainer.load_extension(extensions["trainer"])
         await bridge.connect(trainer, [engine])
         return SimpleNamespace(engine=engine, trainer=trainer, bridge=bridge, children=children[-2:])
 

@@ -1,4 +1,4 @@
-"""Both agents in one process: what is shared, and each planted fault by its own error."""
+"""Both extensions in one process: what is shared, and each planted fault by its own error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from atropos_bridge_ipc.agents import EngineAgent, TrainerAgent
+from atropos_bridge_ipc.extensions import EngineExtension, TrainerExtension
 from atropos_bridge_ipc.manifest import ALIGN, PAGE, Manifest
 from atropos_core.errors import FitError, WeightsMismatch
 
@@ -21,7 +21,7 @@ from atropos_core.errors import FitError, WeightsMismatch
 async def share(
     engine: Any, trainer: Any, change: Callable[[dict[str, Any]], None] = lambda offer: None
 ) -> tuple[Any, Any, Any]:
-    ours, theirs = EngineAgent(engine), TrainerAgent(trainer)
+    ours, theirs = EngineExtension(engine), TrainerExtension(trainer)
     reply = await ours.export("posix_shm")
     change(reply.value)
     await theirs.adopt(reply.value, reply.descriptors)
@@ -117,10 +117,10 @@ async def test_persistent_buffers_travel_and_transposed_weights_keep_their_strid
 async def test_every_descriptor_is_closed(tiny: Path, holders: Any) -> None:
     before = len(os.listdir("/proc/self/fd"))
     engine, trainer = holders.loaded(tiny), holders.skeleton(tiny)
-    agents = await share(engine, trainer)
+    extensions = await share(engine, trainer)
     # mmap keeps a duplicate of its own as long as the mapping lives, at either end.
     assert len(os.listdir("/proc/self/fd")) <= before + 2
-    del agents, engine, trainer
+    del extensions, engine, trainer
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -212,7 +212,7 @@ async def test_a_buffer_that_nothing_can_rebuild_is_refused(holders: Any) -> Non
 
 async def test_the_transport_must_be_the_devices_own(tiny: Path, holders: Any) -> None:
     with pytest.raises(FitError, match="by cuda_ipc, and the engine's model is on cpu"):
-        await EngineAgent(holders.loaded(tiny)).export("cuda_ipc")
+        await EngineExtension(holders.loaded(tiny)).export("cuda_ipc")
 
 
 def test_half_precision_views_hold_the_same_values(holders: Any) -> None:

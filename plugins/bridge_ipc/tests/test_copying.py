@@ -23,11 +23,11 @@ async def connect(
     bridge = IpcBridge(
         IpcOptions(**options), RunContext(directory, model, transport=transports[0], transports=transports)
     )
-    agents = bridge.agents()
+    extensions = bridge.extensions()
     endpoint = LocalEndpoint(trainer)
-    await endpoint.load_agent(agents["trainer"])
+    await endpoint.load_extension(extensions["trainer"])
     for engine in engines:
-        await engine.endpoint.load_agent(agents["engine"])
+        await engine.endpoint.load_extension(extensions["engine"])
     await bridge.connect(endpoint, engines)
     return bridge
 

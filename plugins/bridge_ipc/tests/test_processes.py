@@ -88,8 +88,8 @@ async def test_a_killed_end_leaves_no_segment_and_the_other_goes_on(connected: A
     dead, alive = run.children[victim], run.children[1 - victim]
     dead.process.popen.send_signal(signal.SIGKILL)
     with pytest.raises(ProcessDied, match="SIGKILL"):
-        await dead.peer.call("call_agent", "read_sentinel", 0, deadline_s=10)
-    value = await alive.peer.call("call_agent", "read_sentinel", victim, deadline_s=10)
+        await dead.peer.call("call_extension", "read_sentinel", 0, deadline_s=10)
+    value = await alive.peer.call("call_extension", "read_sentinel", victim, deadline_s=10)
     assert value > 0  # the weights and sentinels are still there
     for child in run.children:
         await child.close()

@@ -29,8 +29,8 @@ class LoraBridge(PublishingBridge):
         self._keep = options.keep
         self._published: list[Path] = []  # oldest first
 
-    def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
-        return {"trainer": "atropos_bridge_lora.agents:TrainerAgent"}
+    def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
+        return {"trainer": "atropos_bridge_lora.extensions:TrainerExtension"}
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
         """Give the engines the adapter that the trainer begins with, which changes nothing yet, as version 0: whether they

@@ -113,7 +113,7 @@ async def test_a_trainer_without_an_adapter_is_refused_at_connect(tmp_path: Path
     holder = type("Holder", (), {"model": torch.nn.Linear(2, 2)})()
     endpoint = LocalEndpoint(holder)
     bridge = LoraBridge(LoraBridgeOptions(), RunContext(tmp_path, tmp_path))
-    await endpoint.load_agent(bridge.agents()["trainer"])
+    await endpoint.load_extension(bridge.extensions()["trainer"])
     with pytest.raises(WeightsMismatch, match="a bare Linear"):
         await bridge.connect(endpoint, [])
 

@@ -35,10 +35,10 @@ class NcclBridge(PublishingBridge):
         self._tensors: Sequence[Sequence[Any]] = ()
         self._receivers = 0
 
-    def agents(self) -> Mapping[Literal["engine", "trainer"], str]:
+    def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
         return {
             "engine": "atropos_bridge_nccl.engine:engine_end",
-            "trainer": "atropos_bridge_nccl.trainer:TrainerAgent",
+            "trainer": "atropos_bridge_nccl.trainer:TrainerExtension",
         }
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:

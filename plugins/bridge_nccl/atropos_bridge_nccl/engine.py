@@ -17,10 +17,10 @@ SLACK_S = 5.0  # of a server's answer over its workers' deadlines
 
 def engine_end(engine: Any) -> Any:
     """By where the engine has its weights."""
-    return ServerAgent(engine) if hasattr(engine, "transfer_weights") else EngineAgent(engine)
+    return ServerExtension(engine) if hasattr(engine, "transfer_weights") else EngineExtension(engine)
 
 
-class EngineAgent:
+class EngineExtension:
     """The engine is paused while it receives. What breaks off then leaves part of the new weights in it: it stays paused, and ends with
     the run."""
 
@@ -51,7 +51,7 @@ class EngineAgent:
                 tensor.copy_(into)
 
 
-class ServerAgent:
+class ServerExtension:
     """vLLM's weight-transfer routes: its workers load what arrives by their own loader (`vllm.worker`)."""
 
     def __init__(self, server: WeightServer) -> None:

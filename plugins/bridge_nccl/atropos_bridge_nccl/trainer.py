@@ -17,7 +17,7 @@ from atropos_core.models.tensors import SAME_MODEL, check_same, describe, tensor
 from atropos_core.processes.network import LOOPBACK, listen
 
 
-class TrainerAgent:
+class TrainerExtension:
     """Of several ranks of the trainer it is the first's, which has the whole model."""
 
     def __init__(self, holder: WeightHolder) -> None:

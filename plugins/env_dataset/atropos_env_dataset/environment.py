@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from atropos_core.interfaces import Environment, Score
 from atropos_core.types import Message, Split, Task
@@ -26,7 +27,10 @@ class Dataset(Environment):
 
     async def open(self) -> None:
         self._tasks = await asyncio.to_thread(load, self._options, self._label)
-        self._scorer.check(task for tasks in self._tasks.values() for task in tasks)
+        options = self._options
+        files: dict[Split, Path | None] = {"train": options.tasks, "test": options.test_tasks or options.tasks}
+        for split, file in files.items():
+            self._scorer.check(self._tasks[split], str(file or options.hub))
 
     async def close(self) -> None:
         await self._scorer.close()

@@ -35,17 +35,22 @@ def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str) -
     for task in tasks:
         if task.messages[-1]["role"] == "assistant":
             raise DataError(
-                f"dataset: the prompt of task {task.id} ends with a reply of the assistant, so that nothing is left to answer.",
+                f"{source}: the prompt of task {task.id} ends with a reply of the assistant, so that nothing is left to answer.",
                 remedy="Leave that message out; what it says may be the column `answer`.",
             )
         if options.score in SCORES and task.answer is None:
             there = ", ".join(map(repr, task.data)) or "none"
             raise DataError(
-                f"dataset: task {task.id} has no {options.answer!r}, with which its replies are to be compared. "
+                f"{source}: task {task.id} has no {options.answer!r}, with which its replies are to be compared. "
                 f"Its other columns: {there}.",
-                remedy=f"Name the column, as --set {label}.answer=COLUMN, or a score of your own.",
+                remedy=f"Name the column, as --set {_option(label, 'answer')}=COLUMN, or a score of your own.",
             )
     return tasks
+
+
+def _option(label: str, name: str) -> str:
+    """As `--set` of a run names it; `atropos check` sets those of one component alone, and has no label."""
+    return f"{label}.{name}" if label else name
 
 
 def _with_prompts(rows: Iterator[tuple[str, Row]], options: DatasetOptions, label: str) -> Iterator[tuple[str, Row]]:
@@ -53,7 +58,7 @@ def _with_prompts(rows: Iterator[tuple[str, Row]], options: DatasetOptions, labe
         if value_at(row, options.prompt) is None and row.get("messages") is None:
             raise DataError(
                 f"{where} has no column {options.prompt!r}. It has {', '.join(map(repr, row)) or 'nothing'}.",
-                remedy=f"Say which column has the prompt, as --set {label}.prompt=COLUMN.",
+                remedy=f"Say which column has the prompt, as --set {_option(label, 'prompt')}=COLUMN.",
             )
         yield where, row
 

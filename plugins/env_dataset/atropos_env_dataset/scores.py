@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
-from inspect import isawaitable, signature
+from inspect import Parameter, isawaitable, signature
 from typing import Any
 
 from atropos_core.builtin.rewards import last_number, same_number
@@ -19,13 +19,14 @@ from atropos_core.types import Message, Task
 from atropos_env_dataset.config import DatasetOptions
 
 TOLERANCE = 1e-6  # of numbers
+OF_TRLS_TRAINER = ("completion_ids", "prompts_ids", "trainer_state", "log_extra", "log_metric", "environments")
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
 MATH = "atropos_env_dataset.math_answers:equal"
 
 
 class Scorer:
-    def check(self, tasks: Iterable[Task]) -> None:
-        """Raises DataError for the first whose answer cannot be compared with anything."""
+    def check(self, tasks: Iterable[Task], source: str) -> None:
+        """Raises DataError for the first whose answer cannot be compared with anything. `source`: the file that they are of."""
 
     async def score(self, task: Task, reply: Message) -> Score:
         raise NotImplementedError
@@ -58,11 +59,11 @@ class Numeric(Compared):
     def __init__(self, pattern: str | None) -> None:
         super().__init__(same_last_number, pattern)
 
-    def check(self, tasks: Iterable[Task]) -> None:
+    def check(self, tasks: Iterable[Task], source: str) -> None:
         for task in tasks:
             if last_number(task.answer or "") is None:
                 raise DataError(
-                    f"dataset: the answer of task {task.id} has no number in it: {task.answer!r:.80}.",
+                    f"{source}: the answer of task {task.id} has no number in it: {task.answer!r:.80}.",
                     remedy='score = "exact" compares texts, score = "math" expressions.',
                 )
 
@@ -102,6 +103,13 @@ class Yours(Scorer):
         if not callable(self._function):
             raise ConfigError(f"dataset: score = {reference!r} is {self._function!r:.80}, and not a function.")
         names = signature(self._function).parameters
+        needed = [name for name in OF_TRLS_TRAINER if name in names and names[name].default is Parameter.empty]
+        if "completions" in names and needed:
+            raise ConfigError(
+                f"dataset: score = {reference!r} takes {needed[0]}, which only TRL's trainer has: here it is given prompts, completions "
+                "and the columns of the row.",
+                remedy=f"Give it a default, {needed[0]}=None, where it can do without.",
+            )
         self._call = (
             partial(of_trl, prompt) if "completions" in names else of_verl if "solution_str" in names else of_ours
         )

@@ -115,7 +115,7 @@ async def test_a_file_of_its_own_is_the_test_split_and_columns_are_named(tmp_pat
         (
             [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "1"}], "answer": "1"}],
             {},
-            "the prompt of task 1 ends with a reply of the assistant",
+            "rows.jsonl: the prompt of task 1 ends with a reply of the assistant",
         ),
     ],
 )  # fmt: skip
@@ -230,6 +230,13 @@ async def test_a_function_for_trl_or_verl_is_called_as_they_call_it(tmp_path, fu
     made = dataset(tasks=file, score=f"{tmp_path}/theirs.py:{function}", held_out=0.0)
     await made.open()
     assert await made.score(made.tasks("train")[0], {"role": "assistant", "content": "it is 12"}) == expected
+
+
+def test_what_only_trls_trainer_can_give_a_function_is_named(tmp_path):
+    (tmp_path / "theirs.py").write_text("def f(completions, completion_ids):\n    return [0.0]\n")
+    file = lines(tmp_path / "rows.jsonl", *sums(0, 9))
+    with pytest.raises(ConfigError, match="theirs.py:f' takes completion_ids, which only TRL's trainer has"):
+        dataset(tasks=file, score=f"{tmp_path}/theirs.py:f", held_out=0.0)
 
 
 async def test_what_is_no_score_is_named(tmp_path):

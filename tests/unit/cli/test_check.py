@@ -47,6 +47,33 @@ def test_options_go_to_the_component(atropos: Callable[..., Any]) -> None:
     assert ended.code == 2 and "Did you mean 'limit_tokens'" in ended.err
 
 
+def test_options_of_a_run_file_say_how_they_are_set_here(atropos: Callable[..., Any]) -> None:
+    ended = atropos("check", "calculator", "--set", "environment.calculator.turns=2")
+    assert ended.code == 2 and "--set OPTION=VALUE, without environment.NAME" in ended.err, ended.err
+    ended = atropos("check", "mine.toml")
+    assert ended.code == 2 and "is a run file, and what is looked at is one component" in ended.err
+
+
+def test_what_an_error_says_to_do_is_what_is_said(atropos: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "1"}\n')
+    said = " ".join(atropos("check", "dataset:rows.jsonl").out.split())
+    assert "Say which column has the prompt, as --set prompt=COLUMN." in said and "(rows.py" not in said, said
+
+
+def test_a_score_that_returns_nothing_is_a_finding(atropos: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import atropos_core\n\nclass Mine(atropos_core.Environment):\n    def tasks(self, split):\n"
+        "        return [atropos_core.Task(split, ({'role': 'user', 'content': split},), '1')]\n\n"
+        "    async def score(self, task, reply):\n        pass\n\n\nclass Loose(Mine):\n"
+        "    async def rollout(self, task, policy, *, seed):\n"
+        "        talk = atropos_core.Conversation(policy, seed=seed)\n        await talk.reply(*task.messages)\n"
+        "        return talk.episode(atropos_core.Score(None))\n"
+    )
+    for name, says in (("Mine", "Mine.score() gave None: it returns a number, or a Score"), ("Loose", "episodes")):
+        ended = atropos("check", f"./mine.py:{name}")
+        assert ended.code == 1 and says in " ".join(ended.out.split()) and "Traceback" not in ended.err, ended.err
+
+
 def test_a_name_of_two_kinds_asks_which(atropos: Callable[..., Any]) -> None:
     assert atropos("check", "numeric").code == 0
     assert "'local' is of the kinds" in (asked := atropos("check", "local").err) and "--kind" in asked

@@ -64,7 +64,7 @@ def report(plugins: Plugins, name: str) -> PluginReport:
 def plan_with_reward(plugins: Plugins, reward: str) -> None:
     values = {
         "model": "toy", "engine": {"use": "toy"}, "trainer": {"use": "toy"}, "bridge": {"use": "local"},
-        "environment": {"none": {"use": "atropos_core.testing.samples:NoEnvironment"}}, "reward": {reward: {}},
+        "environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}}, "reward": {reward: {}},
     }  # fmt: skip
     make_plan(load([Layer("test", values)]).config, plugins.resolve_model("toy"), plugins)
 
@@ -285,6 +285,16 @@ def test_what_follows_a_colon_is_the_option_that_the_component_takes_there(insta
         registry.find("reward", "numeric:word")  # which takes none: it is a place, as any other
     assert short_name("says:./folder/a.py") == "a"
     assert short_name("says:owner/Word") == "word"
+    assert short_name("says:./folder/2024 train.v2.jsonl") == "2024_train_v2", (
+        "or --set environment.NAME.x could not name it"
+    )
+
+
+def test_a_file_of_rows_is_named_after_what_reads_it() -> None:
+    with pytest.raises(
+        UnknownComponent, match=r"A file of rows is named after what reads it: dataset:\./rows\.jsonl\."
+    ):
+        load_plugins().registry.find("environment", "./rows.jsonl")
 
 
 SERVER = """
@@ -301,7 +311,7 @@ def atropos_engine_servers():
 def plan_with_workers(plugins: Plugins) -> Any:
     values = {
         "model": "toy", "engine": {"use": "toy"}, "trainer": {"use": "toy"}, "bridge": {"use": "local"},
-        "environment": {"none": {"use": "atropos_core.testing.samples:NoEnvironment"}}, "api": {"url": "http://127.0.0.1:1"},
+        "environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}}, "api": {"url": "http://127.0.0.1:1"},
     }  # fmt: skip
     return make_plan(load([Layer("test", values)]).config, plugins.resolve_model("toy"), plugins)
 

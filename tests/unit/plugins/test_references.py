@@ -75,6 +75,9 @@ class NoModel(Quiet):
 async def one(task, episodes):
     return np.ones(len(episodes))
 
+def of_trl(completions, answer, **kwargs):
+    return [1.0 for _ in completions]
+
 def late(task, episodes):
     return np.ones(len(episodes))
 
@@ -172,6 +175,11 @@ def test_a_class_says_of_itself_what_a_plugin_says_in_its_provider(file: Path):
         ("reward", "Quiet", r"is not a reward, but.*\n.*with __call__\(\)"),
         ("reward", "late", "is a function, and a reward is awaited.\n.*async def"),
         ("transform", "late", "a transform is awaited"),
+        (
+            "reward",
+            "of_trl",
+            "takes `completions`, as TRL's reward functions do.*\n.*--env dataset:FILE, with score = ",
+        ),
         ("curriculum", "Half", r"lacks settle\(\), state\(\) and load\(\)"),
         ("bridge", "Dumb", 'does not say how weights travel.*\n.*transports = {"in_process"}'),
         ("bridge", "Far", "there is no transport 'pigeon'. There is: in_process"),

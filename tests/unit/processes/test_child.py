@@ -101,6 +101,9 @@ class RiggedEngine(Engine):
         self.options, self.context = options, context
         if options.how.startswith("collector"):
             note(options, f"built: {gc.isenabled()}")
+        if options.how == "imports":
+            note(options, "importing")
+            time.sleep(600)
         if options.how == "no build":
             raise ValueError("cannot be built")
         if options.how == "parent":
@@ -179,7 +182,7 @@ class RiggedReward:
         return np.array([one.score * 2 for one in episodes], np.float32)
 
 
-class Agent:
+class Extension:
     def __init__(self, component):
         self.component = component
 
@@ -478,6 +481,17 @@ async def test_a_child_that_is_refused_memory_is_an_error_of_that_name_and_says_
     assert "bytearray(1 << 30)" in str(raised.value) and "ulimit -v" in str(raised.value)
 
 
+async def test_a_start_that_is_given_up_ends_a_process_that_still_imports(start, tmp_path):
+    """It would answer a request to close once it has imported, and that may take long."""
+    starting = asyncio.create_task(start(how="imports"))
+    await until_written(tmp_path, "importing")
+    [pid] = [one.pid for one in psutil.Process().children() if "atropos_core.processes.child_main" in one.cmdline()]
+    starting.cancel()
+    async with asyncio.timeout(8):  # a request to close has 10 s
+        await asyncio.gather(starting, return_exceptions=True)
+    assert await gone(pid)
+
+
 async def test_a_component_that_cannot_be_built_leaves_no_process(start, tmp_path):
     with pytest.raises(RemoteError, match="cannot be built"):
         await start(how="no build")
@@ -633,7 +647,7 @@ def memory(text: bytes) -> int:
 async def test_descriptors_go_both_ways_and_each_side_owns_its_own(start, where, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     endpoint: Any = PeerEndpoint((await start()).peer) if where == "there" else LocalEndpoint(object())
-    await endpoint.load_agent("rigged:Agent")
+    await endpoint.load_extension("rigged:Extension")
     given = memory(b"hello")
     [read, component], [made] = await endpoint.call("swap", "from there", descriptors=[given])
     assert read == b"hello"
@@ -646,7 +660,7 @@ async def test_descriptors_go_both_ways_and_each_side_owns_its_own(start, where,
 
 async def test_passing_descriptors_a_hundred_times_leaks_none(start):
     endpoint = PeerEndpoint((await start()).peer)
-    await endpoint.load_agent("rigged:Agent")
+    await endpoint.load_extension("rigged:Extension")
     [before, _] = await endpoint.call("count")
     ours = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
@@ -659,10 +673,10 @@ async def test_passing_descriptors_a_hundred_times_leaks_none(start):
 
 
 @pytest.mark.parametrize("where", ["there", "here"])
-async def test_an_agent_without_descriptors_gets_its_arguments_alone(start, where, tmp_path, monkeypatch):
+async def test_an_extension_without_descriptors_gets_its_arguments_alone(start, where, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     endpoint: Any = PeerEndpoint((await start()).peer) if where == "there" else LocalEndpoint(object())
-    await endpoint.load_agent("rigged:Agent")
+    await endpoint.load_extension("rigged:Extension")
     assert await endpoint.call("none", 1, "two") == ([1, "two"], [])
 
 

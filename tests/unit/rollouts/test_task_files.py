@@ -115,6 +115,16 @@ def test_tasks_are_read_with_their_own_fields(tmp_path: Path) -> None:
         ('{"messages": [{"role": "user"}], "system": "s"}', "line 2: system goes with a prompt that is text"),
         ('{"messages": [{"content": "a"}]}', "line 2: messages must be text, or a list of objects with role"),
         ('{"prompt": "a", "answer": []}', "line 2: answer must be text or a number"),
+        ('{"prompt": " "}', r"line 2: prompt is blank\.(.|\n)*Leave the row out"),
+        (
+            '{"messages": [{"role": "human", "content": "a"}]}',
+            "line 2: a message has the role 'human', which chat templates leave",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+            "line 2: the content of a message must be text, not",
+        ),
+        ('{"messages": [{"role": "user", "content": 3}]}', "line 2: the content of a message must be text, not 3"),
         ('{"id": "1", "prompt": "a"}', r"two tasks have the id '1'\.(.|\n)*An id names one task: number them\."),
     ],
 )
@@ -123,6 +133,14 @@ def test_a_line_that_is_no_task_is_named(tmp_path: Path, line: str, message: str
     path.write_text(f'{{"prompt": "first"}}\n{line}\n')
     with pytest.raises(DataError, match=message):
         read_tasks(path)
+
+
+def test_parts_of_a_message_that_are_text_are_one_text(tmp_path: Path) -> None:
+    """Of multimodal data sets: a template would write the list itself into the prompt."""
+    parts = [{"type": "text", "text": "2 + 2"}, {"type": "text", "text": " = ?"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": parts}]}))
+    [task] = read_tasks(tmp_path / "a.jsonl")
+    assert task.messages == ({"role": "user", "content": "2 + 2 = ?"},)
 
 
 def test_no_task_changes_its_split_when_others_are_added() -> None:

@@ -52,10 +52,13 @@ def import_(
     """
     from atropos_core import console
     from atropos_core.cli.new import check_name, write
+    from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
     from atropos_env_atroposlib.importing.source import read
 
-    path, _, wanted = file.rpartition(":") if not file.endswith(".py") else (file, "", "")
+    path, _, wanted = file.rpartition(":") if ":" in file and not file.endswith(".py") else (file, "", "")
+    if not path.endswith(".py"):
+        raise ConfigError(f"{file} is no file of Python.", remedy="Name one: path.py, or path.py:Class.")
     made = read(Path(path), wanted)
     name = name or _name(made.name)
     check_name("environment", name, load_plugins().registry)

@@ -48,11 +48,11 @@ def bridge_code(plan: Plan, plugins: Plugins) -> str:
     """What a run's bridge has loaded in the engine's process, as "pkg.mod:Class"; empty where it needs nothing there."""
     resolved = resolve_component(plugins.registry, "bridge", "bridge", plan.config.bridge)
     bridge: Bridge = resolved.build(RunContext(Path(), plan.model.directory, max_staleness=sys.maxsize))
-    return bridge.agents().get("engine", "")
+    return bridge.extensions().get("engine", "")
 
 
-async def serve_engine(plan: Plan, where: str, token_file: Path | None, agent: str = "") -> None:
-    """Until SIGTERM or Ctrl-C, or until the engine's process ends. `plan` is of `sent_weights`, `agent` of `bridge_code`. Raises
+async def serve_engine(plan: Plan, where: str, token_file: Path | None, extension: str = "") -> None:
+    """Until SIGTERM or Ctrl-C, or until the engine's process ends. `plan` is of `sent_weights`, `extension` of `bridge_code`. Raises
     ConfigError, ProcessDied."""
     [takes] = plan.transports
     stop = asyncio.Event()
@@ -62,7 +62,7 @@ async def serve_engine(plan: Plan, where: str, token_file: Path | None, agent: s
         parts = await build_for_evaluation(plan, Path(directory))
         try:
             info = await parts.engine.open()
-            server = await open_engine_server(parts.engine, where, token_file, info, takes=takes, agent=agent)
+            server = await open_engine_server(parts.engine, where, token_file, info, takes=takes, extension=extension)
             try:
                 engine = f"{plan.config.engine.use}, {plan.model.summary}"
                 console.facts([("engine", engine), ("takes", SENT[takes]), ("at", server.url)])

@@ -46,23 +46,23 @@ def engine_app(
     takes: Transport | None,
     info: ModelInfo | None = None,
     *,
-    agent: str = "",
+    extension: str = "",
     silent_s: float = SILENT_S,
 ) -> EngineRoutes:
-    """`takes`: what the engine was started to be sent, one of SENT; None: nothing. `agent`: the code of the bridge that it was
+    """`takes`: what the engine was started to be sent, one of SENT; None: nothing. `extension`: the code of the bridge that it was
     started with ("pkg.mod:Class"), which a run may have loaded, and no other. `info` is what `engine.open()` gave;
     without it the first caller's `open` opens the engine. `silent_s`: that an upload may stand still."""
-    return EngineRoutes(engine, takes, info, agent, silent_s)
+    return EngineRoutes(engine, takes, info, extension, silent_s)
 
 
 class EngineRoutes:
     """An ASGI application. `close` removes what uploads have left."""
 
     def __init__(
-        self, engine: Engine, takes: Transport | None, info: ModelInfo | None, agent: str, silent_s: float
+        self, engine: Engine, takes: Transport | None, info: ModelInfo | None, extension: str, silent_s: float
     ) -> None:
         self._engine = engine
-        self._agent = agent
+        self._extension = extension
         self._silent_s = silent_s
         self._info = info
         self._instance = secrets.token_hex(8)
@@ -76,7 +76,7 @@ class EngineRoutes:
         changes = {
             "pause": self._pause, "resume": self._resume,
             "load_weights": self._load_weights, "load_adapter": self._load_adapter,
-            "load_agent": self._load_agent, "call_agent": self._call_agent,
+            "load_extension": self._load_extension, "call_extension": self._call_extension,
         }  # fmt: skip
         table: dict[tuple[str, str], Handler] = {("POST", f"engine/{name}"): call for name, call in calls.items()}
         table |= {("POST", f"engine/{name}"): self._held(call) if takes else _refuse for name, call in changes.items()}
@@ -174,19 +174,19 @@ class EngineRoutes:
         version = request.count("version")
         await self._with_upload(request, lambda directory: self._engine.load_adapter(directory, version))
 
-    async def _load_agent(self, request: Request) -> None:
+    async def _load_extension(self, request: Request) -> None:
         """Raises FitError for code of another bridge: what is imported here, whoever started the engine says."""
-        if (reference := request.get("reference", str)) != self._agent:
+        if (reference := request.get("reference", str)) != self._extension:
             raise FitError(
                 f"the run's bridge has code of its own in the engine's process ({brief(reference)}), and this engine was started "
                 "without it.",
                 remedy="Give `atropos engine` the --bridge of the run.",
             )
-        await self._engine.endpoint.load_agent(reference)
+        await self._engine.endpoint.load_extension(reference)
 
-    async def _call_agent(self, request: Request) -> Any:
+    async def _call_extension(self, request: Request) -> Any:
         method = request.get("method", str)
-        if not self._agent or not method.isidentifier() or method.startswith("_"):
+        if not self._extension or not method.isidentifier() or method.startswith("_"):
             raise DataError(f"there is no code of a bridge here that takes a call {brief(method)}")
         answer, _ = await self._engine.endpoint.call(method, *request.get("arguments", list), deadline_s=LOAD_S)
         return answer

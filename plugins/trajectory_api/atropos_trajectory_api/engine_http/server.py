@@ -47,11 +47,11 @@ async def open_engine_server(
     info: ModelInfo | None = None,
     *,
     takes: Transport | None = None,
-    agent: str = "",
+    extension: str = "",
     grace_s: int = GRACE_S,
 ) -> RunningEngineServer:
     """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT, and send it what it `takes`, by a bridge whose
-    code in the engine's process is `agent`. Raises ConfigError where that cannot be, or must not be."""
+    code in the engine's process is `extension`. Raises ConfigError where that cannot be, or must not be."""
     host, port = address(where)
     token = None if token_file is None else read_server_token(token_file)
     if token is None and not is_loopback(host):
@@ -59,7 +59,7 @@ async def open_engine_server(
             f"the engine is to be reached at {where}, from other machines, and there is no token.",
             remedy="Name a file that holds one: --token-file FILE (in a run file, api.token_file), the same for server and workers.",
         )
-    app = engine_app(engine, takes, info, agent=agent)
+    app = engine_app(engine, takes, info, extension=extension)
     bounded: ASGIApp = app  # what uploads weights has the right to send much
     limits: Limits | None = None
     if takes is None:

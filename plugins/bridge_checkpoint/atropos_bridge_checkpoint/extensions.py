@@ -17,7 +17,7 @@ from atropos_core.storage.atomic import WRITABLE, appearing, size_bytes
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
 
 
-class TrainerAgent:
+class TrainerExtension:
     """Writes the model that the trainer holds."""
 
     def __init__(self, holder: WeightHolder) -> None:

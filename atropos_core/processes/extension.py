@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class Agent:
+class Extension:
     """What the bridge's code gave for a component, and the calls that the bridge makes on it."""
 
     def __init__(self, made: Any) -> None:
         self._made = made
 
     @classmethod
-    def load(cls, reference: str, component: Any) -> Agent:
+    def load(cls, reference: str, component: Any) -> Extension:
         """`reference`: "pkg.mod:function", which is called with the component."""
         from atropos_core.plugins.references import load_reference
 
         return cls(load_reference(reference)(component))
 
     async def call(self, method: str, arguments: Sequence[Any], descriptors: Sequence[int]) -> Any:
-        """`descriptors` are the agent's from here on; the keyword is left out where there are none."""
+        """`descriptors` are the extension's from here on; the keyword is left out where there are none."""
         keywords = {"descriptors": list(descriptors)} if descriptors else {}
         return await getattr(self._made, method)(*arguments, **keywords)

@@ -20,7 +20,7 @@ from atropos_core.interfaces import Transport, WeightHolder
 from atropos_core.processes.rpc import Reply
 
 
-class _Agent:
+class _Extension:
     """What both ends do alike: a sentinel written here must be read there."""
 
     def __init__(self, holder: WeightHolder) -> None:
@@ -44,7 +44,7 @@ class _Agent:
         return self._flat[:PAGE].view(torch.int64)
 
 
-class EngineAgent(_Agent):
+class EngineExtension(_Extension):
     """The owner's end."""
 
     async def export(self, transport: Transport, where: Mapping[str, Any] | None = None) -> Reply:
@@ -74,7 +74,7 @@ class EngineAgent(_Agent):
         return False
 
 
-class TrainerAgent(_Agent):
+class TrainerExtension(_Extension):
     """The other end: its model becomes views of the owner's segment. Or it keeps its own weights, and writes copies."""
 
     def __init__(self, holder: WeightHolder) -> None:

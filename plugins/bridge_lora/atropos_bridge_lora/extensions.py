@@ -16,7 +16,7 @@ from atropos_core.interfaces import WeightHolder
 from atropos_core.storage.atomic import WRITABLE, appearing, size_bytes
 
 
-class TrainerAgent:
+class TrainerExtension:
     """Writes the adapter that the trainer holds."""
 
     def __init__(self, holder: WeightHolder) -> None:
