@@ -184,6 +184,34 @@ def test_what_may_pass_is_called_again_and_the_rest_is_named_at_once(elsewhere, 
         assert len(server.bodies) == 1
 
 
+SESSIONS = """
+import atropos_core as atropos
+
+
+class Sessions(atropos.Environment):
+    def tasks(self, split):
+        return [atropos.Task(f"{split}-{number}", ({"role": "user", "content": f"{number}?"},), "7") for number in range(8)]
+
+    async def open(self):
+        if self.at_once is None:  # it is not open yet
+            self.at_once, self.sessions = 2, ["first", "second"]
+
+    async def score(self, task, reply):
+        session = self.sessions.pop()
+        self.sessions.append(session)
+        return float(reply["content"] == "7")
+"""
+
+
+def test_an_environment_that_learns_as_it_opens_how_many_rollouts_it_can_run_is_opened(elsewhere, tmp_path) -> None:
+    """As `openenv` does, of its server."""
+    (tmp_path / "mine.py").write_text(SESSIONS)
+    server = elsewhere(lambda body: says("7", completion_tokens=1))
+    figures, _ = evaluated(server, tmp_path / "out", "--env", f"{tmp_path}/mine.py:Sessions", "--problems", "8")
+    assert figures["metrics"]["eval/reward"] == 1.0 and figures["metrics"]["eval/failed"] == 0
+    assert server.most_at_once <= 2
+
+
 def test_a_server_that_is_not_there_is_waited_for_by_name(monkeypatch, capsys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
