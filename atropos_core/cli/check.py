@@ -95,7 +95,7 @@ def kind_named(name: str, registry: Registry, among: Sequence[str], purpose: str
         except UnknownComponent:
             continue
     names = sorted({offer.provider.name for offer in registry.offers() if offer.kind in among})
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names)}."
     raise UnknownComponent(
         f"there is no component named {name!r}{purpose}. {hint} Your own is named ./file.py:Name.",

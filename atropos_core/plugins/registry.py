@@ -71,7 +71,7 @@ class Registry:
                     f"plugin {plugin!r}, which should offer {_a(kind)} named {name!r}, does not load: {error}"
                 ) from error
         names = sorted(found for (of, found) in self._offers if of == kind)
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names) or 'none'}."
         hint += self._taking_a_file(kind, name) or " Your own is named ./file.py:Name or pkg.mod:Name."
         raise UnknownComponent(

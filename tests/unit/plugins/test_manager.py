@@ -251,6 +251,8 @@ def test_a_near_miss_is_suggested_and_kinds_are_kept_apart() -> None:
     registry = load_plugins([]).registry
     with pytest.raises(UnknownComponent, match="there is no reward named 'numerc'. Did you mean 'numeric'"):
         registry.find("reward", "numerc")
+    with pytest.raises(UnknownComponent, match="Did you mean 'gsm8k'"):
+        load_plugins().registry.find("environment", "GSM8K")
     with pytest.raises(UnknownComponent, match="There is: local"):
         registry.find("bridge", "zzz")
 
