@@ -73,8 +73,8 @@ def _exit_code(command: str, code: int, handed_in: bytes, requested: Collection[
     that came to this process as well."""
     if handed_in and code >= 0:
         return code or handed_in[0]
-    if -code in requested:  # before the command had handlers of its own
-        sys.stderr.write("Interrupted stopped before it began.\n")
+    if -code in requested:  # before the command had a handler of its own
+        sys.stderr.write(f"Interrupted ended by {signal.Signals(-code).name}, before it was done.\n")
         return 128 - code
     how = (
         f"was killed by {signal.Signals(-code).name}" if code < 0 else f"was ended with exit code {code} by code in it"

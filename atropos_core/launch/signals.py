@@ -78,7 +78,9 @@ def signals(stop: asyncio.Event, began: asyncio.Event) -> Iterator[None]:
             current.cancel()
         else:
             how = (
-                "finishing what has begun and saving (once more ends it at once)" if began.is_set() else "no step has begun"
+                "finishing what has begun and saving (once more ends it at once)"
+                if began.is_set()
+                else "no step has begun"
             )
             console.say(f"\nstopping: {how}")
             stop.set()

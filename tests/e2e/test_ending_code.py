@@ -294,4 +294,7 @@ def test_ctrl_c_before_a_command_has_begun_is_no_fault_of_a_component(tmp_path):
         assert process.stdout.readline() == "imported\n"
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=30)
-        assert process.returncode == 130 and said in ("", "Interrupted stopped before it began.\n"), (command, said)
+        assert process.returncode == 130 and said in ("", "Interrupted ended by SIGINT, before it was done.\n"), (
+            command,
+            said,
+        )

@@ -19,7 +19,7 @@ from atropos_core.types import Message, Task
 from atropos_env_dataset.config import DatasetOptions
 
 TOLERANCE = 1e-6  # of numbers
-OF_TRLS_TRAINER = ("completion_ids", "prompts_ids", "trainer_state", "log_extra", "log_metric", "environments")
+OF_TRLS_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
 MATH = "atropos_env_dataset.math_answers:equal"
 
