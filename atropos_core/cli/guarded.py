@@ -36,13 +36,13 @@ def guarded(command: str, work: Callable[[], int]) -> int:
     if pid == 0:
         os.close(reading)
         _end_with(guard)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # What imports a component would take a KeyboardInterrupt for the component's. Loops that run have handlers of their own.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = 1  # of what it raises, which is on the screen as long as the screen is there
         try:
             code = work()
-        except KeyboardInterrupt:  # before the command had a handler of its own
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
         finally:
             with suppress(OSError):  # closed by a component, as its standard error may be
                 os.write(writing, bytes([code & 0xFF]))
