@@ -139,7 +139,7 @@ class NoRoom(LocalBridge):
 
 
 def test_options_of_a_component_are_validated_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'reward length: limit_token'.*Did you mean 'limit_tokens'"):
+    with pytest.raises(ConfigError, match=r"reward length: unknown key 'limit_token'.*Did you mean 'limit_tokens'"):
         check("reward", "length", {"limit_token": 3})
 
 

@@ -326,7 +326,7 @@ def test_columns_with_anything_in_any_place_are_refused_or_are_a_group(data: st.
     else:
         fields_of[place] = data.draw(wrong)
     raw = json.dumps(header).encode()
-    torn = struct.to_batch("<4sIQ", b"ATR1", len(raw), size) + raw + frame[PREFIX_BYTES + length :]
+    torn = struct.pack("<4sIQ", b"ATR1", len(raw), size) + raw + frame[PREFIX_BYTES + length :]
     try:
         decode(torn)
     except DataError:
