@@ -46,12 +46,17 @@ class Found:
     steps: int
     rollouts: int  # that ended, whether they were trained or died with a worker
     trained: int  # rollouts in the records of the steps
-    draws_wrong: list[int]  # drawn not exactly once
+    draws_wrong: list[int]  # in the records not exactly once, or at all where they were settled as stale
+    stale: int  # draws that were, which only a trainer's end may do: see `missed`
     unplayed: int  # trained, and in no environment's ledger, or more often than there
 
     def missed(self) -> list[str]:
         """Promises that were broken."""
         found = [f"draws not trained exactly once: {self.draws_wrong[:5]}"] * bool(self.draws_wrong)
+        # a trainer that is resumed some steps back may give out draws of a later step while it trains what the server still has: what is
+        # sampled then is too old once it gets there
+        if self.stale > GROUPS * self.kills.get("trainer", 0):
+            found.append(f"{self.stale} draws were stale, of {self.kills.get('trainer', 0)} ends of a trainer")
         return found + [f"{self.unplayed} rollouts were trained that nobody ran"] * bool(self.unplayed)
 
 
@@ -87,7 +92,9 @@ def killed_roles(
 def _found(place: Scene, steps: int, kinds: Counter[str], seconds: float) -> Found:
     run = place.folder / "run"
     assert [line["step"] for line in place.metrics] == list(range(1, steps + 1)), place.all_text
-    check_epochs(settled(run, steps), TASKS)
+    entries = settled(run, steps)
+    check_epochs(entries, TASKS)
+    stale = {draw for draw, _, outcome in entries if outcome == "stale"}
     sampled = Counter(tuple(row) for row in _rows(place.folder / "played.jsonl"))
     drawn: Counter[int] = Counter()
     trained: Counter[tuple[str, str]] = Counter()
@@ -95,8 +102,9 @@ def _found(place: Scene, steps: int, kinds: Counter[str], seconds: float) -> Fou
         rows = [row for row in _rows(path) if "failed" not in row]
         drawn.update({row["draw"] for row in rows})
         trained.update((row["task"], row["messages"][-1]["content"]) for row in rows)
-    wrong = [draw for draw in range(max(drawn) + 1) if drawn[draw] != 1]
-    return Found(dict(kinds), seconds, steps, sampled.total(), trained.total(), wrong, (trained - sampled).total())
+    wrong = [draw for draw in range(max(drawn) + 1) if drawn[draw] != int(draw not in stale)]
+    unplayed = (trained - sampled).total()
+    return Found(dict(kinds), seconds, steps, sampled.total(), trained.total(), wrong, len(stale), unplayed)
 
 
 def _rows(path: Path) -> Iterator[dict[str, object]]:
