@@ -19,6 +19,7 @@ from atropos_adapter_skyrl.dataset import TaskDataset
 from atropos_adapter_skyrl.engine import sampling_of
 from atropos_adapter_skyrl.fully_async import FullyAsyncAtroposTrainer
 from atropos_adapter_skyrl.generator import AtroposGenerator
+from atropos_adapter_skyrl.source import open_all
 from atropos_adapter_skyrl.trainer import AroundSource, AtroposTrainer
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
@@ -91,9 +92,12 @@ def plain(output: Any) -> Any:
     }
 
 
-def parts_of(engine: Any, **environments: Environment) -> EvaluationParts:
-    own = WeightedReward("environment", EnvironmentReward(), 1.0, 60.0)
-    return EvaluationParts(dict(environments), [own], engine, [])
+async def parts_of(engine: Any, **environments: Environment) -> EvaluationParts:
+    """Open."""
+    await open_all(environments)
+    return EvaluationParts(
+        dict(environments), [WeightedReward("environment", EnvironmentReward(), 1.0, 60.0)], engine, []
+    )
 
 
 class TableClient(InferenceEngineInterface):

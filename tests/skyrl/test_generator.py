@@ -55,7 +55,7 @@ class Opened(Here):
 
 def here(client=None, *, attempts=1, deadline_s=20.0, **environments):
     async def build(engine):
-        return parts_of(engine, **environments)
+        return await parts_of(engine, **environments)
 
     return Opened(build, client or TableClient(), TOKENIZER, deadline_s=deadline_s, attempts=attempts)
 
@@ -315,7 +315,7 @@ class Moody:
 
 def judged(reward, *, attempts, **environments):
     async def build(engine):
-        return replace(parts_of(engine, **environments), rewards=[WeightedReward("judge", reward, 1.0, 20.0)])
+        return replace(await parts_of(engine, **environments), rewards=[WeightedReward("judge", reward, 1.0, 20.0)])
 
     return Opened(build, TableClient(), TOKENIZER, deadline_s=20.0, attempts=attempts)
 
@@ -484,7 +484,7 @@ async def test_our_own_loop_and_skyrls_path_see_the_same_tokens_masks_and_reward
 
     run = load([Layer("test", {"environment": {"one": {"use": "one"}}, "sampling": {"max_tokens": 2},
                                "training": {"group_size": 4, "groups_per_step": 3}})]).config  # fmt: skip
-    parts = parts_of(client.engine, one=environment())
+    parts = await parts_of(client.engine, one=environment())
     rollout_runner = RolloutRunner(
         parts.environments, parts.rewards, client.engine, TOKENIZER, deadline_s=20, deterministic=True
     )
@@ -511,7 +511,7 @@ async def test_our_own_loop_and_skyrls_path_see_the_same_tokens_masks_and_reward
 
 async def test_rollouts_of_one_version_share_a_prefix_cache_and_those_of_another_do_not(tmp_path):
     async def build(engine):
-        return parts_of(engine, sevens=Sevens())
+        return await parts_of(engine, sevens=Sevens())
 
     client = TableClient()
     source = Opened(build, client, TOKENIZER, deadline_s=20.0, attempts=1, salted=True)

@@ -105,6 +105,7 @@ class Here(GroupSource):
         self, build: Callable[[Engine], Awaitable[EvaluationParts]], client: Any, tokenizer: ChatTokenizer, *,
         deadline_s: float, attempts: int, model: str | None = None, salted: bool = False,
     ) -> None:  # fmt: skip
+        """`build`: environments and rewards for this engine, open."""
         self._build = build
         self._parts: EvaluationParts | None = None
         self._client = client
