@@ -25,7 +25,7 @@ from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.group_schema import RUN_PARTS, check_temperature
 from atropos_core.guards.patience import Patience
-from atropos_core.plugins.provider import AbsolutePath, WrittenIn
+from atropos_core.plugins.option_paths import AbsolutePath, WrittenIn
 from atropos_core.types import Sampling
 
 

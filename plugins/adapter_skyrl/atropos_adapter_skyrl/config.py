@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from atropos_core.plugins.provider import AbsolutePath, Options
+from atropos_core.plugins.option_paths import AbsolutePath
+from atropos_core.plugins.provider import Options
 
 
 class SkyRLOptions(Options):

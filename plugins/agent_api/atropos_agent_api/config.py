@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from atropos_agent_api.environment.templates import GRADER_NAMES, check
 from atropos_core.config.component import Component
-from atropos_core.plugins.provider import AbsolutePath, Options
+from atropos_core.plugins.option_paths import AbsolutePath
+from atropos_core.plugins.provider import Options
 
 
 def _named(value: Any) -> Any:

@@ -6,7 +6,8 @@ import re
 
 from pydantic import Field, field_validator, model_validator
 
-from atropos_core.plugins.provider import AbsolutePath, Options
+from atropos_core.plugins.option_paths import AbsolutePath
+from atropos_core.plugins.provider import Options
 
 SCORES = ("numeric", "exact", "math")
 OF_THE_HUB = ("subset", "revision", "split", "test_split")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from atropos_core.plugins.provider import AbsolutePath, Options
+from atropos_core.plugins.option_paths import AbsolutePath
+from atropos_core.plugins.provider import Options
 
 
 class BubblewrapOptions(Options):
