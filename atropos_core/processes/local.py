@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from atropos_core.launchers import Launcher, Machine, StartedProcess
@@ -29,7 +30,8 @@ class LocalProcess(StartedProcess):
         if self.popen.returncode is None:
             if os.waitid(os.P_PID, self.pid, unwaited) is None:
                 return None  # and not poll(): it might end just now, and be waited for with its group still there
-            os.killpg(self.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it ended before it had a group of its own
+                os.killpg(self.pid, signal.SIGTERM)
         code = self.popen.poll()
         return None if code is None else how_ended(code)
 
@@ -40,8 +42,12 @@ class LocalProcess(StartedProcess):
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.ended() is None:
+        if self.ended() is not None:
+            return
+        try:
             os.killpg(self.pid, number)
+        except ProcessLookupError:  # it has no group of its own yet
+            os.kill(self.pid, number)
 
 
 class LocalLauncher(Launcher):

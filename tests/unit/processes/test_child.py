@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ from atropos_core.guards.patience import Patience
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.processes.child import Child
 from atropos_core.processes.endpoints import LocalEndpoint, PeerEndpoint
+from atropos_core.processes.local import LocalProcess
 from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
 from atropos_core.rollouts.runner import WeightedReward
 from atropos_core.training.batch import to_batch
@@ -485,7 +487,8 @@ async def test_a_start_that_is_given_up_ends_a_process_that_still_imports(start,
     """It would answer a request to close once it has imported, and that may take long."""
     starting = asyncio.create_task(start(how="imports"))
     await until_written(tmp_path, "importing")
-    [pid] = [one.pid for one in psutil.Process().children() if "atropos_core.processes.child_main" in one.cmdline()]
+    alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    [pid] = [one.pid for one in alive if "atropos_core.processes.child_main" in one.cmdline()]
     starting.cancel()
     async with asyncio.timeout(8):  # a request to close has 10 s
         await asyncio.gather(starting, return_exceptions=True)
@@ -813,3 +816,13 @@ async def test_a_stopped_process_beneath_the_one_that_was_called_is_named(start,
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     assert f"(pid {helper})" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["terminate", "kill"])
+def test_a_process_that_has_no_group_of_its_own_yet_is_ended_all_the_same(end):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        popen = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        process = LocalProcess(popen, ours)
+        getattr(process, end)()
+        assert popen.wait(20) < 0 and "was killed by" in (process.ended() or "")
