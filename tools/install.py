@@ -18,7 +18,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 UV = REPOSITORY / ".venv-uv/bin/uv"
-TOLD = {  # pip's setting -> uv's variable
+UV_VARIABLES = {  # pip's setting -> uv's variable
     "find-links": "UV_FIND_LINKS",
     "no-index": "UV_NO_INDEX",
     "constraint": "UV_CONSTRAINT",
@@ -32,7 +32,7 @@ TOLD = {  # pip's setting -> uv's variable
 DEFAULT = re.compile(r"--index-url <url>.*?\(default\s+(\S+)\)", re.DOTALL)  # in the help of `pip install`
 
 
-def told(listed: str, help_text: str, environment: Mapping[str, str]) -> dict[str, str]:
+def uv_variables(listed: str, help_text: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables for uv, of what `pip config list` says, a line `global.index-url='...'` for each setting, and the help of `pip install`.
     Settings of the environment, `:env:`, win over files. What uv itself is told by variables of its own stays."""
     settings: dict[str, str] = {}
@@ -41,14 +41,13 @@ def told(listed: str, help_text: str, environment: Mapping[str, str]) -> dict[st
         section, _, name = key.rpartition(".")
         if section in ("global", "install", ":env:"):
             settings[name] = " ".join(str(ast.literal_eval(value)).split())
-    found = {TOLD[name]: value for name, value in settings.items() if name in TOLD}
+    found = {UV_VARIABLES[name]: value for name, value in settings.items() if name in UV_VARIABLES}
     found["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # all indexes are equal to pip
     by_default = DEFAULT.search(help_text)
     indexes = settings.get("index-url", by_default[1] if by_default else "").split()
     indexes += settings.get("extra-index-url", "").split()
-    if (
-        indexes
-    ):  # uv asks its default index last, and of equal versions takes the first that it finds, whichever wheel it is of
+    # uv searches its default index last, and of equal versions takes the first that it finds, whichever wheel it is of
+    if indexes:
         found["UV_INDEX"], found["UV_DEFAULT_INDEX"] = " ".join(indexes), indexes[-1]
     return {name: value for name, value in found.items() if name not in environment}
 
@@ -64,7 +63,7 @@ def uv_environment() -> dict[str, str]:
             run([sys.executable, "-m", "venv", folder])
             run([*pip, "install", "-q", "-c", constraints, "uv"])
             help_text.write_text(said_by([*pip, "install", "--help"]))
-    return {**os.environ, **told(said_by([*pip, "config", "list"]), help_text.read_text(), os.environ)}
+    return {**os.environ, **uv_variables(said_by([*pip, "config", "list"]), help_text.read_text(), os.environ)}
 
 
 def said_by(command: list[str | Path]) -> str:

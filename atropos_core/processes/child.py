@@ -81,11 +81,8 @@ class Child:
         child = cls.of(role, process, log, patience, needed=needed)
         try:
             await child.peer.call("build", dict(build), deadline_s=START_DEADLINE_S)
-        except (
-            asyncio.CancelledError
-        ):  # it imports, and would answer a request once it has: nothing is there to be closed
-            child._hang_up()
-            await child._end()
+        except asyncio.CancelledError:
+            await child.end()  # it imports, and would answer a request once it has: nothing is there to be closed
             raise
         except BaseException:
             await child.close()
@@ -201,9 +198,11 @@ class Child:
                 pass  # it is ended below, however it answered
         self._hang_up()
         if not await self._ended(1.0):
-            await self._end()
+            await self.end()
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
+        """End it without a request: by SIGTERM, then by SIGKILL."""
+        self._hang_up()
         self.process.terminate()
         if not await self._ended(1.0):
             await self.kill()

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tools.install import told
+from tools.install import uv_variables
 
 HELP = """
   -i, --index-url <url>       Base URL of the Python Package Index (default
@@ -16,8 +16,8 @@ HELP = """
 """
 
 
-def test_indexes_are_asked_in_pips_order_its_default_one_first():
-    found = told("global.extra-index-url='file:///a/simple file:///b/simple'\n", HELP, {})
+def test_indexes_are_searched_in_pips_order_its_default_one_first():
+    found = uv_variables("global.extra-index-url='file:///a/simple file:///b/simple'\n", HELP, {})
     assert found["UV_INDEX"] == "https://index.example/simple file:///a/simple file:///b/simple"
     assert found["UV_DEFAULT_INDEX"] == "file:///b/simple"
     assert found["UV_INDEX_STRATEGY"] == "unsafe-best-match"
@@ -28,7 +28,7 @@ def test_the_environment_wins_over_files_and_uvs_own_variables_over_both():
         ":env:.find-links='/mine'\n:env:.index-url='https://mine.example/simple'\nglobal.find-links='/all'\n"
         "global.index-url='https://all.example/simple'\nglobal.cert='/all.pem'\nfreeze.timeout='1'\n"
     )
-    found = told(listed, HELP, {"SSL_CERT_FILE": "/own.pem"})
+    found = uv_variables(listed, HELP, {"SSL_CERT_FILE": "/own.pem"})
     assert found["UV_FIND_LINKS"] == "/mine" and found["UV_DEFAULT_INDEX"] == "https://mine.example/simple"
     assert "SSL_CERT_FILE" not in found and "UV_HTTP_TIMEOUT" not in found
 
@@ -40,15 +40,19 @@ def test_several_lines_of_a_setting_are_several_of_uvs(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
     said = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     listed = subprocess.run(said, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert told(listed, HELP, {})["UV_INDEX"].endswith("simple https://a.example/simple https://b.example/simple")
+    assert uv_variables(listed, HELP, {})["UV_INDEX"].endswith(
+        "simple https://a.example/simple https://b.example/simple"
+    )
 
 
 @pytest.mark.parametrize("help_text", ["", "  --index-url <url>  Base URL"])
 def test_without_an_index_that_is_known_uv_takes_its_own(help_text):
-    assert "UV_INDEX" not in told("", help_text, {}) and "UV_DEFAULT_INDEX" not in told("", help_text, {})
+    assert "UV_INDEX" not in uv_variables("", help_text, {}) and "UV_DEFAULT_INDEX" not in uv_variables(
+        "", help_text, {}
+    )
 
 
 def test_pip_says_its_default_index_as_this_reads_it():
     said = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--help"]
     text = subprocess.run(said, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert told("", text, {})["UV_INDEX"].startswith("https://")
+    assert uv_variables("", text, {})["UV_INDEX"].startswith("https://")

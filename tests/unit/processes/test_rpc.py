@@ -98,7 +98,7 @@ async def test_a_call_gives_what_the_handler_returns(pair: Pair) -> None:
     assert (await pair.here.call("twice", np.arange(3))).tolist() == [0, 2, 4]
 
 
-async def test_what_is_asked_of_an_extension_is_owed_under_the_names_of_both(pair: Pair) -> None:
+async def test_what_is_requested_of_an_extension_is_owed_under_the_names_of_both(pair: Pair) -> None:
     """Else the longest call of one would be the usual one of the other."""
     asked = [asyncio.create_task(pair.here.call("call_extension", name)) for name in ("save", "receive")]
     await asyncio.sleep(0)
