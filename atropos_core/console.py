@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 WAIT_S = 1.0  # what takes less is not worth a line
 WAIT_TICK_S = 0.25
+GONE = (errno.EPIPE, errno.EIO)  # a pipe that nobody reads, a terminal that was closed
 LINE_EVERY_S = 5.0  # between progress lines where there is no terminal
 _BAR = 24
 _GAP = 2  # between the columns of a table
@@ -250,8 +252,8 @@ class _LiveLine:
         try:
             self._writes.get(id(file), file.write)(text)
             file.flush()
-        except OSError:
-            _read_by_nobody(file)
+        except OSError as error:
+            _go_on_without(file, error)
 
     def _watch_streams(self) -> None:
         """From the first line that changes on: warnings, logging, print() and tracebacks of anybody's code close it. The streams
@@ -272,6 +274,7 @@ class _LiveLine:
 
 
 _LINE = _LiveLine()  # a terminal has one
+_LOST: list[OSError] = []  # what became of standard output
 
 
 @dataclass(eq=False)
@@ -540,8 +543,8 @@ def _put(console: Console, *what: Any, **how: Any) -> None:
         except UnicodeEncodeError:
             _escape_what_has_no_bytes(console.file)
             console.print(*what, **how)
-    except (OSError, SystemExit):  # the latter is rich's answer to a pipe that nobody reads
-        _read_by_nobody(console.file)
+    except (OSError, SystemExit) as error:  # the latter is rich's answer to a pipe that nobody reads
+        _go_on_without(console.file, error)
 
 
 def _write(text: str) -> None:
@@ -552,8 +555,18 @@ def _write(text: str) -> None:
             _escape_what_has_no_bytes(sys.stdout)
             sys.stdout.write(text)
         sys.stdout.flush()
-    except OSError:
-        _read_by_nobody(sys.stdout)
+    except OSError as error:
+        _go_on_without(sys.stdout, error)
+
+
+def refuse_lost_output() -> None:
+    """Raises AtroposError where something that was printed is not where it was to go, but for a reader who has gone (as `head` does):
+    for the end of a command whose output is all that it makes."""
+    if _LOST:
+        raise AtroposError(
+            f"what this command printed could not be written to standard output: {_LOST[0].strerror}.",
+            remedy="Make room there, or write it elsewhere, and type it again.",
+        )
 
 
 def _escape_what_has_no_bytes(file: IO[str]) -> None:
@@ -563,8 +576,10 @@ def _escape_what_has_no_bytes(file: IO[str]) -> None:
         reconfigure(errors="backslashreplace")
 
 
-def _read_by_nobody(file: IO[str]) -> None:
-    """The terminal or pipe has gone: what is printed from here on goes nowhere, and the run goes on."""
+def _go_on_without(file: IO[str], error: BaseException) -> None:
+    """The terminal or pipe has gone, or the disk is full: what is printed from here on goes nowhere, and the run goes on."""
+    if isinstance(error, OSError) and error.errno not in GONE and file.fileno() == 1:
+        _LOST.append(error)
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file.fileno())

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from atropos_core.cli.completion import VARIABLE as COMPLETES
-from atropos_core.cli.guarded import GUARDED, guarded
+from atropos_core.cli.guarded import GUARDED, STARTED, guarded
 from atropos_core.cli.overview import OPTIONS, Overview, show_alone
 
 OWN = {  # command -> its module here
@@ -42,13 +42,12 @@ def run_app(arguments: list[str]) -> int:
 
         completion_init()
     try:
-        app = make_app(arguments)
-        if arguments in (["--help"], ["-h"]):
-            show_alone(app)
-        else:
-            app(args=arguments, prog_name="atropos")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if code := _ended(arguments):
+            return code
+        if not set(arguments[:1]) & set(STARTED) and "atropos_core.console" in sys.modules:
+            from atropos_core import console
+
+            console.refuse_lost_output()
     except AtroposError as error:
         from atropos_core import console
 
@@ -62,6 +61,18 @@ def run_app(arguments: list[str]) -> int:
             raise
         console.fail(found)
         return found.exit_code
+    return 0
+
+
+def _ended(arguments: list[str]) -> int:
+    app = make_app(arguments)
+    try:
+        if arguments in (["--help"], ["-h"]):
+            show_alone(app)
+        else:
+            app(args=arguments, prog_name="atropos")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0
 
 

@@ -58,7 +58,10 @@ def guarded(command: str, work: Callable[[], int]) -> int:
                 handed_in = os.read(reading, 1)
             except BlockingIOError:
                 handed_in = b""
-            return _exit_code(command, os.waitstatus_to_exitcode(status), handed_in, requested)
+            code = os.waitstatus_to_exitcode(status)
+            if -code in passed_on - requested and signal.sigtimedwait({-code}, _MOMENT_S) is not None:
+                requested.add(-code)  # sent to the whole group, it can be here after the other process has ended by it
+            return _exit_code(command, code, handed_in, requested)
         if info.si_signo == signal.SIGCHLD:
             _say_if_stopped(pid)
             continue

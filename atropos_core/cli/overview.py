@@ -26,9 +26,32 @@ EXAMPLES = (
 class Overview(TyperGroup):
     """The group of all commands."""
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            unknown: Any = error  # click's NoSuchOption, of which typer has a copy of its own in some versions
+            if hasattr(error, "possibilities") and (key := _key_of(error)):
+                unknown.message += f". Keys of a run file are set with --set: --set {key}=VALUE"
+                unknown.possibilities = None
+            raise
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         show(self.help, [(name, one.help) for name, one in commands if one and not one.hidden])
+
+
+def _key_of(error: Any) -> str | None:
+    """The key of a run file that a flag, which the command does not have, is about: by its name, or by another library's for it."""
+    if not any("--set" in one.opts for one in error.ctx.command.params):
+        return None
+    from atropos_core.config.error_text import ALIASES
+    from atropos_core.config.run_file import RunConfig
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    sections = {key: field.annotation for key, field in RunConfig.model_fields.items()}
+    found = [f"{key}.{name}" for key, section in sections.items() if name in getattr(section, "model_fields", ())]
+    return ALIASES.get(name) or (found[0] if len(found) == 1 else None)
 
 
 def show_alone(app: typer.Typer) -> None:

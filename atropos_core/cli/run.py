@@ -58,7 +58,8 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print the memory plan, or the files for a scheduler, and start nothing. Ends with an error if it cannot fit.",
+            help="Print the memory plan and count the tasks, or print the files for a scheduler; start no engine and no trainer. "
+            "Ends with an error if it cannot fit, or if data are missing.",
         ),
     ] = False,
     figures: Annotated[
@@ -152,21 +153,31 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
 
 
 def _say_memory(plan: Plan, directory: Path) -> None:
-    """What each part will hold. Raises FitError where it cannot."""
+    """What each part will hold, and how many tasks there are. Raises FitError where it cannot, DataError for what is missing."""
+    import asyncio
+
     from atropos_core import console
+    from atropos_core.launch.assemble import tasks_of
     from atropos_core.launch.memory_plan import plan_memory, table
     from atropos_core.launch.model_checks import check_disk, check_model
     from atropos_core.plugins.provider import PROMPT_TOKENS
+    from atropos_core.plugins.requirements import cuda_devices
 
     check_model(plan, directory)
     made = plan_memory(plan, directory)
     rows, totals = table(made)
     console.table(("component", "what", "device", "at most", ""), rows)
     console.facts(totals)
-    console.say(f"for prompts of at most {PROMPT_TOKENS} tokens; nothing was started, and no task was read")
+    console.say(f"for prompts of at most {PROMPT_TOKENS} tokens; nothing was started")
     if not plan.config.oversubscribe:
         made.check()
         check_disk(plan, directory)
+    devices = {row.holding.device for row in made.rows if row.holding.device.startswith("cuda:")}
+    if absent := sorted(one for one in devices if int(one.removeprefix("cuda:")) >= cuda_devices()):
+        console.warn(f"this machine has no {', '.join(absent)}: a run here would end as its processes start.")
+    for name, sizes in asyncio.run(tasks_of(plan, directory)).items():
+        held_out = f", {sizes['test']:,} held out" if "test" in sizes else ""
+        console.say(f"environment {name}: {sizes['train']:,} tasks to train on{held_out}")
 
 
 def _report(summary: Summary) -> None:

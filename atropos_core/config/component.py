@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 
 
-class Component(BaseModel):
+class Component(NoBooleanIsANumber):
     """`use` names the component; every key that is not listed here is one of its own options."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 
 Action = Literal["off", "warn", "pause", "stop"]
 STEPS = "so many in a row that look wrong make the run ill, and as many right ones make it well"
 
 
-class Check(BaseModel):
+class Check(NoBooleanIsANumber):
     """`steps` in a row that look wrong make a run ill, and as many that look right make it well again; the first wrong one
     makes it suspect."""
 
@@ -102,7 +104,7 @@ class Silence(AtOnce):
     ratio: float = Field(10.0, ge=1, description="times what waiting for them usually takes")
 
 
-class HealthSection(BaseModel):
+class HealthSection(NoBooleanIsANumber):
     """The name of a check is the name of its metric, `health/NAME`: 0 ok, 1 suspect, 2 ill."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)

@@ -25,11 +25,12 @@ from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.group_schema import RUN_PARTS, check_temperature
 from atropos_core.guards.patience import Patience
+from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 from atropos_core.plugins.option_paths import AbsolutePath, WrittenIn
 from atropos_core.types import Sampling
 
 
-class Section(BaseModel):
+class Section(NoBooleanIsANumber):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 

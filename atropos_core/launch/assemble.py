@@ -316,6 +316,17 @@ def environments(plan: Plan, directory: Path) -> dict[str, Environment]:
     return {name: builder.environment(name, one) for name, one in plan.named.get("environment", {}).items()}
 
 
+async def tasks_of(plan: Plan, directory: Path) -> dict[str, dict[Split, int]]:
+    """How many tasks each environment of a plan has, by split, with nothing else of it built. Raises DataError, ConfigError."""
+    builder = _Builder(plan, directory)
+    made = {name: builder.environment(name, one) for name, one in plan.named.get("environment", {}).items()}
+    sizes = await _or_end(builder, builder.opened_environments(made))
+    await asyncio.gather(
+        *(within(one.close(), CLOSE_DEADLINE_S, f"environment {n!r}: close()") for n, one in made.items())
+    )
+    return sizes
+
+
 async def _or_end(builder: _Builder, building: Coroutine[Any, Any, T]) -> T:
     try:
         return await building
@@ -383,7 +394,7 @@ class _Builder:
             environments: dict[str, Environment] = {
                 n: self.environment(n, resolved) for n, resolved in named["environment"].items()
             }
-            tasks = group.create_task(self._opened_environments(environments))
+            tasks = group.create_task(self.opened_environments(environments))
             bridge: Bridge = self._build_in_process(single["bridge"])
             sinks: dict[str, Sink] = {
                 name: self._build_in_process(resolved) for name, resolved in named["sink"].items()
@@ -412,7 +423,7 @@ class _Builder:
             profile=profile,
         )
 
-    async def _opened_environments(self, environments: Mapping[str, Environment]) -> dict[str, dict[Split, int]]:
+    async def opened_environments(self, environments: Mapping[str, Environment]) -> dict[str, dict[Split, int]]:
         """How many tasks each has, by split: what is missing there ends the run while engines and trainer begin to import. Raises
         DataError, ConfigError."""
         config = self.plan.config

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from atropos_core.errors import ConfigError, PluginError
 from atropos_core.guards.exits import contained
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
+from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 from atropos_core.plugins.option_paths import without_folders
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
 }
 
 
-class Options(BaseModel):
+class Options(NoBooleanIsANumber):
     """The base of every component's options: unknown keys are refused, instances do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)

@@ -25,6 +25,7 @@ from atropos_core.processes.rpc import Peer
 START_DEADLINE_S = 300.0  # imports; building a component
 OPEN_DEADLINE_S = 1800.0  # model loading and compilation; an engine with a server of its own has a shorter one
 CLOSE_DEADLINE_S = 10.0  # an engine ends a server of its own within 6
+ENDING_S = 1.0  # for it to end by itself, or by SIGTERM
 STEP_DEADLINE_S = 3600.0
 CALL_DEADLINE_S = 60.0
 SAMPLES = frozenset({"sample", "logprobs", "top_logprobs"})  # what an engine leaves waiting while it is paused
@@ -197,14 +198,14 @@ class Child:
             except AtroposError:
                 pass  # it is ended below, however it answered
         self._hang_up()
-        if not await self._ended(1.0):
+        if not await self._ended(ENDING_S):
             await self.end()
 
     async def end(self) -> None:
         """End it without a request: by SIGTERM, then by SIGKILL."""
         self._hang_up()
         self.process.terminate()
-        if not await self._ended(1.0):
+        if not await self._ended(ENDING_S):
             await self.kill()
 
     async def kill(self) -> None:

@@ -17,6 +17,7 @@ SYS_CLONE = 56  # x86_64
 CLONE_PARENT, CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID = 0x8000, 0x1000000, 0x200000
 CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
+HUGE, MADV_COLLAPSE = 1 << 21, 25
 HIGH = 512  # descriptors wait here for their places
 _api = ctypes.PyDLL(None, use_errno=True)
 
@@ -82,6 +83,19 @@ def set_openmp_threads(threads: int) -> None:
         loaded = {line.split(maxsplit=5)[5].strip() for line in maps if "libgomp" in line or "libiomp" in line}
     for library in loaded:
         ctypes.CDLL(library).omp_set_num_threads(threads)
+
+
+def take_huge_pages() -> None:
+    """What this process has in memory of its own, where the kernel can (6.1, MADV_COLLAPSE): a fork copies and an end takes apart one
+    entry for 2 MiB in place of 512, which is a third of what either takes."""
+    with open("/proc/self/maps") as maps:
+        lines = maps.read().splitlines()
+    for line in lines:
+        where, flags, _, _, inode, *_ = line.split(maxsplit=5)
+        start, end = (int(one, 16) for one in where.split("-"))
+        start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
+        if flags == "rw-p" and inode == "0" and end > start:
+            _api.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def take_descriptors(targets: Sequence[int], received: Sequence[int]) -> None:

@@ -67,6 +67,7 @@ def main() -> None:
     refuse_threads()
     gc.collect()
     gc.freeze()
+    forked.take_huge_pages()
     run(serve(channel))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from atropos_core.plugins.provider import Options
 
@@ -13,10 +13,8 @@ POD_ADDRESS = "ATROPOS_POD_ADDRESS"  # the same: the address of the pod
 ENDED = "ended"  # a file in the run directory: written when the run is over, so that what still waits for it ends
 
 
-class Pod(BaseModel):
+class Pod(Options):
     """What a pod asks for."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     cpus: float = Field(1.0, gt=0, description="CPU cores")
     gpus: int = Field(0, ge=0, description="GPUs, which it sees as cuda:0, cuda:1 and so on")

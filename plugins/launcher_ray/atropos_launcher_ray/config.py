@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from atropos_core.plugins.provider import Options
 
 
-class RoleResources(BaseModel):
+class RoleResources(Options):
     """What one process needs of a machine."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     cpus: float = Field(1.0, ge=0, description="CPU cores")
     gpus: float = Field(0.0, ge=0, description="GPUs, which it sees as cuda:0, cuda:1 and so on")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from atropos_core.plugins.provider import Options
 
 Line = Annotated[str, Field(pattern=r"^[^\n]*$")]
 
 
-class Resources(BaseModel):
+class Resources(Options):
     """Of a process, or of a node."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     cpus: int = Field(1, ge=1, description="CPU cores, as Slurm counts them")
     gpus: int = Field(0, ge=0, description="GPUs, which a process sees as cuda:0, cuda:1 and so on")
@@ -25,10 +23,8 @@ class Resources(BaseModel):
         return ", ".join(f"{amount:g} {name}" for name, amount in named.items() if amount)
 
 
-class Workers(BaseModel):
+class Workers(Options):
     """Workers that run one environment (`atropos env`), as a job array beside the run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     count: int = Field(1, ge=1, description="workers")
     cpus: int = Field(1, ge=1, description="CPU cores of each")

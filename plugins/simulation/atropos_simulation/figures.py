@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from atropos_core.errors import ConfigError
+from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 
 
-class Section(BaseModel):
+class Section(NoBooleanIsANumber):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from rich.text import Text
 
-from atropos_core.cli import make_app
+from atropos_core.cli import make_app, run_app
 
 
 def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
@@ -26,3 +26,28 @@ def test_every_default_that_a_help_text_names_is_shown(command: click.Command) -
     for parameter in command.params:
         message = getattr(parameter, "help", None) or ""
         assert Text.from_markup(message).plain == message.replace("\\[", "["), f"{parameter.name}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("flag", "key"),
+    [("--learning-rate", "trainer.learning_rate"), ("--lr", "trainer.learning_rate"), ("--group-size", "training.group_size"),
+     ("--max_tokens", "sampling.max_tokens")],
+)  # fmt: skip
+def test_a_flag_that_is_a_key_of_the_run_file_is_named_with_how_it_is_set(
+    flag: str, key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    for given in ((flag, "1"), (f"{flag}=1",)):
+        assert run_app(["run", "--env", "gsm8k", *given]) == 2
+        assert f"No such option: {flag}. Keys of a run file are set with --set: --set {key}=VALUE" in _words(capsys)
+    assert run_app(["plugins", flag]) == 2
+    assert "with --set" not in _words(capsys)
+
+
+def test_any_other_flag_is_refused_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["run", "--stepz", "1"]) == 2
+    assert "No such option: --stepz" in (words := _words(capsys)) and "with --set" not in words
+
+
+def _words(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().err.replace("│", " ").split())

@@ -136,7 +136,20 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(atropos, tmp_path):
     assert "optimiser moments" in ended.out
     assert "the same copy" in ended.out
     assert "nothing was started" in ended.out
+    assert "environment gsm8k: 1,000,000 tasks to train on, " in ended.out
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_finds_missing_data_and_says_which_device_is_not_here(atropos, tmp_path):
+    ended = atropos("run", "--env", "dataset:rows.jsonl", "--dry-run")
+    assert ended.code == 1 and "rows.jsonl" in ended.err, ended.err
+    rows = [json.dumps({"prompt": f"{n} + 1?", "answer": str(n + 1)}) for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    elsewhere = ("--set", "engine.devices=['cuda:7']", "--set", "trainer.devices=['cuda:7']")
+    ended = atropos("run", "--env", "dataset:rows.jsonl", "--dry-run", *elsewhere)
+    assert ended.code == 0, ended.err
+    assert "environment rows: 18 tasks to train on, 2 held out" in ended.out
+    assert "this machine has no cuda:7" in ended.err
 
 
 def test_a_run_that_cannot_fit_ends_before_anything_is_loaded(atropos, tmp_path):

@@ -1,0 +1,25 @@
+"""Options that are numbers: true is not 1, and false not 0."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationInfo, field_validator
+
+
+class NoBooleanIsANumber(BaseModel):
+    """pydantic takes True for 1, and what `--set sampling.max_tokens=true` means nobody knows."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        if any(isinstance(one, bool) for one in (value if isinstance(value, list | tuple) else [value])):
+            wanted = set(_types_in(cls.model_fields[str(info.field_name)].annotation))
+            if wanted & {int, float} and bool not in wanted:
+                raise ValueError("Input should be a number")
+        return value
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    parts = get_args(annotation)
+    return [one for part in parts for one in _types_in(part)] if parts else [annotation]
