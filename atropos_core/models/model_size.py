@@ -8,6 +8,7 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -194,20 +195,27 @@ def context_tokens(directory: Path) -> int:
 
 
 def _headers(directory: Path) -> tuple[dict[str, tuple[int, ...]], int, set[str]]:
-    """Names and shapes, bytes, and kinds of number of all tensors. A header is a length in 8 bytes, then JSON."""
+    """Names and shapes, bytes, and kinds of number of all tensors."""
     tensors: dict[str, tuple[int, ...]] = {}
     stored, dtypes = 0, set()
     for path in sorted(directory.glob("*.safetensors")):
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > path.stat().st_size:
-                raise ValueError(f"{path} is no safetensors file")
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                tensors[name] = tuple(entry["shape"])
-                stored += math.prod(entry["shape"]) * _STORED.get(entry["dtype"], 4)
-                dtypes.add(entry["dtype"])
+        found = path.stat()
+        for name, shape, dtype in _header(path, found.st_size, found.st_mtime_ns):
+            tensors[name] = shape
+            stored += math.prod(shape) * _STORED.get(dtype, 4)
+            dtypes.add(dtype)
     if not tensors:
         raise ValueError(f"{directory} has no safetensors")
     return tensors, stored, dtypes
+
+
+@lru_cache(maxsize=256)
+def _header(path: Path, size_bytes: int, modified_ns: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    """Name, shape and kind of number of each tensor of a file, as it was written then: `atropos plan` asks a hundred times. A header is
+    a length in 8 bytes, then JSON."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > size_bytes:
+            raise ValueError(f"{path} is no safetensors file")
+        header = json.loads(file.read(length))
+    return tuple((name, tuple(one["shape"]), one["dtype"]) for name, one in header.items() if name != "__metadata__")

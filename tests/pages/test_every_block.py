@@ -13,7 +13,7 @@ EXAMPLE = "plugins/agent_api/tests/test_example.py::"
 HERE = "tests/pages/test_commands.py::"
 TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_the_calls_of_the_page"
 MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
-PYTHON = "tests/e2e/test_python.py::test_the_examples_of_the_page_run_one_after_another"
+PYTHON = "tests/pages/test_python_page.py::test_the_examples_of_the_page_run_one_after_another"
 SIMULATION = "plugins/simulation/tests/test_pages.py::test_the_commands_of_the_pages_print_a_table"
 DATASET = HERE + "test_the_rows_of_the_page_are_trained_on"
 COMING_FROM = ("atroposlib", "roll", "skyrl", "trl", "verifiers")
@@ -27,7 +27,7 @@ EXECUTED = (
     ("README.md", "import random", "tests/pages/test_readme_example.py::test_the_readme_example_learns_visibly"),
     ("README.md", "atropos check ./sums.py", HERE + "test_the_commands_beside_the_readme_example_run"),
     ("README.md", "held-out accuracy", HERE + "test_the_commands_beside_the_readme_example_run"),
-    ("README.md", "import atropos_core as atropos", "tests/e2e/test_python.py::test_the_lines_of_the_readme"),
+    ("README.md", "import atropos_core as atropos", "tests/pages/test_python_page.py::test_the_lines_of_the_readme"),
     ("README.md", "atropos serve", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "workers sample from", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),
     ("README.md", "worker gsm8k@", HERE + "test_the_roles_of_the_readme_train_together_and_say_what_it_shows"),

@@ -21,6 +21,18 @@ SHAPE = (64, 128)  # below 4,096 elements torchao keeps fp32
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torchao compiles its step: needs a C++ compiler")
 
 
+@pytest.fixture(autouse=True)
+def compiled_once(request):
+    """torchao compiles its step for each kind and dtype, five seconds of a core for each. With 8 bits, as most would have it, it is
+    compiled here too; the others compute the same uncompiled."""
+    names = getattr(request.node, "callspec", None)
+    if names is None or names.params.get("kind") == "adamw_8bit" and names.params.get("dtype") != torch.bfloat16:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def parameter(dtype=torch.float32):
     torch.manual_seed(1)
     return torch.nn.Parameter(torch.randn(SHAPE).to(dtype))
