@@ -12,6 +12,7 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dis
 WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena env_verifiers)
 RAY := plugins/launcher_ray/pyproject.toml
 AGENT_TESTS := plugins/agent_api/tests $(wildcard tests/e2e/test_agent_*.py) tests/e2e/test_serve_agent.py
+FEW_BITS_TESTS := tests/e2e/test_quantize.py $(wildcard plugins/*/tests/test_quantization.py) plugins/trainer_grpo/tests/test_torchao.py
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(filter-out $(WORLDS) $(RAY),$(PLUGINS)))
 WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 
@@ -36,7 +37,8 @@ quick: .venv/test.stamp
 
 # Without what has a target of its own.
 tests: .venv/test.stamp
-	$(PYTEST) $(if $(COLD),,--warm) -n 8 $(addprefix --ignore ,$(addprefix tests/,slurm machines kubernetes gpu pages) plugins/simulation/tests/test_pages.py $(AGENT_TESTS))
+	$(PYTEST) $(if $(COLD),,--warm) -n 8 $(addprefix --ignore ,$(addprefix tests/,slurm machines kubernetes gpu pages) plugins/simulation/tests/test_pages.py \
+	  $(AGENT_TESTS) $(FEW_BITS_TESTS))
 
 quick-tests: .venv/test.stamp
 	$(PYTEST) $(if $(COLD),,--warm) -n 2 --quick
@@ -130,9 +132,10 @@ test-agent-api: .venv/test.stamp
 test-machines: .venv/test.stamp
 	$(PYTEST) $(if $(COLD),,--warm) -n 2 tests/machines tests/kubernetes
 
-# What `make gpu` checks, in a small form on a CPU, with nothing installed but torch and transformers; on a GPU the whole.
+# What one GPU's memory is for: what `make gpu` checks, in a small form on a CPU, with nothing installed but torch and transformers (on a
+# GPU the whole); and bases and moments in fewer bits, of which torchao's are compiled: that needs a C++ compiler.
 test-gpu: .venv/test.stamp
-	$(PYTEST) -n 2 tests/gpu
+	$(PYTEST) $(if $(COLD),,--warm) -n 4 tests/gpu $(FEW_BITS_TESTS)
 
 slurm:
 	@command -v slurmctld || [ -x /usr/sbin/slurmctld ] || { [ "$$(id -u)" = 0 ] && apt-get update -q && \

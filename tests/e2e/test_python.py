@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager
 
-from tests.conftest import REPOSITORY, metrics_of
+from tests.conftest import metrics_of
 
 DEFINED = """
 import atropos_core as atropos
@@ -244,3 +244,78 @@ def test_interrupting_a_cell_pauses_the_run_and_the_next_cell_goes_on(kernel: An
     assert reply["content"]["status"] == "ok", reply["content"]
     assert "paused" in cell("result.exit_reason")
     assert "finished" in cell("atropos.resume(result, environment=Sevens, steps=result.steps + 2).exit_reason")
+
+
+def test_a_view_is_served_beside_the_script_until_it_is_closed_and_a_file_is_written_once(tmp_path: Path) -> None:
+    out = script(
+        tmp_path,
+        """
+import asyncio, os, signal, urllib.error, urllib.request
+from pathlib import Path
+import pytest
+from atropos_core.errors import AtroposError, RunDirectoryError
+
+result = atropos.run(environment=Sevens, model="toy", steps=1, set=few)
+
+def records(page):
+    base, token = page.url.split("/#token=")
+    call = urllib.request.Request(base + "/records/runs", headers={"authorization": f"Bearer {token}"})
+    return urllib.request.urlopen(call, timeout=10).read().decode()
+
+with atropos.view(result, str(result.directory)) as page:
+    assert page.is_open and result.directory.name in records(page)
+    assert page.url in page._repr_html_() and page._repr_html_().startswith("<a href=")
+    port = int(page.url.split(":")[2].split("/")[0])
+    with pytest.raises(AtroposError, match=f"nothing can listen at 127.0.0.1:{port}"):
+        atropos.view(result, port=port)
+    os.kill(page._process.pid, signal.SIGINT)  # as a Ctrl-C of a terminal, which goes to both
+    assert result.directory.name in records(page)
+with pytest.raises(urllib.error.URLError):
+    records(page)
+assert not page.is_open and page._repr_html_() == "closed" and repr(page) == "View(closed)"
+page.close()
+with pytest.raises(RunDirectoryError, match="is not a run directory"):
+    atropos.view("nowhere")
+assert atropos.save_view(result, out="a.html") == Path("a.html")
+with pytest.raises(RunDirectoryError, match="a.html exists already"):
+    atropos.save_view(result, out="a.html")
+assert atropos.save_view(result, out="a.html", force=True).read_text().startswith("<!doctype html>")
+
+async def cell():
+    return atropos.view(result)
+
+page = asyncio.run(cell())
+assert result.directory.name in records(page)
+print("server", page._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        code=-signal.SIGKILL,
+    )
+    server = Path("/proc", re.findall(r"^server (\d+)$", out, re.M)[0])
+    end = time.monotonic() + 20
+    while server.exists() and "Z" not in (server / "stat").read_text().rpartition(")")[2]:
+        assert time.monotonic() < end, "the server outlives the script that was killed"
+        time.sleep(0.05)
+
+
+def test_a_bridge_that_never_connects_is_given_up_by_name(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+import asyncio
+import pytest
+import atropos_core.launch.supervisor as supervisor
+from atropos_core.builtin.local import LocalBridge
+from atropos_core.errors import DeadlineExceeded
+
+class Stuck(LocalBridge):
+    transports = {"in_process"}
+
+    async def connect(self, trainer, engines):
+        await asyncio.sleep(1e9)
+
+supervisor.MODEL_DEADLINE_S = 0.5
+with pytest.raises(DeadlineExceeded, match="bridge .*connect"):
+    atropos.run(environment=Sevens, model="toy", bridge=Stuck, steps=1, set=few)
+""",
+    )

@@ -50,6 +50,18 @@ IMPORTED = (
     "atropos_engine_hf.config", "atropos_engine_hf.memory", "atropos_trainer_grpo.config", "atropos_trainer_grpo.memory",
     "atropos_bridge_ipc.config", "atropos_bridge_lora.config", "atropos_bridge_checkpoint.config",
     "numpy.ma", "safetensors.numpy", "typer._adapters", "typer._click.decorators",
+    "anyio._backends._asyncio", "certifi", "encodings.idna", "httpcore", "httpcore._backends.auto", "pydantic.v1",
+    "uvicorn.lifespan.on", "uvloop",
+    "atropos_core.cli.audit", "atropos_core.cli.export", "atropos_core.cli.plot", "atropos_core.exports.dataset",
+    "atropos_core.health.record_checks", "atropos_core.launch.audit", "atropos_core.http_server.server",
+    "atropos_core.api_client.remote_engine",
+    "atropos_core.api_client.source", "atropos_core.shm.consumer", "atropos_core.shm.listener", "atropos_core.shm.producer",
+    "atropos_adapter_skyrl.command", "atropos_agent_api.serve_agent", "atropos_env_atroposlib.importing.command",
+    "atropos_simulation.command",
+    "atropos_trainer_grpo.plan_command", "atropos_trainer_grpo.quantize_command", "atropos_viewer.command",
+    "atropos_trajectory_api.engine_http.server", "atropos_trajectory_api.native.same_host", "atropos_trajectory_api.roles.commands",
+    "atropos_trajectory_api.roles.environment_worker", "atropos_trajectory_api.roles.process_command",
+    "atropos_trajectory_api.server.serve_command", "atropos_trajectory_api.server.serving",
 )  # fmt: skip
 
 
@@ -72,12 +84,15 @@ def main() -> None:
 
 
 def leave_torchs_libraries() -> None:
-    """At the end of a process torch takes each of its libraries of operators apart, which takes 0.1 s."""
+    """At the end of a process torch takes each of its libraries of operators apart, which takes 0.1 s, and says how long it compiled."""
     from torch.library import _del_library
 
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         if finalizer.peek()[1] is _del_library:
             finalizer.atexit = False
+    from torch._dynamo.utils import dump_compile_times
+
+    atexit.unregister(dump_compile_times)  # which makes a table of no times
 
 
 def refuse_threads() -> None:

@@ -26,7 +26,7 @@ def compiled_once(request):
     """torchao compiles its step for each kind and dtype, five seconds of a core for each. With 8 bits, as most would have it, it is
     compiled here too; the others compute the same uncompiled."""
     names = getattr(request.node, "callspec", None)
-    if names is None or names.params.get("kind") == "adamw_8bit" and names.params.get("dtype") != torch.bfloat16:
+    if names is None or (names.params.get("kind") == "adamw_8bit" and names.params.get("dtype") != torch.bfloat16):
         yield
         return
     with torch.compiler.set_stance("force_eager"):
