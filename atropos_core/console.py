@@ -578,9 +578,9 @@ def _escape_what_has_no_bytes(file: IO[str]) -> None:
 
 def _go_on_without(file: IO[str], error: BaseException) -> None:
     """The terminal or pipe has gone, or the disk is full: what is printed from here on goes nowhere, and the run goes on."""
-    if isinstance(error, OSError) and error.errno not in GONE and file.fileno() == 1:
-        _LOST.append(error)
     with suppress(OSError, ValueError):
+        if isinstance(error, OSError) and error.errno not in GONE and file.fileno() == 1:
+            _LOST.append(error)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file.fileno())
         os.close(nowhere)

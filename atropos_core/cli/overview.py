@@ -31,7 +31,7 @@ class Overview(TyperGroup):
             return super().invoke(ctx)
         except Exception as error:
             unknown: Any = error  # click's NoSuchOption, of which typer has a copy of its own in some versions
-            if hasattr(error, "possibilities") and (key := _key_of(error)):
+            if hasattr(error, "possibilities") and hasattr(error, "option_name") and (key := _key_of(error)):
                 unknown.message += f". Keys of a run file are set with --set: --set {key}=VALUE"
                 unknown.possibilities = None
             raise
@@ -57,7 +57,7 @@ def _key_of(error: Any) -> str | None:
 def show_alone(app: typer.Typer) -> None:
     """The same without a parser for each command, which takes a fifth of the time."""
     commands = [
-        (one.name or get_command_name(one.callback.__name__), one.help or inspect.getdoc(one.callback))
+        (name_of(one), one.help or inspect.getdoc(one.callback))
         for one in app.registered_commands
         if one.callback and not one.hidden
     ]
@@ -65,6 +65,11 @@ def show_alone(app: typer.Typer) -> None:
         (one.name or "", one.help) for one in map(solve_typer_info_defaults, app.registered_groups) if not one.hidden
     ]
     show(app.info.help, [*commands, *groups])
+
+
+def name_of(command: Any) -> str:
+    """As it is typed."""
+    return str(command.name or get_command_name(command.callback.__name__))
 
 
 def show(what: str | None, commands: Sequence[tuple[str, str | None]]) -> None:

@@ -51,3 +51,12 @@ def test_any_other_flag_is_refused_as_ever(capsys: pytest.CaptureFixture[str]) -
 
 def _words(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_command_that_is_asked_for_is_the_only_one_that_a_parser_is_made_for() -> None:
+    def names(*arguments: str) -> set[str]:
+        return set(typer.main.get_command(make_app(arguments)).commands)  # type: ignore[attr-defined]
+
+    assert names("serve", "--port", "0") == {"serve"}
+    assert names("run") == {"run"} and names("config", "show") == {"config"}
+    assert names("nonsense") == names() > {"run", "config", "serve", "env"}
