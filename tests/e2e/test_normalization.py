@@ -15,6 +15,7 @@ from tests.e2e.runs import RunningRun, finish
 TIMES = (
     "time/", "tokens/s", "trajectories/s", "bridge/publish_s",
     "health/slow_disk", "health/throughput", "health/silence",  # which look at times
+    "rescore/", "health/reward_d",  # a look that would take too large a share of the time is left out
 )  # fmt: skip
 RUN = """
 model = "toy"
