@@ -15,6 +15,7 @@ from typer.main import get_command_name, solve_typer_info_defaults
 
 from atropos_core import console
 
+UsageError: Any = typer.BadParameter.__base__  # click's, of which typer has a copy of its own in some versions
 OPTIONS = (("--version", "Say which version this is."), ("--help, -h", "Show this message and exit."))
 EXAMPLES = (
     ("atropos run --bridge ipc --env gsm8k", "train the tiny policy that comes along; it learns in a minute or two"),
@@ -29,8 +30,8 @@ class Overview(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except Exception as error:
-            unknown: Any = error  # click's NoSuchOption, of which typer has a copy of its own in some versions
+        except UsageError as error:
+            unknown: Any = error  # perhaps a NoSuchOption
             if hasattr(error, "possibilities") and hasattr(error, "option_name") and (key := _key_of(error)):
                 unknown.message += f". Keys of a run file are set with --set: --set {key}=VALUE"
                 unknown.possibilities = None

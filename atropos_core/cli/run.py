@@ -172,8 +172,8 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     if not plan.config.oversubscribe:
         made.check()
         check_disk(plan, directory)
-    devices = {row.holding.device for row in made.rows if row.holding.device.startswith("cuda:")}
-    if absent := sorted(one for one in devices if int(one.removeprefix("cuda:")) >= cuda_devices()):
+    present = {f"cuda:{index}" for index in range(cuda_devices())}
+    if absent := sorted({one for row in made.rows if (one := row.holding.device).startswith("cuda:")} - present):
         console.warn(f"this machine has no {', '.join(absent)}: a run here would end as its processes start.")
     for name, sizes in asyncio.run(tasks_of(plan, directory)).items():
         held_out = f", {sizes['test']:,} held out" if "test" in sizes else ""

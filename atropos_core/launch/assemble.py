@@ -312,14 +312,13 @@ def contexts(plan: Plan, directory: Path) -> list[tuple[ResolvedComponent, RunCo
 
 def environments(plan: Plan, directory: Path) -> dict[str, Environment]:
     """Those of a plan, made and not opened."""
-    builder = _Builder(plan, directory)
-    return {name: builder.environment(name, one) for name, one in plan.named.get("environment", {}).items()}
+    return _Builder(plan, directory).environments()
 
 
 async def tasks_of(plan: Plan, directory: Path) -> dict[str, dict[Split, int]]:
     """How many tasks each environment of a plan has, by split, with nothing else of it built. Raises DataError, ConfigError."""
     builder = _Builder(plan, directory)
-    made = {name: builder.environment(name, one) for name, one in plan.named.get("environment", {}).items()}
+    made = builder.environments()
     sizes = await _or_end(builder, builder.opened_environments(made))
     await asyncio.gather(
         *(within(one.close(), CLOSE_DEADLINE_S, f"environment {n!r}: close()") for n, one in made.items())
@@ -391,9 +390,7 @@ class _Builder:
             trainer = group.create_task(self.build_trainer())
             rewards = [group.create_task(self._reward(name, resolved)) for name, resolved in named["reward"].items()]
             await asyncio.sleep(0)
-            environments: dict[str, Environment] = {
-                n: self.environment(n, resolved) for n, resolved in named["environment"].items()
-            }
+            environments = self.environments()
             tasks = group.create_task(self.opened_environments(environments))
             bridge: Bridge = self._build_in_process(single["bridge"])
             sinks: dict[str, Sink] = {
@@ -447,7 +444,7 @@ class _Builder:
         named = self.plan.named
         async with asyncio.TaskGroup() as group:
             starting = group.create_task(self._engine_or(engine))
-            environments = {name: self.environment(name, one) for name, one in named.get("environment", {}).items()}
+            environments = self.environments()
             group.create_task(self._open(environments))
             rewards = [group.create_task(self._reward(name, one)) for name, one in named.get("reward", {}).items()]
         return EvaluationParts(
@@ -478,9 +475,12 @@ class _Builder:
             context = dataclasses.replace(context, transport=self.plan.transports[self.plan.engines.index(resolved)])
         return context
 
-    def environment(self, name: str, resolved: ResolvedComponent) -> Environment:
-        with console.waiting(f"environment {name} to be made"):
-            made: Environment = self._build_in_process(resolved)
+    def environments(self) -> dict[str, Environment]:
+        """Made and not opened."""
+        made: dict[str, Environment] = {}
+        for name, resolved in self.plan.named.get("environment", {}).items():
+            with console.waiting(f"environment {name} to be made"):
+                made[name] = self._build_in_process(resolved)
         return made
 
     def _build_in_process(self, resolved: ResolvedComponent) -> Any:

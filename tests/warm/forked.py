@@ -87,7 +87,7 @@ def set_openmp_threads(threads: int) -> None:
 
 def take_huge_pages() -> None:
     """What this process has in memory of its own, where the kernel can (6.1, MADV_COLLAPSE): a fork copies and an end takes apart one
-    entry for 2 MiB in place of 512, which is a third of what either takes."""
+    entry for 2 MiB in place of 512."""
     with open("/proc/self/maps") as maps:
         lines = maps.read().splitlines()
     for line in lines:

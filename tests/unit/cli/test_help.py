@@ -53,7 +53,7 @@ def _words(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
-def test_a_command_that_is_asked_for_is_the_only_one_that_a_parser_is_made_for() -> None:
+def test_a_parser_is_made_of_the_typed_command_alone() -> None:
     def names(*arguments: str) -> set[str]:
         return set(typer.main.get_command(make_app(arguments)).commands)  # type: ignore[attr-defined]
 

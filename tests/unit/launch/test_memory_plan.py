@@ -150,6 +150,10 @@ def test_a_dry_run_finds_missing_data_and_says_which_device_is_not_here(atropos,
     assert ended.code == 0, ended.err
     assert "environment rows: 18 tasks to train on, 2 held out" in ended.out
     assert "this machine has no cuda:7" in ended.err
+    ended = atropos(
+        "run", "--env", "dataset:rows.jsonl", "--dry-run", "--set", "trainer.devices=['cuda:x']", *elsewhere[:2]
+    )
+    assert "Traceback" not in ended.err and "cuda:x" in ended.err, ended.err
 
 
 def test_a_run_that_cannot_fit_ends_before_anything_is_loaded(atropos, tmp_path):
