@@ -1,11 +1,12 @@
-"""Update steps of TRL's GRPOTrainer, on batches that are given. Runs in .venv-trl; benchmarks/trainer.py starts it.
+"""Update steps of TRL's GRPOTrainer, or of what Unsloth makes of it, on batches that are given. Runs in .venv-trl;
+benchmarks/trainer.py starts it.
 
 Generation and rewards are left out: what TRL makes of them for its update is put in their place, padded as it pads, prompts
 to the left and completions to the right, over all that is generated for one step. Everything after it is TRL's own.
 
 Argument: a JSON object with model, batches (files of numpy, one of them for each step), together (sequences that go through the
 model at once), group, threads, gradient_checkpointing; device, dtype and lora (its rank) where they are not the CPU, float32 and a
-whole model. Prints one line of JSON.
+whole model; unsloth (the longest sequence, and whether the base is in 4 bits), with lora on a GPU. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from itertools import pairwise
 
 given = json.loads(sys.argv[1])
 os.environ["OMP_NUM_THREADS"] = str(given["threads"])
+if given.get("unsloth"):
+    os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"  # it would ask a hub
+    import unsloth  # before trl and transformers, which it changes
 
 import numpy as np  # noqa: E402 - the number of threads is set first
 import torch  # noqa: E402
@@ -97,17 +101,28 @@ with tempfile.TemporaryDirectory() as directory:
         disable_tqdm=True,
         gradient_checkpointing=given["gradient_checkpointing"],
         dataloader_pin_memory=False,
-        model_init_kwargs={"dtype": dtype},
+        model_init_kwargs=None if given.get("unsloth") else {"dtype": dtype},
     )
     rows = Dataset.from_list([{"prompt": "1"}] * (rollouts // given["group"] * len(given["batches"])))
-    adapter = None
-    if rank:
+    model, adapter, tokenizer = given["model"], None, None
+    if given.get("unsloth"):
+        model, tokenizer = unsloth.FastLanguageModel.from_pretrained(
+            model,
+            dtype=getattr(torch, dtype),
+            max_seq_length=given["unsloth"]["longest"],
+            load_in_4bit=given["unsloth"]["in_4_bits"],
+        )
+        model = unsloth.FastLanguageModel.get_peft_model(
+            model, r=rank, lora_alpha=2 * rank, use_gradient_checkpointing="unsloth", random_state=0
+        )
+    elif rank:
         from peft import LoraConfig
 
         adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     trainer = Given(
-        given["model"], reward_funcs=reward, args=config, train_dataset=rows, callbacks=[clock], peft_config=adapter
-    )
+        model, reward_funcs=reward, args=config, train_dataset=rows, callbacks=[clock], peft_config=adapter,
+        processing_class=tokenizer,
+    )  # fmt: skip
     for parameter in trainer.model.parameters():
         parameter.data.add_(0)  # a file that is mapped is resident once it is touched
     loaded = resident.settle()

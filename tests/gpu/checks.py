@@ -19,6 +19,7 @@ import numpy as np
 
 from atropos_core.errors import AtroposError, ProcessDied
 from atropos_core.types import Batch, Completion, Floats, Sampling, Tokens, tokens
+from tests.gpu import head as at_head
 from tests.gpu import models
 from tests.gpu.memory import Memory
 from tests.gpu.pair import Pair, Setting, started
@@ -284,6 +285,11 @@ async def training(
         theirs = await measured_trl(work)
         report.note("TRL's update", theirs["tokens_s"], "tokens/s")
         report.note("TRL's update", theirs["allocated_gib"], "GiB")
+    if importlib.util.find_spec("unsloth") is not None and lora and setting.device != "cpu":
+        # TRL makes groups of two at least
+        theirs = await measured_trl(replace(work, sequences=max(work.sequences, 2)), unsloth=True)
+        report.note("Unsloth's update", theirs["tokens_s"], "tokens/s")
+        report.note("Unsloth's update", theirs["allocated_gib"], "GiB")
     other = PUBLISHED.get((work.shape, lora)) if not quantization else None
     if other is not None:
         report.note("prime-rl on an H100", other.tokens_s, "tokens/s")
@@ -302,6 +308,24 @@ async def offloading(setting: Setting, report: Report) -> None:
     if setting.device != "cpu":
         report.note("most allocated, on the device", here["allocated_gib"], "GiB")
         report.at_most("most allocated, offloading", there["allocated_gib"], here["allocated_gib"], "GiB")
+
+
+async def head(setting: Setting, report: Report) -> None:
+    """The language-model head by the trainer's Triton kernels: values and gradients beside float64, time and memory beside torch's own
+    operations and TRL's kernels."""
+    if importlib.util.find_spec("triton") is None or (
+        setting.device == "cpu" and not os.environ.get("TRITON_INTERPRET")
+    ):
+        report.note("NOT RUN", "this needs triton, and a GPU or TRITON_INTERPRET=1")
+        return
+    found = await at_head.compared(setting.device, small=setting.small)
+    for dtype, apart in found["apart"].items():
+        for name, value in apart.items():
+            bound, unit = (at_head.BOUND[dtype], "") if name.startswith("gradient") else (at_head.VALUES, "nats")
+            report.at_most(f"{dtype}: {name}, apart from float64", value, bound, unit)
+    for way, took in found["timed"].items():
+        report.note(f"forward and backward, {way}", took["seconds"], "s")
+        report.note(f"forward and backward, {way}", took["gib"], "GiB")
 
 
 async def gradients(setting: Setting, report: Report) -> None:
@@ -357,6 +381,7 @@ CHECKS = (
     Check("refused", refused, 120),
     Check("training_0.6B_full", partial(training, shape="0.6B", lora=False), 600),
     Check("training_0.6B_lora", partial(training, shape="0.6B", lora=True), 600),
+    Check("head", head, 240),
     Check("gradients", gradients, 240),
     Check("trees", trees, 600),
     Check("groups", groups, 600),

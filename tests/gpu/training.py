@@ -107,9 +107,10 @@ async def measured(work: Work) -> dict[str, Any]:
     return found
 
 
-async def measured_trl(work: Work) -> dict[str, Any]:
-    """The update of TRL's GRPOTrainer on the same batches: weights and both moments in bfloat16, where this trainer has masters and moments
-    in float32. Sequences go through the model one at a time, and those of groups eight at a time, padded. Padding is not counted."""
+async def measured_trl(work: Work, unsloth: bool = False) -> dict[str, Any]:
+    """The update of TRL's GRPOTrainer on the same batches, or of Unsloth's: weights and both moments in bfloat16, where this trainer has
+    masters and moments in float32. Sequences go through the model one at a time, and those of groups eight at a time, padded. Padding is
+    not counted."""
     from transformers import Qwen3Config
 
     from tests.gpu import models
@@ -127,12 +128,13 @@ async def measured_trl(work: Work) -> dict[str, Any]:
             columns = {name: getattr(made, name) for name in ("offsets", "tokens", "sampled", "advantages")}
             np.savez(files[-1], **columns)
         together, group = (GROUP, GROUP) if work.groups else (1, work.sequences)
+        library = {"longest": work.tokens, "in_4_bits": work.quantization == "nf4"} if unsloth else None
         found = await answer(
             "benchmarks.trainer_trl",
             {
                 "model": str(model), "batches": files, "together": together, "group": group, "gradient_checkpointing": True,
                 "threads": len(os.sched_getaffinity(0)), "device": work.device, "dtype": "bfloat16",
-                "lora": LORA.rank if work.lora else 0,
+                "lora": LORA.rank if work.lora else 0, "unsloth": library,
             },
         )  # fmt: skip
     return {

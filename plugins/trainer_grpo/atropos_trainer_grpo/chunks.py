@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 LOGITS = (1 << 24, 1 << 27)  # that a chunk holds at most, on a CPU and elsewhere: 64 and 512 MiB in fp32
+LOGITS_IN_ONE_PASS = 1 << 28  # 512 MiB in 16 bits
 LEAST_ROWS = 64  # below these the products of a chunk with the head wait for its weights
 
 
-def rows_at_once(chunk: int, vocabulary: int, device: str) -> int:
+def in_one_pass(device: str, double: bool, others: bool) -> bool:
+    """Whether Triton kernels go over the logits, which then are there once and in the model's dtype: on a GPU, not in float64, and not
+    where logprobs of other tokens than the targets are wanted."""
+    return device != "cpu" and not double and not others
+
+
+def rows_at_once(chunk: int, vocabulary: int, device: str, *, one_pass: bool = False) -> int:
     """`chunk`, or fewer where the vocabulary is so large that their logits would be what fills the memory."""
-    return min(chunk, max(LEAST_ROWS, LOGITS[device != "cpu"] // vocabulary))
+    most = LOGITS_IN_ONE_PASS if one_pass else LOGITS[device != "cpu"]
+    return min(chunk, max(LEAST_ROWS, most // vocabulary))

@@ -1,18 +1,22 @@
 """Logprobs of given tokens, without ever holding logits for all of them.
 
 The backward pass computes the logits of a chunk again rather than keep them: memory is a chunk or two of [rows, vocabulary],
-however long the batch. When everything fits in one chunk its probabilities are kept, and nothing is computed twice.
+however long the batch. When everything fits in one chunk its probabilities are kept, and nothing is computed twice. On a GPU
+logprob_kernels.py goes over the logits, once each way; what needs more than the targets' logprobs stays with torch.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from atropos_trainer_grpo.chunks import rows_at_once
+from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # torch for CUDA on Linux brings it
 
 
 class Scored(NamedTuple):
@@ -41,6 +45,8 @@ def token_logprobs(
         if others is None:
             return Scored(empty, empty.detach())
         return Scored(empty, empty.detach(), others.to(empty.dtype), empty.detach())
+    if in_one_pass(hidden.device.type, hidden.dtype == torch.float64, others is not None) and HAS_TRITON:
+        return Scored(*_score_in_one_pass(hidden, head.weight, head.bias, targets, temperature, chunk))
     return Scored(*_score(hidden, head.weight, head.bias, targets, temperature, chunk, others))
 
 
@@ -80,13 +86,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, grad: Tensor | None, of_entropy: Tensor | None, of_others: Tensor | None, of_outside: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, temperature, kept, entropy, others = ctx.saved_tensors
-        into_hidden = torch.empty_like(hidden)
-        # Where earlier micro-batches have left a gradient, it is added to at once: the largest there is need not be there twice.
-        present = weight.grad if ctx.needs_input_grad[1] and weight.is_leaf else None
-        into_weight = present
-        if present is None and ctx.needs_input_grad[1]:
-            into_weight = torch.zeros_like(weight)
-        into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
         for begin in range(0, len(targets), ctx.chunk):
             part = slice(begin, begin + ctx.chunk)
             p, rest = kept, None
@@ -119,19 +119,78 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits = torch.zeros_like(p)
             if extra is not None:
                 logits -= extra
-            logits = logits.to(hidden.dtype)
-            torch.mm(logits, weight, out=into_hidden[part])
-            if into_weight is not None:
-                into_weight.addmm_(logits.t(), hidden[part])
-            if into_bias is not None:
-                into_bias += logits.sum(dim=0)
+            gradients.add(part, logits.to(hidden.dtype))
             del p, logits, extra, rest
-        return into_hidden, into_weight if present is None else None, into_bias, None, None, None, None
+        return *gradients.of_inputs(), None, None, None, None
 
 
-_score: Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = (
-    _TokenLogprobs.apply
-)  # torch leaves apply untyped
+class _InOnePass(torch.autograd.Function):
+    """As _TokenLogprobs without `others`, by Triton kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor | None, chunk: int
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        from atropos_trainer_grpo import logprob_kernels as kernels
+
+        chunk = rows_at_once(chunk, len(weight), hidden.device.type, one_pass=True)
+        made = []
+        for begin in range(0, len(targets), chunk):
+            part = slice(begin, begin + chunk)
+            logits = torch.nn.functional.linear(hidden[part], weight, bias)
+            made.append(kernels.scored(logits, targets[part], None if temperature is None else temperature[part]))
+            del logits
+        logprobs, entropy, normaliser = (torch.cat(parts, dim=-1) for parts in zip(*made, strict=True))
+        ctx.chunk = chunk
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, entropy, normaliser)
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        from atropos_trainer_grpo import logprob_kernels as kernels
+
+        hidden, weight, bias, targets, temperature, entropy, normaliser = ctx.saved_tensors
+        gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
+        for begin in range(0, len(targets), ctx.chunk):
+            part = slice(begin, begin + ctx.chunk)
+            by, back, extra = (None if given is None else given[part] for given in (temperature, grad, of_entropy))
+            logits = torch.nn.functional.linear(hidden[part], weight, bias)
+            kernels.turn_into_gradient(
+                logits, targets[part], by, normaliser[:, part].contiguous(), entropy[part], back, extra
+            )
+            gradients.add(part, logits)
+            del logits
+        return *gradients.of_inputs(), None, None, None
+
+
+class _Gradients:
+    """Of what the head is given, from those of the logits, chunk by chunk."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, ...]) -> None:
+        self._given = hidden, weight
+        self._hidden = torch.empty_like(hidden)
+        # Where earlier micro-batches have left a gradient, it is added to at once: the largest there is need not be there twice.
+        self._present = weight.grad if wanted[1] and weight.is_leaf else None
+        self._weight = torch.zeros_like(weight) if self._present is None and wanted[1] else self._present
+        self._bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+
+    def add(self, part: slice, logits: Tensor) -> None:
+        """`logits` [r, V]: the gradient that comes back to those of these rows, in the model's dtype."""
+        hidden, weight = self._given
+        torch.mm(logits, weight, out=self._hidden[part])
+        if self._weight is not None:
+            self._weight.addmm_(logits.t(), hidden[part])
+        if self._bias is not None:
+            self._bias += logits.sum(dim=0)
+
+    def of_inputs(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return self._hidden, self._weight if self._present is None else None, self._bias
+
+
+# torch leaves apply untyped
+_score: Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = _TokenLogprobs.apply
+_score_in_one_pass: Callable[..., tuple[Tensor, Tensor]] = _InOnePass.apply
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor | None, part: slice) -> Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from atropos_core.models.model_size import BYTES, ModelSize, read
 from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, UPDATE, Holding, Workload
-from atropos_trainer_grpo.chunks import rows_at_once
+from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.prefix_tree import pays_by_levels
 
@@ -197,7 +197,9 @@ def _largest_moment(
     rest = (
         options.distillation is not None and options.distillation.kind == "forward"
     )  # logits without the teacher's tokens
-    chunks = (4 if rest else 2) * logit_rows(options, model, rows, device) * model.vocabulary * FP32
+    once = in_one_pass(device, element > FP32, rest)
+    one_chunk = logit_rows(options, model, rows, device, one_pass=once) * model.vocabulary
+    chunks = one_chunk * (element if once else (4 if rest else 2) * FP32)
     inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations are still there
     moments = [
         (kept, gradients, chunks),
@@ -243,8 +245,8 @@ def layer_bytes(model: ModelSize, rows: Rows, element: int, adapted: bool) -> in
     return per_token * rows.packed + attention * element
 
 
-def logit_rows(options: GrpoOptions, model: ModelSize, rows: Rows, device: str) -> int:
-    return min(rows.scored, rows_at_once(options.logprob_chunk, model.vocabulary, device))
+def logit_rows(options: GrpoOptions, model: ModelSize, rows: Rows, device: str, *, one_pass: bool = False) -> int:
+    return min(rows.scored, rows_at_once(options.logprob_chunk, model.vocabulary, device, one_pass=one_pass))
 
 
 def adapter_parameters(model: ModelSize, lora: LoraOptions) -> int:
