@@ -7,8 +7,6 @@ gradient takes the place of the logits. With TRITON_INTERPRET=1 the same kernels
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -53,7 +51,7 @@ def turn_into_gradient(
 
 @triton.jit
 def _score(
-    logits: Any, stride: Any, targets: Any, temperature: Any, logprobs: Any, entropy: Any, normaliser: Any, vocabulary: Any,
+    logits, stride, targets, temperature, logprobs, entropy, normaliser, vocabulary,
     TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -86,8 +84,8 @@ def _score(
 
 @triton.jit
 def _turn(
-    logits: Any, stride: Any, targets: Any, temperature: Any, normaliser: Any, entropy: Any, of_logprobs: Any, of_entropy: Any,
-    vocabulary: Any, TEMPERED: tl.constexpr, OF_LOGPROBS: tl.constexpr, OF_ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    logits, stride, targets, temperature, normaliser, entropy, of_logprobs, of_entropy,
+    vocabulary, TEMPERED: tl.constexpr, OF_LOGPROBS: tl.constexpr, OF_ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
