@@ -65,6 +65,7 @@ class Work:
     branches: int = 0  # in place of the sequences: that share three quarters of their tokens, and are one micro-batch
     share_prompts: bool = True
     attention: str = "auto"
+    kernels: str = "torch"
     offloading: bool = False  # layer inputs in host memory, and of a whole model masters and moments
     quantization: str | None = None  # of a base beside an adapter
     warm: int = 2
@@ -195,7 +196,7 @@ def _options(work: Work) -> dict[str, Any]:
         packed = int(work.tokens * (SHARED + work.branches * (1 - SHARED)))
     return {
         "dtype": "bfloat16", "gradient_checkpointing": True, "tokens_per_microbatch": packed, "old_logprobs": "recompute",
-        "learning_rate": 1e-6, "attention": work.attention, "share_prompts": work.share_prompts,
+        "learning_rate": 1e-6, "attention": work.attention, "kernels": work.kernels, "share_prompts": work.share_prompts,
         "activation_offloading": work.offloading, "optimizer_offloading": work.offloading and not work.lora,
     }  # fmt: skip
 
