@@ -133,9 +133,10 @@ test-machines: .venv/test.stamp
 	$(PYTEST) $(if $(COLD),,--warm) -n 2 tests/machines tests/kubernetes
 
 # What one GPU's memory is for: what `make gpu` checks, in a small form on a CPU, with nothing installed but torch and transformers (on a
-# GPU the whole); and bases and moments in fewer bits, of which torchao's are compiled: that needs a C++ compiler.
-test-gpu: .venv/test.stamp
-	$(PYTEST) $(if $(COLD),,--warm) -n 4 tests/gpu $(FEW_BITS_TESTS)
+# GPU the whole), and the Triton kernels, interpreted; and bases and moments in fewer bits, of which torchao's are compiled: that needs a
+# C++ compiler.
+test-gpu: .venv/test.stamp .venv-triton/stamp
+	TRITON_PYTHON=.venv-triton/bin/python $(PYTEST) $(if $(COLD),,--warm) -n 4 tests/gpu $(FEW_BITS_TESTS)
 
 slurm:
 	@command -v slurmctld || [ -x /usr/sbin/slurmctld ] || { [ "$$(id -u)" = 0 ] && apt-get update -q && \
@@ -372,5 +373,9 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	$(INSTALL) $(@D) -r benchmarks/requirements-trl.txt
 	touch $@
 
+.venv-triton/stamp: tests/gpu/requirements-triton.txt
+	$(INSTALL) $(@D) -r tests/gpu/requirements-triton.txt
+	touch $@
+
 clean:
-	rm -rf .venv .venv-uv .venv-python3.12 .venv-python3.13 .venv-docs .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-environments .venv-roll .venv-roll-source .venv-skyrl .venv-ray .venv-verifiers-v0 .venv-verifiers-v1 .venv-trl .venv-view .venv-vllm .venv-worlds build dist
+	rm -rf .venv .venv-uv .venv-triton .venv-python3.12 .venv-python3.13 .venv-docs .venv-agents .venv-agents-node .venv-agents-pinned .venv-atroposlib .venv-environments .venv-roll .venv-roll-source .venv-skyrl .venv-ray .venv-verifiers-v0 .venv-verifiers-v1 .venv-trl .venv-view .venv-vllm .venv-worlds build dist

@@ -4,7 +4,8 @@
 
 Run in the root of a checkout, on a machine where nothing else uses the GPU. `--device cpu --parameters 50e6 --small` goes
 through the same code over POSIX shared memory. On a GPU it writes benchmarks/results/gpu.json, where the checks that `--only` leaves out
-stay as they were; each names its commit and its machine. Ends with 1 where a check fails.
+stay as they were; each names its commit and its machine. The file is written after each check, and where the command is ended (SIGINT,
+SIGTERM) with what the one that ran had found. Ends with 1 where a check fails.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +49,17 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-async def run(options: argparse.Namespace, where: dict[str, Any]) -> dict[str, Any]:
+async def run(
+    options: argparse.Namespace, where: dict[str, Any], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """`keep` is given all results so far, after each check."""
     from atropos_core.guards.deadlines import within
     from tests.gpu.checks import CHECKS
     from tests.gpu.report import CheckFailed, Report
 
+    own = asyncio.current_task()
+    assert own is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)
     setting = Setting(options.device, options.parameters, options.small)
     results: dict[str, Any] = {}
     for check in CHECKS:
@@ -59,21 +68,24 @@ async def run(options: argparse.Namespace, where: dict[str, Any]) -> dict[str, A
         print(check.name, flush=True)
         report = Report(lambda line: print(line, flush=True))
         began = time.perf_counter()
-        failure = None
+        failure: str | None = "the command was ended while this ran"
         try:
             await within(check.run(setting, report), check.deadline_s, check.name)
             report.settle()
+            failure = None
         except CheckFailed as error:
             failure = str(error)
         except Exception as error:  # noqa: BLE001 - one broken check must not keep the others from being run
             failure = f"{type(error).__name__}: {error}"
             print(f"  FAILED {failure}", flush=True)
-        results[check.name] = {
-            "failure": failure,
-            "seconds": round(time.perf_counter() - began, 1),
-            "figures": report.figures,
-            "machine": where,
-        }
+        finally:
+            results[check.name] = {
+                "failure": failure,
+                "seconds": round(time.perf_counter() - began, 1),
+                "figures": report.figures,
+                "machine": where,
+            }
+            keep(results)
     return results
 
 
@@ -90,11 +102,17 @@ def main() -> None:
         torch.zeros(1, device=options.device)  # this process's own context, before anything is measured
     where = machine(options)
     print(json.dumps(where), flush=True)
-    results = asyncio.run(run(options, where))
-    out = options.out or (RESULTS / "gpu.json" if options.device != "cpu" else None)
-    if out:
-        before = json.loads(out.read_text())["checks"] if options.only and out.exists() else {}
-        out.write_text(json.dumps({"checks": before | results}, indent=1) + "\n")
+    out: Path | None = options.out or (RESULTS / "gpu.json" if options.device != "cpu" else None)
+    before = json.loads(out.read_text())["checks"] if out and options.only and out.exists() else {}
+
+    def keep(found: dict[str, Any]) -> None:
+        if out:
+            out.write_text(json.dumps({"checks": before | found}, indent=1) + "\n")
+
+    try:
+        results = asyncio.run(run(options, where, keep))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit("ended" + (f"; what was found until then is in {out}" if out else ""))
     failed = [name for name, result in results.items() if result["failure"]]
     print(f"{len(results) - len(failed)} of {len(results)} hold" + (f"; FAILED: {', '.join(failed)}" if failed else ""))
     sys.exit(1 if failed else 0)

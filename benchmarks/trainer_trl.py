@@ -22,6 +22,9 @@ given = json.loads(sys.argv[1])
 os.environ["OMP_NUM_THREADS"] = str(given["threads"])
 if given.get("unsloth"):
     os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"  # it would ask a hub
+    os.environ["UNSLOTH_COMPILE_LOCATION"] = tempfile.mkdtemp(
+        dir=os.path.dirname(given["batches"][0])
+    )  # not the working directory
     import unsloth  # before trl and transformers, which it changes
 
 import numpy as np  # noqa: E402 - the number of threads is set first

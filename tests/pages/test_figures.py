@@ -465,7 +465,7 @@ def gpu() -> Figures:
     held, tree, quantized_base = checks["one_copy"], checks["trees"], checks["training_8B_nf4"]
     rows = []
     for check, name in (
-        ("training_0.6B_full", "0.6B, full, FlashAttention 2 over the packed row"),
+        ("training_0.6B_full", "0.6B, full"),
         ("training_0.6B_lora", "0.6B, LoRA of rank 16"),
         ("training_8B_nf4", "8B, LoRA beside 4 bits, 65,536 tokens, activations offloaded"),
     ):
@@ -475,20 +475,34 @@ def gpu() -> Figures:
     for way, name in (("flash", "by levels"), ("padded", "padded layout")):
         speed, most = tree[f"shared, {way} [tokens/s]"], tree[f"shared, {way}, at most [GiB]"]
         rows.append(f"| 0.6B, eight branches, {name} | {speed:,.0f} | {most:.2f} |")
-    theirs = checks["training_0.6B_full"]["TRL's update [tokens/s]"]
+    groups, head = checks["groups"], checks["head"]
+    rows.append(
+        f"| 0.6B, eight groups of eight, by levels | {groups['flash [tokens/s]']:,.0f} | {groups['flash, at most [GiB]']:.2f} |"
+    )
+    trl = {
+        kind: [checks[f"training_0.6B_{kind}"][f"TRL's update [{unit}]"] for unit in ("tokens/s", "GiB")]
+        for kind in ("full", "lora")
+    }
+    ways = {
+        way: f"{1e3 * head[f'forward and backward, {way} [s]']:.0f} ms and {head[f'forward and backward, {way} [GiB]']:.2f} GiB"
+        for way in ("kernels", "torch", "TRL")
+    }
     slowest = held["publish, slowest of 20 (pause, version, resume) [s]"]
     trained = [checks[f"training_0.6B_{kind}"]["trained [tokens/s]"] for kind in ("full", "lora")]
     return {
         "README.md": [
             f"a publish under eight requests in {1e3 * slowest:.0f} ms at most",
-            f"shape at {trained[0]:,.0f} tokens a second ({trained[1]:,.0f} with LoRA), and of eight branches at "
+            f"shape at {trained[0]:,.0f} tokens a second (TRL {trl['full'][0]:,.0f}; with LoRA {trained[1]:,.0f}, "
+            f"TRL {trl['lora'][0]:,.0f}), "
+            "and of eight branches at "
             f"{tree['shared, flash: over each by itself [times]']:.1f} times",
         ],
         "docs/gpu.md": [
             *rows,
             f"takes {1e3 * held['publish, median [s]']:.0f} ms in the median and {1e3 * slowest:.0f} ms at most",
             f"by themselves {tree['each by itself [tokens/s]']:,.0f} and {tree['each by itself, at most [GiB]']:.2f}",
-            f"TRL 1.16: {theirs:,.0f} and ",
+            *(f"TRL 1.15: {speed:,.0f} and {memory:.2f}" for speed, memory in trl.values()),
+            f"{ways['kernels']} by the trainer's Triton kernels, {ways['torch']} by torch's operations, {ways['TRL']} by TRL's kernels",
             f"Of its {quantized_base['most allocated [GiB]']:.1f} GiB the allocator held {quantized_base['most reserved [GiB]']:.1f}",
         ],
     }

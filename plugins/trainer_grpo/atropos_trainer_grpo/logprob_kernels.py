@@ -5,6 +5,7 @@ row, and the sum and the weighted sum of what is below it, in fp32 (the online s
 gradient takes the place of the logits. With TRITON_INTERPRET=1 the same kernels run on a CPU.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
 
 import torch
@@ -22,7 +23,7 @@ def scored(logits: Tensor, targets: Tensor, temperature: Tensor | None) -> tuple
     rows, vocabulary = logits.shape
     logprobs, entropy = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     normaliser = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
-    _score[(rows,)](
+    score_kernel[(rows,)](
         logits, logits.stride(0), targets, targets if temperature is None else temperature, logprobs, entropy, normaliser,
         vocabulary, TEMPERED=temperature is not None, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
@@ -40,7 +41,7 @@ def turn_into_gradient(
 ) -> None:
     """d logprob[target] / d logits = 1[target] - p, and d H / d logits = -p (log p + H); both over the temperature."""
     rows, vocabulary = logits.shape
-    _turn[(rows, triton.cdiv(vocabulary, BLOCK))](
+    gradient_kernel[(rows, triton.cdiv(vocabulary, BLOCK))](
         logits, logits.stride(0), targets, targets if temperature is None else temperature, normaliser, entropy,
         normaliser if of_logprobs is None else of_logprobs.contiguous(),
         normaliser if of_entropy is None else of_entropy.contiguous(),
@@ -50,7 +51,7 @@ def turn_into_gradient(
 
 
 @triton.jit
-def _score(
+def score_kernel(
     logits, stride, targets, temperature, logprobs, entropy, normaliser, vocabulary,
     TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +84,7 @@ def _score(
 
 
 @triton.jit
-def _turn(
+def gradient_kernel(
     logits, stride, targets, temperature, normaliser, entropy, of_logprobs, of_entropy,
     vocabulary, TEMPERED: tl.constexpr, OF_LOGPROBS: tl.constexpr, OF_ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -46,8 +46,8 @@ def token_logprobs(
             return Scored(empty, empty.detach())
         return Scored(empty, empty.detach(), others.to(empty.dtype), empty.detach())
     if in_one_pass(hidden.device.type, hidden.dtype == torch.float64, others is not None) and HAS_TRITON:
-        return Scored(*_score_in_one_pass(hidden, head.weight, head.bias, targets, temperature, chunk))
-    return Scored(*_score(hidden, head.weight, head.bias, targets, temperature, chunk, others))
+        return Scored(*by_kernels(hidden, head.weight, head.bias, targets, temperature, chunk))
+    return Scored(*by_torch(hidden, head.weight, head.bias, targets, temperature, chunk, others))
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -189,8 +189,8 @@ class _Gradients:
 
 
 # torch leaves apply untyped
-_score: Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = _TokenLogprobs.apply
-_score_in_one_pass: Callable[..., tuple[Tensor, Tensor]] = _InOnePass.apply
+by_torch: Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = _TokenLogprobs.apply
+by_kernels: Callable[..., tuple[Tensor, Tensor]] = _InOnePass.apply
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor | None, part: slice) -> Tensor:

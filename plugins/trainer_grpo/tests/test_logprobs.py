@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from atropos_trainer_grpo.chunks import rows_at_once
+from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
 from atropos_trainer_grpo.logprobs import token_logprobs
 
 
@@ -69,8 +69,16 @@ def test_a_large_vocabulary_has_fewer_rows_of_logits_at_once():
     assert rows_at_once(8192, 598, "cpu") == 8192
     assert rows_at_once(8192, 32_000, "cpu") == 524
     assert rows_at_once(8192, 152_000, "cuda") == 883
+    assert rows_at_once(8192, 152_000, "cuda", one_pass=True) == 1766
     assert rows_at_once(8192, 10_000_000, "cpu") == 64
     assert rows_at_once(5, 10_000_000, "cpu") == 5
+
+
+def test_kernels_go_over_the_logits_where_there_is_a_gpu_and_nothing_else_is_asked_of_them():
+    assert in_one_pass("cuda", double=False, others=False)
+    assert not in_one_pass("cpu", double=False, others=False)
+    assert not in_one_pass("cuda", double=True, others=False)
+    assert not in_one_pass("cuda", double=False, others=True)
 
 
 @pytest.mark.parametrize("chunk", [13, 4])
