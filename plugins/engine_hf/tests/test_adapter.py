@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from atropos_core.errors import DeadlineExceeded, WeightsMismatch
+from atropos_core.errors import DeadlineExceeded, FitError, WeightsMismatch
+from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Sampling, tokens
+from atropos_engine_hf.config import HFOptions
+from atropos_engine_hf.plugin import build
 from atropos_engine_hf.scoring import score
 
 PROMPT = tokens([5, 9, 33])
@@ -125,17 +130,12 @@ async def test_a_directory_that_is_an_adapter_opens_as_its_base_model_with_it(
     np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
 
 
-def test_without_peft_an_engine_for_adapters_says_what_to_install() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import importlib.util; from pathlib import Path; find = importlib.util.find_spec; "
-        "importlib.util.find_spec = lambda name: None if name == 'peft' else find(name); "
-        "from atropos_core.plugins.provider import RunContext; from atropos_engine_hf.config import HFOptions; "
-        "from atropos_engine_hf.plugin import build; here = Path(); "
-        "build(HFOptions(), RunContext(here, here, transport='checkpoint')); "
-        "build(HFOptions(), RunContext(here, here, transport='adapter'))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.stderr.strip().splitlines()[-1].strip() == "pip install atropos-plugin-engine-hf[lora]"
+def test_without_peft_an_engine_for_adapters_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else find(name))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    here = Path()
+    build(HFOptions(), RunContext(here, here, transport="checkpoint"))
+    with pytest.raises(FitError, match="needs the module 'peft', and that is not installed") as refused:
+        build(HFOptions(), RunContext(here, here, transport="adapter"))
+    assert refused.value.remedy == "pip install atropos-plugin-engine-hf[lora]"

@@ -1,9 +1,10 @@
 """LoRA: the adapter alone is trained, by the gradient that peft's own forward gives, and a checkpoint is a peft directory."""
 
+import importlib.util
 import json
-import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from atropos_core.errors import CheckpointError, ConfigError, FitError
+from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo import lora
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.losses import LOSSES
 from atropos_trainer_grpo.model import open_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packed_rows import pack
+from atropos_trainer_grpo.plugin import build
 from atropos_trainer_grpo.update import Update
 from plugins.trainer_grpo.tests.resumed import assert_same_bits, trained_on
 
@@ -286,17 +289,15 @@ async def test_a_model_directory_that_is_an_adapter_is_refused(open_trainer, tmp
         await open_trainer(tmp_path / "saved")
 
 
-def test_without_peft_a_trainer_of_adapters_says_what_to_install():
-    code = (
-        "import sys; sys.modules['peft'] = None; import importlib.util; from pathlib import Path; "
-        "find = importlib.util.find_spec; importlib.util.find_spec = lambda name: None if name == 'peft' else find(name); "
-        "from atropos_core.plugins.provider import RunContext; from atropos_trainer_grpo.config import GrpoOptions; "
-        "from atropos_trainer_grpo.plugin import build; here = Path(); "
-        "build(GrpoOptions(), RunContext(here, here, transport='checkpoint')); "
-        "build(GrpoOptions(), RunContext(here, here, transport='adapter'))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.stderr.strip().splitlines()[-1].strip() == "pip install atropos-plugin-trainer-grpo[lora]"
+def test_without_peft_a_trainer_of_adapters_says_what_to_install(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else find(name))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    here = Path()
+    build(GrpoOptions(), RunContext(here, here, transport="checkpoint"))
+    with pytest.raises(FitError, match="'peft' is not installed") as refused:
+        build(GrpoOptions(), RunContext(here, here, transport="adapter"))
+    assert refused.value.remedy == "pip install atropos-plugin-trainer-grpo[lora]"
 
 
 async def test_an_adapter_is_taken_up_only_by_one_of_the_same_parts_and_scale(open_trainer, tmp_path):
