@@ -12,6 +12,7 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dis
 WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena env_verifiers)
 RAY := plugins/launcher_ray/pyproject.toml
 ROLE_TESTS := $(wildcard tests/e2e/test_roles*.py)
+API_TESTS := plugins/trajectory_api/tests $(wildcard tests/e2e/test_api_*.py)
 AGENT_TESTS := plugins/agent_api/tests $(wildcard tests/e2e/test_agent_*.py) tests/e2e/test_serve_agent.py
 FEW_BITS_TESTS := tests/e2e/test_quantize.py $(wildcard plugins/*/tests/test_quantization.py) plugins/trainer_grpo/tests/test_torchao.py
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e ./%,$(filter-out $(WORLDS) $(RAY),$(PLUGINS)))
@@ -21,7 +22,7 @@ WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run environments test tests test-roles test-agent-api quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-machines test-gpu test-pages test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak soak-worlds bench gpu bench-bridges bench-api clean
+.PHONY: run environments test tests test-roles test-trajectory-api test-agent-api quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-machines test-gpu test-pages test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak soak-worlds bench gpu bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -39,7 +40,7 @@ quick: .venv/test.stamp
 # Without what has a target of its own.
 tests: .venv/test.stamp
 	$(PYTEST) $(if $(COLD),,--warm) -n 8 $(addprefix --ignore ,$(addprefix tests/,slurm machines kubernetes gpu pages) plugins/simulation/tests/test_pages.py \
-	  $(ROLE_TESTS) $(AGENT_TESTS) $(FEW_BITS_TESTS))
+	  $(ROLE_TESTS) $(API_TESTS) $(AGENT_TESTS) $(FEW_BITS_TESTS))
 
 quick-tests: .venv/test.stamp
 	$(PYTEST) $(if $(COLD),,--warm) -n 2 --quick
@@ -128,6 +129,10 @@ test-pages: .venv/test.stamp
 # Server, engines, workers and trainer of one run, each started by itself; most of the time is waiting for what was killed.
 test-roles: .venv/test.stamp
 	$(PYTEST) $(if $(COLD),,--warm) -n 2 $(ROLE_TESTS)
+
+# The trajectory API: its server, journal and clients, hostile input, kills and load.
+test-trajectory-api: .venv/test.stamp
+	$(PYTEST) $(if $(COLD),,--warm) -n 4 $(API_TESTS)
 
 # The agents' API and its sandboxes, and runs whose rollouts are programs, with kills of each.
 test-agent-api: .venv/test.stamp
