@@ -170,6 +170,8 @@ def main() -> None:
     bugs = [bug for bug in bugs if bug.room in asked]
     machine = described()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    if (triton := ROOT / ".venv-triton/bin/python").exists():  # or `make .venv-triton/stamp`
+        os.environ.setdefault("TRITON_PYTHON", str(triton))
     for library in LIBRARIES:
         importlib.import_module(library)
     with tempfile.TemporaryDirectory(prefix="atropos-planted-") as scratch:

@@ -115,7 +115,9 @@ async def test_a_server_that_works_at_a_long_call_is_not_called_silent(capfd):
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as slow:
-        api = Api(f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}", patience=QUICK)
+        api = Api(
+            f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}", patience=Patience(say_s=0.3, least_s=20.0)
+        )  # a probe may take a quarter of that
         await api.call("POST", "/v1/engine/load_weights", {}, wait_s=1800)
         await api.close()
     assert capfd.readouterr().err == ""
