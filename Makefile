@@ -1,4 +1,4 @@
-# Two commands: `make run` trains the tiny policy, `make test` runs every test that needs nothing but this machine.
+# Two commands: `make run` trains the tiny policy, `make test` runs the tests of core and most plugins.
 # With vLLM, in an environment of its own: `make vllm`, `make test-vllm`; the same with atroposlib, SkyRL, and gem for ROLL:
 # `make test-atroposlib`, `make test-skyrl`, `make test-roll`, `make test-verifiers`; and with the programs that agents are made of: `make test-agents`;
 # with a browser: `make test-view`.

@@ -40,7 +40,7 @@ def test_values_and_gradients_are_those_of_float64(tmp_path: Path) -> None:
     assert len(compared) == 8, "values and gradients, in fp32 and in bfloat16"
 
 
-def test_a_head_with_a_bias_masked_logits_and_no_temperature_is_torchs() -> None:
+def test_kernels_and_torch_agree_on_a_bias_masked_logits_and_temperatures() -> None:
     run("-c", ODD_CASES, TRITON_INTERPRET="1")
 
 

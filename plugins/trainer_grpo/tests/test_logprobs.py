@@ -74,7 +74,7 @@ def test_a_large_vocabulary_has_fewer_rows_of_logits_at_once():
     assert rows_at_once(5, 10_000_000, "cpu") == 5
 
 
-def test_kernels_go_over_the_logits_where_there_is_a_gpu_and_nothing_else_is_asked_of_them():
+def test_triton_kernels_score_on_a_gpu_where_only_targets_are_wanted():
     assert in_one_pass("cuda", double=False, others=False)
     assert not in_one_pass("cpu", double=False, others=False)
     assert not in_one_pass("cuda", double=True, others=False)
