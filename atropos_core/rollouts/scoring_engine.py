@@ -47,6 +47,10 @@ class ScoringEngine:
         scored = await self._opened().logprobs(sequences, temperature)
         return [of_own_tokens(sequence, logprobs) for sequence, logprobs in zip(sequences, scored, strict=True)]
 
+    async def release_cache(self) -> None:
+        """Nothing is scored for a while: see `Engine.release_cache`."""
+        await self._opened().release_cache()
+
     async def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:

@@ -146,6 +146,7 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine vllm.max_model_len": ({}, {"max_model_len": 99}),
     "engine vllm.max_num_seqs": ({}, {"max_num_seqs": 9}),
     "engine vllm.kv_cache_gb": ({}, {"kv_cache_gb": 2.0}),
+    "engine vllm.enable_sleep_mode": ({}, {"enable_sleep_mode": True}),
     "engine vllm.prefix_caching": ({}, {"prefix_caching": False}),
     "engine vllm.extra_args": ({}, {"extra_args": ["--block-size", "32"]}),
     "engine toy.latency_s": ({}, {"latency_s": 5.0}),

@@ -330,6 +330,30 @@ async def kernels(setting: Setting, report: Report) -> None:
         report.note(f'most allocated, kernels = "{name}"', found["allocated_gib"], "GiB")
 
 
+async def vllm_sleep(setting: Setting, report: Report) -> None:
+    """Engine "vllm" gives the memory of keys and values back and takes it again, and samples the same tokens."""
+    if importlib.util.find_spec("vllm") is None:
+        report.note("NOT RUN", "this needs vLLM, and our plugins installed beside it")
+        return
+    from tests.gpu.sleeping import CACHE_GB, slept
+
+    with tempfile.TemporaryDirectory() as folder:
+        models.make(models.SMALL, "float32" if setting.device == "cpu" else "bfloat16", "cpu", Path(folder) / "model")
+        found = await slept(setting.device, Path(folder) / "model", Path(folder))
+    report.note("taken by the engine", found.opened_bytes / 2**30, "GiB")
+    given, first = found.given_back_bytes, found.given_back_bytes[0]
+    report.note("given back, each time", [round(one / 2**30, 3) for one in given], "GiB")
+    # On a CPU only what was used comes again.
+    least, whole = (first, CACHE_GB * 2**30) if setting.device == "cpu" else (min(given), found.opened_bytes)
+    report.at_least("of the keys and values" if setting.device == "cpu" else "of all that it took", least / whole, 0.9)
+    report.note("a release, slowest", max(found.release_s), "s")
+    report.note("the first token after it, slowest", max(found.first_token_s), "s")
+    report.holds("the same tokens after each", all((one.tokens == found.made[0].tokens).all() for one in found.made))
+    report.at_most(
+        "logprobs apart", max(_gap([one.logprobs], [found.made[0].logprobs]) for one in found.made), 0.01, "nats"
+    )
+
+
 async def head(setting: Setting, report: Report) -> None:
     """The language-model head by the trainer's Triton kernels: values and gradients beside float64, time and memory beside torch's own
     operations and TRL's kernels."""
@@ -399,6 +423,7 @@ CHECKS = (
     Check("owner_killed", partial(killed, victim=0), 180),
     Check("attached_killed", partial(killed, victim=1), 180),
     Check("refused", refused, 120),
+    Check("vllm_sleep", vllm_sleep, 600),
     Check("training_0.6B_full", partial(training, shape="0.6B", lora=False), 600),
     Check("training_0.6B_lora", partial(training, shape="0.6B", lora=True), 600),
     Check("head", head, 240),

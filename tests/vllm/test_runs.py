@@ -39,6 +39,8 @@ def test_a_run_over_two_engines_shares_with_one_and_copies_to_the_other(atropos,
         "run",
         "--set",
         "engine.replica.second={}",
+        "--set",
+        "engine.enable_sleep_mode=true",
         timeout=300,
     )
     assert ended.code == 0, ended.out + ended.err
@@ -46,6 +48,8 @@ def test_a_run_over_two_engines_shares_with_one_and_copies_to_the_other(atropos,
     assert lines[-1]["step"] == 4
     assert all(line["bridge/bytes_copied"] > 3e6 for line in lines[1:])
     assert max(line["alignment/max_abs_logprob_diff"] for line in lines) <= 1e-4, "tokens of both"
+    for log in (tmp_path / "run/logs").glob("engine*.vllm.log"):
+        assert log.read_text().count("to discard tags {'kv_cache'}") == 4, "each sleeps during each update"
     for name in ("engine", "engine-second"):
         assert list((tmp_path / "run/logs").glob(f"*{name}*")), "each has a log of its own"
 
@@ -67,11 +71,14 @@ def test_a_teacher_on_vllm_tells_a_run_what_the_same_teacher_on_transformers_doe
             "run", "--env", "gsm8k", "--deterministic", "--steps", "2", "--dir", engine, "--set", "evaluation.problems=8",
             "--set", "training.groups_per_step=4", "--set", "training.group_size=4",
             "--set", "teacher.big.use=distillation", "--set", "teacher.big.model=tiny-teacher", "--set", "teacher.big.top_k=8",
-            "--set", f"teacher.big.engine.use={engine}", "--set", "trainer.distillation.alone=true", timeout=200,
+            "--set", f"teacher.big.engine.use={engine}", "--set", "trainer.distillation.alone=true",
+            *(("--set", "teacher.big.engine.enable_sleep_mode=true") if engine == "vllm" else ()), timeout=200,
         )  # fmt: skip
         assert ended.code == 0, ended.out + ended.err
         by_engine[engine] = metrics_of(tmp_path / engine)[1:]
-    assert any("vLLM" in log.read_text() for log in (tmp_path / "vllm/logs").glob("*teacher-big*"))
+    logs = [log.read_text() for log in (tmp_path / "vllm/logs").glob("*teacher-big*")]
+    assert any("vLLM" in log for log in logs)
+    assert sum(log.count("to discard tags {'kv_cache'}") for log in logs) == 2, "it sleeps after each step"
     for line, other in zip(by_engine["vllm"], by_engine["hf"], strict=True):
         assert line["distill/positions"] == other["distill/positions"] == 1.0
         assert line["distill/kl"] == pytest.approx(other["distill/kl"], abs=1e-3)

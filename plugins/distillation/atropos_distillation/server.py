@@ -56,6 +56,9 @@ class ServerSource:
             raise NotImplementedError(f"a server scores a prompt at temperature 1, and {temperature:g} was requested")
         return list(await asyncio.gather(*(self._one(sequence, k) for sequence in sequences)))
 
+    async def release_cache(self) -> None:
+        """The server is somebody else's, and keeps what it has."""
+
     async def _one(self, sequence: Tokens, k: int) -> TopK:
         if len(sequence) < 2:
             return top_k_of([None] * len(sequence), sequence, k)

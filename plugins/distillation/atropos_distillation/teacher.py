@@ -33,6 +33,10 @@ class LogprobSource(Protocol):
         token t itself. Entry 0 is empty: nothing predicts it. Raises NotImplementedError for what it cannot do."""
         ...
 
+    async def release_cache(self) -> None:
+        """Nothing is scored for a while."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -57,6 +61,7 @@ class TokenTeacher(Teacher):
         wanted = [rollout for group in groups if self._is_for(group) for rollout in _untaught(group)]
         scoring = self._score(wanted)
         made = await within(scoring, self._options.deadline_s, f"{self._label}: {len(wanted)} rollouts")
+        await self._source.release_cache()
         taught = {id(rollout): teacher for rollout, teacher in zip(wanted, made, strict=True)}
         self._count(made, perf_counter() - start)
         return [_with(group, taught) for group in groups]

@@ -54,6 +54,7 @@ class SelfTeacher(Teacher):
         newest = max((int(one.policy_version[one.sampled].max(initial=0)) for one in rollouts), default=0)
         behind = await self._catch_up(newest)
         made = [await self._taught(one) for one in groups]
+        await self._engine.release_cache()
         counted = {"rollouts": sum(count for _, count, _ in made), "left_out": sum(left_out for *_, left_out in made)}
         self._metrics = {**counted, "versions_behind": float(behind), "seconds": perf_counter() - start}
         return [group for group, *_ in made]

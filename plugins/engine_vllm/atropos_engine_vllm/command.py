@@ -14,6 +14,10 @@ from atropos_engine_vllm.config import VLLMOptions
 
 SERVED = "policy"  # the model's name in requests
 EXTENSION = "atropos_engine_vllm.reload.Reloading"
+SLEEPING = {
+    "cpu": "atropos_engine_vllm.cpu_worker.SleepingCPUWorker",
+    "cuda": "atropos_engine_vllm.cuda_worker.SleepingCUDAWorker",
+}
 # On a CPU vLLM 0.32's worker dies of a seeded request whose prompt is computed in parts: it would step the generator back.
 WHOLE_PROMPTS = "--no-enable-chunked-prefill"
 TRANSFERRED = ("posix_shm", "cuda_ipc", "copy", "broadcast")  # transports that go through a weight-transfer engine
@@ -37,6 +41,8 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
         made += [WHOLE_PROMPTS]
     else:
         made += ["--gpu-memory-utilization", str(options.memory_share)]
+    if options.enable_sleep_mode:
+        made += ["--worker-cls", SLEEPING["cpu" if on_cpu else "cuda"], *([] if on_cpu else ["--enable-sleep-mode"])]
     if options.max_model_len is not None:
         made += ["--max-model-len", str(options.max_model_len)]
     if lora := announced_adapters(context):

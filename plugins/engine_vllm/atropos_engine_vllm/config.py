@@ -24,7 +24,9 @@ _OURS = (  # flags that the engine sets itself: what it relies on, or what an op
     "--uds",
     "--api-key",
     "--middleware",
-    "--worker-extension-cls",
+    "--worker-cls",
+    "--enable-sleep-mode",
+    "--enable-cumem-allocator",
     "--logprobs-mode",
     "--enable-scale-out",
     "--generation-config",
@@ -68,6 +70,10 @@ class VLLMOptions(Options):
     max_num_seqs: int = Field(256, ge=1, description="sequences that are decoded together; more wait")
     memory_share: float = Field(0.5, gt=0, le=1, description="of the GPU's memory, for weights and keys and values")
     kv_cache_gb: float = Field(1.0, gt=0, description="memory for keys and values on a CPU")
+    enable_sleep_mode: bool = Field(
+        False,
+        description="in an on-policy run, give the memory of keys and values back while an update runs, and take it again after it",
+    )
     start_timeout_s: float = Field(600.0, gt=0, description="until the server answers, loading and compiling included")
     prefix_caching: bool = Field(True, description="compute a prompt that several requests share once")
     max_loras: int = Field(

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -37,6 +37,7 @@ POLL_S = 0.2
 DYING_S = 5.0  # from the first sign of it to the end of all its processes
 DRAIN_S = 600.0  # for requests to end with the adapter that they began with
 WEIGHTS_S = 1200.0  # for reading a model directory
+CACHE_S = 120.0  # for the memory of a GPU to be given back, or taken again
 SCORED_AT_ONCE = 32  # sequences
 STAGES: Mapping[str, str] = {
     "init": "/init_weight_transfer_engine",
@@ -75,6 +76,9 @@ class VLLMEngine(Engine):
         self._running = asyncio.Event()  # cleared while paused
         self._weights = asyncio.Lock()  # locked while paused, and by a rescoring
         self._turn = asyncio.Lock()  # one pause or resume at a time
+        self._cache = asyncio.Lock()  # one release or return of the KV cache at a time
+        self._released = False  # the KV cache, and not taken again since
+        self._computing = 0  # requests that need the KV cache
         self._config = model.read_config(context.model)
         self._stops = model.ends_of(context.model, self._config)
         self._served = SERVED
@@ -167,7 +171,8 @@ class VLLMEngine(Engine):
     async def _continue(self, prompt: Tokens, sampling: Sampling, seed: int, deadline_s: float) -> Completion:
         await self._running.wait()
         assert self._adapters is not None, "open() has made it before it lets anything run"
-        async with self._adapters.using() as adapter:
+        async with self._adapters.using() as adapter, self._with_cache():
+            await self._running.wait()  # a pause may have come before the cache was there
             version = adapter.version if adapter else self.version
             body = generate.request(prompt, sampling, seed, self._stops, f"v{version}")
             body["model"] = adapter.name if adapter else self._served
@@ -203,7 +208,7 @@ class VLLMEngine(Engine):
             raise NotImplementedError(
                 f"vLLM scores prompts of up to {self._longest - 1} tokens here (it samples one more token after each)"
             )
-        async with self._weights:
+        async with self._weights, self._with_cache():
             limit = asyncio.Semaphore(SCORED_AT_ONCE)
 
             async def score(sequence: Tokens) -> T:
@@ -264,6 +269,33 @@ class VLLMEngine(Engine):
             await self._opened.post(STAGES[stage], body, deadline_s=deadline_s)
         except (DataError, Refused) as error:
             raise WeightsMismatch(f"weight transfer, stage {stage!r}: {error}\n{self._tail()}".rstrip()) from error
+
+    # -- the KV cache
+
+    async def release_cache(self) -> None:
+        """Nothing happens without `enable_sleep_mode`, and while something is computed. The server is paused from here on until the
+        first request takes the memory again."""
+        if not self._options.enable_sleep_mode or self._computing or self._released:
+            return
+        self._released = True
+        async with self._cache:
+            # What is in flight there was aborted here, and nobody waits for it.
+            await self._opened.post("/pause?mode=abort&clear_cache=true")
+            await self._opened.post("/release_kv_cache_memory", deadline_s=CACHE_S, may_fail=True)
+
+    @contextlib.asynccontextmanager
+    async def _with_cache(self) -> AsyncIterator[None]:
+        """Inside, the KV cache is there."""
+        self._computing += 1
+        try:
+            if self._released:
+                async with self._cache:
+                    if self._released:
+                        await self._opened.post("/wake_up", deadline_s=CACHE_S, may_fail=True)  # its scheduler goes on
+                        self._released = False
+            yield
+        finally:
+            self._computing -= 1
 
     async def close(self) -> None:
         api, self._api = self._api, None

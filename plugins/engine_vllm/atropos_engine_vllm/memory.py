@@ -7,9 +7,11 @@ from collections.abc import Iterable
 
 from atropos_core.errors import FitError
 from atropos_core.models.model_size import BYTES, ModelSize, read
-from atropos_core.plugins.provider import Holding, Workload
+from atropos_core.plugins.provider import SAMPLING, Holding, Workload
 from atropos_engine_vllm.config import VLLMOptions
 
+BATCHED_TOKENS = 8192  # of vLLM's own default on a large GPU
+GRAPHS = 1_000_000_000  # CUDA graphs of its default sizes
 LIBRARIES = 1_500_000_000  # server, engine core and worker: three interpreters with torch and vLLM
 
 
@@ -26,14 +28,18 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
         on_cpu = device == "cpu"
         weights = model.parameters * _element(options, model, device) // len(context.devices)
         yield Holding("parameters", weights, device, shared=shared, change="use a smaller model")
+        phases = SAMPLING if options.enable_sleep_mode else ("",)
         if on_cpu:
-            yield Holding(
-                "keys and values", int(options.kv_cache_gb * 2**30), device, change="lower engine.kv_cache_gb"
-            )
+            cache = int(options.kv_cache_gb * 2**30)
+            for phase in phases:
+                yield Holding("keys and values", cache, device, phase, change="lower engine.kv_cache_gb")
         elif device in workload.device_bytes:
             share = int(options.memory_share * workload.device_bytes[device])
             rest = max(share - weights, 0)
-            yield Holding("keys and values, graphs", rest, device, change="lower engine.memory_share")
+            beside = min(_beside(options, model, device), rest)
+            yield Holding("activations and graphs", beside, device, change="lower engine.max_num_seqs")
+            for phase in phases:
+                yield Holding("keys and values", rest - beside, device, phase, change="lower engine.memory_share")
 
 
 def check_share(options: VLLMOptions, workload: Workload) -> None:
@@ -61,6 +67,13 @@ def check_share(options: VLLMOptions, workload: Workload) -> None:
             if least <= 1
             else "Use a smaller model, or more of engine.devices.",
         )
+
+
+def _beside(options: VLLMOptions, model: ModelSize, device: str) -> int:
+    """What a server on a GPU has beside weights, keys and values, by the sizes of its largest batches; not held to a measurement."""
+    sampled = options.max_num_seqs * model.vocabulary * 4 * 3  # logits, probabilities and their order
+    computed = BATCHED_TOKENS * (4 * model.hidden + 2 * model.intermediate) * _element(options, model, device)
+    return max(sampled, computed) + (0 if options.enforce_eager else GRAPHS)
 
 
 def _element(options: VLLMOptions, model: ModelSize, device: str) -> int:

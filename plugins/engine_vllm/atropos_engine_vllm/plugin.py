@@ -28,10 +28,18 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
 
 
 def check(options: VLLMOptions, workload: Workload) -> None:
+    from atropos_core.errors import ConfigError
     from atropos_core.models.model_size import check_weights
     from atropos_engine_vllm.memory import check_share
 
-    check_weights(workload.context.model)
+    context = workload.context
+    if options.enable_sleep_mode and context.max_staleness:
+        raise ConfigError(
+            f"{context.label}.enable_sleep_mode has no effect with training.max_staleness = {context.max_staleness}: rollouts are sampled "
+            "while an update runs, and need their keys and values.",
+            remedy="Remove it, or --set training.max_staleness=0.",
+        )
+    check_weights(context.model)
     check_share(options, workload)
 
 

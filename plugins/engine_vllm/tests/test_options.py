@@ -69,6 +69,39 @@ def test_the_memory_plan_has_the_keys_and_values_that_the_server_gets(options: A
     assert planned["keys and values"] == int(size) == 2**29
 
 
+def test_keys_and_values_that_sleep_are_planned_for_sampling_alone(options: Any, context: Any) -> None:
+    tiny = load_plugins().resolve_model("tiny").directory
+    for device, total in (("cpu", 0), ("cuda:0", 8 << 30)):
+        work = Workload(replace(context(devices=(device,)), model=tiny), 8, 8, 64, 64, device_bytes={"cuda:0": total})
+        awake, asleep = (list(plugin.holds(options(enable_sleep_mode=sleeps), work)) for sleeps in (False, True))
+        assert [one.phase for one in awake if one.what == "keys and values"] == [""]
+        assert [one.phase for one in asleep if one.what == "keys and values"] == ["sampling", "rescoring"]
+        kept = [[one for one in each if one.what != "keys and values"] for each in (awake, asleep)]
+        assert kept[0] == kept[1]
+        if total:
+            of_the_share = sum(one.size_bytes for one in awake if one.device == device)
+            assert of_the_share == total // 2, "graphs and activations are inside it"
+
+
+def test_sleeping_is_refused_where_rollouts_are_sampled_during_updates(options: Any, context: Any) -> None:
+    work = Workload(replace(context(label="engine"), max_staleness=2), 8, 8, 64, 64)
+    with pytest.raises(
+        ConfigError, match=r"engine.enable_sleep_mode has no effect with training.max_staleness = 2"
+    ) as refused:
+        plugin.check(options(enable_sleep_mode=True), work)
+    assert "--set training.max_staleness=0" in str(refused.value)
+    with pytest.raises(ValidationError, match="enable_sleep_mode are for a server that the engine starts"):
+        options(enable_sleep_mode=True, url="http://127.0.0.1:1")
+
+
+def test_which_worker_sleeps(options: Any, context: Any) -> None:
+    for device, worker in (("cpu", "cpu_worker.SleepingCPUWorker"), ("cuda:1", "cuda_worker.SleepingCUDAWorker")):
+        flags = command.flags(options(enable_sleep_mode=True), context(devices=(device,)), "float32")
+        assert value(flags, "--worker-cls") == f"atropos_engine_vllm.{worker}"
+        assert ("--enable-sleep-mode" in flags) is (device != "cpu"), "vLLM has none on a CPU"
+        assert "--worker-cls" not in command.flags(options(), context(devices=(device,)), "float32")
+
+
 def test_the_precision_of_the_weights_is_said_before_a_server_is_started(
     options: Any, context: Any, tmp_path: Path
 ) -> None:

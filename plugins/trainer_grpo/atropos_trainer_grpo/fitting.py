@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atropos_core.config.resolve import placed
 from atropos_core.errors import FitError, UnknownComponent
 from atropos_core.launch.assemble import make_plan
 from atropos_core.launch.memory_plan import plan_memory, workloads
@@ -46,6 +47,7 @@ OFFLOADING = {**CHECKPOINTING, "activation_offloading": True}
 HOST_MOMENTS = {"optimizer_offloading": True}
 IN_8_BITS = {"lora": {"quantization": "int8"}}
 HOLD_BASES = ("hf",)  # engines that can hold the base so as well
+SLEEP = ("vllm",)  # engines that give the memory of keys and values back during an update where they are told to
 RECOMPUTES = "a third more compute"
 COPIES = "layer inputs go to host memory and back"
 VARIED = ("lora", "tokens_per_microbatch", "checkpointed_layers", *OFFLOADING, *EIGHT_BITS, *HOST_MOMENTS)
@@ -144,7 +146,19 @@ class Fitting:
 
     def engine_options(self, way: Way) -> Mapping[str, Any]:
         """What the engine is to be told beside its own options."""
-        return {"quantization": way.quantized} if way.quantized and self._config.engine.use in HOLD_BASES else {}
+        config, engine = self._config, self._config.engine
+        if engine.use in HOLD_BASES and way.quantized:
+            return {"quantization": way.quantized}
+        in_turn = config.training.max_staleness == 0 and config.api is None
+        on_one_device = {*placed(engine).devices} & {*placed(config.trainer).devices}
+        if (
+            engine.use in SLEEP
+            and in_turn
+            and on_one_device
+            and not {"enable_sleep_mode", "url"} & engine.options.keys()
+        ):
+            return {"enable_sleep_mode": True}
+        return {}
 
     def _searched(self, way: Way, bridge: str, plan: Plan) -> Fitted:
         context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))

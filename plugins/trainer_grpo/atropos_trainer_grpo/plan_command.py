@@ -157,7 +157,7 @@ def _typed(
     settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
     settings += [f"trainer.{name}={str(value).lower()}" for name, value in chosen.way.options.items() if name != "lora"]
     settings += [f"trainer.lora.{name}={value}" for name, value in chosen.way.options.get("lora", {}).items()]
-    settings += [f"engine.{name}={value}" for name, value in fitting.engine_options(chosen.way).items()]
+    settings += [f"engine.{name}={str(value).lower()}" for name, value in fitting.engine_options(chosen.way).items()]
     settings += ['engine.devices=["cuda:0"]', 'trainer.devices=["cuda:0"]'] if on_gpu else []
     return " ".join(
         [*words, *(f"--set '{one}'" if '"' in one else f"--set {one}" for one in (*(changes or ()), *settings))]

@@ -140,6 +140,30 @@ def test_the_commands_of_the_page_print_a_table_and_a_command(capsys):
         assert "  atropos run --model tiny" in text
 
 
+def test_vllm_on_the_trainers_card_is_to_sleep_during_updates_and_more_fits_then(capsys, eight_billion):
+    given = [
+        "--model",
+        str(eight_billion),
+        "--gpu",
+        "80",
+        "--host",
+        "256",
+        "--engine",
+        "vllm",
+        "--set",
+        "engine.memory_share=0.75",
+    ]
+    text = said(capsys, *given)
+    command = shlex.split(next(line for line in text.splitlines() if line.startswith("  atropos run")))
+    assert "engine.enable_sleep_mode=true" in command
+    awake = said(capsys, *given, "--set", "engine.enable_sleep_mode=false")
+    offloading = "whole model, offloading"
+    assert rows(text)[offloading][0] > rows(awake)[offloading][0]
+    assert "enable_sleep_mode=true" not in awake
+    asynchronous = said(capsys, *given, "--set", "training.max_staleness=1")
+    assert "enable_sleep_mode" not in asynchronous, "it would be refused there"
+
+
 def test_no_room_is_an_error_that_says_what_to_do(capsys, eight_billion):
     text = said(capsys, "--model", str(eight_billion), "--gpu", "8", code=2)
     assert "no way to train this model has room" in text and "--gpu 80" in text
@@ -180,10 +204,11 @@ def test_the_pages_table_of_what_fits_is_what_the_plan_says(eight_billion):
             share = re.findall(r"0\.\d+", cells[1])
             flags = {"engine.devices": ["cuda:0"], "trainer.devices": ["cuda:0"], "sampling.max_tokens": 2048 - 512}
             if share:
-                flags["engine.memory_share"] = float(share[gib == 80])
+                flags["engine.memory_share"] = float(share[0])
             engine = "vllm" if "vllm" in cells[1] else "hf"
             loaded, model, _ = configure(model=str(eight_billion), engine=engine, flags=flags)
             fitting = Fitting(loaded.config, model, plugins, Path("runs"), {"cuda:0": gib << 30, "cpu": 256 << 30})
+            assert ("sleeping" in cells[1]) == bool(fitting.engine_options(ways[cells[0]]).get("enable_sleep_mode"))
             found = fitting.fitted(ways[cells[0]]).context
             assert said == (f"{found // 1000}K" if found else "does not fit"), f"{line}: {found:,}"
             seen += 1
