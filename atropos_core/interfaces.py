@@ -36,7 +36,7 @@ from atropos_core.types import (
     TopK,
 )
 
-Transport = Literal["in_process", "posix_shm", "cuda_ipc", "broadcast", "checkpoint", "adapter", "copy"]
+Transport = Literal["in_process", "posix_shm", "cuda_ipc", "broadcast", "checkpoint", "adapter", "copy", "prompt"]
 Outcome = Literal["trained", "flat", "stale", "failed", "dropped"]
 
 

@@ -25,6 +25,7 @@ from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_requires, cuda_devices
 from atropos_core.processes.child import Child
 
+WITH_EVERY_ENGINE: frozenset[Transport] = frozenset({"prompt"})  # which takes no part in it
 NOWHERE_ELSE = ("cpu",)  # of a component that has no use for devices
 
 
@@ -39,7 +40,8 @@ class ResolvedComponent:
 
     @property
     def transports(self) -> frozenset[Transport]:
-        return self.offer.provider.transports(self.options)
+        own = self.offer.provider.transports(self.options)
+        return own | WITH_EVERY_ENGINE if self.offer.kind == "engine" else own
 
     @property
     def role(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from atropos_core import console
 from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent
-from atropos_core.config.resolve import ResolvedComponent, resolve_component
+from atropos_core.config.resolve import WITH_EVERY_ENGINE, ResolvedComponent, resolve_component
 from atropos_core.config.run_file import NAMED, SINGLE, RunConfig, flatten, to_toml
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.guards.deadlines import within
@@ -245,7 +245,7 @@ def _fit_one(
     )
     raise FitError(
         f"bridge {bridge.component.use!r} does not fit: it carries {_list(bridge.transports)}; engine {engine.component.use!r} takes "
-        f"{_list(engine.transports)} and trainer {trainer.component.use!r} gives {_list(trainer.transports)} "
+        f"{_list(engine.transports - WITH_EVERY_ENGINE)} and trainer {trainer.component.use!r} gives {_list(trainer.transports)} "
         f"({engine.label}.devices = {', '.join(engine.devices)}; trainer.devices = {', '.join(trainer.devices)})."
         + _why_not(allowed, launcher.component.use),
         remedy=advice,

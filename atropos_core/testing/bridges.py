@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from atropos_core.config import run_file as config
+from atropos_core.config.resolve import WITH_EVERY_ENGINE
 from atropos_core.errors import AtroposError, DeadlineExceeded, FitError
 from atropos_core.interfaces import Finding, Transport
 from atropos_core.launch.assemble import Plan, build, make_plan
@@ -143,6 +144,7 @@ class BridgeContract:
             check_requires(engine)
             check_requires(trainer)
             sides = [offer.provider.transports(offer.provider.options()) for offer in (engine, trainer)]
+            sides[0] |= WITH_EVERY_ENGINE
         except (FitError, ValidationError):
             return False
         return bool(self._transports & sides[0] & sides[1])

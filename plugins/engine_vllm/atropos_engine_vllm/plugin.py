@@ -74,6 +74,20 @@ def transports(options: VLLMOptions) -> frozenset[Transport]:
 
 
 @hookimpl
+def atropos_dry_run(plan: Any, figures: Path | None) -> Iterable[str]:
+    """Of each server that a run would start here, what is missing. Where a scheduler takes the run, vLLM may be there."""
+    from atropos_core.errors import FitError
+    from atropos_engine_vllm.versions import check_installed, installed
+
+    for one in plan.engines:
+        if one.offer.provider.build is build and one.options.url is None:
+            try:
+                check_installed(one.devices[0], installed())
+            except FitError as error:
+                yield f"{one.label}: a run here would end as its engine starts: {error}"
+
+
+@hookimpl
 def atropos_engines() -> Iterable[Provider[Engine]]:
     yield Provider(
         name="vllm",

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from atropos_core.cli import run_app
 from atropos_core.errors import ConfigError, FitError
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import Workload
 from atropos_engine_vllm import command, model, plugin
 from atropos_engine_vllm.config import VLLMOptions
-from atropos_engine_vllm.versions import SUPPORTED, check_installed
+from atropos_engine_vllm.versions import SUPPORTED, check_installed, installed
 
 RUNNING = Path(__file__).parents[1]
 
@@ -236,3 +237,14 @@ def test_a_share_without_room_for_a_sequence_is_refused_before_a_server_starts(c
     plugin.check(VLLMOptions(url="http://127.0.0.1:1"), work)
     with pytest.raises(FitError, match=r"Use a smaller model, or more of engine.devices"):
         plugin.check(VLLMOptions(memory_share=1.0), replace(work, device_bytes={"cuda:0": 1 << 20}))
+
+
+def test_a_dry_run_says_that_vllm_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["run", "--env", "gsm8k", "--engine", "vllm", "--bridge", "ipc", "--dry-run"]) == 0
+    missing = installed() is None
+    assert (
+        "engine: a run here would end as its engine starts: engine 'vllm' needs vLLM" in capsys.readouterr().out
+    ) is missing
+    attached = ["--engine", "vllm", "--bridge", "checkpoint", "--set", "engine.url=http://127.0.0.1:1"]
+    assert run_app(["run", "--env", "gsm8k", *attached, "--dry-run"]) == 0
+    assert "would end" not in capsys.readouterr().out

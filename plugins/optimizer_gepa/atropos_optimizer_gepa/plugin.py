@@ -56,7 +56,7 @@ def check(options: GepaOptions, workload: Workload) -> None:
 def atropos_trainers() -> Iterable[Provider[Trainer]]:
     yield Provider(
         "gepa", "a prompt that evolves by reflection; the model stays as it is", "atropos_optimizer_gepa.config:GepaOptions",
-        build_trainer, transports=lambda options: frozenset({"checkpoint"}), check=check,
+        build_trainer, transports=lambda options: frozenset({"prompt"}), check=check,
         requires=frozenset({"torch", "transformers"}),
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
 def atropos_bridges() -> Iterable[Provider[Bridge]]:
     yield Provider(
         "prompt", "the prompt of trainer 'gepa' to environments 'prompted' of this process", NoOptions, build_bridge,
-        transports=lambda options: frozenset({"checkpoint"}),
+        transports=lambda options: frozenset({"prompt"}),
     )  # fmt: skip
 
 

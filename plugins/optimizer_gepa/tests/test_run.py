@@ -58,3 +58,14 @@ def test_a_run_whose_rewards_are_compared_within_groups_is_refused_with_what_to_
     ended = atropos("run", "--env", "gsm8k", *RUN[3:], "--steps", "1")
     assert ended.code != 0
     assert "--env prompted:NAME" in ended.err
+
+
+def test_a_prompt_goes_by_its_own_bridge_and_weights_never_by_it(atropos):
+    gepa = (*RUN[:5], "--set", "trainer.proposer=first_words", "--set", "transform.group_advantage.baseline=none")
+    ended = atropos(*gepa, "--bridge", "checkpoint", "--dry-run")
+    assert ended.code == 2
+    assert "trainer 'gepa' gives prompt" in ended.err and "Use --bridge prompt." in ended.err
+    ended = atropos("run", "--env", "prompted:gsm8k", "--bridge", "prompt", "--dry-run")
+    assert ended.code == 2
+    assert "bridge 'prompt' does not fit: it carries prompt;" in ended.err
+    assert "Use --bridge checkpoint or --bridge delta or --bridge ipc or --bridge lora" in ended.err.replace("\n", " ")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atropos_core import console
-from atropos_core.config.resolve import resolve_component
+from atropos_core.config.resolve import WITH_EVERY_ENGINE, resolve_component
 from atropos_core.errors import FitError
 from atropos_core.interfaces import Bridge
 from atropos_core.launch.assemble import Plan, build_for_evaluation
@@ -36,7 +36,7 @@ def sent_weights(plan: Plan, plugins: Plugins, *, by_bridge: bool) -> Plan:
         what = f"bridge {config.bridge.use!r} carries {', '.join(sorted(carried))}; " if by_bridge else ""
         raise FitError(
             f"nothing can be sent to this engine from elsewhere: {what}engine {engine.component.use!r} takes"
-            f" {', '.join(sorted(engine.transports)) or 'nothing'}.",
+            f" {', '.join(sorted(engine.transports - WITH_EVERY_ENGINE)) or 'nothing'}.",
             remedy="Use --bridge checkpoint, --bridge delta or --bridge lora, with an engine that takes what it carries: hf or vllm.",
         )
     announcing = ("trainer",) if transport == "adapter" else ()

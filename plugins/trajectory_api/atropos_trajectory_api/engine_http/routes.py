@@ -36,6 +36,7 @@ FORMER = 1000  # trainers that are remembered
 SENT: Mapping[Transport, str] = {
     "checkpoint": "whole models (--bridge checkpoint)",
     "adapter": "adapters (--bridge lora)",
+    "prompt": "no weights (--bridge prompt)",
 }
 _UPLOADS = "/v1/engine/uploads/"
 _SAMPLES = "/v1/engine/samples"
