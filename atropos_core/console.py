@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +26,6 @@ T = TypeVar("T")
 
 WAIT_S = 1.0  # what takes less is not worth a line
 WAIT_TICK_S = 0.25
-GONE = (errno.EPIPE, errno.EIO)  # a pipe that nobody reads, a terminal that was closed
 LINE_EVERY_S = 5.0  # between progress lines where there is no terminal
 _BAR = 24
 _GAP = 2  # between the columns of a table
@@ -576,10 +576,17 @@ def _escape_what_has_no_bytes(file: IO[str]) -> None:
         reconfigure(errors="backslashreplace")
 
 
+def reader_gone(error: OSError, descriptor: int) -> bool:
+    """Whether this error of writing there says that nobody reads any more: a closed pipe, or a terminal that was closed. From a disk the
+    latter's error is one of the disk."""
+    on_a_disk = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    return error.errno == errno.EPIPE or (error.errno == errno.EIO and not on_a_disk)
+
+
 def _go_on_without(file: IO[str], error: BaseException) -> None:
     """The terminal or pipe has gone, or the disk is full: what is printed from here on goes nowhere, and the run goes on."""
     with suppress(OSError, ValueError):
-        if isinstance(error, OSError) and error.errno not in GONE and file.fileno() == 1:
+        if isinstance(error, OSError) and file.fileno() == 1 and not reader_gone(error, 1):
             _LOST.append(error)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file.fileno())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from atropos_core import console
 
 ATROPOS = (sys.executable, "-m", "atropos_core")
 
@@ -36,3 +40,15 @@ def test_a_run_goes_on_without_it(tmp_path: Path, sevens: str) -> None:
         )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "run/summary.json").is_file()
+
+
+def test_an_error_of_a_disk_is_no_terminal_that_was_closed(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    os.close(ours)
+    with (tmp_path / "log").open("w") as file, open(theirs, "w") as terminal:
+        with pytest.raises(OSError) as closed:
+            os.write(terminal.fileno(), b"x")
+        assert closed.value.errno == errno.EIO and console.reader_gone(closed.value, terminal.fileno())
+        assert not console.reader_gone(closed.value, file.fileno())
+        assert console.reader_gone(BrokenPipeError(errno.EPIPE, ""), file.fileno())
+        assert not console.reader_gone(OSError(errno.ENOSPC, ""), terminal.fileno())
