@@ -74,8 +74,14 @@ async def test_what_is_swapped_in_a_server_or_stops_it_in_mid_run_is_noticed_or_
             "a reply of one token each, by the server's own stop tokens"
         )
         await server.engine.pause()
-        await server.engine.load_weights(other_weights(tmp_path / "other"))
-        await post(server, "/resume")  # under the version that the run knows
+        other = other_weights(tmp_path / "other")
+        for _ in range(20):  # a publish of the run that comes before anything is sampled has the run's own weights again
+            await post(server, "/pause?mode=keep&clear_cache=true")
+            await server.engine.load_weights(other)
+            await post(server, "/resume")  # under the version that the run knows
+            await asyncio.sleep(1)
+            if run.process.poll() is not None:
+                break
         assert await asyncio.to_thread(run.ended_within, 120) == 1
         assert "Misaligned" in run.text, run.text
 
