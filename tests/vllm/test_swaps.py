@@ -75,7 +75,9 @@ async def test_what_is_swapped_in_a_server_or_stops_it_in_mid_run_is_noticed_or_
         )
         await server.engine.pause()
         other = other_weights(tmp_path / "other")
-        for _ in range(20):  # a publish of the run that comes before anything is sampled has the run's own weights again
+        for _ in range(
+            20
+        ):  # a publish of the run that comes before anything is sampled has the run's own weights again
             await post(server, "/pause?mode=keep&clear_cache=true")
             await server.engine.load_weights(other)
             await post(server, "/resume")  # under the version that the run knows
