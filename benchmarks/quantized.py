@@ -1,7 +1,7 @@
-"""What a base in 4 bits costs an adapter in reward: python -m benchmarks.quantized
+"""What a base in 4 or 8 bits costs an adapter in reward: python -m benchmarks.quantized
 
-The policy `tiny` and the same rounded by `atropos quantize`, each with a LoRA adapter of trainer `grpo`; the rounded one is held in
-4 bits. Per seed: held-out accuracy before and after, and the largest difference between the logprobs of engine and trainer at any
+The policy `tiny`, and the same rounded by `atropos quantize` to each format, with a LoRA adapter of trainer `grpo`; a rounded one is held
+in 4 or 8 bits. Per seed: held-out accuracy before and after, and the largest difference between the logprobs of engine and trainer at any
 step. Writes benchmarks/results/quantized.json.
 """
 
@@ -25,6 +25,8 @@ SETTINGS = [  # of tiny's preset, which a copy of it has not
     "trainer.learning_rate=1e-4", "trainer.betas=[0.9, 0.99]", "trainer.warmup_steps=5", f"evaluation.problems={PROBLEMS}",
     "checkpoint.every=0",
 ]  # fmt: skip
+FORMATS = ("nf4", "int8")
+BASES = ("float32", *FORMATS)
 WITHIN = 0.02  # of what the adapter beside the whole base reaches, on average over seeds
 
 
@@ -44,12 +46,14 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        rounded = Path(temporary) / "rounded"
-        finish(Path(temporary), "quantize", "tiny", str(rounded))
+        for format in FORMATS:
+            finish(Path(temporary), "quantize", "tiny", str(Path(temporary) / format), "--format", format)
         for seed in range(seeds):
-            whole = learned(Path(temporary) / f"whole-{seed}", "tiny", seed)
-            held = learned(Path(temporary) / f"held-{seed}", str(rounded), seed, "trainer.lora.quantization=nf4")
-            rows.append({"seed": seed, "float32": whole, "nf4": held})
+            row: dict[str, Any] = {"seed": seed, "float32": learned(Path(temporary) / f"whole-{seed}", "tiny", seed)}
+            for format in FORMATS:
+                model, folder = str(Path(temporary) / format), Path(temporary) / f"{format}-{seed}"
+                row[format] = learned(folder, model, seed, f"trainer.lora.quantization={format}")
+            rows.append(row)
             (RESULTS / "quantized.json").write_text(
                 json.dumps({**described(), "steps": STEPS, "problems": PROBLEMS, "rows": rows}, indent=1) + "\n"
             )
@@ -58,14 +62,14 @@ def main() -> None:
         [
             [row["seed"], base, f"{of['before']:.1%}", f"{of['after']:.1%}", f"{of['gap_nats']:.1e}"]
             for row in rows
-            for base in ("float32", "nf4")
+            for base in BASES
             for of in [row[base]]
         ],
     )
-    ends = {base: mean(row[base]["after"] for row in rows) for base in ("float32", "nf4")}
-    console.say(f"on average {ends['float32']:.1%} beside the whole base, {ends['nf4']:.1%} beside the rounded one")
-    if ends["nf4"] < ends["float32"] - WITHIN:
-        raise SystemExit(f"more than {WITHIN:.0%} are lost")
+    ends = {base: mean(row[base]["after"] for row in rows) for base in BASES}
+    console.say(f"on average {', '.join(f'{base} {after:.1%}' for base, after in ends.items())}")
+    if lost := [base for base in FORMATS if ends[base] < ends["float32"] - WITHIN]:
+        raise SystemExit(f"more than {WITHIN:.0%} are lost by {', '.join(lost)}")
 
 
 if __name__ == "__main__":
