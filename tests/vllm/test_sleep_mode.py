@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 
 from atropos_core.types import Sampling, tokens
-from atropos_engine_vllm.cuda_worker import SleepingCUDAWorker
 from tests.gpu.checks import vllm_sleep
 from tests.gpu.pair import Setting
 from tests.gpu.report import Report
@@ -122,6 +121,8 @@ async def test_the_check_for_a_gpu_holds_on_a_cpu() -> None:
 async def test_on_a_gpu_only_keys_and_values_are_in_the_pool_that_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own method says which pool; on a CPU there is none, so that it is only seen for what it is asked."""
     from vllm.v1.worker.gpu_worker import Worker
+
+    from atropos_engine_vllm.cuda_worker import SleepingCUDAWorker
 
     asked: list[str] = []
     named = Worker._maybe_get_memory_pool_context
