@@ -53,7 +53,7 @@ def quantized() -> Figures:
             f"| {row['seed']} | "
             + " | ".join(
                 f"{100 * of['before']:.1f} to {100 * of['after']:.1f} % | {of['gap_nats']:.1e}".replace("e-0", "e-")
-                for of in (row["float32"], row["nf4"])
+                for of in (row["float32"], row["nf4"], row["int8"])
             )
             for row in results("quantized")["rows"]
         ]
