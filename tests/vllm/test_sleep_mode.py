@@ -16,8 +16,8 @@ from atropos_core.types import Sampling, tokens
 from tests.gpu.checks import vllm_sleep
 from tests.gpu.pair import Setting
 from tests.gpu.report import Report
-from tests.vllm.hosted import Hosted, difference, start
-from tests.vllm.models import make_model
+from tests.vllm.hosted import Hosted, difference, hosted, start
+from tests.vllm.models import make_adapter, make_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -109,6 +109,26 @@ async def test_a_pause_between_release_and_sampling_holds_what_comes(sleeping: H
     await sleeping.engine.resume(9)
     assert {int(version) for one in await waiting for version in one.policy_version} == {9}
     await sleeping.engine.resume(2)
+
+
+async def test_adapters_that_are_loaded_before_and_after_a_release_are_those_that_are_sampled_from(
+    sleeping: Hosted, tmp_path: Path
+) -> None:
+    adapters = [make_adapter(tmp_path / f"v{seed}", sleeping.model, seed=seed) for seed in (1, 2)]
+    announced = {"lora": {"rank": 4, "alpha": 8.0, "targets": ["all-linear"]}}
+    options = {"kv_cache_gb": 0.5, "max_loras": 2, "enable_sleep_mode": True}
+    async with hosted(sleeping.model, tmp_path / "run", announced=announced, transport="adapter", **options) as adapted:
+        for version, adapter in enumerate(adapters, 1):
+            await adapted.engine.load_adapter(adapter, version)
+            for _ in range(2):
+                made = await adapted.engine.sample(PROMPT, 2, Sampling(30), range(2), LONG_S)
+                assert {int(one) for each in made for one in each.policy_version} == {version}
+                assert difference(sleeping.model, PROMPT, made, adapter) <= 1e-4
+                assert difference(sleeping.model, PROMPT, made) > 0.5, (
+                    "an adapter that does nothing would prove nothing"
+                )
+                await adapted.engine.release_cache()
+                assert await is_sleeping(adapted)
 
 
 async def test_the_check_for_a_gpu_holds_on_a_cpu() -> None:

@@ -151,7 +151,6 @@ async def test_no_more_episodes_at_once_than_the_server_holds(server, capsys):
     assert len(found) == 12
     await environment.close()
     fewer = made(server("number", 3).url, sessions=2)
-    await asyncio.sleep(0.5)  # the server notices that the sessions have ended
     await fewer.open()
     assert fewer.at_once == 2
     await fewer.close()

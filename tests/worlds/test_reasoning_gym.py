@@ -148,8 +148,11 @@ async def test_kill_9_of_the_scoring_process_fails_one_rollout_by_name_and_it_is
     await environment.open()
     task = environment.tasks("train")[0]
     [child] = [one for one in psutil.Process().children() if "reasoning_gym" in " ".join(one.cmdline())]
+    idle_s = child.cpu_times().user
     scoring = asyncio.ensure_future(score(environment, task, "<answer>9**9**9**9</answer>"))
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(30):
+        while child.cpu_times().user < idle_s + 0.1:
+            await asyncio.sleep(0.01)
     os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(WorkerLost, match="was killed by SIGKILL"):
         await scoring

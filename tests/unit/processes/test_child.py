@@ -697,6 +697,16 @@ async def needed(start: Start, how: str, patience: Patience = SHORT) -> Child:
     return child
 
 
+async def printed_until(text: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """What has been printed, once `text` is in it."""
+    printed = ""
+    async with asyncio.timeout(30):
+        while text not in printed:
+            await asyncio.sleep(0.01)
+            printed += "".join(capfd.readouterr())
+    return printed
+
+
 @pytest.mark.parametrize("how", ["", "hang later"])
 async def test_a_process_that_is_stopped_or_hangs_is_named_and_given_up_at_the_bound(how, start, capfd):
     child = await needed(start, how)
@@ -729,8 +739,7 @@ async def test_a_process_that_goes_on_in_time_is_kept_and_that_is_reported(start
     child.process.popen.send_signal(signal.SIGSTOP)
     asyncio.get_running_loop().call_later(0.7, child.process.popen.send_signal, signal.SIGCONT)
     await sampled(child)
-    await asyncio.sleep(0.3)
-    assert "answers again" in "".join(capfd.readouterr())
+    await printed_until("answers again", capfd)
 
 
 @pytest.mark.parametrize("how", ["hang", "slow later"])
@@ -781,17 +790,16 @@ async def test_what_a_process_waits_for_while_it_opens_is_said_here(start, tmp_p
 
 
 async def test_the_end_of_the_log_is_reported_where_it_is_new(start, tmp_path, capfd):
-    child = await needed(start, "", replace(SHORT, least_s=5.0))
+    child = await needed(start, "", replace(SHORT, least_s=60.0))
     await sampled(child)
     child.process.popen.send_signal(signal.SIGSTOP)
     call = asyncio.create_task(sampled(child))
     await asyncio.sleep(0.1)
     with (tmp_path / "log").open("a") as log:
         log.write("first\nwaiting for a server elsewhere\n")
-    await asyncio.sleep(1.0)
+    await printed_until("Its log ends: | waiting for a server elsewhere", capfd)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    assert "Its log ends: | waiting for a server elsewhere" in capfd.readouterr().err
 
 
 async def test_deadlines_that_pass_one_after_another_add_up_to_silence(start):
@@ -807,15 +815,14 @@ async def test_deadlines_that_pass_one_after_another_add_up_to_silence(start):
 
 
 async def test_a_stopped_process_beneath_the_one_that_was_called_is_named(start, tmp_path, capfd):
-    child = await needed(start, "parent")
+    child = await needed(start, "parent", replace(SHORT, least_s=60.0))
     helper = int((tmp_path / "note").read_text())
     os.kill(helper, signal.SIGSTOP)
     child.process.popen.send_signal(signal.SIGSTOP)  # its caller waits for it
     call = asyncio.create_task(sampled(child))
-    await asyncio.sleep(1.0)
+    await printed_until(f"(pid {helper})", capfd)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    assert f"(pid {helper})" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("end", ["terminate", "kill"])
