@@ -67,7 +67,7 @@ test-vllm: .venv-vllm/stamp
 test-vllm-short: .venv-vllm/stamp
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m pytest tests/vllm/test_engine.py tests/vllm/test_engine_role.py tests/vllm/test_sleep_mode.py \
 	  tests/vllm/test_bridge_ipc.py tests/vllm/test_bridge_lora.py tests/vllm/test_bridge_checkpoint.py tests/vllm/test_kills.py \
-	  -n 2 --dist loadfile --no-loadscope-reorder -k "not qwen and not server and not core and not trainer]"
+	  -n 2 --dist loadfile --no-loadscope-reorder -k "not qwen and not server and not core and not trainer] and not adapters_that"
 
 # The server of ours against the clients of atroposlib 0.4.0, and beside its own server; about three minutes.
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp
