@@ -14,7 +14,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -43,9 +43,9 @@ class Watch:
     def __init__(self) -> None:
         self.blocked: list[str] = []  # where it was interrupted
         self.waits = Waits(_where, lambda: self.active and not self._off)
-        self.longest_s = 0.0
+        self.longest_s = 0.0  # of computing: on a busy machine the loop also waits for its turn
         self.active = False  # False off the main thread, where no signal arrives
-        self.last = perf_counter()
+        self.came_round()
         self._off = False
 
     @contextmanager
@@ -55,7 +55,8 @@ class Watch:
         try:
             yield
         finally:
-            self._off, self.last = False, perf_counter()
+            self._off = False
+            self.came_round()
 
     def tell(self, report: Report, remedy: str) -> None:
         """The finding of this check, in `report`."""
@@ -68,7 +69,7 @@ class Watch:
                 *(f"{where} blocked it for {BLOCKED_AFTER_S:g} s" for where in dict.fromkeys(self.blocked)),
                 *([] if self.blocked else self.waits.found()),
             ],
-            good=f"blocked for {self.longest_s:.2f} s at most",
+            good=f"computed without a pause for {self.longest_s:.2f} s at most",
             remedy=remedy,
         )
         if not self.blocked and self.longest_s > NOTED_AFTER_S:
@@ -76,7 +77,14 @@ class Watch:
 
     def blocked_s(self) -> float:
         """Since when the loop has not come round, as far as it counts."""
-        return 0.0 if self._off else perf_counter() - self.last
+        return 0.0 if self._off else perf_counter() - self._came_at
+
+    def came_round(self) -> None:
+        self._came_at, self._cpu_at = perf_counter(), thread_time()
+
+    def computed_s(self) -> float:
+        """Of the time of `blocked_s`, that in which the loop's thread computed."""
+        return 0.0 if self._off else thread_time() - self._cpu_at
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -137,8 +145,8 @@ def watched() -> Iterator[Watch]:
 
     def beat() -> None:
         nonlocal handle
-        watch.longest_s = max(watch.longest_s, watch.blocked_s() - _BEAT_S)
-        watch.last = perf_counter()
+        watch.longest_s = max(watch.longest_s, watch.computed_s())
+        watch.came_round()
         if watch.active:
             signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
         handle = loop.call_later(_BEAT_S, beat)

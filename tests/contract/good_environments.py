@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
+import signal
+import subprocess
+import time
 from collections.abc import Sequence
 
 from atropos_core.conversation import Conversation
@@ -35,6 +39,32 @@ class SingleTurn(Environment):
         numbers = re.findall(r"-?\d+", reply["content"])
         right = bool(numbers) and numbers[-1] == task.answer
         return Score(float(right), right, parts={"answered": float(bool(numbers))})
+
+
+class ComputesLong(SingleTurn):
+    """Once, for most of a second."""
+
+    computed = False
+
+    async def score(self, task: Task, reply: Message) -> float | Score:
+        until = time.thread_time() + 0.8
+        while not self.computed and time.thread_time() < until:
+            pass
+        self.computed = True
+        return await super().score(task, reply)
+
+
+class IsStopped(SingleTurn):
+    """Once, with its whole process, as on a machine that is busy with others."""
+
+    stopped = False
+
+    async def score(self, task: Task, reply: Message) -> float | Score:
+        if not self.stopped:
+            self.stopped = True
+            subprocess.Popen(["sh", "-c", f"sleep 0.8; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return await super().score(task, reply)
 
 
 class MultiTurn(Environment):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -205,3 +207,16 @@ def test_what_a_split_is_and_what_is_wrong_with_it_is_said(environment, subject,
     found = next(one for one in findings if one.ok is ok)
     n = len(Sums().tasks("train"))
     assert said.format(n=n) in found.detail and remedy in found.remedy, found
+
+
+@pytest.mark.parametrize(("environment", "notes"), [("ComputesLong", 1), ("IsStopped", 0)])
+def test_what_computes_for_long_is_noted_and_a_machine_that_is_busy_is_not(environment, notes) -> None:
+    reference = f"{HERE / 'good_environments.py'}:{environment}"
+    checked = subprocess.run(
+        [sys.executable, "-m", "atropos_core", "check", "--json", reference],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout.count("asyncio.to_thread is for long computations") == notes, checked.stdout
