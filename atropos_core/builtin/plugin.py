@@ -72,7 +72,8 @@ def atropos_transforms() -> Iterable[Provider[Transform]]:
     options = f"{CONFIG}:GroupAdvantageOptions"
     yield Provider("group_advantage", summary, options, advantage, announces=lambda o: {"advantages": o.announced()})
     flat = _of("transforms", lambda m, o, c: m.DropFlat())
-    yield Provider("drop_flat", "leave out groups whose rewards are all equal", NoOptions, flat)
+    leave_out = "leave out groups whose rewards are all equal"
+    yield Provider("drop_flat", leave_out, NoOptions, flat, announces=lambda o: {"flat_groups": "left out"})
 
 
 @hookimpl

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from atropos_core.errors import DataError
 from atropos_core.types import Batch
 
 
@@ -19,13 +21,16 @@ def noise(centre: Mapping[str, Tensor], seed: Sequence[int]) -> Mapping[str, Ten
 
 
 def reward_of(batch: Batch) -> float:
-    """The sum over sequences of what each was rewarded with: `advantages` under a transform without a baseline. A sum, because
-    groups whose rewards are all 0 may have been left out (`drop_flat`), and add nothing to it."""
-    rows = [
-        batch.advantages[start:end][batch.trained[start:end]]
-        for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)
-    ]
-    return sum(float(row.mean(dtype=np.float64)) for row in rows if len(row))
+    """The mean over episodes of what each was rewarded with: `advantages` under a transform without a baseline. Each episode counts
+    once, whether it is one sequence or several. Raises DataError where no token is trained."""
+    of_episode: defaultdict[int, list[float]] = defaultdict(list)
+    for start, end, episode in zip(batch.offsets[:-1], batch.offsets[1:], batch.episode.tolist(), strict=True):
+        row = batch.advantages[start:end][batch.trained[start:end]]
+        if len(row):
+            of_episode[episode].append(float(row.mean(dtype=np.float64)))
+    if not of_episode:
+        raise DataError("trainer 'es' was given a batch of which no token is trained: it has no reward.")
+    return float(np.mean([np.mean(each) for each in of_episode.values()]))
 
 
 def fitness_of(rewards: Sequence[float], kind: str) -> np.ndarray:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from atropos_core.plugins.provider import Workload
     from atropos_trainer_es.config import EsOptions
 
+RAW_REWARDS = "--set transform.group_advantage.use=group_advantage --set transform.group_advantage.baseline=none"
+
 
 def build(options: EsOptions, context: RunContext) -> Trainer:
     from atropos_trainer_es.trainer import EsTrainer
@@ -34,7 +36,13 @@ def check(options: EsOptions, workload: Workload) -> None:
     if said is None or said["baseline"] != "none":
         raise ConfigError(
             "trainer 'es' compares rewards between steps, and a baseline within each group takes away what it compares.",
-            remedy="--set transform.group_advantage.baseline=none",
+            remedy=f"{RAW_REWARDS}, and no other transform.",
+        )
+    if context.announced.get("flat_groups"):
+        raise ConfigError(
+            "trainer 'es' needs the rewards of every member, and transform 'drop_flat' leaves out groups that were not rewarded: a member "
+            "without any reward would be sampled again and again.",
+            remedy=f"{RAW_REWARDS} (a transform that is named by its `use` stands in place of the default ones)",
         )
     if context.steps % steps:
         raise ConfigError(

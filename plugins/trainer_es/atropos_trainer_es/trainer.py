@@ -12,7 +12,7 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from atropos_core.plugins.provider import RunContext
     from atropos_trainer_es.config import EsOptions
 
+DRAWN = ("parameters", "population", "sigma")  # options that say what the members of a generation are
 CENTRE = "centre.safetensors"  # in float32, and where in a generation it is
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -147,22 +148,30 @@ class EsTrainer(Trainer):
         self.model.save_pretrained(directory)
         self._member = member
         self._write()
-        state = json.dumps([self._generation, self._member, self._rewards, self._options.parameters])
-        save_file(self._centre, directory / CENTRE, metadata={"state": state})
+        drawn = {name: getattr(self._options, name) for name in DRAWN}
+        state = {"generation": self._generation, "member": self._member, "rewards": self._rewards, "options": drawn}
+        save_file(self._centre, directory / CENTRE, metadata={"state": json.dumps(state)})
         for path in (one for pattern in TOKENIZER_FILES for one in self._context.model.glob(pattern)):
             shutil.copy2(path, directory / path.name)
 
     def _restore(self, directory: Path) -> None:
         try:
             with safe_open(directory / CENTRE, "pt", device=self._context.devices[0]) as file:
-                *state, pattern = json.loads(file.metadata()["state"])
-                if pattern != self._options.parameters:
-                    raise CheckpointError(
-                        f"the checkpoint in {directory} is of trainer.parameters = {pattern!r}, not {self._options.parameters!r}.",
-                        remedy="Resume with the one that it was saved with.",
-                    )
+                state = json.loads(file.metadata()["state"])
+                names = DRAWN if state["member"] else ("parameters",)  # between two generations the others may change
+                self._refuse_other_options(directory, {name: state["options"][name] for name in names})
                 centre = {name: file.get_tensor(name).view(one.shape) for name, one in self._centre.items()}
-        except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
-        self._centre, (self._generation, self._member, self._rewards) = centre, state
+        self._centre = centre
+        self._generation, self._member, self._rewards = state["generation"], state["member"], state["rewards"]
         self._write()
+
+    def _refuse_other_options(self, directory: Path, saved: Mapping[str, Any]) -> None:
+        for name, value in saved.items():
+            if value != (given := getattr(self._options, name)):
+                raise CheckpointError(
+                    f"the checkpoint in {directory} is of trainer.{name} = {value!r}, not {given!r}: the members of its generation would "
+                    "not be those that were rewarded.",
+                    remedy="Resume with the one that it was saved with.",
+                )

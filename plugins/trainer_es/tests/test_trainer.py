@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from atropos_core.testing.samples import make_task
 from atropos_core.training.batch import to_batch
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup
 from atropos_trainer_es.config import EsOptions
-from atropos_trainer_es.generation import noise
+from atropos_trainer_es.generation import noise, reward_of
 from atropos_trainer_es.plugin import check
 from atropos_trainer_es.trainer import EsTrainer
 
 NORMS = "norm"
+RAW = {"advantages": {"baseline": "none", "divided": False}}
 
 
 @asynccontextmanager
@@ -58,7 +60,7 @@ async def test_a_generation_is_the_policy_its_members_in_pairs_and_a_step_along_
     policy, rewards = weights(trainer), [0.4, 0.8, 0.2, 0.5]
     drawn = [noise({n: one for n, one in policy.items() if NORMS in n}, (5, 0, pair)) for pair in (0, 1)]
     metrics = await trainer.step(batch_of(1, 0.3), writing)
-    assert (metrics["es/member"], metrics["es/reward"]) == (0, pytest.approx(0.6))
+    assert (metrics["es/member"], metrics["es/reward"]) == (0, pytest.approx(0.3))
     for member in range(4):
         scale = 0.01 if member % 2 == 0 else -0.01
         for name, value in weights(trainer).items():
@@ -137,12 +139,13 @@ async def test_what_is_not_known_to_be_of_one_member_is_refused(tiny, tmp_path):
         ({"max_staleness": 1}, "training.max_staleness = 1"),
         ({"announced": {}}, "a baseline within each group"),
         ({"announced": {"advantages": {"baseline": "group", "divided": True}}}, "a baseline within each group"),
+        ({"announced": {**RAW, "flat_groups": "left out"}}, "'drop_flat' leaves out groups"),
         ({"steps": 10}, "training.steps = 10 ends within a generation"),
     ],
     ids=str,
 )
 def test_a_run_whose_rewards_would_not_be_those_of_members_is_refused_before_it_begins(tiny, tmp_path, run, said):
-    fitting = {"steps": 9, "announced": {"advantages": {"baseline": "none", "divided": False}}}
+    fitting = {"steps": 9, "announced": RAW}
     for changed, refused in ((run, True), ({}, False)):
         context = RunContext(tmp_path, tiny, **{**fitting, **changed})
         load = Workload(context, groups=2, group_size=2, max_tokens=8, concurrent_rollouts=4)
@@ -157,6 +160,36 @@ async def test_a_pattern_that_means_no_parameter_is_refused_with_their_names(tin
     with pytest.raises(ConfigError, match="is found in no parameter's name") as caught:
         await opened(tiny, tmp_path, parameters="no_such")
     assert "model.embed_tokens.weight" in str(caught.value)
+
+
+def test_an_episode_counts_once_however_many_sequences_it_has():
+    tokens, mask = np.arange(3, 9, dtype=np.int32), np.arange(6) >= 3
+    rollout = Rollout(tokens, mask, mask, np.where(mask, -1.0, 0).astype(np.float32), np.zeros(6, np.int32), 1.0)
+    rewards = np.array([1.0, -0.5], np.float32)
+    episodes = Episode((rollout,) * 3, 0.0), Episode((rollout,), 0.0)
+    group = ScoredGroup(Draw(1, "check", "train", 0, 0), make_task(), episodes, rewards).with_advantages(rewards)
+    assert reward_of(to_batch([group], 1)) == pytest.approx(0.25)
+    untrained = replace(rollout, trained=np.zeros(6, bool))
+    group = replace(group, episodes=(Episode((untrained,), 0.0),) * 2)
+    with pytest.raises(DataError, match="no token is trained"):
+        reward_of(to_batch([group], 1))
+
+
+@pytest.mark.parametrize("changed", [{"population": 4}, {"sigma": 0.02}], ids=str)
+async def test_a_generation_that_has_begun_is_not_gone_on_with_by_other_members(tiny, tmp_path, changed):
+    trainer = await opened(tiny, tmp_path)
+    other = await opened(tiny, tmp_path, **changed)
+    for version in (1, 2, 3):
+        folder = tmp_path / str(version)
+        folder.mkdir()
+        await trainer.step(batch_of(version, 0.1 * version), writing)
+        await trainer.save(folder)
+        if version < 3:
+            [name] = changed
+            with pytest.raises(CheckpointError, match=f"is of trainer.{name} = "):
+                await other.restore(folder)
+    await other.restore(tmp_path / "3")
+    assert (await other.step(batch_of(4, 0.1), writing))["es/generation"] == 1, "between two they may change"
 
 
 async def test_a_checkpoint_of_other_parameters_is_refused(tiny, tmp_path):
