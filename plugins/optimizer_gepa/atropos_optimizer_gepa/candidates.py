@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,11 +19,17 @@ class Candidate:
     scores: dict[str, float] = field(default_factory=dict)
     examples: list[tuple[str, str, float]] = field(default_factory=list)
 
+    @property
+    def mean(self) -> float:
+        """Over the tasks that it was tried on; -inf where there are none yet."""
+        return float(np.mean(list(self.scores.values()))) if self.scores else -math.inf
+
 
 def table(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
-    """[C, T] mean rewards. A task whose groups were left out, being without any reward (`drop_flat`), counts as 0."""
+    """[C, T] mean rewards, -inf where a prompt was not tried on a task."""
     tasks = sorted({task for one in candidates for task in one.scores})
-    return np.array([[one.scores.get(task, 0.0) for task in tasks] for one in candidates]).reshape(len(candidates), -1)
+    rows = [[one.scores.get(task, -np.inf) for task in tasks] for one in candidates]
+    return np.array(rows).reshape(len(candidates), -1)
 
 
 def frequencies(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -38,6 +45,5 @@ def frequencies(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def best(candidates: Sequence[Candidate]) -> int:
-    """By the mean over tasks, of those that were tried; of equal ones the first, as where none was."""
-    means = np.where([bool(one.scores) for one in candidates], table(candidates).sum(axis=1), -np.inf)
-    return int(means.argmax())
+    """By the mean over the tasks that each was tried on; of equal ones the first, as where none was."""
+    return int(np.argmax([one.mean for one in candidates]))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from atropos_core.plugins.provider import Workload
     from atropos_optimizer_gepa.config import GepaOptions, PromptedOptions
 
+RAW_REWARDS = "--set transform.group_advantage.use=group_advantage --set transform.group_advantage.baseline=none"
+
 
 def build_trainer(options: GepaOptions, context: RunContext) -> Trainer:
     from atropos_optimizer_gepa.trainer import GepaTrainer
@@ -48,7 +50,13 @@ def check(options: GepaOptions, workload: Workload) -> None:
     if said is None or said["baseline"] != "none":
         raise ConfigError(
             "trainer 'gepa' compares rewards between prompts, and a baseline within each group takes away what it compares.",
-            remedy="--set transform.group_advantage.baseline=none",
+            remedy=f"{RAW_REWARDS}, and no other transform.",
+        )
+    if context.announced.get("flat_groups"):
+        raise ConfigError(
+            "trainer 'gepa' needs every reward of a prompt, and transform 'drop_flat' leaves out groups that were not rewarded: a prompt "
+            "without any reward would be tried again and again.",
+            remedy=f"{RAW_REWARDS} (a transform that is named by its `use` stands in place of the default ones)",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.errors import ConfigError, DataError
@@ -15,8 +15,19 @@ from atropos_core.types import Episode, Failed, Message, Split, Task
 from atropos_optimizer_gepa.config import PromptedOptions
 
 OPTIONAL = ("state", "load", "mark", "marked", "metrics", "own_findings")  # that an environment may have: interfaces.py
+
 PROMPT_FILE = "prompt.txt"  # in a policy's directory, beside the model that it is for
 published: dict[Path, str] = {}  # by run directory: what its trainer has published
+
+
+class Posed(NamedTuple):
+    """A task as it is without a prompt."""
+
+    name: str
+    text: str
+
+
+posed: dict[Path, dict[bytes, Posed]] = {}  # by run directory: of which task a sequence of tokens is
 
 
 class Prompted(Environment):
@@ -26,6 +37,7 @@ class Prompted(Environment):
         self._options = options
         self._inside = inside
         self._directory = context.directory
+        self._label = context.label.rpartition(".")[2] or "prompted"
         saved = context.model / PROMPT_FILE
         try:
             published[context.directory] = saved.read_text(encoding="utf-8") if saved.exists() else options.prompt
@@ -53,12 +65,24 @@ class Prompted(Environment):
         await self._inside.close()
 
     async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
-        return await self._inside.rollout(self.posed(task), policy, seed=seed)
+        episode = await self._inside.rollout(self.posed(task), policy, seed=seed)
+        self._remember(task, episode)
+        return episode
 
     async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
-        return await self._inside.rollout_group(self.posed(task), policy, n, seeds=seeds)
+        made = await self._inside.rollout_group(self.posed(task), policy, n, seeds=seeds)
+        for one in made:
+            if isinstance(one, Episode):
+                self._remember(task, one)
+        return made
+
+    def _remember(self, task: Task, episode: Episode) -> None:
+        """For the trainer, which is given tokens alone."""
+        text = "\n\n".join(str(message.get("content") or "") for message in task.messages)
+        for rollout in episode.rollouts:
+            posed.setdefault(self._directory, {})[rollout.tokens.tobytes()] = Posed(f"{self._label} {task.id}", text)
 
     def posed(self, task: Task) -> Task:
         if not (prompt := self.prompt):

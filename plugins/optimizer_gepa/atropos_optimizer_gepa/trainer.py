@@ -30,7 +30,7 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_optimizer_gepa.candidates import Candidate, best, frequencies, table
 from atropos_optimizer_gepa.config import GepaOptions
-from atropos_optimizer_gepa.prompted import PROMPT_FILE, published
+from atropos_optimizer_gepa.prompted import PROMPT_FILE, Posed, posed, published
 from atropos_optimizer_gepa.proposers import proposer
 
 STATE = "candidates.json"
@@ -69,9 +69,9 @@ class GepaTrainer(Trainer):
         async with writing():
             self._tried.append(Candidate(child, parent))
             published[self._context.directory] = child
-        means = table(self._tried[:-1]).mean(axis=1)
+        means = [one.mean for one in self._tried[:-1]]
         return {
-            "gepa/reward": float(means[-1]), "gepa/best": float(means.max()), "gepa/parent": float(tried.parent),
+            "gepa/reward": means[-1], "gepa/best": max(means), "gepa/parent": float(tried.parent),
             "gepa/characters": float(len(tried.prompt)), "gepa/proposal_s": perf_counter() - start,
             **compare(batch, recomputed, batch.sampled, batch.sampled),
         }  # fmt: skip
@@ -96,20 +96,31 @@ class GepaTrainer(Trainer):
         return random.Random(f"{self._context.seed}/{len(self._tried)}")
 
     def _note(self, batch: Batch, tried: Candidate) -> None:
-        rewards: defaultdict[str, list[float]] = defaultdict(list)
+        """The rewards of a prompt, where an episode counts once, by task."""
+        rewards: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         rows = []
-        for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+        tasks = posed.pop(self._context.directory, {})
+        for start, end, episode in zip(batch.offsets[:-1], batch.offsets[1:], batch.episode.tolist(), strict=True):
             trained, tokens = batch.trained[start:end], batch.tokens[start:end]
             if trained.any():
                 first = int(np.argmax(batch.sampled[start:end]))
-                task = self._tokenizer.decode(tokens[:first]).replace(tried.prompt, "", 1).strip()
+                task = tasks.get(tokens.tobytes()) or self._without_prompt(tokens[:first])
                 reward = float(batch.advantages[start:end][trained].mean(dtype=np.float64))
-                rows.append((task, self._tokenizer.decode(tokens[first:]), reward))
-                rewards[task].append(reward)
-        tried.scores = {task: float(np.mean(each)) for task, each in rewards.items()}
+                rows.append((task.text, self._tokenizer.decode(tokens[first:]), reward))
+                rewards[task.name][episode].append(reward)
+        if not rows:
+            raise DataError("trainer 'gepa' was given a batch of which no token is trained: it has no reward.")
+        tried.scores = {
+            task: float(np.mean([np.mean(each) for each in episodes.values()])) for task, episodes in rewards.items()
+        }
         rows.sort(key=lambda row: row[2])
         worst = self._options.examples // 2
         tried.examples = rows[:worst] + rows[max(len(rows) - self._options.examples + worst, worst) :]
+
+    def _without_prompt(self, tokens: Tokens) -> Posed:
+        """A task of an environment that is not `prompted`: nothing stands in front of it, so that its text is always the same."""
+        text = self._tokenizer.decode(tokens)
+        return Posed(text, text)
 
     def _open(self) -> ModelInfo:
         import torch

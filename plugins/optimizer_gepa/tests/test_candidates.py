@@ -42,10 +42,11 @@ def test_before_anything_was_tried_each_is_as_likely():
     assert best([Candidate("a"), Candidate("b")]) == 0
 
 
-def test_a_task_that_was_left_out_for_one_prompt_counts_as_not_rewarded():
-    tried = [Candidate("a", scores={"x": 1.0}), Candidate("b", scores={"x": 0.5, "y": 1.0})]
-    assert table(tried).tolist() == [[1.0, 0.0], [0.5, 1.0]]
-    assert best(tried) == 1
+def test_a_prompt_that_was_not_tried_on_a_task_is_not_compared_on_it():
+    tried = [Candidate("a", scores={"x": -1.0}), Candidate("b", scores={"x": -1.5, "y": -3.0})]
+    assert table(tried).tolist() == [[-1.0, -np.inf], [-1.5, -3.0]]
+    assert frequencies(table(tried)).tolist() == [0.5, 0.5]
+    assert best(tried) == 0
 
 
 def test_one_that_was_not_tried_yet_is_not_the_best_where_every_reward_is_below_zero():
