@@ -31,8 +31,11 @@ class Lesson:
         return TopK(offsets, scored.token_ids[begin:][keep], scored.logprobs[begin:][keep])
 
 
-def lessons_of(group: ScoredGroup, options: SelfOptions, tokenizer: ChatTokenizer) -> tuple[list[Lesson], int]:
-    """And how many rollouts have something to be shown and no prompt to show it in: theirs is not the task's as rendered."""
+def lessons_of(
+    group: ScoredGroup, options: SelfOptions, tokenizer: ChatTokenizer, positions: int
+) -> tuple[list[Lesson], int]:
+    """And how many rollouts have something to be shown and no lesson: their prompt is not the task's as rendered, or what is shown and the
+    reply together are no shorter than the `positions` of the model."""
     found: list[Lesson] = []
     wanted = 0
     plain = tokenizer.render(group.task.messages)
@@ -46,6 +49,8 @@ def lessons_of(group: ScoredGroup, options: SelfOptions, tokenizer: ChatTokenize
             if np.array_equal(plain, rollout.tokens[:start]):
                 prompt = tokenizer.render(with_context(group.task.messages, options.template, shown))
                 tokens = np.concatenate([prompt, rollout.tokens[start:end]]).astype(np.int32)
+                if len(tokens) >= positions:
+                    continue
                 found.append(Lesson(rollout, tokens, len(prompt), start))
     return found, wanted - len(found)
 

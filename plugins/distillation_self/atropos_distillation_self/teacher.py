@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, FitError
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Teacher
+from atropos_core.models.model_size import read
 from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.scoring_engine import ScoringEngine
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -31,6 +32,8 @@ class SelfTeacher(Teacher):
         self._tokenizer = ChatTokenizer(inside.model)
         self._top_k = top_k
         self._engine = ScoringEngine(options.resolved_engine(), inside)
+        model = read(inside.model)
+        self._positions = model.longest if model else 1 << 30
         self._version = 0  # of the weights that the engine has
         self._metrics: Metrics = {}
 
@@ -39,7 +42,8 @@ class SelfTeacher(Teacher):
         await self._engine.open()
 
     async def annotate(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        """Raises DeadlineExceeded, ConfigError where the run's checkpoints are too far apart, and what the engine raises."""
+        """Raises DeadlineExceeded, ConfigError where the run's checkpoints are too far apart, FitError for what the engine cannot
+        score, and what it raises itself."""
         return await within(self._annotate(groups), self._options.deadline_s, f"{self._label}: {len(groups)} groups")
 
     def metrics(self) -> Metrics:
@@ -81,12 +85,18 @@ class SelfTeacher(Teacher):
 
     async def _taught(self, group: ScoredGroup) -> tuple[ScoredGroup, int, int]:
         """Each rollout at the temperature at which it was sampled; how many were taught, and how many left out."""
-        lessons, left_out = lessons_of(group, self._options, self._tokenizer)
+        lessons, left_out = lessons_of(group, self._options, self._tokenizer, self._positions)
         taught: dict[int, TopK] = {}
         for temperature in {one.rollout.temperature for one in lessons}:
             some = [one for one in lessons if one.rollout.temperature == temperature]
             tokens = [one.tokens for one in some]
-            scored = await self._engine.score(tokens, self._top_k, temperature or 1.0)
+            try:
+                scored = await self._engine.score(tokens, self._top_k, temperature or 1.0)
+            except NotImplementedError as error:
+                raise FitError(
+                    f"the engine of {self._label} cannot score what it is shown: {error}",
+                    remedy=f"Set {self._label}.engine.use=hf, or sampling.temperature=1 and a context that holds two replies.",
+                ) from error
             taught |= {id(one.rollout): one.of_rollout(said) for one, said in zip(some, scored, strict=True)}
         given = [[replace(one, teacher=taught.get(id(one), one.teacher)) for one in e.rollouts] for e in group.episodes]
         pairs = zip(group.episodes, given, strict=True)

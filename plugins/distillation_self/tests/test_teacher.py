@@ -79,7 +79,7 @@ def logprobs_of(model, tokens, temperature=1.0):
 def shown_to(tokenizer, options, *replies, told=()):
     """The user's message that the teacher of each rollout reads; None for one that is not taught."""
     made = group(tokenizer, *replies, told=told)
-    lessons, left_out = lessons_of(made, SelfOptions(**{**PLAIN, **options}), tokenizer)
+    lessons, left_out = lessons_of(made, SelfOptions(**{**PLAIN, **options}), tokenizer, 1024)
     assert left_out == 0
     found = {id(one.rollout): tokenizer.decode(one.tokens[: one.before]) for one in lessons}
     return [found.get(id(episode.rollouts[0])) for episode in made.episodes]
@@ -150,8 +150,22 @@ def test_what_brought_a_teacher_or_has_another_prompt_than_the_task_is_left_as_i
     episodes = tuple(
         replace(one, rollouts=(each,)) for one, each in zip(made.episodes, (brought, second, other), strict=True)
     )
-    lessons, left_out = lessons_of(replace(made, episodes=episodes), SelfOptions(shows=("sibling",)), tokenizer)
+    lessons, left_out = lessons_of(replace(made, episodes=episodes), SelfOptions(shows=("sibling",)), tokenizer, 1024)
     assert (lessons, left_out) == ([], 1)
+
+
+async def test_a_lesson_beyond_the_models_context_is_left_out_and_counted(tiny, tokenizer, tmp_path):
+    long = "1+1=2 " * 140
+    replies = [(f"{long}#### 1", 0.0), (f"{long}#### 7", 1.0), ("#### 3", 0.0)]
+    made = group(tokenizer, *replies)
+    assert max(len(one.rollouts[0].tokens) for one in made.episodes) < 1024
+    teacher = await opened({"shows": ["sibling"]}, context(tmp_path, tiny))
+    try:
+        (taught,) = await teacher.annotate([made])
+    finally:
+        await teacher.close()
+    assert [one.rollouts[0].teacher is not None for one in taught.episodes] == [False, False, True]
+    assert (teacher.metrics()["rollouts"], teacher.metrics()["left_out"]) == (1, 1)
 
 
 async def test_it_teaches_with_the_policy_of_the_version_that_was_sampled(tiny, tokenizer, tmp_path):
@@ -173,7 +187,7 @@ async def test_it_teaches_with_the_policy_of_the_version_that_was_sampled(tiny, 
             (made,) = await teacher.annotate([group(tokenizer, ("#### 9", 0.0), version=version)])
             after = made.episodes[0].rollouts[0]
             ((lesson,), _) = lessons_of(
-                group(tokenizer, ("#### 9", 0.0)), SelfOptions(**PLAIN, shows=("answer",)), tokenizer
+                group(tokenizer, ("#### 9", 0.0)), SelfOptions(**PLAIN, shows=("answer",)), tokenizer, 1024
             )
             logs = logprobs_of(models[version], lesson.tokens)
             own = logs[np.arange(len(lesson.tokens)), lesson.tokens][lesson.before :]

@@ -145,6 +145,10 @@ class HFEngine(Engine):
     async def _scored(self, sequences: Sequence[Tokens], scoring: Callable[[list[Tokens]], list[T]]) -> list[T]:
         for sequence in sequences:
             self._check_ids(sequence)
+            if self._longest is not None and len(sequence) > self._longest:
+                raise NotImplementedError(
+                    f"a sequence of {len(sequence)} tokens was to be scored, and the model has {self._longest} positions"
+                )
         scored: dict[int, T] = {}
         async with self._weights:
             for chunk in chunks([len(sequence) for sequence in sequences], self._options.prefill_tokens):
