@@ -50,7 +50,11 @@ HOLD_BASES = ("hf",)  # engines that can hold the base so as well
 SLEEP = ("vllm",)  # engines that give the memory of keys and values back during an update where they are told to
 RECOMPUTES = "a third more compute"
 COPIES = "layer inputs go to host memory and back"
-VARIED = ("lora", "tokens_per_microbatch", "checkpointed_layers", *OFFLOADING, *EIGHT_BITS, *HOST_MOMENTS)
+SWITCHES = {
+    "optimizer": "adamw",
+    **dict.fromkeys((*OFFLOADING, *HOST_MOMENTS), False),
+}  # and what each is where a way does not say
+VARIED = ("lora", "tokens_per_microbatch", *SWITCHES)
 WAYS = (  # what costs least first
     Way("whole model", {}),
     Way("whole model, checkpointing", CHECKPOINTING, costs=RECOMPUTES),
@@ -134,6 +138,8 @@ class Fitting:
     def fitted(self, way: Way) -> Fitted:
         """Raises what the run file itself is refused for."""
         bridges = self._bridges(way)
+        if kept := self._kept(way):
+            return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, f"{kept} is set: take it out for this")
         refused = "no installed bridge carries it to this engine"
         for bridge in bridges:
             try:
@@ -143,6 +149,32 @@ class Fitting:
                 continue
             return self._searched(way, bridge, plan)
         return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, refused)
+
+    def trainer_options(self, way: Way) -> Mapping[str, Any]:
+        """Every option with which this trainer goes this way, those included that the run file has otherwise."""
+        given = self._config.trainer.options
+        back = {name: usual for name, usual in SWITCHES.items() if given.get(name, usual) != usual}
+        lora = {"lora": {**(given.get("lora") or {}), **way.options["lora"]}} if way.adapter else {}
+        return {**back, **way.options, **lora}
+
+    def rounded_already(self, way: Way) -> bool:
+        """Whether the model is on the grid of this way."""
+        return bool(way.quantized) and way.quantized == self._lora.get("quantization")
+
+    @property
+    def _lora(self) -> Mapping[str, Any]:
+        return self._config.trainer.options.get("lora") or {}
+
+    def _kept(self, way: Way) -> str:
+        """An option of the run file that this way is without, and that no flag takes away."""
+        given = self._config.trainer.options
+        if given.get("lora") is not None and not way.adapter:
+            return "trainer.lora"
+        if self._lora.get("quantization") and not way.quantized:
+            return "trainer.lora.quantization"
+        if given.get("checkpointed_layers") and "gradient_checkpointing" not in way.options:
+            return "trainer.checkpointed_layers"
+        return ""
 
     def engine_options(self, way: Way) -> Mapping[str, Any]:
         """What the engine is to be told beside its own options."""
@@ -183,9 +215,7 @@ class Fitting:
     def _plan(self, way: Way, bridge: str) -> Plan:
         trainer, own = self._config.trainer, self._config.bridge
         kept = {name: value for name, value in trainer.model_dump().items() if name not in VARIED}
-        if way.adapter and trainer.options.get("lora"):
-            kept["lora"] = {**trainer.options["lora"], **way.options["lora"]}
-        changed: dict[str, Any] = {"trainer": type(trainer).model_validate({**way.options, **kept})}
+        changed: dict[str, Any] = {"trainer": type(trainer).model_validate({**self.trainer_options(way), **kept})}
         if engine := self.engine_options(way):
             changed["engine"] = self._config.engine.model_validate({**self._config.engine.model_dump(), **engine})
         if bridge != own.use:
@@ -215,12 +245,11 @@ def best(found: Sequence[Fitted], wanted: int) -> Fitted | None:
 
 def _with(plan: Plan, context: int, microbatch: int) -> Plan:
     sampling = plan.config.sampling.model_copy(update={"max_tokens": max(context - PROMPT_TOKENS, 1)})
-    evaluation = plan.config.evaluation.model_copy(update={"max_tokens": None})
     trainer = plan.single["trainer"]
     options = trainer.options.model_copy(update={"tokens_per_microbatch": microbatch})
     return replace(
         plan,
-        config=plan.config.model_copy(update={"sampling": sampling, "evaluation": evaluation}),
+        config=plan.config.model_copy(update={"sampling": sampling}),
         single={**plan.single, "trainer": replace(trainer, options=options)},
     )
 

@@ -114,7 +114,7 @@ def plan(
             remedy="Name a shorter --context, a smaller model, or a larger device: --gpu 80.",
         )
     console.say(f"take: {chosen.way.name}")
-    if chosen.way.quantized:
+    if chosen.way.quantized and not fitting.rounded_already(chosen.way):
         rounded = f"./{resolved.directory.name}-{chosen.way.quantized}"
         console.say(f"  atropos quantize {model or resolved.directory} {rounded} --format {chosen.way.quantized}")
         model = rounded
@@ -155,7 +155,8 @@ def _typed(
     words += [] if environments else ["--env NAME"]
     words += [f"--bridge {chosen.bridge}", *([f"--engine {engine}"] if engine else [])]
     settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
-    settings += [f"trainer.{name}={str(value).lower()}" for name, value in chosen.way.options.items() if name != "lora"]
+    options = fitting.trainer_options(chosen.way)
+    settings += [f"trainer.{name}={str(value).lower()}" for name, value in options.items() if name != "lora"]
     settings += [f"trainer.lora.{name}={value}" for name, value in chosen.way.options.get("lora", {}).items()]
     settings += [f"engine.{name}={str(value).lower()}" for name, value in fitting.engine_options(chosen.way).items()]
     settings += ['engine.devices=["cuda:0"]', 'trainer.devices=["cuda:0"]'] if on_gpu else []

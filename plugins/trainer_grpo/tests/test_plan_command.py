@@ -122,6 +122,41 @@ def test_a_little_more_than_what_it_says_does_not_fit(capsys, eight_billion):
     assert not fitting._fits(plan, fitting.wanted, chosen.microbatch + max(chosen.microbatch // 50, 2))
 
 
+FILES = {
+    "an adapter": '[bridge]\nuse = "lora"\n[trainer.lora]\nrank = 8\n',
+    "switches": '[trainer]\ngradient_checkpointing = true\noptimizer = "adamw_8bit"\n',
+    "some layers": "[trainer]\ngradient_checkpointing = true\ncheckpointed_layers = 2\n",
+    "offloading": "[trainer]\ngradient_checkpointing = true\nactivation_offloading = true\noptimizer_offloading = true\n",
+    "a base in 4 bits": '[bridge]\nuse = "lora"\n[trainer.lora]\nrank = 8\nquantization = "nf4"\n',
+    "another evaluation": "[evaluation]\nmax_tokens = 900\n[trainer]\nlearning_rate = 1e-5\n",
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_command_of_each_way_is_the_plan_that_was_searched_whatever_the_file_has(tmp_path, eight_billion, file):
+    from atropos_core.cli.options import configure
+    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.memory_plan import plan_memory
+    from atropos_trainer_grpo.fitting import Fitting
+    from atropos_trainer_grpo.plan_command import _typed
+
+    path, model, has = tmp_path / "run.toml", str(eight_billion), {"cuda:0": 80 << 30, "cpu": 256 << 30}
+    path.write_text(FILES[file] + "[environment.gsm8k]\n")
+    devices = {"engine.devices": ["cuda:0"], "trainer.devices": ["cuda:0"]}
+    loaded, resolved, plugins = configure(path, model=model, flags=devices)
+    fitting, planned = Fitting(loaded.config, resolved, plugins, Path("runs"), has), 0
+    for one in fitting.each():
+        if not one.microbatch:
+            continue
+        words = shlex.split(_typed(one, fitting, path, model, None, None, fitting.wanted, True, True))
+        sets = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+        typed, _, _ = configure(path, model=model, bridge=words[words.index("--bridge") + 1], changes=sets)
+        plan = make_plan(typed.config, resolved, plugins, rollouts=False)
+        assert plan_memory(plan, Path("runs"), has).needed() == one.needed, one.way.name
+        planned += 1
+    assert planned >= 3
+
+
 def test_bridge_engine_and_settings_are_those_that_are_named(capsys, eight_billion):
     given = ["--model", str(eight_billion), "--gpu", "200"]
     text = said(capsys, *given, "--bridge", "checkpoint", "--engine", "hf", "--set", "sampling.max_tokens=1000")
