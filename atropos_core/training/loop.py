@@ -265,6 +265,8 @@ class Loop:
     async def _measure_movement(self, raw: Sequence[ScoredGroup], metrics: Metrics) -> None:
         """How far the policy has moved, and how far the engine's logprobs are from the trainer's where the update had none
         to compare: into `metrics`."""
+        if self._probe:
+            await self._rest_engines()  # where nothing was trained they have not rested yet
         with self._profile.span("probe"):
             at, keep = self.progress.version, self._config.training.max_staleness + 1
             shift = await self._probe.shift(self._parts.trainer, at, keep) if self._probe else 0.0
@@ -396,6 +398,7 @@ class Loop:
         with self._profile.span("packing", len(groups)):
             batch = self._with_movement(to_batch(groups, version), groups)
         trainer, bridge = self._parts.trainer, self._parts.bridge
+        await self._rest_engines()
         if self._probe is None:
             with self._profile.span("probe"):
                 self._probe = await Probe.of(batch, trainer)
@@ -403,14 +406,17 @@ class Loop:
         def writing() -> AbstractAsyncContextManager[None]:
             return bridge.writing(version)
 
-        if self._config.training.max_staleness == 0:  # nothing is sampled while the update runs
-            await self._unless_broken(self._parts.engine.release_cache())
         start = perf_counter()
         metrics = await self._unless_broken(trainer.step(batch, writing))
         self.progress.version = version
         publishing_s = bridge.published.seconds if bridge.published else 0.0  # inside the step
         self._profile.add("trainer", perf_counter() - start - publishing_s, batch.sequences)
         return metrics | await self._published()
+
+    async def _rest_engines(self) -> None:
+        """The trainer computes next, perhaps in the same memory. With a staleness engines sample meanwhile."""
+        if self._config.training.max_staleness == 0:
+            await self._unless_broken(self._parts.engine.release_cache())
 
     async def _published(self) -> Metrics:
         """Take note of what the bridge has just published, if it has."""
@@ -442,6 +448,7 @@ class Loop:
         with self._profile.span("evaluation", self._config.evaluation.problems):
             evaluation = await self._unless_stopped(self._evaluate())
         self.progress.first = evaluation.metrics
+        await self._rest_engines()
         difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
         metrics = evaluation.metrics | {
             **({} if difference is None else {"alignment/max_abs_logprob_diff": difference}),

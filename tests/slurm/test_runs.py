@@ -52,7 +52,8 @@ def test_a_signal_ahead_of_the_time_limit_saves_and_queues_again(slurm, tmp_path
     job.wait_for_step(2)
     slurm.run("scancel", "--signal=USR1", "--batch", job.number)  # as `--signal=B:USR1@300` does
     job.wait("PENDING", "COMPLETED", "FAILED", within_s=60)
-    slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")  # Slurm itself waits two minutes
+    # Slurm itself waits two minutes; its nodes refuse a job that starts again in the second in which it was ended.
+    slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now+5seconds")
     assert job.wait("COMPLETED", "FAILED") == "COMPLETED", job.text
     assert "Restarts=1" in slurm.run("scontrol", "show", "job", "-o", job.number)
     assert "resumes" in job.text and job.steps() == list(range(10)), job.text

@@ -206,6 +206,6 @@ async def test_what_cannot_be_loaded_is_named(tmp_path, options, says):
 
 
 async def test_loading_that_takes_too_long_is_named(tmp_path):
-    with pytest.raises(Exception, match="open_environment\\(\\) gave no answer within 0.01 s"):
-        async with opened(tmp_path, **options_of("sums", tmp_path), open_deadline_s=0.01):
+    with pytest.raises(Exception, match="open_environment\\(\\) gave no answer within 1 s"):
+        async with opened(tmp_path, id="hangs", folder=FOLDER, open_deadline_s=1.0):
             pass

@@ -49,7 +49,9 @@ def test_a_run_over_two_engines_shares_with_one_and_copies_to_the_other(atropos,
     assert all(line["bridge/bytes_copied"] > 3e6 for line in lines[1:])
     assert max(line["alignment/max_abs_logprob_diff"] for line in lines) <= 1e-4, "tokens of both"
     for log in (tmp_path / "run/logs").glob("engine*.vllm.log"):
-        assert log.read_text().count("to discard tags {'kv_cache'}") == 4, "each sleeps during each update"
+        assert log.read_text().count("to discard tags {'kv_cache'}") == 5, (
+            "each sleeps after the first evaluation and during each update"
+        )
     for name in ("engine", "engine-second"):
         assert list((tmp_path / "run/logs").glob(f"*{name}*")), "each has a log of its own"
 

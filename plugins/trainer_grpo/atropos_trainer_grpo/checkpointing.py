@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from atropos_core.errors import FitError
+from atropos_trainer_grpo.host_memory import PIECE
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
@@ -43,13 +44,25 @@ def checkpoint_in_host_memory(function: Callable[..., Any], *arguments: Any) -> 
         return checkpoint(function, *arguments, use_reentrant=False)
 
 
-def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
+class _Held(NamedTuple):
+    device: torch.device
+    shape: torch.Size
+    dtype: torch.dtype
+    pieces: list[Tensor]
+
+
+def _to_host(tensor: Tensor) -> _Held:
     on_gpu = tensor.device.type == "cuda"
-    held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu)
-    held.copy_(tensor, non_blocking=on_gpu)  # in the order of the device's stream, as its way back
-    return tensor.device, held
+    pieces = []
+    for piece in tensor.reshape(-1).split(PIECE // tensor.element_size()):
+        held = torch.empty(piece.shape, dtype=tensor.dtype, pin_memory=on_gpu)
+        held.copy_(piece, non_blocking=on_gpu)  # in the order of the device's stream, as its way back
+        pieces.append(held)
+    return _Held(tensor.device, tensor.shape, tensor.dtype, pieces)
 
 
-def _to_device(saved: tuple[torch.device, Tensor]) -> Tensor:
-    device, held = saved
-    return held.to(device, non_blocking=True)
+def _to_device(saved: _Held) -> Tensor:
+    made = torch.empty(saved.shape, dtype=saved.dtype, device=saved.device)
+    for part, piece in zip(made.view(-1).split(PIECE // saved.dtype.itemsize), saved.pieces, strict=True):
+        part.copy_(piece, non_blocking=True)
+    return made

@@ -6,6 +6,7 @@ Activations are counted tensor by tensor, as autograd keeps them in the decoders
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from atropos_core.models.model_size import BYTES, ModelSize, read
 from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, UPDATE, Holding, Workload
 from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
+from atropos_trainer_grpo.host_memory import in_pieces, page_locked
 from atropos_trainer_grpo.prefix_tree import pays_by_levels
 
 LIBRARIES = 450_000_000  # a child with torch, transformers and peft: benchmarks/plan.py
@@ -26,6 +28,7 @@ MOMENT_BYTES = {  # with torchao's scales
     "adamw_4bit": 0.5 + 4 / 128,
     "adamw_fp8": 1 + 4 / 256,
 }
+UNPACKED = {"int8": 8, "nf4": 6}  # bytes an element, at most
 SHARED = ("posix_shm", "cuda_ipc")
 
 
@@ -128,7 +131,10 @@ def _on(
     at = "cpu" if offloads else device
     elsewhere = "" if offloads or device == "cpu" else ", or set trainer.optimizer_offloading=true"
     if (size != FP32 or offloads) and not masters:
-        yield Holding("fp32 masters", trained * FP32, at, change=f"{smaller}{elsewhere}")
+        sizes = adapter_sizes(model, lora) if lora else [math.prod(shape) for shape in model.tensors.values()]
+        pinned = offloads and device != "cpu" and parts == 1
+        held = sum(page_locked(FP32 * size) for size in sizes) if pinned else trained * FP32
+        yield Holding("fp32 masters", held, at, change=f"{smaller}{elsewhere}")
     moments = int(2 * trained * MOMENT_BYTES[options.optimizer])
     fewer = "" if lora else f"{smaller}, or set trainer.optimizer{elsewhere}"
     yield Holding("optimiser moments", moments, at, change=fewer)
@@ -144,7 +150,7 @@ def _on(
     )
     change = "lower trainer.tokens_per_microbatch, or set trainer.gradient_checkpointing=true"
     if options.activation_offloading:
-        inputs = _checkpointed(options, model) * rows.packed * model.hidden * element
+        inputs = _checkpointed(options, model) * in_pieces(rows.packed * model.hidden * element)
         yield Holding("inputs of layers", inputs, "cpu", UPDATE, change="lower trainer.tokens_per_microbatch")
     if offloads:
         yield Holding("gradients of masters", trained * FP32, "cpu", UPDATE, change=smaller)
@@ -201,12 +207,20 @@ def _largest_moment(
     one_chunk = logit_rows(options, model, rows, device, one_pass=once) * model.vocabulary
     chunks = one_chunk * (element if once else (4 if rest else 2) * FP32)
     inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations are still there
+    inside += _whole_weight(options, model)
     moments = [
         (kept, gradients, chunks),
         (max(kept, anew), gradients, inside),
         (layer, trained * FP32 + (0 if used_rows else head if model.tied else 0), inside),
     ]
     return max(moments, key=sum)
+
+
+def _whole_weight(options: GrpoOptions, model: ModelSize) -> int:
+    """A weight of the base while it is used, where it is held in fewer bits: in float32, as it is unpacked and as it is stored."""
+    kind = options.lora.quantization if options.lora else None
+    largest = max((out * into for out, into in model.linear().values()), default=0)
+    return largest * UNPACKED[kind] if kind else 0
 
 
 def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flashes: bool = True) -> Rows:
@@ -250,11 +264,16 @@ def logit_rows(options: GrpoOptions, model: ModelSize, rows: Rows, device: str, 
 
 
 def adapter_parameters(model: ModelSize, lora: LoraOptions) -> int:
-    """Two matrices beside each linear layer that is adapted."""
+    return sum(adapter_sizes(model, lora))
+
+
+def adapter_sizes(model: ModelSize, lora: LoraOptions) -> list[int]:
+    """Of two matrices beside each linear layer that is adapted."""
 
     def adapted(name: str) -> bool:
         chosen = lora.targets == "all-linear" or name.removesuffix(".weight").rpartition(".")[2] in lora.targets
         inside = lora.layers is None or any(f".{layer}." in name for layer in lora.layers)
         return chosen and inside
 
-    return sum(lora.rank * (out + into) for name, (out, into) in model.linear().items() if adapted(name))
+    pairs = [(out, into) for name, (out, into) in model.linear().items() if adapted(name)]
+    return [lora.rank * side for pair in pairs for side in pair]

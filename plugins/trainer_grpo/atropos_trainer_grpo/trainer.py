@@ -118,17 +118,23 @@ class GrpoTrainer(Trainer):
             if self._sharded is not None:
                 await self._run(self._sharded.gather)
         metrics = await self._run(update.metrics)
-        if self._device.startswith("cuda") and self._context.max_staleness == 0:
-            await self._run(torch.cuda.empty_cache)  # the engine samples next, perhaps in the same memory
+        await self._give_back()
         self._token_values = update.token_values()
         return metrics
+
+    async def _give_back(self) -> None:
+        """The engine samples next, perhaps in the same memory."""
+        if self._device.startswith("cuda") and self._context.max_staleness == 0:
+            await self._run(torch.cuda.empty_cache)
 
     async def token_values(self) -> Mapping[str, Floats]:
         return self._token_values
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         self._ready()
-        return await self._run(lambda: self._logprobs(sequences, temperature or 1.0))
+        made = await self._run(lambda: self._logprobs(sequences, temperature or 1.0))
+        await self._give_back()
+        return made
 
     async def save(self, directory: Path) -> None:
         optimizer = self._ready()

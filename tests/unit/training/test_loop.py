@@ -136,28 +136,39 @@ def test_an_alignment_that_is_beyond_its_bound_or_no_number_ends_the_run(metric,
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
-def test_before_each_update_of_an_on_policy_run_engines_may_give_memory_back(tmp_path, allowed):
+def test_before_the_trainer_of_an_on_policy_run_computes_engines_may_give_memory_back(tmp_path, allowed):
     async def main() -> list[str]:
         one = life(weather(staleness=allowed), tmp_path)
         engine, trainer = one.loop._parts.engine, one.loop._parts.trainer
         seen: list[str] = []
-        step = trainer.step
+        step, logprobs, sample = trainer.step, trainer.logprobs, engine.sample
 
         async def released() -> None:
             seen.append("released")
+
+        async def sampled(*arguments: Any, **options: Any) -> Any:
+            seen.append("sampled")
+            return await sample(*arguments, **options)
+
+        async def scored(*arguments: Any) -> Any:
+            seen.append("scored")
+            return await logprobs(*arguments)
 
         async def stepped(*arguments: Any) -> Any:
             seen.append("update")
             return await step(*arguments)
 
-        engine.release_cache, trainer.step = released, stepped  # type: ignore[method-assign]
+        engine.release_cache, engine.sample = released, sampled  # type: ignore[method-assign]
+        trainer.step, trainer.logprobs = stepped, scored  # type: ignore[method-assign]
         await one.run(None)
         return seen
 
     seen = virtual_time.run(main())
-    updates = seen.count("update")
-    assert updates > 2
-    assert seen == ["update"] * updates if allowed else ["released", "update"] * updates
+    assert seen.count("update") > 2 and seen.count("scored") > 2 and "sampled" in seen
+    assert bool(allowed) == ("released" not in seen)
+    computes = [at for at, what in enumerate(seen) if what in ("update", "scored")]
+    rested = [next(what for what in reversed(seen[:at]) if what in ("released", "sampled")) for at in computes]
+    assert allowed or set(rested) == {"released"}, "nothing was sampled since"
 
 
 def test_groups_too_old_are_dropped_counted_and_replaced_in_the_same_step(tmp_path):
