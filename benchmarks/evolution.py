@@ -47,6 +47,7 @@ temperature = 0.3
 [training]
 groups_per_step = {PROBLEMS}
 group_size = 1
+max_logprob_diff = 1e-3  # a temperature of 0.3 makes three times of the rounding of logits
 """
 
 

@@ -51,5 +51,7 @@ class GepaOptions(Options):
         reflects = self.proposer == "reflect"
         if reflects and self.url is None:
             raise ValueError('proposer = "reflect" asks a model: name its address, url = "http://HOST:PORT/v1"')
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f'url = "{self.url}" is no address: it begins with http:// or https://')
         self.refuse_idle(reflects, f"with proposer = {self.proposer!r}", "url", "model", "key_variable")
         return self

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import random
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from atropos_core.errors import RemoteError
+from atropos_core import console
+from atropos_core.errors import AccessRefused, AtroposError, ConfigError, PluginError, RemoteError
+from atropos_core.guards.exits import file_and_line
 from atropos_core.plugins.references import load_reference
 from atropos_optimizer_gepa.config import GepaOptions
 
 Example = tuple[str, str, float]
+TRIES, PAUSE_S = 5, 1.0  # doubled after each
 Proposer = Callable[[str, Sequence[Example], random.Random], Awaitable[str]]
 
 ASKED = """An assistant is given tasks, each with this instruction:
@@ -33,7 +38,34 @@ SHOWN = "<task>\n{0}\n</task>\n<reply>\n{1}\n</reply>\n<reward>{2:g}</reward>"
 def proposer(options: GepaOptions) -> Proposer:
     """Raises ConfigError, PluginError for a reference that is none."""
     own = {"reflect": lambda *given: reflect(options, *given), "first_words": first_words}.get(options.proposer)
-    return own or load_reference(options.proposer, "proposer")
+    if own is not None:
+        return own
+    theirs: Any = load_reference(options.proposer, "proposer")
+    if not inspect.iscoroutinefunction(theirs):
+        raise ConfigError(
+            f"trainer.proposer = {options.proposer!r} is no coroutine function.",
+            remedy="Write it as `async def propose(prompt, examples, rng) -> str`.",
+        )
+
+    async def called(prompt: str, examples: Sequence[Example], rng: random.Random) -> str:
+        try:
+            made = await theirs(prompt, examples, rng)
+        except AtroposError:
+            raise
+        except Exception as error:  # the plugin boundary
+            where = file_and_line(error.__traceback__)
+            raise PluginError(
+                f"proposer {options.proposer!r} raised {type(error).__name__}: {error}{where}",
+                remedy="Mend that line; then `atropos resume`.",
+            ) from error
+        if not isinstance(made, str):
+            raise PluginError(
+                f"proposer {options.proposer!r} returned {made!r:.100}, which is no text.",
+                remedy="It returns the next prompt, as a str; then `atropos resume`.",
+            )
+        return made
+
+    return called
 
 
 async def first_words(prompt: str, examples: Sequence[Example], rng: random.Random) -> str:
@@ -46,21 +78,57 @@ async def first_words(prompt: str, examples: Sequence[Example], rng: random.Rand
 
 
 async def reflect(options: GepaOptions, prompt: str, examples: Sequence[Example], rng: random.Random) -> str:
-    """What a model says that was shown them. Raises RemoteError."""
-    import httpx
-
+    """What a model says that was shown them; the prompt again where its answer has no instruction. Asked again where the server is busy or
+    gone for a moment. Raises RemoteError, AccessRefused."""
     text = ASKED.format(prompt=prompt, examples="\n\n".join(SHOWN.format(*one) for one in examples))
     key = os.environ.get(options.key_variable)
     body = {"model": options.model, "messages": [{"role": "user", "content": text}], "seed": rng.randrange(1 << 31)}
     url = f"{str(options.url).rstrip('/')}/chat/completions"
+    answer = await _posted(options, url, body, {"Authorization": f"Bearer {key}"} if key else {})
     try:
-        async with httpx.AsyncClient(timeout=options.deadline_s) as client:
-            answer = await client.post(url, json=body, headers={"Authorization": f"Bearer {key}"} if key else {})
-        said: Any = answer.raise_for_status().json()["choices"][0]["message"]["content"]
-        found = re.findall(r"<instruction>(.*?)</instruction>", said, re.DOTALL)
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        said = str(answer.json()["choices"][0]["message"]["content"] or "")
+    except (ValueError, LookupError, TypeError) as error:
         raise RemoteError(
-            f"the model that reflects, at {url}, gave no answer: {type(error).__name__}: {error}",
-            remedy="Look whether it runs and whether trainer.url is its own; then `atropos resume`.",
+            f"the model that reflects, at {url}, answered without choices[0].message.content: {answer.text[:300]!r}",
+            remedy="trainer.url must be that of an OpenAI-compatible server, up to /v1; then `atropos resume`.",
         ) from error
-    return found[-1].strip() if found else prompt
+    found = [one.strip() for one in re.findall(r"<instruction>(.*?)</instruction>", said, re.DOTALL) if one.strip()]
+    if not found:
+        console.warn(
+            f"the model that reflects, at {url}, wrote nothing between <instruction> and </instruction>, and the prompt stays as it is. "
+            f"It said: {said[:200]!r}"
+        )
+    return found[-1] if found else prompt
+
+
+async def _posted(options: GepaOptions, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+    import httpx
+
+    cause = ""
+    async with httpx.AsyncClient(timeout=options.deadline_s) as client:
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(PAUSE_S * 2 ** (attempt - 1))
+            try:
+                answer = await client.post(url, json=body, headers=headers)
+            except httpx.HTTPError as error:
+                cause = f"{type(error).__name__}: {error}"
+                continue
+            if answer.status_code in (401, 403):
+                raise AccessRefused(
+                    f"the model that reflects, at {url}, refuses us with status {answer.status_code}: {answer.text[:300]}",
+                    remedy=f"Put its key into the variable {options.key_variable} (trainer.key_variable); then `atropos resume`.",
+                )
+            if answer.status_code == 429 or answer.status_code >= 500:
+                cause = f"status {answer.status_code}: {answer.text[:300]}"
+                continue
+            if answer.is_error:
+                raise RemoteError(
+                    f"the model that reflects, at {url}, answered {answer.status_code}: {answer.text[:300]}",
+                    remedy="Look whether trainer.url and trainer.model are its own; then `atropos resume`.",
+                )
+            return answer
+    raise RemoteError(
+        f"the model that reflects, at {url}, gave no answer in {TRIES} tries; the last: {cause}",
+        remedy="Look whether it runs and whether trainer.url is its own; then `atropos resume`.",
+    )

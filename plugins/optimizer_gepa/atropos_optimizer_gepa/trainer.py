@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core import console
 from atropos_core.errors import CheckpointError, DataError
 from atropos_core.guards.deadlines import within
 from atropos_core.health.alignment import compare
@@ -62,7 +63,13 @@ class GepaTrainer(Trainer):
         parent = self._rng().choices(range(len(self._tried)), frequencies(table(self._tried)).tolist())[0]
         if batch.version < self._context.steps:
             proposal = self._propose(self._tried[parent].prompt, self._tried[parent].examples, self._rng())
-            child = str(await within(proposal, self._options.deadline_s, f"proposer {self._options.proposer!r}"))
+            child = await within(proposal, self._options.deadline_s, f"proposer {self._options.proposer!r}")
+            if (length := len(self._tokenizer.encode(child))) > self._positions // 2:
+                console.warn(
+                    f"a proposed prompt of {length:,} tokens leaves too little of the model's {self._positions:,} positions, and its "
+                    f"parent is tried again. It begins: {child[:80]!r}"
+                )
+                child = self._tried[parent].prompt
         else:  # the last evaluation is of the best
             parent = best(self._tried)
             child = self._tried[parent].prompt
@@ -72,7 +79,8 @@ class GepaTrainer(Trainer):
         means = [one.mean for one in self._tried[:-1]]
         return {
             "gepa/reward": means[-1], "gepa/best": max(means), "gepa/parent": float(tried.parent),
-            "gepa/characters": float(len(tried.prompt)), "gepa/proposal_s": perf_counter() - start,
+            "gepa/characters": float(len(tried.prompt)),
+            "gepa/unchanged": float(child == self._tried[parent].prompt), "gepa/proposal_s": perf_counter() - start,
             **compare(batch, recomputed, batch.sampled, batch.sampled),
         }  # fmt: skip
 
@@ -136,6 +144,7 @@ class GepaTrainer(Trainer):
         self._model = (
             causal.from_pretrained(self._context.model, dtype=dtype, trust_remote_code=False).to(device).eval()
         )
+        self._positions = int(getattr(self._model.config, "max_position_embeddings", None) or 1 << 30)
         return ModelInfo(
             architecture=type(self._model).__name__, parameters=sum(one.numel() for one in self._model.parameters()),
             vocabulary=int(self._model.config.vocab_size), dtype=str(self._model.dtype).removeprefix("torch."), device=device,

@@ -10,11 +10,12 @@ from threading import Thread
 import pytest
 from pydantic import ValidationError
 
-from atropos_core.errors import ConfigError, DataError, RemoteError
+from atropos_core.errors import AccessRefused, ConfigError, DataError, PluginError, RemoteError
 from atropos_core.interfaces import Measured, Stateful
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Task
+from atropos_optimizer_gepa import proposers
 from atropos_optimizer_gepa.config import GepaOptions, PromptedOptions
 from atropos_optimizer_gepa.plugin import build_environment
 from atropos_optimizer_gepa.prompted import PROMPT_FILE, published
@@ -89,7 +90,11 @@ def test_a_task_without_words_of_a_user_is_refused_by_its_id(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "wrong"),
-    [({}, "name its address"), ({"proposer": "first_words", "url": "http://h/v1"}, "url has no effect")],
+    [
+        ({}, "name its address"),
+        ({"url": "127.0.0.1:8000/v1"}, "begins with http"),
+        ({"proposer": "first_words", "url": "http://h/v1"}, "url has no effect"),
+    ],
 )
 def test_options_that_do_nothing_or_are_missing_are_refused(options, wrong):
     with pytest.raises(ValidationError, match=wrong):
@@ -105,6 +110,7 @@ class Model(BaseHTTPRequestHandler):
     """An address that answers as OpenAI's, and keeps what it was asked."""
 
     answer: str = ""
+    codes: list[int] = []  # noqa: RUF012 - of the next answers
     bodies: list[dict] = []  # noqa: RUF012
     keys: list[str | None] = []  # noqa: RUF012
 
@@ -112,7 +118,7 @@ class Model(BaseHTTPRequestHandler):
         self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.keys.append(self.headers["Authorization"])
         body = self.answer.encode()
-        self.send_response(200)
+        self.send_response(self.codes.pop(0) if self.codes else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -137,7 +143,9 @@ async def reflected(said, **options):
     return await reflect(GepaOptions(**options), "Old.", [("2 + 2", "5", 0.0), ("1 + 1", "2", 1.0)], random.Random(0))
 
 
-async def test_a_model_is_shown_prompt_replies_and_rewards_and_its_last_instruction_is_taken(address, monkeypatch):
+async def test_a_model_is_shown_prompt_replies_and_rewards_and_its_last_instruction_is_taken(
+    address, monkeypatch, capsys
+):
     monkeypatch.setenv("THEIR_KEY", "a-key")
     said = "They add wrong. <instruction>draft</instruction> Better: <instruction>\nAdd slowly.\n</instruction>"
     assert await reflected(said, url=address, model="m", key_variable="THEIR_KEY") == "Add slowly."
@@ -145,9 +153,57 @@ async def test_a_model_is_shown_prompt_replies_and_rewards_and_its_last_instruct
     for part in ("Old.", "2 + 2", "<reply>\n5\n</reply>", "<reward>1</reward>"):
         assert part in asked
     assert (Model.bodies[-1]["model"], Model.keys[-1]) == ("m", "Bearer a-key")
-    assert await reflected("I would not change it.", url=address) == "Old."
+    capsys.readouterr()
+    for says_nothing in ("I would not change it: Tom.", "<instruction> \n</instruction>"):
+        assert await reflected(says_nothing, url=address) == "Old."
+        assert "nothing between <instruction> and </instruction>" in "".join(capsys.readouterr())
 
 
 async def test_an_answer_that_is_none_is_an_error_with_the_address(address):
-    with pytest.raises(RemoteError, match=f"{address}/chat/completions.*KeyError"):
+    with pytest.raises(RemoteError, match=rf"(?s){address}/chat/completions, answered without choices.*error"):
         await reflected({"error": "no"}, url=address)
+    with pytest.raises(RemoteError, match="answered without choices"):
+        await reflected([1], url=address)
+
+
+async def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_named_with_its_words(address, monkeypatch):
+    monkeypatch.setattr(proposers, "PAUSE_S", 0.01)
+    Model.codes = [503, 429, 500]
+    assert await reflected("<instruction>New.</instruction>", url=address) == "New."
+    Model.codes = [401]
+    with pytest.raises(AccessRefused, match=r"(?s)status 401: .*bad key.*THEIR_KEY \(trainer.key_variable\)"):
+        await reflected("bad key", url=address, key_variable="THEIR_KEY")
+    Model.codes = [404]
+    with pytest.raises(RemoteError, match=r"(?s)answered 404: .*no such model.*trainer.model"):
+        await reflected("no such model", url=address)
+    Model.codes = [500] * 5
+    with pytest.raises(RemoteError, match=r"no answer in 5 tries; the last: status 500: .*out of memory"):
+        await reflected("out of memory", url=address)
+    with pytest.raises(RemoteError, match=r"no answer in 5 tries; the last: ConnectError"):
+        await reflected("", url="http://127.0.0.1:9/v1")
+
+
+PROPOSERS = """
+def plain(prompt, examples, rng):
+    return "x"
+
+async def breaks(prompt, examples, rng):
+    return {}["x"]
+
+async def counts(prompt, examples, rng):
+    return 5
+"""
+
+
+async def test_a_proposer_of_ones_own_that_breaks_what_it_must_keep_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text(PROPOSERS)
+
+    def made(name):
+        return proposers.proposer(GepaOptions(proposer=f"{tmp_path}/mine.py:{name}"))
+
+    with pytest.raises(ConfigError, match="(?s)is no coroutine function.*async def"):
+        made("plain")
+    with pytest.raises(PluginError, match=r"raised KeyError: 'x' \(mine.py:6\)"):
+        await made("breaks")("p", [], random.Random(0))
+    with pytest.raises(PluginError, match="returned 5, which is no text"):
+        await made("counts")("p", [], random.Random(0))

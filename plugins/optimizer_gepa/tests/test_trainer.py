@@ -26,6 +26,9 @@ import asyncio
 async def tell(prompt, examples, rng):
     return " | ".join([prompt, *(f"{reply}={reward:g}" for _, reply, reward in examples)])
 
+async def long(prompt, examples, rng):
+    return "word " * 600
+
 async def sleep(prompt, examples, rng):
     await asyncio.sleep(60)
 """
@@ -136,6 +139,14 @@ async def test_a_task_is_the_same_under_every_prompt_and_the_best_is_published_l
     (folder / "candidates.json").write_text("[{")
     with pytest.raises(CheckpointError, match=r"candidates\.json"):
         await trainer.restore(folder)
+
+
+async def test_a_proposal_that_fills_the_models_context_is_not_tried(opened, tiny, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(PROPOSE)
+    trainer = await opened(proposer="long")
+    metrics = await trainer.step(await batch_of(tmp_path, tiny, 1, [0.5, 1.0]), writing)
+    assert (published[tmp_path], metrics["gepa/unchanged"]) == ("P", 1.0)
+    assert "leaves too little of the model's 1,024 positions" in "".join(capsys.readouterr())
 
 
 async def test_tokens_of_another_prompt_and_a_run_without_one_are_refused(opened, tiny, tmp_path):

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from atropos_core.errors import CheckpointError, ConfigError, DataError
+from atropos_core.health.alignment import compare
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Batch, Floats, Metrics, Tokens
@@ -32,7 +33,12 @@ if TYPE_CHECKING:
     from atropos_core.plugins.provider import RunContext
     from atropos_trainer_es.config import EsOptions
 
-DRAWN = ("parameters", "population", "sigma")  # options that say what the members of a generation are
+DRAWN = (
+    "trainer.parameters",
+    "trainer.population",
+    "trainer.sigma",
+    "seed",
+)  # what says which members a generation has
 CENTRE = "centre.safetensors"  # in float32, and where in a generation it is
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -64,6 +70,8 @@ class EsTrainer(Trainer):
         if others := sorted(set(sampled.tolist()) - {batch.version - 1}):
             raise DataError(f"trainer 'es' was given tokens of versions {others} for {batch.version - 1}.")
         reward = reward_of(batch)
+        spans = list(zip(batch.offsets[:-1], batch.offsets[1:], batch.temperature.tolist(), strict=True))
+        recomputed = np.concatenate([(await self.logprobs([batch.tokens[a:b]], heat))[0] for a, b, heat in spans])
         metrics = {"es/member": float(self._member), "es/reward": reward, "es/generation": float(self._generation)}
         self._rewards += [reward] if self._member else []
         ended = self._member == self._options.population
@@ -75,7 +83,7 @@ class EsTrainer(Trainer):
                 self._generation, self._rewards = self._generation + 1, []
             self._member = 0 if ended else self._member + 1
             await asyncio.to_thread(self._write)
-        return metrics
+        return metrics | compare(batch, recomputed, batch.sampled, batch.sampled)
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         return await asyncio.to_thread(lambda: [self._logprobs(one, temperature or 1.0) for one in sequences])
@@ -148,7 +156,7 @@ class EsTrainer(Trainer):
         self.model.save_pretrained(directory)
         self._member = member
         self._write()
-        drawn = {name: getattr(self._options, name) for name in DRAWN}
+        drawn = {name: self._setting(name) for name in DRAWN}
         state = {"generation": self._generation, "member": self._member, "rewards": self._rewards, "options": drawn}
         save_file(self._centre, directory / CENTRE, metadata={"state": json.dumps(state)})
         for path in (one for pattern in TOKENIZER_FILES for one in self._context.model.glob(pattern)):
@@ -158,7 +166,7 @@ class EsTrainer(Trainer):
         try:
             with safe_open(directory / CENTRE, "pt", device=self._context.devices[0]) as file:
                 state = json.loads(file.metadata()["state"])
-                names = DRAWN if state["member"] else ("parameters",)  # between two generations the others may change
+                names = DRAWN if state["member"] else DRAWN[:1]  # between two generations the others may change
                 self._refuse_other_options(directory, {name: state["options"][name] for name in names})
                 centre = {name: file.get_tensor(name).view(one.shape) for name, one in self._centre.items()}
         except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -167,11 +175,14 @@ class EsTrainer(Trainer):
         self._generation, self._member, self._rewards = state["generation"], state["member"], state["rewards"]
         self._write()
 
+    def _setting(self, name: str) -> Any:
+        return self._context.seed if name == "seed" else getattr(self._options, name.removeprefix("trainer."))
+
     def _refuse_other_options(self, directory: Path, saved: Mapping[str, Any]) -> None:
         for name, value in saved.items():
-            if value != (given := getattr(self._options, name)):
+            if value != (given := self._setting(name)):
                 raise CheckpointError(
-                    f"the checkpoint in {directory} is of trainer.{name} = {value!r}, not {given!r}: the members of its generation would "
+                    f"the checkpoint in {directory} is of {name} = {value!r}, not {given!r}: the members of its generation would "
                     "not be those that were rewarded.",
                     remedy="Resume with the one that it was saved with.",
                 )

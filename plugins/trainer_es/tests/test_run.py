@@ -26,6 +26,7 @@ def test_a_run_samples_from_one_member_after_another_and_ends_with_the_policy(tm
     lines = metrics_of(folder)
     assert [line["es/member"] for line in lines] == [0, 1, 2, 0, 1, 2]
     assert all(line["alignment/max_abs_logprob_diff"] < 1e-4 for line in lines), "of the member that was just written"
+    assert all(line["alignment/unchecked_share"] == 0 and line["alignment/fresh_tokens"] > 0 for line in lines)
     assert all(line["es/reward"] == pytest.approx(line["reward/mean"]) for line in lines)
     first, last = (load_file(folder / f"checkpoints/step-{step:06d}/policy/model.safetensors") for step in (3, 6))
     moved = any(not torch.equal(first[name], last[name]) for name in first)

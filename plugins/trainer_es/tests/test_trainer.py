@@ -175,7 +175,7 @@ def test_an_episode_counts_once_however_many_sequences_it_has():
         reward_of(to_batch([group], 1))
 
 
-@pytest.mark.parametrize("changed", [{"population": 4}, {"sigma": 0.02}], ids=str)
+@pytest.mark.parametrize("changed", [{"population": 4}, {"sigma": 0.02}, {"seed": 3}], ids=str)
 async def test_a_generation_that_has_begun_is_not_gone_on_with_by_other_members(tiny, tmp_path, changed):
     trainer = await opened(tiny, tmp_path)
     other = await opened(tiny, tmp_path, **changed)
@@ -186,7 +186,7 @@ async def test_a_generation_that_has_begun_is_not_gone_on_with_by_other_members(
         await trainer.save(folder)
         if version < 3:
             [name] = changed
-            with pytest.raises(CheckpointError, match=f"is of trainer.{name} = "):
+            with pytest.raises(CheckpointError, match=rf"is of (trainer\.)?{name} = "):
                 await other.restore(folder)
     await other.restore(tmp_path / "3")
     assert (await other.step(batch_of(4, 0.1), writing))["es/generation"] == 1, "between two they may change"
