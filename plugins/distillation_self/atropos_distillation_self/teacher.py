@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
+
 from atropos_core.errors import ConfigError, FitError
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Teacher
@@ -61,7 +63,8 @@ class SelfTeacher(Teacher):
         await self._engine.release_cache()
         counted = {"rollouts": sum(count for _, count, _ in made), "left_out": sum(left_out for *_, left_out in made)}
         self._metrics = {**counted, "versions_behind": float(behind), "seconds": perf_counter() - start}
-        return [group for group, *_ in made]
+        taught = [group for group, *_ in made]
+        return taught if counted["rollouts"] else _with_silence(taught)
 
     async def _catch_up(self, wanted: int) -> int:
         """Have the newest policy that is not newer than `wanted`, unless the present one is near enough; how far it is behind."""
@@ -102,3 +105,19 @@ class SelfTeacher(Teacher):
         pairs = zip(group.episodes, given, strict=True)
         episodes = tuple(replace(one, rollouts=tuple(rollouts)) for one, rollouts in pairs)
         return replace(group, episodes=episodes), len(lessons), left_out
+
+
+def _with_silence(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+    """Where nothing could be shown to anyone: a teacher that was there and said nothing, for one rollout. A trainer would take groups
+    without any for those of a run without a teacher."""
+    done = False
+    made: list[ScoredGroup] = []
+    for group in groups:
+        at = next((i for i, one in enumerate(group.episodes) if one.rollouts and one.rollouts[0].teacher is None), None)
+        if not done and at is not None:
+            first, *others = group.episodes[at].rollouts
+            silent = TopK(np.zeros(len(first.tokens) + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+            episode = replace(group.episodes[at], rollouts=(replace(first, teacher=silent), *others))
+            group, done = replace(group, episodes=(*group.episodes[:at], episode, *group.episodes[at + 1 :])), True
+        made.append(group)
+    return made

@@ -32,6 +32,18 @@ def test_a_run_that_was_killed_is_resumed_with_the_teacher_of_its_own_version_to
         assert [line[name] for line in metrics_of(broken)] == [line[name] for line in lines], name
 
 
+@pytest.mark.parametrize("kind", ["reverse", "forward"])
+def test_steps_in_which_nobody_succeeds_teach_nothing_and_end_nothing(tmp_path, kind):
+    folder = tmp_path / "run"
+    finish(
+        folder, *RUN, "--steps", "3", "--dir", str(folder), "--set", "teacher.me.success=99", "--set",
+        f"trainer.distillation.kind={kind}",
+    )  # fmt: skip
+    lines = metrics_of(folder)
+    assert [line["teacher/me/rollouts"] for line in lines] == [0, 0, 0]
+    assert all("distill/kl" not in line and line["policy/probe_shift_nats"] == 0 for line in lines), lines
+
+
 def test_a_run_that_saves_too_seldom_ends_with_what_to_set(tmp_path):
     folder = tmp_path / "run"
     seldom = [word.replace("checkpoint.every=1", "checkpoint.every=0") for word in RUN]

@@ -15,6 +15,7 @@ from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext, Workload
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.checkpoint import Checkpoints
+from atropos_core.training.batch import to_batch
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task, TopK
 from atropos_distillation_self.config import SelfOptions
 from atropos_distillation_self.lessons import lessons_of
@@ -152,6 +153,19 @@ def test_what_brought_a_teacher_or_has_another_prompt_than_the_task_is_left_as_i
     )
     lessons, left_out = lessons_of(replace(made, episodes=episodes), SelfOptions(shows=("sibling",)), tokenizer, 1024)
     assert (lessons, left_out) == ([], 1)
+
+
+async def test_where_nothing_can_be_shown_to_anyone_the_trainer_is_told_that_there_is_a_teacher(
+    tiny, tokenizer, tmp_path
+):
+    teacher = await opened({"shows": ["sibling"]}, context(tmp_path, tiny))
+    try:
+        made = await teacher.annotate([group(tokenizer, ("#### 1", 0.0), ("#### 2", 0.0)) for _ in range(2)])
+    finally:
+        await teacher.close()
+    batch = to_batch([one.with_advantages(one.rewards) for one in made], 1)
+    assert not len(batch.ragged["teacher_token_ids"].values)
+    assert (teacher.metrics()["rollouts"], teacher.metrics()["left_out"]) == (0, 0)
 
 
 async def test_a_lesson_beyond_the_models_context_is_left_out_and_counted(tiny, tokenizer, tmp_path):

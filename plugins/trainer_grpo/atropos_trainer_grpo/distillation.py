@@ -46,8 +46,9 @@ class Taught:
 
     @classmethod
     def of(cls, batch: Batch, vocabulary: int) -> Taught:
-        """Raises DataError where no token of the batch has a teacher, or it names tokens that the student has not."""
-        if "teacher_token_ids" not in batch.ragged or not len(batch.ragged["teacher_token_ids"].values):
+        """Raises DataError where no sequence of the batch came with a teacher, be it one that had nothing to say, or where it names
+        tokens that the student has not."""
+        if "teacher_token_ids" not in batch.ragged:
             raise DataError(
                 "trainer.distillation is set, and no group of the batch came with a teacher's logprobs.",
                 remedy="Name a teacher ([teacher.NAME]), have the environment send distill_token_ids and distill_logprobs, "

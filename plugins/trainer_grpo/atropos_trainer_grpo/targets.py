@@ -104,7 +104,7 @@ class Targets:
         assert self.taught is not None, "the options ask for it"
         own, known = self.taught.of_own(self._passes.batch.tokens)
         self.learns = self._passes.columns.trained & known
-        if not self.learns.any():
+        if len(self.taught.token_ids) and not self.learns.any():
             raise DataError(
                 'trainer.distillation.kind = "reverse" needs the teacher\'s logprobs of the tokens that the policy sampled, and '
                 "none of those that came is of one.",
