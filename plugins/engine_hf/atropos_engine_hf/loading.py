@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 
 from atropos_core.errors import ConfigError, FitError
+from atropos_core.models.devices import refuse_missing
 from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
 from atropos_core.models.stop_ids import stop_ids
 
@@ -27,11 +28,7 @@ def load_model(directory: Path, dtype: str, device: str, quantization: str | Non
             raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
         raise ConfigError(f"engine 'hf' cannot read a model from {directory}: {error}") from error
     refuse_unsupported(config)
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise FitError(
-            f"engine 'hf' is to run on {device!r}, and torch finds no CUDA device.",
-            remedy='Set engine.devices = ["cpu"].',
-        )
+    refuse_missing(torch, device, "engine 'hf'")
     logging.disable_progress_bar()
     chosen = "float32" if dtype == "auto" and device == "cpu" else dtype
     try:

@@ -76,6 +76,12 @@ async def test_a_missing_cuda_device_is_a_fit_error(open_engine: Any, tiny: Path
         await open_engine(tiny, "cuda:0")
 
 
+async def test_a_device_that_torch_does_not_have_is_a_fit_error(open_engine: Any, tiny: Path) -> None:
+    for device in ("nope", "cpu:x", "meta:7x"):
+        with pytest.raises(FitError, match=rf"engine 'hf' is to run on '{device}', which torch does not have: .*\n?"):
+            await open_engine(tiny, device)
+
+
 async def test_the_model_info_says_what_was_loaded(tiny: Path, tmp_path: Path) -> None:
     from atropos_core.rollouts.tokenizer import fingerprint
     from atropos_engine_hf.engine import HFEngine

@@ -25,6 +25,8 @@ from atropos_core.errors import CheckpointError, DataError
 from atropos_core.guards.deadlines import within
 from atropos_core.health.alignment import compare
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
+from atropos_core.models.cpu_warmup import settle
+from atropos_core.models.devices import refuse_missing
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -140,6 +142,8 @@ class GepaTrainer(Trainer):
             torch.set_num_threads(self._context.threads)
         causal: Any = AutoModelForCausalLM
         device = self._context.devices[0]
+        refuse_missing(torch, device, "trainer 'gepa'")
+        settle(torch)
         dtype = "float32" if device == "cpu" else "auto"
         self._model = (
             causal.from_pretrained(self._context.model, dtype=dtype, trust_remote_code=False).to(device).eval()

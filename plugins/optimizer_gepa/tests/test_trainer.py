@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atropos_core.errors import CheckpointError, ConfigError, DataError, DeadlineExceeded
+from atropos_core.errors import CheckpointError, ConfigError, DataError, DeadlineExceeded, FitError
 from atropos_core.interfaces import Environment
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
@@ -147,6 +147,12 @@ async def test_a_proposal_that_fills_the_models_context_is_not_tried(opened, tin
     metrics = await trainer.step(await batch_of(tmp_path, tiny, 1, [0.5, 1.0]), writing)
     assert (published[tmp_path], metrics["gepa/unchanged"]) == ("P", 1.0)
     assert "leaves too little of the model's 1,024 positions" in "".join(capsys.readouterr())
+
+
+async def test_a_device_that_is_not_there_is_refused_with_what_to_set(tiny, tmp_path):
+    trainer = GepaTrainer(GepaOptions(proposer="first_words"), RunContext(tmp_path, tiny, devices=("nope",)))
+    with pytest.raises(FitError, match=r"(?s)trainer 'gepa' is to run on 'nope'.*Set trainer.devices"):
+        await trainer.open()
 
 
 async def test_tokens_of_another_prompt_and_a_run_without_one_are_refused(opened, tiny, tmp_path):

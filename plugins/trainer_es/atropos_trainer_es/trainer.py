@@ -25,6 +25,8 @@ from transformers import AutoModelForCausalLM
 from atropos_core.errors import CheckpointError, ConfigError, DataError
 from atropos_core.health.alignment import compare
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
+from atropos_core.models.cpu_warmup import settle
+from atropos_core.models.devices import refuse_missing
 from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_es.generation import fitness_of, noise, reward_of
@@ -99,6 +101,8 @@ class EsTrainer(Trainer):
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
         device = self._context.devices[0]
+        refuse_missing(torch, device, "trainer 'es'")
+        settle(torch)
         dtype: Any = torch.float32 if torch.device(device).type == "cpu" else "auto"
         causal: Any = AutoModelForCausalLM
         self.model = causal.from_pretrained(self._context.model, dtype=dtype, trust_remote_code=False).to(device).eval()

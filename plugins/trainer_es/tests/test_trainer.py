@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from atropos_core.errors import CheckpointError, ConfigError, DataError
+from atropos_core.errors import CheckpointError, ConfigError, DataError, FitError
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext, Workload
 from atropos_core.testing.samples import make_task
@@ -154,6 +154,12 @@ def test_a_run_whose_rewards_would_not_be_those_of_members_is_refused_before_it_
                 check(EsOptions(population=2), load)
         else:
             check(EsOptions(population=2), load)
+
+
+async def test_a_device_that_is_not_there_is_refused_with_what_to_set(tiny, tmp_path):
+    trainer = EsTrainer(EsOptions(), RunContext(tmp_path, tiny, devices=("nope",)))
+    with pytest.raises(FitError, match=r"(?s)trainer 'es' is to run on 'nope'.*Set trainer.devices"):
+        await trainer.open()
 
 
 async def test_a_pattern_that_means_no_parameter_is_refused_with_their_names(tiny, tmp_path):

@@ -25,6 +25,7 @@ from atropos_core.errors import ConfigError, WeightsMismatch
 from atropos_core.health.alignment import ROUNDING_NATS, largest_rounding
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.models.cpu_warmup import settle
+from atropos_core.models.devices import refuse_missing
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_grpo import checkpointing, parts, saving
 from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
@@ -159,6 +160,7 @@ class GrpoTrainer(Trainer):
         self._updates = updates_in_all(self._options, self._context.steps)
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
+        refuse_missing(torch, self._device, "trainer 'grpo'")
         settle(torch)
         if self._context.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from atropos_core.errors import FitError
 from atropos_core.models.model_size import read
 from atropos_core.plugins.provider import RunContext, Workload
 from atropos_trainer_grpo import checkpointing
@@ -215,6 +216,11 @@ def test_adapters_have_small_moments_wherever_they_are(model_of):
     directory = model_of(dtype=torch.bfloat16)
     found = planned_bytes(directory, optimizer_offloading=True, lora=LoraOptions(rank=2))
     assert found["adapter", "cuda:0"] <= found["fp32 masters", "cpu"] < 2 * found["adapter", "cuda:0"]
+
+
+async def test_a_device_that_is_not_there_is_refused_with_what_to_set(open_trainer):
+    with pytest.raises(FitError, match=r"(?s)trainer 'grpo' is to run on 'nope'.*Set trainer.devices"):
+        await open_trainer(run={"devices": ("nope",)})
 
 
 def test_numbers_of_layers_that_are_none_are_refused():
