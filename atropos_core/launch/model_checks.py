@@ -32,7 +32,7 @@ def check_model(plan: Plan, directory: Path) -> None:
     components = workloads(plan, directory)
     for resolved, workload in components:
         resolved.offer.provider.check(resolved.options, workload)
-    _check_dtypes(plan, components)
+    check_dtypes(plan, components)
     _check_template(plan, directory, tokenizer)
 
 
@@ -74,7 +74,7 @@ def _check_ends(plan: Plan, tokenizer: ChatTokenizer) -> None:
         )
 
 
-def _check_dtypes(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
+def check_dtypes(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
     """Engines that share the trainer's memory have its precision; others round no more than the run allows."""
     said = {
         resolved.label: (

@@ -179,7 +179,7 @@ def read(directory: Path) -> ModelSize | None:
             longest=int(config.get("max_position_embeddings") or 1 << 20),
             norms_heads=any(name.endswith("q_norm.weight") for name in tensors),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return None
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atropos_core.config.resolve import placed
+from atropos_core.config.resolve import placed, resolve_component
 from atropos_core.errors import FitError, UnknownComponent
 from atropos_core.launch.assemble import make_plan
 from atropos_core.launch.memory_plan import plan_memory, workloads
+from atropos_core.launch.model_checks import check_dtypes
 from atropos_core.models.model_size import context_tokens
 from atropos_core.plugins.provider import PROMPT_TOKENS
 
@@ -119,8 +120,20 @@ class Fitting:
     """Answers for one configuration. `available`: bytes by device, where they are known."""
 
     def __init__(
-        self, config: RunConfig, model: ResolvedModel, plugins: Plugins, directory: Path, available: Mapping[str, int]
+        self,
+        config: RunConfig,
+        model: ResolvedModel,
+        plugins: Plugins,
+        directory: Path,
+        available: Mapping[str, int],
+        *,
+        own_bridge: bool = False,
     ) -> None:
+        """`own_bridge`: the bridge is to be the configuration's, for a way that another one alone carries as well. Raises ConfigError,
+        UnknownComponent for options that no way could have."""
+        for kind in ("engine", "trainer", "bridge"):
+            resolve_component(plugins.registry, kind, kind, getattr(config, kind))
+        self._own_bridge = own_bridge
         self._config = config
         self._model = model
         self._plugins = plugins
@@ -140,10 +153,14 @@ class Fitting:
         bridges = self._bridges(way)
         if kept := self._kept(way):
             return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, f"{kept} is set: take it out for this")
-        refused = "no installed bridge carries it to this engine"
+        own = self._config.bridge.use
+        refused = (
+            f"bridge {own!r} does not carry it" if self._own_bridge else "no installed bridge carries it to this engine"
+        )
         for bridge in bridges:
             try:
                 plan = self._plan(way, bridge)
+                check_dtypes(plan, workloads(plan, self._directory, self._available))
             except (FitError, UnknownComponent) as error:
                 refused = str(error).splitlines()[0]
                 continue
@@ -210,6 +227,8 @@ class Fitting:
             if ("adapter" in offer.provider.transports(offer.provider.options())) == way.adapter
         ]
         own = self._config.bridge.use
+        if self._own_bridge:
+            return [name for name in carrying if name == own]
         return sorted(carrying, key=lambda name: (name != own, name))
 
     def _plan(self, way: Way, bridge: str) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from atropos_core.config.run_file import RunConfig
     from atropos_trainer_grpo.fitting import Fitted, Fitting
 
 
@@ -93,7 +95,13 @@ def plan(
         available["cuda:0"] = int(gpu * (1 << 30))
     if host is not None:
         available["cpu"] = int(host * (1 << 30))
-    fitting = Fitting(loaded.config, resolved, plugins, Path("runs"), available)
+    own = bridge is not None or any(change.startswith("bridge.use") for change in changes or ())
+    fitting = Fitting(loaded.config, resolved, plugins, Path("runs"), available, own_bridge=own)
+    if fitting.longest <= PROMPT_TOKENS:
+        raise FitError(
+            f"the model in {resolved.directory} has {fitting.longest:,} positions, and plans count a prompt of {PROMPT_TOKENS} tokens.",
+            remedy="`atropos run --dry-run` prints the plan of a run with shorter prompts.",
+        )
     console.say(f"{size.parameters:,} parameters in {resolved.directory}; {_devices(available)}")
     with console.waiting("what fits"):
         found = fitting.each()
@@ -111,15 +119,23 @@ def plan(
         why = "; ".join(dict.fromkeys(one.refused for one in found if one.refused))
         raise FitError(
             f"no way to train this model has room for {wanted:,} tokens on {_devices(available)}.{f' {why}' if why else ''}",
-            remedy="Name a shorter --context, a smaller model, or a larger device: --gpu 80.",
+            remedy=f"Name a shorter --context, a smaller model, or a larger device: --gpu 80{_caches(loaded.config)}.",
         )
     console.say(f"take: {chosen.way.name}")
     if chosen.way.quantized and not fitting.rounded_already(chosen.way):
         rounded = f"./{resolved.directory.name}-{chosen.way.quantized}"
-        console.say(f"  atropos quantize {model or resolved.directory} {rounded} --format {chosen.way.quantized}")
+        console.say(
+            f"  atropos quantize {shlex.quote(str(model or resolved.directory))} {shlex.quote(rounded)} --format {chosen.way.quantized}"
+        )
         model = rounded
     named = bool(loaded.config.environment)
     console.say(f"  {_typed(chosen, fitting, file, model, engine, changes, wanted, gpu is not None, named)}")
+
+
+def _caches(config: RunConfig) -> str:
+    """Where the engine's keys and values are of a size that the run file has, or that is the default."""
+    smaller = {"hf": "kv_cache_gb=1", "vllm": "memory_share=0.5"}.get(config.engine.use)
+    return f"; or give the engine less for keys and values: --set engine.{smaller}" if smaller else ""
 
 
 def _row(one: Fitted, fitting: Fitting) -> tuple[str, ...]:
@@ -151,15 +167,19 @@ def _typed(
     """The command that trains so. `environments`: whether the file names any."""
     from atropos_core.plugins.provider import PROMPT_TOKENS
 
-    words = ["atropos run", *([str(file)] if file else []), *([f"--model {model}"] if model else [])]
+    words = [
+        "atropos run",
+        *([shlex.quote(str(file))] if file else []),
+        *([f"--model {shlex.quote(model)}"] if model else []),
+    ]
     words += [] if environments else ["--env NAME"]
-    words += [f"--bridge {chosen.bridge}", *([f"--engine {engine}"] if engine else [])]
+    by_setting = any(change.startswith("bridge.use") for change in changes or ())
+    words += [] if by_setting else [f"--bridge {chosen.bridge}"]
+    words += [f"--engine {engine}"] if engine else []
     settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
     options = fitting.trainer_options(chosen.way)
     settings += [f"trainer.{name}={str(value).lower()}" for name, value in options.items() if name != "lora"]
     settings += [f"trainer.lora.{name}={value}" for name, value in chosen.way.options.get("lora", {}).items()]
     settings += [f"engine.{name}={str(value).lower()}" for name, value in fitting.engine_options(chosen.way).items()]
     settings += ['engine.devices=["cuda:0"]', 'trainer.devices=["cuda:0"]'] if on_gpu else []
-    return " ".join(
-        [*words, *(f"--set '{one}'" if '"' in one else f"--set {one}" for one in (*(changes or ()), *settings))]
-    )
+    return " ".join([*words, *(f"--set {shlex.quote(one)}" for one in (*(changes or ()), *settings))])

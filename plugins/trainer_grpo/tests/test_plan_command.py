@@ -199,9 +199,43 @@ def test_vllm_on_the_trainers_card_is_to_sleep_during_updates_and_more_fits_then
     assert "enable_sleep_mode" not in asynchronous, "it would be refused there"
 
 
+def test_a_bridge_that_is_named_is_kept(capsys, eight_billion):
+    given = ["--model", str(eight_billion), "--gpu", "200"]
+    for named in (("--bridge", "lora"), ("--set", "bridge.use=lora")):
+        text = said(capsys, *given, *named)
+        command = shlex.split(next(line for line in text.splitlines() if line.startswith("  atropos run")))
+        assert "bridge 'lora' does not carry it" in text and text.count("take: LoRA") == 1
+        assert command.count("--bridge") + command.count("bridge.use=lora") == 1, "or it is given twice"
+
+
+def test_precisions_that_a_bridge_cannot_share_go_by_another_one(capsys):
+    assert "--bridge checkpoint" in said(capsys, "--model", "tiny", "--set", "engine.dtype=bfloat16",
+                                         "--set", "training.max_logprob_diff=0.1")  # fmt: skip
+    refused = said(capsys, "--model", "tiny", "--set", "engine.dtype=bfloat16", "--bridge", "ipc", code=2)
+    assert "the two are one memory" in refused
+
+
+def test_paths_with_spaces_are_typed_as_they_must_be(capsys, tmp_path, eight_billion):
+    directory = tmp_path / "my model"
+    directory.symlink_to(eight_billion)
+    text = said(capsys, "--model", str(directory), "--gpu", "200", "--host", "256")
+    assert str(directory) in shlex.split(next(line for line in text.splitlines() if line.startswith("  atropos run")))
+
+
 def test_no_room_is_an_error_that_says_what_to_do(capsys, eight_billion):
     text = said(capsys, "--model", str(eight_billion), "--gpu", "8", code=2)
-    assert "no way to train this model has room" in text and "--gpu 80" in text
+    assert "no way to train this model has room" in text and "--gpu 80" in text and "engine.kv_cache_gb=1" in text
+
+
+def test_a_model_that_plans_prompts_do_not_fit_into_is_refused(capsys, model_of):
+    directory = model_of()
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 256}))
+    assert "has 256 positions, and plans count a prompt of 512 tokens" in said(
+        capsys, "--model", str(directory), code=2
+    )
+    (directory / "config.json").write_text("[]")
+    assert "does not say how large its model is" in said(capsys, "--model", str(directory), code=2)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +244,11 @@ def test_no_room_is_an_error_that_says_what_to_do(capsys, eight_billion):
         (["--context", "512"], "leaves no room for a reply"),
         (["--set", "trainer.use=toy"], "knows the ways of trainer 'grpo'"),
         (["--gpu", "0"], "--gpu"),
+        (["--bridge", "nope"], "no bridge named 'nope'"),
+        (["--engine", "nope"], "no engine named 'nope'"),
+        (["--bridge", "prompt"], "bridge 'prompt' does not carry it"),
+        (["--set", "trainer.optimizer=nope"], "optimizer"),
+        (["--set", "trainer.tokens_per_microbatch=-1"], "tokens_per_microbatch"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys, arguments, what):
