@@ -129,7 +129,7 @@ def plan(
         )
         model = rounded
     named = bool(loaded.config.environment)
-    console.say(f"  {_typed(chosen, fitting, file, model, engine, changes, wanted, gpu is not None, named)}")
+    console.say(f"  {typed_command(chosen, fitting, file, model, engine, changes, wanted, gpu is not None, named)}")
 
 
 def _caches(config: RunConfig) -> str:
@@ -153,7 +153,7 @@ def _devices(available: dict[str, int]) -> str:
     return ", ".join(f"{device} has {size / (1 << 30):.1f} GiB" for device, size in available.items())
 
 
-def _typed(
+def typed_command(
     chosen: Fitted,
     fitting: Fitting,
     file: Path | None,

@@ -157,6 +157,19 @@ def test_what_bounds_memory_bounds_the_plan(model_of):
     assert total(logprob_chunk=64) <= total()
 
 
+@pytest.mark.parametrize(("kind", "unpacked"), [("int8", 8), ("nf4", 6)])
+def test_a_rounded_bases_largest_weight_is_there_in_full_while_it_is_used(model_of, kind, unpacked):
+    directory = model_of()
+    largest = max(out * into for out, into in read(directory).linear().values())
+
+    def worked_on(**lora):
+        parts = holds(GrpoOptions(lora=lora, tokens_per_microbatch=1), workload(directory, groups=1, reply=2))
+        return sum(one.size_bytes for one in parts if one.what in ("activations", "gradients", "logits and work"))
+
+    grown = worked_on(quantization=kind) - worked_on()
+    assert 0 < grown <= unpacked * largest, "at the fullest of three moments"
+
+
 def test_shared_weights_are_named_as_one_copy_with_the_engines(model_of):
     parts = list(holds(GrpoOptions(), workload(model_of(), transport="posix_shm")))
     assert [one.shared for one in parts if one.what == "parameters"] == ["weights"]

@@ -138,7 +138,7 @@ def test_the_command_of_each_way_is_the_plan_that_was_searched_whatever_the_file
     from atropos_core.launch.assemble import make_plan
     from atropos_core.launch.memory_plan import plan_memory
     from atropos_trainer_grpo.fitting import Fitting
-    from atropos_trainer_grpo.plan_command import _typed
+    from atropos_trainer_grpo.plan_command import typed_command
 
     path, model, has = tmp_path / "run.toml", str(eight_billion), {"cuda:0": 80 << 30, "cpu": 256 << 30}
     path.write_text(FILES[file] + "[environment.gsm8k]\n")
@@ -148,7 +148,7 @@ def test_the_command_of_each_way_is_the_plan_that_was_searched_whatever_the_file
     for one in fitting.each():
         if not one.microbatch:
             continue
-        words = shlex.split(_typed(one, fitting, path, model, None, None, fitting.wanted, True, True))
+        words = shlex.split(typed_command(one, fitting, path, model, None, None, fitting.wanted, True, True))
         sets = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
         typed, _, _ = configure(path, model=model, bridge=words[words.index("--bridge") + 1], changes=sets)
         plan = make_plan(typed.config, resolved, plugins, rollouts=False)

@@ -243,7 +243,7 @@ async def test_components_get_the_facts_of_trainer_and_bridge(tmp_path):
     made = plan(installed(engines=[announced], bridges=[bridge]), engine__use="mine", bridge__use="announcing")
     parts = await build(made, prepared(tmp_path))
     await parts.close()
-    assert seen == [{"port": 7, "advantages": {"baseline": "group", "divided": True}}], (
+    assert seen == [{"port": 7, "advantages": {"baseline": "group", "divided": True}, "flat_groups": "left out"}], (
         "the default transform's as well"
     )
 
@@ -405,7 +405,10 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
         transport="in_process",
         transports=("in_process",),
         is_trained=True,
-        announced={"advantages": {"baseline": "group", "divided": True}},  # by the default group_advantage
+        announced={
+            "advantages": {"baseline": "group", "divided": True},
+            "flat_groups": "left out",
+        },  # by the default transforms
         threads=2,
     )
     assert isinstance(parts.trainer.behind, ToyTrainer)
