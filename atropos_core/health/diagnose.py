@@ -117,7 +117,7 @@ def _checked(records: RunRecords, section: HealthSection, steps: list[dict[str, 
         noted_says = noted.get((check.name, check.state, check.since))
         says = noted_says or check.says + _cause(records, check.name, check.since)
         if check.state == "ill":
-            off = section.action_of(check.name) == "off"  # of a run that is meant to be so
+            off = getattr(section, check.name).action == "off"  # by its own name: the run is meant to be so
             when = f"since step {check.since}{', and the run has this check off' if off else ''}"
             found.append(Finding(check.name, None if off else False, f"{when}: {says}", check.remedy))
         elif check.state == "suspect":
