@@ -171,6 +171,12 @@ async def test_tokens_of_another_prompt_and_a_run_without_one_are_refused(opened
 
 async def test_an_episode_counts_once_however_many_sequences_it_has(opened, tiny, tmp_path):
     trainer = await opened()
-    first = await batch_of(tmp_path, tiny, 1, [1.0, 0.0], rollouts=3)
-    assert len(first.offsets) == 7
-    assert (await trainer.step(first, writing))["gepa/reward"] == pytest.approx(0.5)
+    environment = Prompted(
+        PromptedOptions(environment="numbers"), Numbers(tiny, 1, [], rollouts=3), RunContext(tmp_path, tiny)
+    )
+    [task, *_] = environment.tasks("train")
+    [several] = await environment.rollout_group(task, None, 1, seeds=[0])
+    rewards = np.array([1.0, 0.0], np.float32)
+    episodes = (several, replace(several, rollouts=several.rollouts[:1]))
+    group = ScoredGroup(Draw(0, "e", "train", 0, 0), task, episodes, rewards).with_advantages(rewards)
+    assert (await trainer.step(to_batch([group], 1), writing))["gepa/reward"] == pytest.approx(0.5)
