@@ -265,8 +265,8 @@ class Loop:
     async def _measure_movement(self, raw: Sequence[ScoredGroup], metrics: Metrics) -> None:
         """How far the policy has moved, and how far the engine's logprobs are from the trainer's where the update had none
         to compare: into `metrics`."""
-        if self._probe:
-            await self._rest_engines()  # where nothing was trained they have not rested yet
+        if self._probe and "step/skipped" in metrics:  # before an update they have rested
+            await self._rest_engines()
         with self._profile.span("probe"):
             at, keep = self.progress.version, self._config.training.max_staleness + 1
             shift = await self._probe.shift(self._parts.trainer, at, keep) if self._probe else 0.0

@@ -155,9 +155,7 @@ def test_what_brought_a_teacher_or_has_another_prompt_than_the_task_is_left_as_i
     assert (lessons, left_out) == ([], 1)
 
 
-async def test_where_nothing_can_be_shown_to_anyone_the_trainer_is_told_that_there_is_a_teacher(
-    tiny, tokenizer, tmp_path
-):
+async def test_a_step_without_lessons_has_a_teacher_without_logprobs(tiny, tokenizer, tmp_path):
     teacher = await opened({"shows": ["sibling"]}, context(tmp_path, tiny))
     try:
         made = await teacher.annotate([group(tokenizer, ("#### 1", 0.0), ("#### 2", 0.0)) for _ in range(2)])

@@ -166,7 +166,7 @@ async def test_an_answer_that_is_none_is_an_error_with_the_address(address):
         await reflected([1], url=address)
 
 
-async def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_named_with_its_words(address, monkeypatch):
+async def test_requests_are_retried_on_429_and_5xx_and_other_errors_show_the_response(address, monkeypatch):
     monkeypatch.setattr(proposers, "PAUSE_S", 0.01)
     Model.codes = [503, 429, 500]
     assert await reflected("<instruction>New.</instruction>", url=address) == "New."

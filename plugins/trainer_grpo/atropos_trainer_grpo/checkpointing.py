@@ -44,24 +44,24 @@ def checkpoint_in_host_memory(function: Callable[..., Any], *arguments: Any) -> 
         return checkpoint(function, *arguments, use_reentrant=False)
 
 
-class _Held(NamedTuple):
+class _Offloaded(NamedTuple):
     device: torch.device
     shape: torch.Size
     dtype: torch.dtype
     pieces: list[Tensor]
 
 
-def _to_host(tensor: Tensor) -> _Held:
+def _to_host(tensor: Tensor) -> _Offloaded:
     on_gpu = tensor.device.type == "cuda"
     pieces = []
     for piece in tensor.reshape(-1).split(PIECE // tensor.element_size()):
         held = torch.empty(piece.shape, dtype=tensor.dtype, pin_memory=on_gpu)
         held.copy_(piece, non_blocking=on_gpu)  # in the order of the device's stream, as its way back
         pieces.append(held)
-    return _Held(tensor.device, tensor.shape, tensor.dtype, pieces)
+    return _Offloaded(tensor.device, tensor.shape, tensor.dtype, pieces)
 
 
-def _to_device(saved: _Held) -> Tensor:
+def _to_device(saved: _Offloaded) -> Tensor:
     made = torch.empty(saved.shape, dtype=saved.dtype, device=saved.device)
     for part, piece in zip(made.view(-1).split(PIECE // saved.dtype.itemsize), saved.pieces, strict=True):
         part.copy_(piece, non_blocking=True)

@@ -51,10 +51,8 @@ HOLD_BASES = ("hf",)  # engines that can hold the base so as well
 SLEEP = ("vllm",)  # engines that give the memory of keys and values back during an update where they are told to
 RECOMPUTES = "a third more compute"
 COPIES = "layer inputs go to host memory and back"
-SWITCHES = {
-    "optimizer": "adamw",
-    **dict.fromkeys((*OFFLOADING, *HOST_MOMENTS), False),
-}  # and what each is where a way does not say
+# Options, and what each is where a way does not name it.
+SWITCHES = {"optimizer": "adamw", **dict.fromkeys((*OFFLOADING, *HOST_MOMENTS), False)}
 VARIED = ("lora", "tokens_per_microbatch", *SWITCHES)
 WAYS = (  # what costs least first
     Way("whole model", {}),

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-PIECE = (
-    1 << 24
-)  # bytes; what is large and does not last lies in pieces of that many, of which only the last is rounded up
+# Bytes. What is large and does not last lies in pieces of that many, of which only the last is rounded up.
+PIECE = 1 << 24
 
 
 def page_locked(size: int) -> int:

@@ -73,7 +73,7 @@ def test_checks_that_had_no_numbers_are_not_counted_as_well(run: Path) -> None:
     assert 0 < well < 5 and well + blind == int(detail.split()[2])
 
 
-def test_a_check_that_the_run_has_off_is_told_of_and_is_no_fault(run: Path) -> None:
+def test_a_check_with_action_off_is_a_note_and_no_fault(run: Path) -> None:
     rows = [{"step": step, "policy/probe_shift_nats": 0.0, "groups/trained": 4.0, "loss": 0.1} for step in range(1, 30)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert of("frozen_weights", diagnose(run)).ok is False
