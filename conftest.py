@@ -25,6 +25,8 @@ QUICK_S = 3.0  # a file that takes longer is no part of --quick; nearly all of t
 COLLECTED = ("anthropic", "openai", "wandb", "renderers", "hypothesis", "schemathesis", "aiohttp.web")
 LEAST_S = 0.1  # what a file must take to be recorded
 
+pytest_plugins = ["tests.shared_directories"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("atropos")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import struct
 from pathlib import Path
 
@@ -227,8 +228,8 @@ def test_no_room_is_an_error_that_says_what_to_do(capsys, eight_billion):
     assert "no way to train this model has room" in text and "--gpu 80" in text and "engine.kv_cache_gb=1" in text
 
 
-def test_a_model_that_plans_prompts_do_not_fit_into_is_refused(capsys, model_of):
-    directory = model_of()
+def test_a_model_that_plans_prompts_do_not_fit_into_is_refused(capsys, model_of, tmp_path):
+    directory = shutil.copytree(model_of(), tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 256}))
     assert "has 256 positions, and plans count a prompt of 512 tokens" in said(
