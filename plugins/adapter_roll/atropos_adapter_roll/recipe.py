@@ -16,9 +16,10 @@ from atropos_core.plugins.manager import load_plugins
 
 VALIDATION_GROUPS = 64  # environments that run the held-out split at once
 HEADER = """# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.
-# ROLL does in its own way what [trainer], [bridge], [engine], [launcher], [curriculum], [transform.*], [sink.*], [health], [watch],
-# [hub], [api], deterministic, oversubscribe, plot and restarts say: but for the learning rate, nothing of them is carried over.
-# Of [training] are steps, groups_per_step, group_size and max_staleness; of [evaluation], problems and every; of [checkpoint], every.
+# ROLL does in its own way what [trainer], [bridge], [engine], [launcher], [curriculum], [sink.*], [health], [watch], [hub], [api],
+# deterministic, oversubscribe, plot and restarts say. Only the learning rate of these is carried over. Of [transform.*],
+# group_advantage is; of [training], steps, groups_per_step, group_size and max_staleness; of [evaluation], problems and every; of
+# [checkpoint], every.
 """
 MANAGERS = {"trajectory": ("TrajEnvManager", "delta"), "native": ("AgentNativeStepEnvManager", "messages")}
 # A native manager's rows are replies, and the score of an episode stands on the last of them: `step_reinforce` gives each reply
@@ -52,6 +53,7 @@ def recipe(run: RunConfig, options: AdapterOptions, model: str) -> dict[str, Any
         "val_batch_size": problems // groups * groups or groups,
         "sequence_length": length,
         **ESTIMATORS[MANAGERS[options.manager][1]],
+        "reward_normalization": _normalization(run),
         "atropos": {
             "learning_rate": run.trainer.options.get("learning_rate", 1e-6),
             "gradient_accumulation_steps": max(batch // options.gpus, 1),
@@ -82,6 +84,30 @@ def _refuse(run: RunConfig) -> None:
         )
     if run.teacher:
         raise ConfigError("a teacher of a run file cannot annotate ROLL's rollouts.", remedy="Take [teacher] out.")
+
+
+def _normalization(run: RunConfig) -> dict[str, Any]:
+    """Return ROLL's `reward_normalization` for the run file's transforms. Raises ConfigError for those that ROLL has none for."""
+    baseline, divided = "none", False
+    for name, one in run.transform.items():
+        if one.use == "group_advantage":
+            baseline = one.options.get("baseline", "group")
+            divided = baseline == "group" and one.options.get("divide_by_std") is not False
+        elif one.use != "drop_flat":  # the advantages of a flat group are 0 in ROLL too
+            raise ConfigError(
+                f"[transform.{name}] changes advantages, and ROLL would train without it.",
+                remedy=f"Remove [transform.{name}], or do in the environment what it does.",
+            )
+    if baseline == "others":
+        raise ConfigError(
+            'transform.group_advantage.baseline="others": ROLL normalises by the mean of the whole group.',
+            remedy="Set transform.group_advantage.baseline=group and transform.group_advantage.divide_by_std=false: with "
+            f"groups of {run.training.group_size}, that is the same but for a constant factor.",
+        )
+    # A ROLL without the fields norm_*_type reads `method`; a newer one derives what is unset from `method`.
+    method = {"none": "identity", "group": "mean_std" if divided else "mean"}[baseline]
+    kinds = {"norm_mean_type": baseline == "group", "norm_std_type": divided}
+    return {"grouping": "traj_group_id", "method": method, **{kind: "group" for kind, on in kinds.items() if on}}
 
 
 def _manager(run: RunConfig, groups: int, size: int, use: str) -> dict[str, Any]:

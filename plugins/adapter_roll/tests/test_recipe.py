@@ -78,11 +78,20 @@ def test_a_weight_of_nothing_is_refused_where_right_answers_come_first():
 
 
 def test_the_yaml_names_every_section_of_which_nothing_is_carried_over(tmp_path):
-    run = run_file(transform={"group_advantage": {}, "length_penalty": {}})
-    written = adapter().export(run, tmp_path)[0].read_text()
+    written = adapter().export(run_file(), tmp_path)[0].read_text()
     comment = written[: written.index("\nseed:")]
     assert all(line.startswith("#") for line in comment.splitlines())
-    carried = {"model", "seed", "training", "sampling", "environment", "reward", "evaluation", "checkpoint"}
+    carried = {
+        "model",
+        "seed",
+        "training",
+        "sampling",
+        "environment",
+        "reward",
+        "evaluation",
+        "checkpoint",
+        "transform",
+    }
     refused = {"teacher"}
     for name in set(RunConfig.model_fields) - carried - refused:
         assert re.search(rf"\b{name}\b", comment), name
