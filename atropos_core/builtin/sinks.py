@@ -14,7 +14,8 @@ from atropos_core.builtin.config import JsonlOptions
 from atropos_core.builtin.recording import rows, token_columns, tools_id
 from atropos_core.console import StepProgress
 from atropos_core.interfaces import SettledGroup, Sink, StepRecord
-from atropos_core.storage.atomic import json_bytes, unwritable, write_whole
+from atropos_core.storage.atomic import cut_back, json_bytes, unwritable, write_whole
+from atropos_core.storage.reading import numbered
 from atropos_core.storage.run_records import TOOLS, json_rows
 from atropos_core.storage.token_file import write_token_file
 from atropos_core.types import Metrics, ScoredGroup
@@ -45,20 +46,20 @@ class JsonlSink(Sink):
     async def open(self) -> None:
         try:
             self._rollouts.mkdir(exist_ok=True)
-            for path in [path for kind in (TEXTS, TOKENS) for path in self._rollouts.glob(f"step-*{kind}")]:
-                if int(path.stem.removeprefix("step-")) > self._keep["step"]:
+            for step, path in (found for kind in (TEXTS, TOKENS) for found in numbered(self._rollouts, "step-", kind)):
+                if step > self._keep["step"]:
                     path.unlink()
-            for path in sorted(self._rollouts.glob(f"step-*{TOKENS}")):
-                self._sizes[path] = path.stat().st_size
+                elif path.suffix == TOKENS:
+                    self._sizes[path] = path.stat().st_size
             for row in json_rows(self._rollouts / TOOLS):  # of a run that is resumed
                 self._tools_there[str(row.get("id"))] = row.get("tools", [])
-            self._file = self._metrics.open("ab")
+            self._file = self._metrics.open("a+b")  # a pipe would be waited for without the +
             if (there := self._file.tell()) < self._keep["bytes"]:
                 console.warn(
                     f"{self._metrics} is shorter ({there} bytes) than it was at the checkpoint ({self._keep['bytes']}): lines "
                     "of steps before it are gone."
                 )
-            self._file.seek(self._file.truncate(min(there, self._keep["bytes"])))
+            cut_back(self._file, self._keep["bytes"])
         except OSError as error:
             raise unwritable(self._metrics, error) from error
 

@@ -16,7 +16,7 @@ from atropos_core.health.check import LEVELS, Change
 from atropos_core.health.checks import Silence, checks
 from atropos_core.health.measure import causes, measure
 from atropos_core.health.rescoring import Rescoring
-from atropos_core.storage.atomic import unwritable
+from atropos_core.storage.atomic import append_lines, unwritable, write_whole
 from atropos_core.storage.run_records import HEALTH, health_rows
 from atropos_core.types import Metrics, ScoredGroup
 
@@ -113,8 +113,7 @@ class Health:
 def write(directory: Path, row: Mapping[str, Any]) -> None:
     """One more line of health.jsonl. Raises RunDirectoryError."""
     try:
-        with (directory / HEALTH).open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_lines(directory / HEALTH, [json.dumps(row)])
     except OSError as error:
         raise unwritable(directory / HEALTH, error) from error
 
@@ -129,13 +128,15 @@ def note_end(directory: Path, error: Exception) -> None:
 
 
 def forget_after(step: int, directory: Path) -> None:
-    """Of a run that died: what it recorded of steps that are run again."""
-    if not (directory / HEALTH).exists():
+    """Remove what a run that died recorded of steps that are run again. Raises RunDirectoryError."""
+    path = directory / HEALTH
+    if not path.exists():
         return
     kept = [row for row in health_rows(directory) if row["step"] <= step and row["check"] != "run"]
-    beside = (directory / HEALTH).with_suffix(".tmp")
-    beside.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    beside.replace(directory / HEALTH)
+    try:
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def _with(change: Change, cause: str | None) -> Change:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from atropos_core.errors import RunDirectoryError
 
+BLOCK_BYTES = 1 << 16  # read at once to find the end of a line
 WRITABLE = "See that its disk has room, and that this user may write there."
 
 
@@ -47,6 +49,28 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append whole lines. If the file ends inside a line, as a killed process leaves it, that line is ended first: it is lost, and
+    no later one with it. Raises OSError."""
+    with path.open("a+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            file.write(b"\n")
+        file.writelines(json_bytes(f"{line}\n") for line in lines)
+
+
+def cut_back(file: IO[bytes], size_bytes: int) -> None:
+    """Shorten a file of lines to `size_bytes`, or to the last whole line before that; further writes begin there. Raises OSError."""
+    end = min(file.seek(0, os.SEEK_END), size_bytes)
+    while end:
+        start = max(end - BLOCK_BYTES, 0)
+        if (last := os.pread(file.fileno(), end - start, start).rfind(b"\n")) >= 0:
+            end = start + last + 1
+            break
+        end = start
+    file.seek(file.truncate(end))
 
 
 def refuse_existing(*paths: Path, what: str = "file") -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import DataError, RunDirectoryError
+from atropos_core.storage.reading import numbered
 from atropos_core.storage.token_file import SequenceTokens, TokenFile
 from atropos_core.types import Message
 
@@ -251,10 +252,10 @@ class RunRecords:
 
     def steps(self) -> list[int]:
         """Those whose rollouts are recorded, rising."""
-        return _numbered(self.directory / ROLLOUTS, "step-", ".jsonl")
+        return _numbers_of(self.directory / ROLLOUTS, "step-", ".jsonl")
 
     def steps_with_tokens(self) -> list[int]:
-        return _numbered(self.directory / ROLLOUTS, "step-", ".safetensors")
+        return _numbers_of(self.directory / ROLLOUTS, "step-", ".safetensors")
 
     def step(self, step: int) -> RecordedStep:
         """Raises DataError where it is not recorded."""
@@ -266,11 +267,11 @@ class RunRecords:
 
     def evaluation_steps(self) -> list[int]:
         """Those after which held-out problems were evaluated; 0 is before the first step."""
-        return _numbered(self.directory / ROLLOUTS, "eval-", ".jsonl")
+        return _numbers_of(self.directory / ROLLOUTS, "eval-", ".jsonl")
 
     def checkpoint_steps(self) -> list[int]:
         """Of the checkpoints that are there: `checkpoint.keep` bounds them."""
-        return _numbered(self.directory / "checkpoints", "step-", "")
+        return _numbers_of(self.directory / "checkpoints", "step-", "")
 
     def evaluation(self, step: int) -> list[EvaluatedProblem]:
         """Raises DataError for a file that is damaged or not there."""
@@ -418,9 +419,8 @@ def _optional(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _numbered(folder: Path, prefix: str, suffix: str) -> list[int]:
-    names = (path.name.removeprefix(prefix).removesuffix(suffix) for path in folder.glob(f"{prefix}*{suffix}"))
-    return sorted(int(name) for name in names if name.isdigit())
+def _numbers_of(folder: Path, prefix: str, suffix: str) -> list[int]:
+    return [number for number, _ in numbered(folder, prefix, suffix)]
 
 
 def _damaged(path: Path | str, line: int, what: str) -> DataError:

@@ -11,6 +11,8 @@ from atropos_core import console
 from atropos_core.errors import CheckpointError
 from atropos_core.interfaces import Marked
 from atropos_core.rollouts.source import Source
+from atropos_core.storage.atomic import unwritable
+from atropos_core.storage.reading import numbered
 from atropos_core.training.parts import Parts
 
 
@@ -65,10 +67,13 @@ def take_up(parts: Parts, states: Mapping[str, Any]) -> None:
 
 
 def forget_evaluations_after(step: int, directory: Path) -> None:
-    """What a run that died wrote after its last checkpoint."""
-    for path in (directory / "rollouts").glob("eval-*.jsonl"):
-        if int(path.stem.removeprefix("eval-")) > step:
-            path.unlink()
+    """Remove what a run that died wrote after its last checkpoint. Raises RunDirectoryError."""
+    for evaluated, path in numbered(directory / "rollouts", "eval-", ".jsonl"):
+        if evaluated > step:
+            try:
+                path.unlink()
+            except OSError as error:
+                raise unwritable(path, error) from error
 
 
 def _is_sink(label: str) -> bool:

@@ -17,6 +17,7 @@ from atropos_core.errors import ConfigError, DataError
 from atropos_core.guards.deadlines import within
 from atropos_core.processes.child_main import Host, main
 from atropos_core.rollouts.local_datasets import serve_datasets
+from atropos_core.storage.atomic import append_lines
 from atropos_core.types import Completion
 
 SAMPLE_DEADLINE_S = 3600.0  # the rollout's own deadline comes first
@@ -183,10 +184,13 @@ class EnvironmentHost(Host):
         numbers = {name: value for name, one in logged.items() if (value := _number(one)) is not None}
         tables = {name: one for name, one in logged.items() if hasattr(one, "columns") and hasattr(one, "data")}
         if tables:
-            with self._tables.open("a") as file:
-                for name, one in tables.items():
-                    row = {"step": environment.curr_step, "table": name, "columns": one.columns, "rows": one.data}
-                    file.write(_json(row) + "\n")
+            append_lines(
+                self._tables,
+                (
+                    _json({"step": environment.curr_step, "table": name, "columns": one.columns, "rows": one.data})
+                    for name, one in tables.items()
+                ),
+            )
         return {"metrics": numbers, "state": environment.saved_data, "clients": sorted(self._clients.answered)}
 
     async def _sample(

@@ -54,7 +54,7 @@ class CsvSink(FileSink):
         partial = self._path.with_name(f".{self._path.name}.partial")
         kept = -1
         with self._there() as there, partial.open("w", encoding="utf-8", newline="") as file:
-            old = csv.reader(there)
+            old = csv.reader(line for line in there if line.endswith(("\n", "\r")))  # one that was cut off is no row
             columns = next(old, [STEP])
             if columns[0] != STEP:
                 raise RunDirectoryError(

@@ -55,6 +55,15 @@ async def test_a_resumed_table_is_cut_back_to_the_checkpoint(tmp_path):
     assert [(row["step"], row["a"]) for row in rows(tmp_path)] == [(str(step), str(float(step))) for step in range(10)]
 
 
+async def test_a_row_that_was_cut_off_is_no_row_even_if_its_columns_are_there(tmp_path, capsys):
+    state = await recorded(tmp_path, {0: {"a": 0.25}, 1: {"a": 0.125}})
+    path = tmp_path / "metrics.csv"
+    path.write_text(path.read_text().rstrip()[:-2], newline="")
+    await recorded(tmp_path, {2: {"a": 3.0}}, state)
+    assert [(row["step"], row["a"]) for row in rows(tmp_path)] == [("0", "0.25"), ("2", "3.0")]
+    assert "rows are gone" in " ".join(capsys.readouterr().err.split())
+
+
 async def test_a_new_run_begins_a_new_table_and_a_second_state_goes_on(tmp_path):
     await recorded(tmp_path, {0: {"a": 1.0}, 1: {"a": 1.0}})
     state = await recorded(tmp_path, {0: {"b": 2.0}})

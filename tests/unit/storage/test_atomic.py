@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core.storage.atomic import appearing, write_whole
+from atropos_core.storage.atomic import appearing, append_lines, cut_back, write_whole
 from tests.unit.disk import watch_disk
 
 
@@ -70,3 +70,22 @@ def test_a_directory_that_could_not_be_filled_leaves_the_one_before_and_nothing_
         fill(partial)
         raise RuntimeError("no more")
     assert os.listdir(tmp_path) == ["made"] and (tmp_path / "made" / "weights").read_text() == "before"
+
+
+@pytest.mark.parametrize("there", ["", "one\n", "one\ntw", "half"])
+def test_lines_are_appended_whole_whatever_a_killed_process_left(tmp_path, there):
+    path = tmp_path / "health.jsonl"
+    path.write_text(there)
+    append_lines(path, ["next", "last \ud800"])
+    assert path.read_text().splitlines() == [*there.splitlines(), "next", "last \\ud800"]
+
+
+@pytest.mark.parametrize("size_bytes", [0, 3, 4, 5, 200_003, 200_004, 10**9])
+def test_a_file_of_lines_is_cut_back_to_the_last_whole_line(tmp_path, size_bytes):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("one\n" + "x" * 199_999 + "\nhalf")
+    with path.open("a+b") as file:
+        cut_back(file, size_bytes)
+        file.write(b"next\n")
+    kept = 0 if size_bytes < 4 else 1 if size_bytes < 200_004 else 2
+    assert path.read_text().splitlines() == [*["one", "x" * 199999][:kept], "next"]

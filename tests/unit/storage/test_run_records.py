@@ -175,6 +175,27 @@ async def test_a_resumed_run_removes_what_came_after_its_checkpoint(tmp_path):
     assert records.steps() == records.steps_with_tokens() == records.metrics().steps.tolist() == [1]
 
 
+@pytest.mark.parametrize("left_bytes", [0, 1, 24, 25, 26, 49])
+async def test_metrics_cut_inside_a_line_lose_that_line_and_no_later_one(tmp_path, capsys, left_bytes):
+    """A line of these is 25 bytes long."""
+    run, sink = a_run(tmp_path)
+    await sink.open()
+    for step in (1, 2):
+        await sink.step(step, {"loss": 0.5}, [])
+    state = sink.state()
+    await sink.close()
+    (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[:left_bytes])
+    (run / "rollouts/step-x.jsonl").write_text("the user's own")
+    again = JsonlSink(JsonlOptions(), run)
+    again.load(state)
+    await again.open()
+    await again.step(3, {"loss": 0.5}, [])
+    await again.close()
+    table = RunRecords(run).metrics()
+    assert table.broken == 0 and table.steps.tolist() == [*range(1, left_bytes // 25 + 1), 3]
+    assert "lines of steps before it are gone" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_run_of_an_earlier_version_is_read_as_far_as_it_goes(tmp_path):
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "rollouts").mkdir()
