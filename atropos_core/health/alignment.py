@@ -16,7 +16,10 @@ Logprobs that are right do not say that the tokens were sampled with them: at an
 reported. Of tokens that truly were, -log p is the entropy of p on average, and the sum of the differences over fresh ones is
 a martingale that stays within a few of its own standard errors. `surprise_z` is how many they are.
 
-Truncated rollouts (top_p, top_k) have logprobs of another distribution, and cannot be compared; those without, neither.
+Truncated rollouts (top_p, top_k) have logprobs of another distribution, q / Z where Z <= 1 is the mass that was kept. They
+are never below q's, so one side can still be checked: d <= -log Z + rounding <= rounding for fresh tokens, and exp(d) has a mean
+of at most 1 for older ones (a supermartingale, for which Ville's inequality holds too). The other side and surprise cannot be.
+Rollouts without logprobs are not compared.
 """
 
 from __future__ import annotations
@@ -46,22 +49,30 @@ def largest_rounding(dtype: str) -> float:
 def compare(batch: Batch, recomputed: Floats, compared: Bools, exact: Bools, entropy: Floats | None = None) -> Metrics:
     """`recomputed` [N] log p where `compared` [N]; `exact` [N] where p is of the weights before any optimiser step of this
     batch, and not of one step or more later; `entropy` [N] of the whole distribution p, NaN where it is not known. Tokens
-    without a claim that can be compared are passed over."""
-    known = batch.sampled & np.repeat(batch.has_logprobs & ~batch.truncated, batch.lengths)
-    compared = compared & known
+    without a claim are passed over; those that top_p or top_k cut are compared on the side that can be."""
+    claimed = batch.sampled & np.repeat(batch.has_logprobs, batch.lengths)
+    cut = claimed & np.repeat(batch.truncated, batch.lengths)
+    compared = compared & claimed
     difference = np.where(compared, recomputed.astype(np.float64) - batch.logprobs, 0.0)
-    fresh = compared & exact & (batch.policy_version == batch.version - 1)
+    new = compared & exact & (batch.policy_version == batch.version - 1)
+    fresh = new & ~cut
     sampled, count = int(batch.sampled.sum()), int(fresh.sum())
     of_fresh = np.where(fresh, np.abs(difference), 0.0)
     metrics: Metrics = {
         "alignment/max_abs_logprob_diff": float(np.max(of_fresh, initial=0.0)),  # a NaN must show
         "alignment/mean_abs_logprob_diff": float(of_fresh.sum()) / max(count, 1),
         "alignment/fresh_tokens": float(count),
-        "alignment/unchecked_share": 1.0 - int(compared.sum()) / sampled if sampled else 0.0,
+        "alignment/unchecked_share": 1.0 - int((compared & ~cut).sum()) / sampled if sampled else 0.0,
         "alignment/without_logprobs": float((~batch.has_logprobs).sum()),
         "alignment/impossible_nats": 0.0,
         "alignment/unexplained_nats": 0.0,
     }
+    if (compared & cut).any():
+        metrics["alignment/truncated_share"] = int((compared & cut).sum()) / sampled
+    if (new & cut).any():
+        beyond = np.where(new & cut, np.maximum(difference, 0.0), 0.0)
+        metrics["alignment/truncated_excess_nats"] = float(np.max(beyond))
+        metrics["alignment/worst_truncated"] = float(_sequence_of(batch, int(beyond.argmax())))
     if count:
         metrics["alignment/worst_fresh"] = float(_sequence_of(batch, int(of_fresh.argmax())))
     if entropy is not None and (seen := fresh & np.isfinite(entropy)).any():
@@ -69,9 +80,9 @@ def compare(batch: Batch, recomputed: Floats, compared: Bools, exact: Bools, ent
         spread = math.sqrt(float(np.square(surprise).sum()))
         metrics["alignment/surprise_nats"] = float(surprise.mean())
         metrics["alignment/surprise_z"] = float(surprise.sum()) / spread if spread else 0.0
-    other = compared & ~fresh
+    other = compared & ~new
     if other.any():
-        metrics |= _of_others(batch, difference, other, exact)
+        metrics |= _of_others(batch, difference, other, exact, cut)
     return metrics
 
 
@@ -88,16 +99,16 @@ def owner(groups: Sequence[ScoredGroup], sequence: int) -> str:
     return f"rollout {member} of task {group.task.id!a:.100} of environment {group.draw.environment!a:.100}"
 
 
-def _of_others(batch: Batch, difference: NDArray[np.float64], other: Bools, exact: Bools) -> Metrics:
+def _of_others(batch: Batch, difference: NDArray[np.float64], other: Bools, exact: Bools, cut: Bools) -> Metrics:
     def by_sequence(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.add.reduceat(np.where(other, values, 0.0), batch.offsets[:-1])  # [S]
 
-    size = np.abs(difference)
-    tokens, above, apart = by_sequence(np.ones(len(other))), by_sequence(difference), by_sequence(size)
+    tokens, above = by_sequence(np.ones(len(other))), by_sequence(difference)
+    whole, apart = by_sequence((~cut).astype(np.float64)), by_sequence(np.where(cut, 0.0, np.abs(difference)))
     moved = batch.columns.get(MOVED)
     nats = np.zeros(batch.sequences) if moved is None else moved.values.astype(np.float64)
     there = np.zeros(batch.sequences, np.bool_) if moved is None else moved.present
-    there = there & (by_sequence((~exact).astype(np.float64)) == 0)
+    there = there & (by_sequence((~exact | cut).astype(np.float64)) == 0)
     too_high = above - COMPUTING_NATS * tokens
 
     def beyond(floor: float, ratio: float) -> NDArray[np.float64]:
@@ -106,7 +117,7 @@ def _of_others(batch: Batch, difference: NDArray[np.float64], other: Bools, exac
     impossible = beyond(PLAUSIBLE_NATS, PLAUSIBLE_RATIO)
     unexplained = beyond(EXPECTED_NATS, EXPECTED_RATIO)
     return {
-        "alignment/stale_mean_abs_logprob_diff": float(apart.sum() / tokens.sum()),
+        "alignment/stale_mean_abs_logprob_diff": float(apart.sum() / max(whole.sum(), 1.0)),
         "alignment/impossible_nats": float(np.maximum(impossible, 0.0).max()),
         "alignment/unexplained_nats": float(np.maximum(unexplained, 0.0).max()),
         "alignment/worst_stale": float(unexplained.argmax()),

@@ -264,12 +264,13 @@ class Unchecked(Check[options.ShareAbove]):
     name = "unchecked"
     needs = ("alignment/unchecked_share",)
     remedy = (
-        "Nobody would notice if they were not sampled from the policy: have clients send logprobs, and sample with top_p = 1 "
-        "and top_k = 0; or turn the check off with health.unchecked.action."
+        "The run would not notice if they were not sampled from the policy: have clients send logprobs, or turn the check off with "
+        "health.unchecked.action."
     )
 
     def wrong(self, seen: Numbers) -> str | None:
-        share = seen["alignment/unchecked_share"]
+        # What top_p or top_k cut is compared on one side: `health.alignment`.
+        share = seen["alignment/unchecked_share"] - seen.get("alignment/truncated_share", 0.0)
         if share <= self.options.share:
             return None
         return f"{share:.0%} of the sampled tokens came without logprobs that could be compared with the trainer's own"

@@ -134,13 +134,13 @@ def _claims(step: int, file: TokenFile, before: int | None, found: Audit) -> Ite
     """`before`: the version that the step's update began from."""
     for number in range(file.sequences):
         tokens = file.sequence(number)
+        known = _known(tokens)
         if tokens.truncated:
             found.left_out[
-                "sequences were sampled with top_p or top_k: their logprobs are of another distribution"
+                "sequences were sampled with top_p or top_k: the engine's logprobs are of another distribution"
             ] += 1
-            continue
-        known = _known(tokens)
-        if tokens.sampled.any() and not known.any():
+            known[:] = False
+        elif tokens.sampled.any() and not known.any():
             found.left_out["sequences came without logprobs"] += 1
         for version, count in zip(*np.unique(tokens.versions[known], return_counts=True), strict=True):
             if version == UNKNOWN_VERSION:

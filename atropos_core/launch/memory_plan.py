@@ -141,6 +141,7 @@ def workloads(
                 max_tokens=max(config.sampling.max_tokens, config.evaluation.max_tokens or 0),
                 concurrent_rollouts=max(concurrent_rollouts, evaluated),
                 device_bytes=available or {},
+                truncated=config.sampling.record().truncated,
             ),
         )
         for resolved, context in contexts(plan, directory)

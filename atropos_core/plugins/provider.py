@@ -144,6 +144,7 @@ class Workload:
     concurrent_rollouts: int  # rollouts that may be sampled at once
     prompt_tokens: int = PROMPT_TOKENS
     device_bytes: Mapping[str, int] = field(default_factory=dict)  # all that a device has, where that is known
+    truncated: bool = False  # the run's own sampling leaves tokens out: top_p, top_k
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class _Gathered:
 
     def worst_sequences(self, metrics: Metrics) -> dict[str, str]:
         """Takes out of `metrics` which sequences of the batch are farthest beyond a bound: by that, whose they are."""
-        bounds = ("alignment/worst_fresh", "alignment/worst_stale")
+        bounds = ("alignment/worst_fresh", "alignment/worst_stale", "alignment/worst_truncated")
         return {of: owner(self.groups, int(metrics.pop(of))) for of in bounds if of in metrics}
 
 
@@ -491,6 +491,16 @@ class Loop:
                 + (f" The most is in {where}." if (where := worst.get("alignment/worst_fresh")) else ""),
                 remedy="Look at the bridge first, and with workers elsewhere at who sent it. If the difference is rounding "
                 "(16-bit weights), raise training.max_logprob_diff.",
+            )
+
+        excess = metrics.get("alignment/truncated_excess_nats", 0.0)
+        if not excess <= self._max_diff:
+            where = worst.get("alignment/worst_truncated", "a rollout")
+            raise Misaligned(
+                f"step {self.progress.step}: {where} was not sampled from the weights that the trainer published. It was sampled with "
+                f"top_p or top_k, which only raise the logprobs of what they keep, and one of its tokens has {excess:.3g} nats less "
+                f"than the trainer's own logprob; the bound is {self._max_diff:g}.",
+                remedy="Look at the bridge first, and with workers elsewhere at who sent it.",
             )
 
     def _check_one_version(self, groups: Sequence[ScoredGroup]) -> None:

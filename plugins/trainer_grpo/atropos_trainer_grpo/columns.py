@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from atropos_core.errors import ConfigError, DataError
+from atropos_core.errors import DataError
 from atropos_core.types import Batch, Bools, Floats
 
 if TYPE_CHECKING:
@@ -21,13 +21,14 @@ class Columns:
 
     trained: Bools  # [N] the loss counts it
     scored: Bools  # [N] its logprob is computed: trained or sampled
+    claimed: Bools  # [N] sampled, and the sender says with which logprob: of the whole distribution or of a cut one
     from_rollout: Bools  # [N] the ratio's denominator is the engine's logprob; elsewhere the trainer's own
-    known: Bools  # [N] the engine's logprob is that of the whole distribution
+    known: Bools  # [N] the engine's logprob is there, and of the whole distribution: neither top_p nor top_k cut it
     temperature: Floats  # [S]
 
 
 def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
-    """Raises ConfigError or DataError for a batch that these options cannot train on."""
+    """Raises DataError for a batch that these options cannot train on."""
     if not batch.sequences or batch.lengths.min() < 1:
         raise DataError(f"a batch of {batch.sequences} sequences cannot be trained on: each needs at least one token")
     if not np.isfinite(batch.advantages).all():
@@ -43,33 +44,21 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
     follows[batch.offsets[:-1]] = False
     trained = batch.trained & follows
     sampled = batch.sampled & follows
-    has_logprobs = np.repeat(batch.has_logprobs, batch.lengths)
-    truncated = np.repeat(batch.truncated, batch.lengths)
-    if options.old_logprobs != "recompute":
-        if (trained & truncated & has_logprobs).any():
-            raise ConfigError(
-                f'trainer.old_logprobs = "{options.old_logprobs}", but sequences were sampled with top_p or top_k: their logprobs are '
-                "renormalised over what was kept, and a ratio against them is biased.",
-                remedy='Set trainer.old_logprobs = "recompute", or sample with top_p = 1 and top_k = 0.',
-            )
-        if options.missing_logprobs == "refuse" and (trained & ~has_logprobs).any():
-            raise DataError(
-                'sequences came without logprobs, and trainer.missing_logprobs = "refuse".\n'
-                '  Set it to "recompute", or have the client send logprobs.'
-            )
-    if options.correction is not None and (trained & truncated & has_logprobs).any():
-        raise ConfigError(
-            "trainer.correction is set, but sequences were sampled with top_p or top_k: their logprobs are renormalised over "
-            "what was kept, and importance weights against them are biased.",
-            remedy="Leave trainer.correction out, or sample with top_p = 1 and top_k = 0.",
+    claimed = sampled & np.repeat(batch.has_logprobs, batch.lengths)
+    known = claimed & ~np.repeat(batch.truncated, batch.lengths)
+    takes_engines = options.old_logprobs != "recompute" and options.correction is None
+    if options.old_logprobs != "recompute" and options.missing_logprobs == "refuse" and (trained & ~known).any():
+        missing, cut = (~batch.has_logprobs).sum(), (batch.has_logprobs & batch.truncated).sum()
+        raise DataError(
+            f"of {batch.sequences} sequences {missing} came without logprobs and {cut} were sampled with top_p or top_k, which "
+            'renormalise them, and trainer.missing_logprobs = "refuse".',
+            remedy='Set it to "recompute"; or have the client send logprobs, and sample with top_p = 1 and top_k = 0.',
         )
-    known = sampled & has_logprobs & ~truncated
     return Columns(
         trained=trained,
         scored=trained | sampled,
-        from_rollout=known
-        if options.old_logprobs != "recompute" and options.correction is None
-        else np.zeros_like(known),
+        claimed=claimed,
+        from_rollout=known if takes_engines else np.zeros_like(known),
         known=known,
         temperature=np.where(batch.temperature > 0, batch.temperature, 1.0).astype(np.float32),
     )

@@ -33,7 +33,7 @@ class Comparison:
 
     def note(self, positions: Indices, scored: Scored) -> None:
         """Keep the first logprobs that there are of these tokens."""
-        new = self._passes.columns.known[positions] & ~self._compared[positions]
+        new = self._passes.columns.claimed[positions] & ~self._compared[positions]
         both = torch.stack([scored.logprobs, scored.entropy]).detach()
         if new.all():
             self._scored.append((positions, both))
@@ -43,13 +43,13 @@ class Comparison:
     def mark(self, sequences: Indices, *, exact: bool) -> None:
         """These have been scored, on whatever rank."""
         at = token_positions(self._passes.batch.offsets, sequences)
-        new = at[self._passes.columns.known[at] & ~self._compared[at]]
+        new = at[self._passes.columns.claimed[at] & ~self._compared[at]]
         self._compared[new] = True
         self._exact[new] = exact
 
     def take(self, there: Bools, logprobs: Floats) -> None:
         """Logprobs [N] of the weights before the first step, which all ranks have where they are `there`."""
-        new = there & self._passes.columns.known & ~self._compared
+        new = there & self._passes.columns.claimed & ~self._compared
         self._recomputed = np.where(new, logprobs, self._recomputed)
         self._compared |= new
         self._exact |= new
@@ -59,7 +59,7 @@ class Comparison:
         """By passes of its own, before any step: the first minibatch where dropout would make another network of it, and a
         sample of what comes after it, whose own forward passes are of weights that have moved."""
         batch = self._passes.batch
-        unknown = np.logical_or.reduceat(self._passes.columns.known & ~self._compared, batch.offsets[:-1])
+        unknown = np.logical_or.reduceat(self._passes.columns.claimed & ~self._compared, batch.offsets[:-1])
         drawn = draw.permutation(np.setdiff1d(np.flatnonzero(unknown), first))
         before = np.cumsum(batch.lengths[drawn]) - batch.lengths[drawn]
         looked = drawn[before < SAMPLE * len(batch.tokens)]

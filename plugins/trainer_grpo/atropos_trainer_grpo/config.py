@@ -226,7 +226,9 @@ class GrpoOptions(Options):
         "and where engine and trainer differ the trainer's, with correction tis: README.md, Corrections",
     )
     missing_logprobs: Literal["recompute", "refuse"] = Field(
-        "recompute", description="for sequences that came without logprobs, where old_logprobs is not recompute"
+        "recompute",
+        description="for sequences without logprobs, or with those that top_p or top_k renormalised, where old_logprobs is not "
+        "recompute",
     )
 
     correction: CorrectionOptions | None = Field(None, description="unset: none, but for what old_logprobs = auto does")

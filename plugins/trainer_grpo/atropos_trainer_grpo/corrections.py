@@ -2,8 +2,9 @@
 
 The engine's logprobs of its own samples are off by rounding, by other kernels, or by versions. With `old_logprobs =
 "recompute"` the ratio is taken against the trainer's own logprobs, and what is left, rho = exp(old - rollout), is a weight
-on each token's loss, without gradient. None of this holds where sampling was truncated (top_p, top_k): the engine's
-logprobs are then of another, renormalised distribution, the mean of rho is the mass that was kept and not 1.
+on each token's loss, without gradient. None of this holds for sequences that were sampled with top_p or top_k: the engine's
+logprobs are then of another, renormalised distribution, and the mean of rho is the mass that was kept, not 1. Their
+weight is 1, as that of sequences without logprobs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.errors import FitError
+from atropos_core.errors import ConfigError, FitError
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 from atropos_trainer_grpo.optional_packages import require
 
@@ -102,6 +102,8 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
 def check(options: GrpoOptions, workload: Workload) -> None:
     from atropos_core.models.model_size import read, sliding_window
 
+    if workload.truncated:
+        _refuse_what_needs_whole_distributions(options)
     directory = workload.context.model
     if (window := sliding_window(directory)) is not None and window <= workload.max_tokens:
         raise FitError(
@@ -117,6 +119,37 @@ def check(options: GrpoOptions, workload: Workload) -> None:
         raise FitError(
             f"trainer.lora.targets names {unknown[0]!r}, and the model in {directory} has no linear layer of that name.",
             remedy=f'It has: {", ".join(sorted(known))}. Or leave it out: "all-linear" is all of them.',
+        )
+
+
+def _refuse_what_needs_whole_distributions(options: GrpoOptions) -> None:
+    """For a run whose sampling.top_p or top_k cuts the engine's distributions: its ratios are to the trainer's own logprobs."""
+    from atropos_trainer_grpo.config import TABLES
+
+    cut = (
+        "sampling.top_p or top_k leaves tokens out, and the engine's logprobs are renormalised over those that are kept"
+    )
+    whole = "or sample with top_p = 1 and top_k = 0."
+    if options.old_logprobs == "rollout":
+        raise ConfigError(
+            f'trainer.old_logprobs = "rollout" takes ratios to the engine\'s logprobs, but {cut}: such a ratio is biased.',
+            remedy=f'Set trainer.old_logprobs = "auto", which recomputes them; {whole}',
+        )
+    if options.correction is not None:
+        raise ConfigError(
+            f"trainer.correction weighs the trainer's logprobs against the engine's, but {cut}: such a weight is biased.",
+            remedy=f"Leave trainer.correction out; {whole}",
+        )
+    if options.missing_logprobs == "refuse":
+        raise ConfigError(
+            f'trainer.missing_logprobs = "refuse" would end the run at its first step: {cut}.',
+            remedy=f'Set trainer.missing_logprobs = "recompute"; {whole}',
+        )
+    if options.updates_once and (idle := options.changed("clip_low", "clip_high", "dual_clip", *TABLES)):
+        raise ConfigError(
+            f"trainer.{idle[0]} has no effect: {cut}, so that the ratio is to the trainer's own logprobs, which is 1 in a "
+            "single update a batch.",
+            remedy=f"Remove it; make more updates of a batch (trainer.epochs, trainer.minibatches); {whole}",
         )
 
 

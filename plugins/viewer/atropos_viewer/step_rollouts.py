@@ -91,7 +91,7 @@ class StepRollouts:
 
 def _sequence(one: SequenceTokens, texts: TokenTexts) -> dict[str, Any]:
     """A branch: columns over its tokens."""
-    difference = None if one.trainer_logprobs is None else one.trainer_logprobs - one.logprobs
+    differs = None if one.trainer_logprobs is None or one.truncated else one.trainer_logprobs - one.logprobs
     versions = [None if version == UNKNOWN_VERSION else version for version in one.versions.tolist()]
     ids = one.ids.tolist()
     return {
@@ -101,7 +101,7 @@ def _sequence(one: SequenceTokens, texts: TokenTexts) -> dict[str, Any]:
         "trained": one.trained.astype(np.int8).tolist(),
         "advantage": numbers(one.advantages),
         "logprob": numbers(one.logprobs),
-        "difference": numbers(difference),
+        "difference": numbers(differs),
         "entropy": numbers(one.entropy),
         "version": versions if any(version is not None for version in versions) else None,
         "teacher": numbers(one.teacher_logprobs),

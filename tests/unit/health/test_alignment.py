@@ -109,6 +109,61 @@ def test_what_cannot_be_compared_is_counted():
     assert nothing["alignment/unchecked_share"] == 1.0 and nothing["alignment/impossible_nats"] == 0.0
 
 
+def cut_to(odds: np.ndarray, top_p: float) -> np.ndarray:
+    """[T, V] renormalised over the likeliest tokens that hold `top_p` of each row."""
+    order = np.argsort(-odds, axis=1)
+    before = np.cumsum(np.take_along_axis(odds, order, axis=1), axis=1) - np.take_along_axis(odds, order, axis=1)
+    kept = np.zeros_like(odds)
+    np.put_along_axis(kept, order, (before < top_p).astype(float), axis=1)
+    return odds * kept / (odds * kept).sum(axis=1, keepdims=True)
+
+
+def sampled_with_top_p(top_p: float, shift: float, seed: int = 0, version: int = 4) -> tuple[Batch, Floats]:
+    """As `sampled_from`, with each distribution cut; the trainer's logprobs [N] are of the whole one."""
+    random = np.random.default_rng(seed)
+    rollouts, now = [], []
+    for _ in range(8):
+        logits = random.normal(0, 2, (100, WORDS))
+        odds, after = cut_to(softmax(logits), top_p), softmax(logits + random.normal(0, shift, (100, WORDS)))
+        drawn = np.array([random.choice(WORDS, p=one) for one in odds])
+        at = np.arange(100), drawn
+        claimed = np.concatenate([[0.0], np.log(odds[at])]).astype(np.float32)
+        tokens = np.concatenate([[0], drawn]).astype(np.int32)
+        rollouts.append(replace(rollout(1, 100, version=3, tokens=tokens, logprobs=claimed), truncated=True))
+        now.append(np.concatenate([[0.0], np.log(after[at])]))
+    made = replace(group(0, [0.0]), episodes=(episode(0.0, "", *rollouts),)).with_advantages(np.zeros(1))
+    return to_batch([made], version=version), np.concatenate(now).astype(np.float32)
+
+
+@pytest.mark.parametrize("top_p", [0.99, 0.9, 0.5, 0.01])
+def test_truncated_tokens_of_the_same_weights_are_never_called_wrong(top_p):
+    metrics = judged(*sampled_with_top_p(top_p, 0.0), moved=0.0)
+    assert metrics["alignment/truncated_excess_nats"] < 1e-5
+    assert metrics["alignment/fresh_tokens"] == 0 and metrics["alignment/max_abs_logprob_diff"] == 0
+    assert metrics["alignment/unchecked_share"] == metrics["alignment/truncated_share"] == 1.0
+
+
+@pytest.mark.parametrize("top_p", [0.99, 0.9, 0.5])
+def test_truncated_tokens_of_other_weights_are_found(top_p):
+    metrics = judged(*sampled_with_top_p(top_p, 0.3), moved=0.0)
+    assert metrics["alignment/truncated_excess_nats"] > 0.1
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("top_p", [0.99, 0.5, 0.01])
+def test_honest_truncated_tokens_of_old_weights_are_never_impossible(shift, top_p):
+    for moved in (None, 2 * shift):
+        metrics = judged(*sampled_with_top_p(top_p, shift, version=6), moved=moved)
+        assert metrics["alignment/impossible_nats"] < EVIDENCE_NATS / 2 and metrics["alignment/unexplained_nats"] < 10
+        assert "alignment/truncated_excess_nats" not in metrics
+
+
+def test_truncated_tokens_of_old_weights_with_made_up_logprobs_are_impossible():
+    batch, now = sampled_with_top_p(0.9, 0.05, version=6)
+    low = np.where(batch.sampled, -12.0, 0.0).astype(np.float32)
+    assert judged(replace(batch, logprobs=low), now, moved=0.01)["alignment/impossible_nats"] > EVIDENCE_NATS
+
+
 @pytest.mark.parametrize("sequence", [0, 3, 7])
 @pytest.mark.parametrize("place", [1, 5, 10])
 def test_the_fresh_sequence_that_differs_most_is_reported(sequence, place):

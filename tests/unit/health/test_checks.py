@@ -99,6 +99,13 @@ def test_a_check_goes_on_from_its_state_as_if_it_had_never_stopped(name):
     assert alarms(stop_at=0) == alarms(stop_at=5) == alarms(stop_at=8)
 
 
+@pytest.mark.parametrize(("truncated", "state"), [(0.9, "ok"), (0.5, "ok"), (0.3, "suspect")])
+def test_tokens_that_are_compared_on_one_side_do_not_count_as_unchecked(truncated, state):
+    [check] = [check for check in checks(HealthSection()) if check.name == "unchecked"]
+    check.look(1, healthy(1) | {"alignment/unchecked_share": 0.9, "alignment/truncated_share": truncated})
+    assert check.state == state
+
+
 def test_wrong_steps_with_right_ones_between_them_make_no_run_ill():
     [collapse] = [check for check in checks(HealthSection()) if check.name == "reward_collapse"]
     assert collapse.options.steps == 3

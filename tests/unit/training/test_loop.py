@@ -117,6 +117,7 @@ def test_an_evaluation_that_saw_two_versions_is_an_error_with_a_name(tmp_path):
     [
         ("alignment/max_abs_logprob_diff", "does not sample from the weights that the trainer published"),
         ("alignment/impossible_nats", "has logprobs that its tokens were not sampled with"),
+        ("alignment/truncated_excess_nats", "was not sampled from the weights that the trainer published"),
     ],
 )
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e6])
