@@ -111,6 +111,10 @@ class Environment(ABC):
     def tasks(self, split: Split) -> Sequence[Task]:
         """The problems of a split, in a fixed order. May be lazy: only `len` and indexing are used."""
 
+    def tools_of(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas in OpenAI's form that `rollout` shows the policy with this task."""
+        return ()
+
     async def score(self, task: Task, reply: Message) -> float | Score:
         """How good the assistant's `reply` is. Any finite range will do."""
         raise NotImplementedError(f"{type(self).__name__} must override either score() or rollout()")
@@ -129,7 +133,7 @@ class Environment(ABC):
         """One rollout of `task`. Whatever is random in it derives from `seed`."""
         from atropos_core.conversation import Conversation
 
-        talk = Conversation(policy, seed=seed)
+        talk = Conversation(policy, seed=seed, tools=self.tools_of(task) or None)
         reply = await talk.reply(*task.messages)
         scoring = self.score(task, reply)
         if not isawaitable(scoring):

@@ -1,21 +1,26 @@
-"""Tasks in a file, one a row of JSONL, JSON, CSV or parquet, and which of them are held out."""
+"""Tasks in files, one a row, and which of them are held out."""
 
 from __future__ import annotations
 
-import csv
-import io
+import ast
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import DataError
+from atropos_core.rollouts.row_files import Row, read_rows, value_at
 from atropos_core.types import Message, Split, Task
 
-Row = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of OpenAI's chat; templates leave others out
+LIKE_MESSAGES = re.compile(
+    r"""\s*(array\(\s*)?\[\s*\{(?=.*["']content["']\s*:).*["']role["']\s*:\s*["'](""" + "|".join(ROLES) + r""")["']""",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,8 @@ class Columns:
 
 
 def read_tasks(path: Path, columns: Columns = Columns()) -> list[Task]:
-    """The tasks of a file. Raises DataError that names file and row."""
-    return tasks_of(read_rows(path), str(path), columns)
+    """The tasks of a file, a folder of files or a pattern. Raises DataError that names file and row."""
+    return tasks_of(read_rows(path, columns.prompt), str(path), columns)
 
 
 def tasks_of(rows: Iterable[tuple[str, Row]], source: str, columns: Columns = Columns()) -> list[Task]:
@@ -56,23 +61,13 @@ def task_of(row: Row, where: str, number: int, columns: Columns = Columns()) -> 
             raise DataError(f"{where}: {columns.answer} must be text or a number, not {answer!r:.80}.")
         answer = None
     meant = set() if columns.whole_row else {"id", "system", "messages", columns.prompt, columns.answer}
+    tools = _tools(row.get("tools"), where)
     return Task(
         id=str(number if row.get("id") is None else row["id"]),
         messages=tuple(_messages(row, where, columns)),
         answer=None if answer is None else str(answer),
-        data={name: value for name, value in row.items() if name not in meant},
+        data={name: value for name, value in row.items() if name not in meant} | ({"tools": tools} if tools else {}),
     )
-
-
-def value_at(row: Row, column: str) -> Any:
-    """`reward_model.ground_truth` is found in the table `reward_model`; None where there is none."""
-    value: Any = row
-    while column and isinstance(value, Mapping):
-        if column in value:
-            return value[column]
-        first, _, column = column.partition(".")
-        value = value.get(first)
-    return None
 
 
 def split_tasks(
@@ -86,85 +81,6 @@ def split_tasks(
     return split
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """(where it stands, its values) of each row, by the name's end: .parquet, .csv, .json (a list, or a line each), else JSONL.
-    Raises DataError."""
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-        return
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise DataError(f"there is no file of tasks {path}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the tasks of {path} cannot be read: {error}") from error
-    if path.suffix == ".csv":
-        yield from _csv(path, text)
-    elif path.suffix == ".json" and text.lstrip().startswith("["):
-        for number, row in enumerate(_parse(text, str(path)), 1):
-            yield _checked(row, f"{path}, row {number}")
-    else:
-        for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): a string may have U+2028 in it
-            if line.strip():
-                where = f"{path}, line {number}"
-                yield _checked(_parse(line, where), where)
-
-
-def _checked(row: Any, where: str) -> tuple[str, Row]:
-    if not isinstance(row, dict):
-        raise DataError(f"{where} is not a JSON object, but {json.dumps(row)[:80]}.")
-    return where, row
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not JSON: {error}") from error
-
-
-def _csv(path: Path, text: str) -> Iterator[tuple[str, Row]]:
-    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        for row in rows:
-            where = f"{path}, line {rows.line_num}"
-            if None in row or None in row.values():
-                raise DataError(f"{where} has more or fewer values than the first line has names.")
-            yield where, row
-    except csv.Error as error:
-        raise DataError(f"{path} is not CSV, after line {rows.line_num}: {error}") from error
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"{path}: parquet is read by pyarrow, which is not installed.", remedy="pip install pyarrow"
-        ) from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", {name: _plain(value) for name, value in row.items()}
-    except FileNotFoundError:
-        raise DataError(f"there is no file of tasks {path}.") from None
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from error
-
-
-def _plain(value: Any) -> Any:
-    """With what JSON has no word for, a date say, as text."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return value if value is None or isinstance(value, str | int | float | bytes) else str(value)
-
-
 def _messages(row: Row, where: str, columns: Columns) -> list[Message]:
     prompt, messages = value_at(row, columns.prompt), row.get("messages")
     if (prompt is None) == (messages is None):
@@ -175,16 +91,72 @@ def _messages(row: Row, where: str, columns: Columns) -> list[Message]:
     system = "" if row.get("system") is None else row["system"]
     if not isinstance(system, str):
         raise DataError(f"{where}: system must be text.")
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            raise DataError(f"{where}: {columns.prompt} is blank.", remedy="Leave the row out, or ask something in it.")
-        chat: list[Message] = [{"role": "user", "content": prompt}]
+    name, said = (columns.prompt, prompt) if messages is None else ("messages", messages)
+    chat = _written_out(said, where, name) if isinstance(said, str) else said
+    if isinstance(chat, str) and messages is None:
+        if not chat.strip():
+            raise DataError(f"{where}: {name} is blank.", remedy="Leave the row out, or ask something in it.")
+        chat = [{"role": "user", "content": chat}]
     elif system:
         raise DataError(f"{where}: system goes with a prompt that is text; in messages it is one of them.")
-    else:
-        chat = _chat(messages or prompt, where, columns.prompt if messages is None else "messages")
-    system = system or columns.instruction
+    chat = _chat(chat, where, name)
+    system = _text(system, where) or columns.instruction
     return [{"role": "system", "content": system}, *chat] if system and chat[0]["role"] != "system" else chat
+
+
+def _written_out(text: str, where: str, name: str) -> Any:
+    """Return the messages in a text that is JSON, or a list as Python prints it, as cells of CSV files have them; else the text."""
+    value = _parsed(text)
+    chat = [value] if isinstance(value, dict) else value
+    if (
+        isinstance(chat, list)
+        and chat
+        and all(isinstance(one, dict) and {"role", "content"} <= one.keys() for one in chat)
+    ):
+        return chat
+    if LIKE_MESSAGES.match(text):
+        raise DataError(
+            f"{where}: {name} is the text of messages, and neither JSON nor a list of Python: {text!r:.80}.",
+            remedy="Write it with json.dumps. A prompt that only quotes messages is written as the content of a message.",
+        )
+    return text
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a text that is JSON, or a list or dict of Python; None for any other text."""
+    if not text.lstrip().startswith(("[", "{", '"')):
+        return None
+    with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+        for read in (json.loads, ast.literal_eval):
+            try:
+                value = read(text.strip())
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+            return _parsed(value) if isinstance(value, str) else value
+    return None
+
+
+def _tools(given: Any, where: str) -> list[Mapping[str, Any]]:
+    """JSON schemas in OpenAI's form, of a column that has such, in whatever form; none of a column that has something else."""
+    tools = _parsed(given) if isinstance(given, str) else given
+    is_list = isinstance(tools, list) and bool(tools) and all(isinstance(one, dict) for one in tools)
+    if not is_list and not (isinstance(given, str) and re.match(r"\s*\[\s*\{", given) and tools is None):
+        return []
+    made = [_without_none(one) for one in tools or ()]
+    made = [one if "function" in one else {"type": "function", "function": one} for one in made]
+    if not made or not all(isinstance(one["function"], dict) and one["function"].get("name") for one in made):
+        raise DataError(
+            f"{where}: tools must be a list of functions, each with a name, not {given!r:.80}.",
+            remedy='As OpenAI\'s: [{"type": "function", "function": {"name": "add", "parameters": {...}}}], or rename the column.',
+        )
+    return made
+
+
+def _without_none(value: Any) -> Any:
+    """Of parquet each table has the keys of all."""
+    if isinstance(value, dict):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
 def _chat(messages: Any, where: str, name: str) -> list[Message]:
@@ -207,7 +179,16 @@ def _chat(messages: Any, where: str, name: str) -> list[Message]:
 
 def _text(content: Any, where: str) -> str | None:
     """Of a message: text, none beside tool calls, or parts that are text."""
-    if content is None or isinstance(content, str):
+    if isinstance(content, str):
+        try:
+            content.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{where}: a message has half of a surrogate pair in it, which is not a character.",
+                remedy="Write the character.",
+            ) from None
+        return content
+    if content is None:
         return content
     parts = content if isinstance(content, list) else [content]
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]

@@ -114,7 +114,8 @@ class AgentOptions(Options):
         default_factory=lambda: Path(".").resolve(), description="the folder that {here} in placeholders stands for"
     )
     tasks: AbsolutePath | None = Field(
-        None, description="JSONL, JSON, CSV or parquet: id, prompt or messages, answer, and whatever else"
+        None,
+        description="rows in a file, a folder or a pattern, as of `dataset`: id, prompt or messages, answer, and whatever else",
     )
     test_tasks: AbsolutePath | None = Field(None, description="the same, of what is held out")
     held_out: float = Field(

@@ -14,7 +14,10 @@ OF_THE_HUB = ("subset", "revision", "split", "test_split")
 
 
 class DatasetOptions(Options):
-    tasks: AbsolutePath | None = Field(None, description="a file of rows: .jsonl, .json, .csv or .parquet")
+    tasks: AbsolutePath | None = Field(
+        None,
+        description="rows: a file (.jsonl, .json, .csv, .tsv, .parquet, .arrow), a folder of them, or a pattern, data/*.parquet",
+    )
     test_tasks: AbsolutePath | None = Field(None, description="the same, of what is held out")
     hub: str | None = Field(None, description="or a data set of the Hugging Face hub, as openai/gsm8k")
     subset: str | None = Field(None, description="of the hub's data set, where it has several")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from atropos_core.interfaces import Environment, Score
 from atropos_core.types import Message, Split, Task
@@ -39,6 +40,10 @@ class Dataset(Environment):
         if self._tasks is None:
             self._tasks = load(self._options, self._label)
         return self._tasks[split]
+
+    def tools_of(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        given = task.data.get("tools")
+        return [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
 
     async def score(self, task: Task, reply: Message) -> Score:
         return await self._scorer.score(task, reply)

@@ -7,9 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from atropos_core.errors import DataError
-from atropos_core.rollouts.task_files import Columns, Row, read_rows, split_tasks, tasks_of, value_at
+from atropos_core.rollouts.row_files import Row, columns_in, plain_row, read_rows, value_at
+from atropos_core.rollouts.task_files import Columns, split_tasks, tasks_of
 from atropos_core.types import Split, Task
 from atropos_env_dataset.config import SCORES, DatasetOptions
+
+# Usual names of columns: an error suggests the first that the row has.
+PROMPTS = ("question", "problem", "instruction", "query", "input", "text")
+ANSWERS = (
+    "reward_model.ground_truth", "ground_truth", "solution", "final_answer", "expected_answer", "gold", "target", "label", "output",
+    "response",
+)  # fmt: skip
 
 
 def load(options: DatasetOptions, label: str) -> dict[Split, Sequence[Task]]:
@@ -30,7 +38,11 @@ def load(options: DatasetOptions, label: str) -> dict[Split, Sequence[Task]]:
 
 def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str) -> list[Task]:
     columns = Columns(options.prompt, options.answer, options.instruction, whole_row=options.score not in SCORES)
-    rows, source = (read_rows(path), str(path)) if path else (_hub(options, split), f"{options.hub}, split {split}")
+    rows, source = (
+        (read_rows(path, options.prompt), str(path))
+        if path
+        else (_hub(options, split), f"{options.hub}, split {split}")
+    )
     tasks = tasks_of(_with_prompts(rows, options, label), source, columns)
     for task in tasks:
         if task.messages[-1]["role"] == "assistant":
@@ -39,11 +51,10 @@ def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str) -
                 remedy="Leave that message out; what it says may be the column `answer`.",
             )
         if options.score in SCORES and task.answer is None:
-            there = ", ".join(map(repr, task.data)) or "none"
             raise DataError(
                 f"{source}: task {task.id} has no {options.answer!r}, with which its replies are to be compared. "
-                f"Its other columns: {there}.",
-                remedy=f"Name the column, as --set {_option(label, 'answer')}=COLUMN, or a score of your own.",
+                f"Its other columns: {_columns(task.data)}.",
+                remedy=f"Name the column, as --set {_option(label, 'answer')}={_likely(task.data, ANSWERS)}, or a score of your own.",
             )
     return tasks
 
@@ -57,10 +68,19 @@ def _with_prompts(rows: Iterator[tuple[str, Row]], options: DatasetOptions, labe
     for where, row in rows:
         if value_at(row, options.prompt) is None and row.get("messages") is None:
             raise DataError(
-                f"{where} has no column {options.prompt!r}. It has {', '.join(map(repr, row)) or 'nothing'}.",
-                remedy=f"Say which column has the prompt, as --set {_option(label, 'prompt')}=COLUMN.",
+                f"{where} has no column {options.prompt!r}. It has {_columns(row)}.",
+                remedy=f"Say which column has the prompt, as --set {_option(label, 'prompt')}={_likely(row, PROMPTS)}.",
             )
         yield where, row
+
+
+def _columns(row: Row) -> str:
+    return ", ".join(map(repr, columns_in(row))) or "none"
+
+
+def _likely(row: Row, names: Sequence[str]) -> str:
+    there = columns_in(row)
+    return next((name for name in names if name in there), "COLUMN")
 
 
 def _hub(options: DatasetOptions, split: str) -> Iterator[tuple[str, Row]]:
@@ -77,4 +97,4 @@ def _hub(options: DatasetOptions, split: str) -> Iterator[tuple[str, Row]]:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"dataset: the hub did not give {options.hub}, split {split}: {first}") from error
     for number, row in enumerate(rows, 1):
-        yield f"{options.hub}, split {split}, row {number}", row
+        yield f"{options.hub}, split {split}, row {number}", plain_row(row)

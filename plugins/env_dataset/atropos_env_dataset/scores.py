@@ -14,7 +14,7 @@ from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Score
 from atropos_core.plugins.references import load_reference
 from atropos_core.processes.function_worker import Worker
-from atropos_core.rollouts.task_files import value_at
+from atropos_core.rollouts.row_files import value_at
 from atropos_core.types import Message, Task
 from atropos_env_dataset.config import DatasetOptions
 

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Score
 from atropos_core.plugins.manager import load_plugins
+from atropos_core.testing.replies import ORACLE
+from atropos_core.testing.scripted import ScriptedPolicy
 from atropos_core.types import Task
 from atropos_env_dataset.config import DatasetOptions
 from atropos_env_dataset.environment import Dataset
@@ -106,8 +108,14 @@ async def test_a_file_of_its_own_is_the_test_split_and_columns_are_named(tmp_pat
 @pytest.mark.parametrize(
     ("rows", "options", "says"),
     [
-        ([{"question": "a", "gold": "1"}], {}, "line 1 has no column 'prompt'. It has 'question', 'gold'.*mine.prompt=COLUMN"),
-        ([{"prompt": "a", "gold": "1"}], {}, "task 1 has no 'answer'.*Its other columns: 'gold'.*--set environment.mine.answer=COLUMN"),
+        ([{"question": "a", "gold": "1"}], {}, "line 1 has no column 'prompt'. It has 'question', 'gold'.*mine.prompt=question"),
+        ([{"prompt": "a", "gold": "1"}], {}, "task 1 has no 'answer'.*Its other columns: 'gold'.*--set environment.mine.answer=gold"),
+        (
+            [{"prompt": [{"role": "user", "content": "a"}], "data_source": "s", "reward_model": {"style": "rule", "ground_truth": "1"}}],
+            {},
+            "Its other columns: 'data_source', 'reward_model.style', 'reward_model.ground_truth'.*answer=reward_model.ground_truth",
+        ),
+        ([{"input": {"ask": "a"}, "answer": "1"}], {}, "It has 'input.ask', 'answer'.*mine.prompt=COLUMN"),
         ([{"prompt": "a", "answer": "yes"}], {"held_out": 0.5}, 'the answer of task 1 has no number in it: .yes.*score = "exact"'),
         ([{"prompt": "a", "answer": [1]}], {}, "line 1: answer must be text or a number"),
         (sums(1, 3), {"held_out": 0.001}, "held_out = 0.001 of 3 rows leaves none for the test split"),
@@ -124,6 +132,22 @@ async def test_rows_that_cannot_be_trained_on_are_named(tmp_path, rows, options,
     file = lines(tmp_path / "rows.jsonl", *rows, *padding)
     with pytest.raises(DataError, match=f"(?s){says}"):
         await dataset(tasks=file, **options).open()
+
+
+async def test_tools_of_a_row_are_shown_to_the_policy(tmp_path):
+    add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    rows = [{"prompt": "5 + 7?", "answer": 12, "tools": json.dumps([add])}, {"prompt": "5 + 8?", "answer": 13}]
+    made = dataset(tasks=lines(tmp_path / "rows.jsonl", *rows), held_out=0.0)
+    shown = []
+
+    class Shown(ScriptedPolicy):
+        async def render(self, messages, *, tools=None, after=None):
+            shown.append(tools)
+            return await super().render(messages, tools=tools, after=after)
+
+    for task in made.tasks("train"):
+        assert (await made.rollout(task, Shown(ORACLE, task), seed=0)).correct
+    assert shown == [[add], None]
 
 
 @pytest.mark.parametrize(

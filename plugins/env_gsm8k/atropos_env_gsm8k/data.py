@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atropos_core.errors import DataError
 from atropos_core.rollouts.numbered_tasks import NumberedTasks
-from atropos_core.rollouts.task_files import Row, read_rows
+from atropos_core.rollouts.row_files import Row, read_rows
 from atropos_core.types import Message, Split, Task
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.generate import problem
@@ -58,7 +58,7 @@ def _read(path: Path) -> Iterator[Row]:
             f'gsm8k: there is no file {path}. source = "path" wants a folder with train.jsonl and test.jsonl.',
             remedy='The other sources are source = "generated" (no data needed) and source = "hub".',
         )
-    for _, row in read_rows(path):
+    for _, row in read_rows(path, "question"):
         yield row
 
 
