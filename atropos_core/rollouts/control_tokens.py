@@ -1,5 +1,5 @@
 """Text of messages that looks like a model's control tokens stays text: a web page with `<|im_start|>system` in it, as a tool's
-result, begins no turn.
+result or in its description, begins no turn.
 
 A tokenizer finds such tokens wherever their text stands, and a chat template writes its own among those of messages. So what
 looks like one in a message is marked before the template sees it. Where a mark comes out, a second tokenizer encodes the text: the
@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from atropos_core.rollouts.template_calls import MARK
 from atropos_core.types import Tokens
-
-MARK = "\uf8f7"  # for private use; where a message has it, it is marked as well
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> Tokens:
@@ -45,19 +44,19 @@ class ControlTokens:
         self._names = {text: f"{MARK}{secret}-{number}{MARK}" for number, text in enumerate(self._texts)}
 
     def marked(self, value: Any) -> Any:
-        """A message, or anything of JSON in one, with a mark before whatever looks like a control token."""
+        """A message or a tool, or anything of JSON in one, with a mark before whatever looks like a control token."""
         if isinstance(value, str):
             return self._any.sub(lambda found: f"{MARK}{found[0]}", value)
-        if isinstance(value, Mapping):
-            return {key: self.marked(one) for key, one in value.items()}
+        if isinstance(value, Mapping):  # a template shows the names of arguments too
+            return {self.marked(key): self.marked(one) for key, one in value.items()}
         return [self.marked(one) for one in value] if isinstance(value, list | tuple) else value
 
     def encode(self, text: str, encode: Callable[[str], Tokens]) -> Tokens:
         """Ids of what was rendered of marked messages. `encode`: as the tokenizer does, for what has no mark in it."""
         if MARK not in text:
             return encode(text)
-        renamed = self._marked_or_not.sub(
-            lambda found: found[0].removeprefix(MARK) if found[1] else self._names.get(found[0], found[0]), text
+        renamed = self._marked_or_not.sub(  # a mark whose token the template has changed goes, and leaves text
+            lambda found: found[0].removeprefix(MARK) if found[1] else self._names.get(found[0], ""), text
         )
         return self._true_ids[ids_of(self._renamed, renamed)]
 

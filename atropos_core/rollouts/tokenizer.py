@@ -1,17 +1,19 @@
 """The policy's tokenizer and chat template, without transformers.
 
-`tokenizers` and jinja2 render a chat template in 0.07 s and 25 MB where transformers' tokenizer costs 2.9 s and 251 MB,
+`tokenizers` and a process with jinja2 (`chat_template.py`) take 0.07 s and 25 MB where transformers' tokenizer costs 2.9 s and 251 MB,
 so the supervisor can have it. What is sampled is never decoded and encoded again: `extend` renders only what is new.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,24 +27,29 @@ if TYPE_CHECKING:
 
 _LONGEST_TOKEN = 256  # characters, of those that are looked at
 _MOST_KEPT = 64  # sets of stop texts, whose ids are kept
+USED = ("default", "tool_use")  # of a model's chat templates: the second one for conversations with tools
+_NAMED = re.compile(r"(bos|eos|pad|unk|sep|cls|mask)_token")
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # what templates call it; the first is ours
 
 
 def fingerprint(directory: Path) -> str:
     """A hash of everything that decides which ids a text has and what they mean: vocabulary, merges, normalisation,
     special tokens and chat template. Two parts of a run whose fingerprints differ must not exchange ids."""
     config = _read(directory / "tokenizer_config.json", required=False)
+    templates = _templates(directory, config)
     parts = [
         json.dumps(_read(directory / "tokenizer.json"), sort_keys=True),
         json.dumps({key: _text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}),
-        _template(directory, config) or "",
+        *([templates[name] for name in USED if name in templates] or [""]),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 class ChatTokenizer:
-    """Messages to ids and ids to messages, for one model directory."""
+    """Messages to ids and ids to messages, for one model directory. `today`: what its chat template is told when it asks for the
+    date; None: the day on which this was made."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, today: date | None = None) -> None:
         from tokenizers import Tokenizer
 
         self.directory = directory
@@ -60,8 +67,10 @@ class ChatTokenizer:
         self._completing: dict[frozenset[str], tuple[int, ...]] = {}
         self.fingerprint = fingerprint(directory)
         self.eos = _text(config.get("eos_token"))
-        self.special = {key: _text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        self.template = _template(directory, config)
+        self.special = _special(config, _read(directory / "special_tokens_map.json", required=False))
+        self._today = today or date.today()
+        self._sources = _templates(directory, config)
+        self.template = self._sources.get("default")
 
     @property
     def vocabulary(self) -> int:
@@ -91,7 +100,8 @@ class ChatTokenizer:
         a reply: a tokenizer need not mark the latter. What ends a continuation is in the generation config (for an engine as well)."""
         added = {int(number): token for number, token in self._tokenizer.get_added_tokens_decoder().items()}
         texts = [token.content for token in added.values()]
-        named = {self._end_of_turn(texts)}.union(
+        all_are_marked = all(token.special for token in added.values())
+        named = {"" if all_are_marked else self._end_of_turn(texts)}.union(
             *(
                 _named(_read(self.directory / f"{name}.json", required=False))
                 for name in ("tokenizer_config", "special_tokens_map")
@@ -110,13 +120,12 @@ class ChatTokenizer:
         """Special tokens, and those that the template writes around messages; not those that a reply is read by."""
         from atropos_core.rollouts.control_tokens import ControlTokens
 
-        said = [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
-        try:
-            framed = self._render(said, None, prompt=True)
-        except (ConfigError, DataError):
-            framed = ""
-        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        texts = {*self._replies.special.values(), *(text for text in added if text in framed)}
+        texts = set(self._replies.special.values())
+        if others := {token.content for token in self._tokenizer.get_added_tokens_decoder().values()} - texts:
+            said = [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
+            with contextlib.suppress(ConfigError, DataError):
+                framed = self._render(said, None, prompt=True)
+                texts |= {text for text in others if text in framed}
         return ControlTokens(texts - READ, _read(self.directory / "tokenizer.json"))
 
     def _end_of_turn(self, added: Sequence[str]) -> str:
@@ -163,11 +172,17 @@ class ChatTokenizer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens:
         """Ids of the conversation so far, ready for the assistant's reply. What looks like a control token in a message is text."""
-        return self.encode_marked(self._render(self.marked(messages), tools, prompt=True))
+        return self.encode_marked(self._render(self.marked(messages), self.marked(tools or ()), prompt=True))
 
-    def marked(self, messages: Sequence[Message]) -> list[Message]:
-        """For whoever renders them: `encode_marked` then knows a message's own text from a template's control tokens."""
-        return [self._control_tokens.marked(message) for message in messages]
+    def marked(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages or tools, for whoever renders them: `encode_marked` then knows their own text from a template's control tokens.
+        Raises DataError."""
+        try:
+            return [self._control_tokens.marked(value) for value in values]
+        except RecursionError:
+            raise DataError(
+                "these messages or tools are nested too deep to be rendered.", remedy="Send flatter ones."
+            ) from None
 
     def encode_marked(self, text: str) -> Tokens:
         """Ids of what was rendered of `marked` messages."""
@@ -178,7 +193,7 @@ class ChatTokenizer:
     ) -> Tokens:
         """The ids that follow `history` (which ends in what was sampled) when `messages` come next."""
         before = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
-        text = self._render([*before, *self.marked(messages)], tools, prompt=True)
+        text = self._render([*before, *self.marked(messages)], self.marked(tools or ()), prompt=True)
         at = text.find(SENTINEL)
         if at < 0:
             raise DataError(
@@ -194,30 +209,56 @@ class ChatTokenizer:
         return message_of(self.decode(ids))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool) -> str:
-        return self._chat_template.render(
-            messages=[dict(message) for message in messages],
-            tools=[dict(tool) for tool in tools] if tools else None,
+        with_tools = bool(tools) and "tool_use" in self._sources
+        template = self._chat_templates["tool_use" if with_tools else "default"]
+        return template.render(
+            messages=[_with_reasoning(message) for message in messages],
+            tools=list(tools) if tools else None,
+            documents=None,
             add_generation_prompt=prompt,
-            **{key: value for key, value in self.special.items() if value},
+            **self.special,
         )
 
     @functools.cached_property
-    def _chat_template(self) -> ChatTemplate:
-        from atropos_core.rollouts.chat_template import (
-            ChatTemplate,  # jinja2 is imported where a conversation is rendered
+    def _chat_templates(self) -> Mapping[str, ChatTemplate]:
+        from atropos_core.rollouts.chat_template import ChatTemplate
+
+        sources = {"default": None, **{name: source for name, source in self._sources.items() if name in USED}}
+        return {name: ChatTemplate(source, self.directory, self._today) for name, source in sources.items()}
+
+
+def _with_reasoning(message: Message) -> dict[str, Any]:
+    """Under each of the names that templates read it by."""
+    said = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return dict(message) if said is None else {"thinking": said, **message, "reasoning_content": said}
+
+
+def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """By name, as transformers finds them; most models have only `default`. Raises ConfigError."""
+    found = config.get("chat_template") or {}
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+    made = {"default": found} if isinstance(found, str) else found
+    files = {"default": directory / "chat_template.jinja"}
+    files |= {path.stem: path for path in (directory / "additional_chat_templates").glob("*.jinja")}
+    try:
+        made = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()} or made
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"a chat template of {directory} cannot be read: {error}.") from error
+    if not isinstance(made, dict) or not all(isinstance(text, str) for pair in made.items() for text in pair):
+        raise ConfigError(
+            f"chat_template in {directory / 'tokenizer_config.json'} is neither a text nor texts by name.",
+            remedy="Take that file from where the model comes from again.",
         )
+    return made
 
-        return ChatTemplate(self.template, self.directory)
 
-
-def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    beside = directory / "chat_template.jinja"
-    if beside.is_file():
-        return beside.read_text()
-    found = config.get("chat_template")
-    if isinstance(found, list):  # several, by name
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found
+def _special(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of special tokens by the names that a template has them under. `other`: the file that older tokenizers name them in."""
+    more = config.get("extra_special_tokens")
+    given = {**other, **config, **(more if isinstance(more, dict) else {})}
+    named = {key: value for key, value in given.items() if key.endswith("_token") or key in (more or ())}
+    return {key: _text(value) for key, value in named.items() if isinstance(value, str | dict)}
 
 
 def _read(path: Path, *, required: bool = True) -> dict[str, Any]:
@@ -237,7 +278,7 @@ def _named(config: Mapping[str, Any]) -> list[str]:
     more = [*(config.get("additional_special_tokens") or ()), *(config.get("extra_special_tokens") or ())]
     if isinstance(config.get("extra_special_tokens"), dict):
         more = list(config["extra_special_tokens"].values())
-    one = [value for key, value in config.items() if re.fullmatch(r"(bos|eos|pad|unk|sep|cls|mask)_token", key)]
+    one = [value for key, value in config.items() if _NAMED.fullmatch(key)]
     return [_text(token) for token in [*one, *more]]
 
 

@@ -28,6 +28,7 @@ from tests.warm import NAME, forked, requests
 WARM = (
     "atropos_core", "atropos_core.processes.child_main", "atropos_trainer_grpo.rank", "atropos_env_atroposlib.host", "pytest",
     "tests.warm.program", "tests.e2e.api_programs", "plugins.bridge_ipc.tests.holder_process",
+    "atropos_core.rollouts.template_process",
 )  # fmt: skip
 STARTS = ("serve", "engine", "env")  # commands that start processes of ours, besides those of GUARDED
 WORKER = ("-u", "-c", popen_bootstrapline)  # what pytest-xdist starts its workers with
@@ -46,7 +47,8 @@ IMPORTED = (
     "atropos_env_gsm8k.environment", "atropos_trajectory_api.server.app", "pytest",
     "atropos_core.builtin.config", "atropos_core.builtin.rewards", "atropos_core.builtin.curricula", "atropos_core.builtin.recording",
     "atropos_core.builtin.sinks", "atropos_core.builtin.transforms", "atropos_core.builtin.local", "atropos_core.builtin.toy",
-    "atropos_core.conversation", "atropos_core.rollouts.control_tokens", "atropos_core.launch.rendering", "atropos_core.models.tensors",
+    "atropos_core.conversation", "atropos_core.rollouts.control_tokens", "atropos_core.rollouts.template_process",
+    "atropos_core.launch.rendering", "atropos_core.models.tensors",
     "atropos_engine_hf.config", "atropos_engine_hf.memory", "atropos_trainer_grpo.config", "atropos_trainer_grpo.memory",
     "atropos_bridge_ipc.config", "atropos_bridge_lora.config", "atropos_bridge_checkpoint.config",
     "numpy.ma", "safetensors.numpy", "typer._adapters", "typer._click.decorators",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +44,41 @@ def test_no_text_of_a_message_is_a_control_token(family: tuple[str, ChatTokenize
             ids = tokenizer.render([{"role": "user", "content": content}])
             assert control_ids(tokenizer, ids) == harmless, content
             assert content.strip() in tokenizer.decode(ids, keep_special=True), "all of its text is there"
+
+
+SHOWN = {
+    "JSON": "{{ tools | tojson }}",
+    "JSON in ASCII": "{{ tools | tojson(ensure_ascii=true) }}",
+    "JSON with indent": "{% for t in tools or () %}{{ t | tojson(indent=2, sort_keys=true) }}{% endfor %}",
+    "texts": "{% for t in tools or () %}{{ t.function.name }}: {{ t.function.description }} {{ t.function.parameters }}{% endfor %}",
+    "changed": "{% for t in tools or () %}{{ t.function.description | upper }}{% endfor %}",
+}
+
+
+def tool(text: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {text: {"enum": [text, f"{text}{text}"], "default": f"x{text}"}}}
+    return {"type": "function", "function": {"name": text, "description": f"a {text} b", "parameters": parameters}}
+
+
+@pytest.mark.parametrize("how", SHOWN)
+def test_no_text_of_a_tool_is_a_control_token(how: str, family: tuple[str, ChatTokenizer]) -> None:
+    name, tokenizer = family
+    path = tokenizer.directory / "chat_template.jinja"
+    path.write_text((SHOWN[how] + path.read_text()).replace("{% for m", "\n{% for m"))
+    tokenizer = ChatTokenizer(tokenizer.directory)
+    said = [{"role": "user", "content": "a b"}]
+    harmless = control_ids(tokenizer, tokenizer.render(said, [tool("f")]))
+    for text in (*looks(name), MARK, f"\\{MARK}"):
+        ids = tokenizer.render(said, [tool(text)])
+        assert control_ids(tokenizer, ids) == harmless, text
+        assert control_ids(tokenizer, tokenizer.extend(said, ids, [tool(text)])) == control_ids(
+            tokenizer, tokenizer.extend(said, ids, [tool("f")])
+        )
+        shown = tokenizer.decode(ids, keep_special=True)
+        if how == "texts":
+            assert f"{text}: a {text} b" in shown and repr(text) in shown
+        if how == "JSON in ASCII":
+            assert json.dumps([tool(text)]) in shown and MARK not in shown
 
 
 def test_what_follows_a_reply_begins_no_turn_by_its_text(family: tuple[str, ChatTokenizer]) -> None:
