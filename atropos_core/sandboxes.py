@@ -38,7 +38,10 @@ class Program:
     stdin: bytes = b""
     files: Mapping[str, bytes] = field(default_factory=dict)  # in its work directory, by relative path
     home_files: Mapping[str, bytes] = field(default_factory=dict)  # in its HOME
-    work: Path | None = None  # a directory of this machine: the work directory begins as a copy of it
+    inputs: Path | None = None  # a directory of this machine; the program finds a copy at Inside.inputs
+    shown: Sequence[
+        Path
+    ] = ()  # of this machine, for it to read: what a sandbox that hides the disk shows besides the system
     network: Network = "none"
     api_url: str = ""  # with network "api": where this machine reaches the API, http://HOST:PORT/...
     limits: Limits = Limits()
@@ -51,6 +54,7 @@ class Inside:
     work: str  # absolute paths; the program starts in `work`
     home: str
     api_url: str
+    inputs: str = ""  # of the copy of Program.inputs: neither in `work` nor in `home`, nor above them
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -64,7 +65,10 @@ class SandboxContract(StagedContract):
             "its work directory, until close(); the two files stay",
             "work() gives the directory as it was left. close() removes it, may be called twice, and leaves stdout and stderr.",
         ),
-        "starts as a copy": ("of the directory that was named, which stays as it is", "Copy Program.work; links stay links."),
+        "inputs": (
+            "a copy of the directory that was named, outside its work directory, which begins empty",
+            "Copy Program.inputs to where inside(...).inputs says; links stay links. Never start a program there.",
+        ),
         "refuses": (
             "what is not there, what reaches out, and a network that it cannot hold to",
             "start() raises SandboxError where there is no such program, ConfigError for a file outside of the program's "
@@ -184,14 +188,26 @@ class SandboxContract(StagedContract):
             wrong.append("its standard output is gone with close()")
         return wrong
 
-    async def check_starts_as_a_copy(self) -> Sequence[str]:
+    async def check_inputs(self) -> Sequence[str]:
         given = Path(mkdtemp(dir=self.subject.context.directory))
         (given / "run.sh").write_text("#!/bin/sh\necho ran\n")
         (given / "run.sh").chmod(0o755)
         (given / "link").symlink_to("run.sh")
-        _, printed = await self._run("./link; readlink link; echo more > new; echo less > run.sh", work=given)
+        inside = self.made.inside("check", "", self.network)
+        at = inside.inputs
+        text = f"ls -A; cd {shlex.quote(at)}; ./link; readlink link; echo more > new; echo less > run.sh"
+        _, printed = await self._run(text, inputs=given)
         changed = (given / "new").exists() or "ran" not in (given / "run.sh").read_text()
+        apart = all(
+            not f"{one}/".startswith(f"{at}/") and not f"{at}/".startswith(f"{one}/")
+            for one in (inside.work, inside.home)
+        )
         return [
+            *(
+                []
+                if at and apart
+                else [f"inside() says that the copy is {at or 'nowhere'}, and the work directory {inside.work}"]
+            ),
             *([] if printed == "ran\nrun.sh\n" else [f"it printed {printed!r:.80} there, not 'ran\\nrun.sh\\n'"]),
             *(["the directory itself was changed"] if changed else []),
         ]

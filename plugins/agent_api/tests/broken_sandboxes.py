@@ -39,7 +39,7 @@ class WorksInPlace(ProcessSandbox):
     async def keep(
         self, program: Program, argv: Sequence[str], environment: Mapping[str, str], **more: Any
     ) -> KeptProgram:
-        where = more if program.work is None else {**more, "cwd": str(program.work)}
+        where = more if program.inputs is None else {**more, "cwd": str(program.inputs)}
         return await super().keep(program, argv, environment, **where)
 
 
@@ -156,7 +156,7 @@ SANDBOXES: dict[Callable[..., Any], set[str]] = {
     SharesItsEnvironment: {"environment"},
     ErrorsAmongOutput: {"streams"},
     PrintsTwiceAsMuch: {"limits"},
-    WorksInPlace: {"starts as a copy"},
+    WorksInPlace: {"inputs"},
     HoldsToNothing: {"refuses"},
     SaysAnotherHome: {"directories"},
     SharesItsFiles: {"at once"},

@@ -18,6 +18,7 @@ import pytest
 
 from atropos_agent_api.sandboxes.bubblewrap import BubblewrapSandbox
 from atropos_agent_api.sandboxes.docker import DockerSandbox
+from atropos_agent_api.sandboxes.installations import needed_by
 from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_core.errors import FitError
 from atropos_core.sandboxes import Exit, Limits, Network, Program, Sandbox
@@ -71,8 +72,9 @@ def python(name: str) -> str:
 def program(
     folder: Path, argv: Sequence[str], *, name: str = "one", limits: dict[str, Any] | None = None, **more: Any
 ) -> Program:
-    """With no network where the sandbox can do without: `more` says otherwise."""
+    """With no network where the sandbox can do without, and what its command names visible: `more` says otherwise."""
     bounded = Limits(**{"wall_time_s": 30.0, **(limits or {})})
+    more["shown"] = [*needed_by(argv, os.environ["PATH"]), *more.get("shown", ())]
     return Program(name, list(argv), folder / f"{name}.stdout", folder / f"{name}.stderr", limits=bounded, **more)
 
 

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from atropos_agent_api.sandboxes import bubblewrap
+from atropos_agent_api.config import AgentOptions
+from atropos_agent_api.environment.program import Files, program_of, shown_to, values_of
+from atropos_agent_api.sandboxes import bubblewrap, private_files
 from atropos_agent_api.sandboxes.bubblewrap import BubblewrapSandbox
 from atropos_agent_api.sandboxes.installations import needed_by
 from atropos_agent_api.sandboxes.local import LocalSandbox
-from atropos_core.errors import ConfigError, FitError
+from atropos_agent_api.sandboxes.private_files import private_in
+from atropos_core.errors import ConfigError, FitError, SandboxError
+from atropos_core.types import Task
 from plugins.agent_api.tests.sandboxes import opened, program, run
 
 
@@ -181,8 +185,7 @@ async def test_neither_the_users_home_nor_this_directory_nor_sockets_of_services
 
 
 async def test_what_only_its_owner_may_read_of_the_system_is_empty(sandbox, tmp_path):
-    private = bubblewrap.unreadable("/etc")
-    assert "/etc/shadow" in private, "this system has no /etc/shadow: name another file here"
+    assert "/etc/shadow" in private_in("/etc"), "this system has no /etc/shadow: name another file here"
     _, printed = await run(sandbox, of_paths(tmp_path, READ_ALL, ["/etc/shadow"]))
     assert printed in ("\n", "PermissionError\n")
 
@@ -279,6 +282,105 @@ async def test_the_option_visible_shows_a_folder_and_nobody_can_write_there(made
         assert "Read-only file system" in (tmp_path / "one.stderr").read_text()
     finally:
         await shown.close()
+
+
+PRIVATE = {
+    "closed.txt": ("closed", 0o600), "shared.txt": ("shared", 0o640), "open.txt": ("open", 0o644),
+    "inner/closed/open.txt": ("closed", 0o644), ".env": ("KEY=secret", 0o644), "inner/.ssh/config": ("secret", 0o644),
+    "tls.pem": ("-----BEGIN RSA PRIVATE KEY-----\nsecret", 0o644), "ca.pem": ("-----BEGIN CERTIFICATE-----", 0o644),
+}  # fmt: skip
+
+
+def fill_with_private(folder):
+    for name, (text, mode) in PRIVATE.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(mode)
+    (folder / "inner/closed").chmod(0o700)
+
+
+@pytest.mark.parametrize("how", ["visible", "installation"])
+async def test_what_is_private_in_a_folder_that_is_shown_is_hidden(how, sandbox, tmp_path):
+    folder = tmp_path / "tool"
+    (folder / "bin").mkdir(parents=True)
+    fill_with_private(folder)
+    (folder / "bin/run").write_text("#!/bin/sh\nexit 0\n")
+    (folder / "bin/run").chmod(0o755)
+    shown = [folder] if how == "visible" else needed_by([str(folder / "bin/run")], "")
+    paths = [str(folder / name) for name in PRIVATE]
+    _, printed = await run(sandbox, of_paths(tmp_path, READ_ALL, paths, shown=shown))
+    assert "secret" not in printed
+    assert "closed" not in printed and "shared" not in printed
+    assert "open" in printed and "CERTIFICATE" in printed
+
+
+async def test_a_file_that_is_named_is_seen_and_a_folder_closed_by_its_user_shows_all_but_keys(sandbox, tmp_path):
+    folder, key = tmp_path / "tool", tmp_path / "tool" / ".env"
+    folder.mkdir()
+    fill_with_private(folder)
+    shown = [folder, folder / "closed.txt"]
+    _, printed = await run(sandbox, of_paths(tmp_path, READ_ALL, [str(folder / "closed.txt"), str(key)], shown=shown))
+    assert printed in ("closed\n\n", "closed\nPermissionError\n")
+    folder.chmod(0o700)
+    private_in.cache_clear()
+    _, printed = await run(
+        sandbox, of_paths(tmp_path, READ_ALL, [str(folder / "shared.txt"), str(key)], shown=[folder])
+    )
+    assert printed in ("shared\n\n", "shared\nPermissionError\n")
+
+
+def test_a_folder_with_very_many_private_files_is_not_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(private_files, "MOST", 10)
+    for number in range(12):
+        (tmp_path / f"{number}").touch(0o600)
+    tmp_path.chmod(0o755)
+    assert private_in(str(tmp_path)) == (str(tmp_path),)
+    assert "do not see" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("words", [("{task.prompt}",), ("sh", "-c", 'cat "$1"', "sh", "{task.prompt}")])
+async def test_only_the_template_of_a_command_decides_what_is_seen(words, sandbox, tmp_path):
+    """A task that names a file of this machine opens nothing."""
+    secret = tmp_path / "bin" / "secret"
+    secret.parent.mkdir()
+    secret.write_text("#!/bin/sh\nexit 0\n")
+    secret.chmod(0o755)
+    options = AgentOptions.model_validate(
+        {"command": words, "tasks_from": "gsm8k", "here": str(tmp_path), "env": {"PATH": "{task.prompt}:/usr/bin:/bin"}}
+    )
+    assert not any(path in secret.parents or path == secret for path in shown_to(options))
+    task = Task("1", ({"role": "user", "content": str(secret)},), answer="")
+    values = values_of(options, task, sandbox.inside("one", "", "none"), "key", 0)
+    wanted = program_of(
+        options,
+        Files({}),
+        task,
+        values,
+        name="one",
+        streams=tmp_path,
+        network="none",
+        api_url="",
+        shown=shown_to(options),
+    )
+    assert str(secret) in wanted.argv
+    try:
+        running = await sandbox.start(wanted)
+    except SandboxError as error:
+        assert "No such file" in str(error)
+        return
+    assert (await running.wait()).code == 1
+    assert "No such file" in wanted.stderr.read_text()
+    await running.close()
+
+
+def test_what_the_options_name_is_shown(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    command = ["{python}", "{here}/notes.txt", "{here}/{task.id}", "./agent.sh"]
+    options = AgentOptions.model_validate({"command": command, "tasks_from": "gsm8k", "here": str(tmp_path)})
+    shown = shown_to(options)
+    assert tmp_path / "notes.txt" in shown and Path(sys.prefix) in shown
+    relative = options.model_copy(update={"command": ("./notes.txt",)})
+    assert shown_to(relative) == (), "it is meant in the work directory"
 
 
 async def test_a_folder_that_is_not_there_cannot_be_made_visible(tmp_path):

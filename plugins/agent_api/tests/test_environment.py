@@ -261,6 +261,16 @@ async def test_a_command_scores_a_copy_of_what_was_left(made: Made) -> None:
     assert (right.score, right.correct, wrong.correct) == (1.0, True, False)
 
 
+async def test_a_command_scores_what_a_function_left(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(PROGRAMS.parent)!r})\nimport agent_programs\n"
+        "def main(task):\n    agent_programs.once()\n"
+    )
+    reward = {"command": ["{python}", str(GRADERS), "file"]}
+    async with made(command=None, function="./agent.py:main", here=str(tmp_path), reward=reward) as agent:
+        assert (await one(agent)).score == 1.0
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

@@ -81,7 +81,7 @@ async def test_what_a_program_left_is_there_until_it_is_closed(sandbox, tmp_path
     await running.close()
 
 
-async def test_a_work_directory_can_begin_as_a_copy(sandbox, tmp_path):
+async def test_a_program_finds_a_copy_of_its_inputs_outside_its_work_directory(sandbox, tmp_path):
     made = tmp_path / "made"
     (made / "deep").mkdir(parents=True)
     (made / "deep" / "run.sh").write_text("#!/bin/sh\necho ran\n")
@@ -89,7 +89,10 @@ async def test_a_work_directory_can_begin_as_a_copy(sandbox, tmp_path):
     (made / "link").symlink_to("/etc/hostname")
     os.mkfifo(made / "pipe")
     _, printed = await of_shell(
-        sandbox, tmp_path, "readlink link; ls -A . deep; deep/run.sh; echo x > deep/new", work=made
+        sandbox,
+        tmp_path,
+        "ls -A; cd ../inputs; readlink link; ls -A . deep; deep/run.sh; echo x > deep/new",
+        inputs=made,
     )
     assert printed == "/etc/hostname\n.:\ndeep\nlink\n\ndeep:\nrun.sh\nran\n"
     assert not (made / "deep" / "new").exists()

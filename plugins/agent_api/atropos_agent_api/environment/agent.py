@@ -16,7 +16,7 @@ from pathlib import Path
 from atropos_agent_api.config import AgentOptions
 from atropos_agent_api.environment import poisoned
 from atropos_agent_api.environment.baseline import Baseline, BaselineSession
-from atropos_agent_api.environment.program import MODEL, Files, program_of, values_of
+from atropos_agent_api.environment.program import MODEL, Files, program_of, shown_to, values_of
 from atropos_agent_api.environment.streams import KeptStreams, tail
 from atropos_agent_api.grading.case import Case
 from atropos_agent_api.grading.graders import Grader
@@ -189,7 +189,15 @@ class Agent(Environment):
         name, url = f"episode-{secrets.token_hex(8)}", f"{self._server.url}/s/{session.id}"
         values = values_of(self._options, task, self._sandbox.inside(name, url, self._network), session.key, seed)
         program = program_of(
-            self._options, self._files, task, values, name=name, streams=folder, network=self._network, api_url=url
+            self._options,
+            self._files,
+            task,
+            values,
+            name=name,
+            streams=folder,
+            network=self._network,
+            api_url=url,
+            shown=shown_to(self._options),
         )
         running = await self._sandbox.start(program)
         try:

@@ -13,6 +13,7 @@ from atropos_agent_api.grading.command import CommandGrader
 from atropos_agent_api.grading.graders import EnvironmentGrader, FunctionGrader, Grader, PluginGrader
 from atropos_agent_api.sandboxes.local import LocalSandbox
 from atropos_agent_api.sandboxes.preloaded import PreloadedSandbox
+from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core.config.component import Component, RewardComponent
 from atropos_core.config.resolve import inner
@@ -83,7 +84,11 @@ def _grader(
     if reward.plugin is not None:
         return PluginGrader(_reward(reward, reward.plugin, context, label), reward.plugin.use, reward.deadline_s)
     assert reward.command is not None, "a reward is one of three"
-    own = LocalSandbox() if options.is_external else None  # which starts nothing, graders neither
+    own: Sandbox | None = None
+    if options.is_external:  # which starts nothing
+        own = LocalSandbox()
+    elif isinstance(sandbox, PreloadedSandbox):  # which starts the agent's function, whatever the command
+        own = ProcessSandbox()
     return CommandGrader(reward.command, sandbox if own is None else own, options.here, reward.deadline_s, own)
 
 

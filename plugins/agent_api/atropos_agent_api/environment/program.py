@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions, FileOptions, LimitOptions
 from atropos_agent_api.dialects.values import writable
-from atropos_agent_api.environment.templates import check, fill, of_task, plain, prompt_of
+from atropos_agent_api.environment.templates import check, fill, fixed, of_task, plain, prompt_of
+from atropos_agent_api.sandboxes.installations import needed_by
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.sandboxes import Inside, Limits, Network, Program
 from atropos_core.types import Task
@@ -60,6 +61,14 @@ def argv(options: AgentOptions) -> tuple[str, ...]:
     return ("{python}", *(plain(text) for text in (str(FUNCTION), *function_of(options))))
 
 
+def shown_to(options: AgentOptions) -> tuple[Path, ...]:
+    """What a sandbox that hides the disk shows each program: the installation of its command, and files that this names. Only
+    the options decide it, never a task's text, which could name any file of this machine."""
+    values = {"here": str(options.here), "python": sys.executable}
+    path = fixed(options.env.get("PATH", ""), values) or os.environ.get("PATH", os.defpath)
+    return tuple(needed_by([fixed(text, values) for text in argv(options)], path))
+
+
 def function_of(options: AgentOptions) -> tuple[str, str]:
     """The function's module, or the path of its file, and its name."""
     assert options.function is not None, "the options have one of the two"
@@ -93,6 +102,7 @@ def program_of(
     streams: Path,
     network: Network,
     api_url: str,
+    shown: Sequence[Path] = (),
 ) -> Program:
     """Raises DataError for a placeholder that the task cannot fill, or fills with what no program can be given."""
     found = files.filled(values)
@@ -114,6 +124,7 @@ def program_of(
         stdin=fill(options.stdin, values).encode(),
         files={target: content for target, content in found.items() if not target.startswith("{home}/")},
         home_files=home | {TASK_FILE: _task_file(task)},
+        shown=shown,
         network=network,
         api_url=api_url,
         limits=limits_of(options.limits),

@@ -69,6 +69,12 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
+def fixed(text: str, values: Mapping[str, str]) -> str:
+    """Filled, if `values` has all that it names; else empty: an episode decides what it is."""
+    names = {name for _, name in _PLACEHOLDER.findall(text) if name}
+    return fill(text, values) if names <= set(values) else ""
+
+
 def plain(text: str) -> str:
     """A template for this very text."""
     return _PLACEHOLDER.sub(lambda found: f"{{{found[0]}}}", text)

@@ -1,9 +1,14 @@
-"""A reward by command: a program that reads the case at its standard input and prints the score as its last line."""
+"""A reward by command: a program that reads the case at its standard input and prints the score as its last line.
+
+It starts in an empty directory with an empty HOME. The files that the agent's program left lie elsewhere, and are data: no
+interpreter or tool finds a module, a configuration or a hook of theirs by itself.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import sys
 import tempfile
@@ -11,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atropos_agent_api.environment.streams import tail
-from atropos_agent_api.environment.templates import fill
+from atropos_agent_api.environment.templates import fill, fixed
 from atropos_agent_api.grading.case import Case, read_score
 from atropos_agent_api.grading.graders import Grader
+from atropos_agent_api.sandboxes.installations import needed_by
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Score
 from atropos_core.sandboxes import Limits, Network, Program, Sandbox
@@ -21,6 +27,11 @@ from atropos_core.storage.tempdirs import owned_prefix
 from atropos_core.types import Episode
 
 OUTPUT_BYTES = 1 << 20
+ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",  # also after a grader went to the files: nothing is imported from there
+    "PYTHONNOUSERSITE": "1",
+    "GIT_TEST_ASSUME_DIFFERENT_OWNER": "1",  # git refuses their repository, whose configuration can name programs
+}
 
 
 class CommandGrader(Grader):
@@ -38,14 +49,30 @@ class CommandGrader(Grader):
         self._deadline_s = deadline_s
         self._own = own
         self._digests: dict[Path, str] = {}
+        self._fixed: list[str] = []  # the words of the command that are the same in each episode; "" for the others
 
     async def open(self) -> None:
         if self._own is not None:
             await self._own.open()
-        values = {"here": str(self._here), "python": sys.executable, "work": "", "home": ""}
-        for text in self._command:
-            if (path := Path(fill(text, values))).is_absolute() and path.is_file():
-                self._digests[path] = _digest(path)
+        values = {"here": str(self._here), "python": sys.executable}
+        self._fixed = [fixed(text, values) for text in self._command]
+        self._refuse_relative()
+        for path in self._files():
+            self._digests[path] = _digest(path)
+
+    def _files(self) -> list[Path]:
+        """That the command names, and that are there."""
+        return [Path(word) for word in self._fixed if os.path.isabs(word) and os.path.isfile(word)]
+
+    def _refuse_relative(self) -> None:
+        """Raises ConfigError for a word that names a file in `here`: the grader starts elsewhere, and would not find it."""
+        for at, word in enumerate(self._fixed):
+            names_path = os.sep in word if at == 0 else bool(word)
+            if names_path and not os.path.isabs(word) and os.path.isfile(self._here / word):
+                raise ConfigError(
+                    f"reward.command[{at}] names the file {word!r}, and a reward by command starts in an empty directory.",
+                    remedy=f'Write "{{here}}/{os.path.normpath(word)}" for the file in {self._here}.',
+                )
 
     async def close(self) -> None:
         if self._own is not None:
@@ -61,7 +88,8 @@ class CommandGrader(Grader):
         network: Network = "none" if "none" in self._sandbox.networks else "host"
         name = f"grader-{secrets.token_hex(8)}"
         inside = self._sandbox.inside(name, "", network)
-        values = {"here": str(self._here), "python": sys.executable, "work": inside.work, "home": inside.home}
+        values = {"here": str(self._here), "python": sys.executable, "work": inside.inputs, "home": inside.home}
+        folders = dict.fromkeys(str(path.parent) for path in self._files() if path.suffix == ".py")
         with tempfile.TemporaryDirectory(prefix=owned_prefix("agent-grading")) as directory:
             stdout, stderr = Path(directory) / "stdout.txt", Path(directory) / "stderr.txt"
             running = await self._sandbox.start(
@@ -70,8 +98,10 @@ class CommandGrader(Grader):
                     argv=[fill(text, values) for text in self._command],
                     stdout=stdout,
                     stderr=stderr,
-                    stdin=json.dumps({**case.record(), "work": inside.work}).encode(),
-                    work=case.work,
+                    environment={**ENVIRONMENT, **({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})},
+                    stdin=json.dumps({**case.record(), "work": inside.inputs}).encode(),
+                    inputs=case.work,
+                    shown=needed_by(self._fixed, os.environ.get("PATH", os.defpath)),
                     network=network,
                     limits=Limits(wall_time_s=self._deadline_s, output_bytes=OUTPUT_BYTES),
                 )

@@ -7,25 +7,26 @@ directory, no other episode. It has no network, or the API alone, at the same ad
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from atropos_agent_api.sandboxes.installations import needed_by
 from atropos_agent_api.sandboxes.kept import CONTROL, KeptSandbox, address, basic_environment, check_program
+from atropos_agent_api.sandboxes.private_files import private_in
 from atropos_core.errors import FitError, SandboxError
 from atropos_core.sandboxes import Inside, Limits, Network, Program, RunningProgram
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/gnu/store")
 NAME_SERVERS = "/etc/resolv.conf"  # often a link to a folder that is not shown
-WORK, HOME = "/agent/work", "/agent/home"
+WORK, HOME, INPUTS = "/agent/work", "/agent/home", "/agent/inputs"
 USER = 1000  # inside; outside it is whoever started the run
 SHARED_MEMORY_BYTES = 256 << 20  # of /dev/shm
 PROCESS_SHARE = 8  # threads that RLIMIT_NPROC grants for each process: looks count processes, the kernel counts threads
@@ -48,7 +49,6 @@ class BubblewrapSandbox(KeptSandbox):
         super().__init__()
         self._visible = [Path(one).expanduser().absolute() for one in visible]
         self._bwrap = ""
-        self._hidden: list[str] = []
 
     async def open(self) -> None:
         """Starts a program once, to see that this machine permits it."""
@@ -56,7 +56,6 @@ class BubblewrapSandbox(KeptSandbox):
             if not one.exists():
                 raise FitError(f"sandbox.visible names {one}, which is not there.")
         self._bwrap = find_bwrap()
-        self._hidden = unreadable("/etc")
         try:
             await self._probe()
         except SandboxError as error:
@@ -84,7 +83,7 @@ class BubblewrapSandbox(KeptSandbox):
         if network == "api":
             _, port = address(api_url)
             api_url = urlunsplit(urlsplit(api_url)._replace(netloc=f"127.0.0.1:{port_inside(port)}"))
-        return Inside(WORK, HOME, api_url)
+        return Inside(WORK, HOME, api_url, INPUTS)
 
     async def start(self, program: Program) -> RunningProgram:
         if not self._bwrap:
@@ -92,17 +91,17 @@ class BubblewrapSandbox(KeptSandbox):
         check_program(program, self.networks)
         environment = basic_environment(program, HOME, "/tmp")
         remedy = f"{program.argv[0]} must be where programs inside see it: name its folder in sandbox.visible."
-        argv = self.command(program, environment["PATH"])
+        argv = await asyncio.to_thread(self.command, program)  # the first looks through what is shown
         return await self.keep(program, argv, environment, cwd="/", remedy=remedy, kind="namespaces")
 
-    def command(self, program: Program, path: str) -> list[str]:
-        """What starts the program. Of what its command names, what is found in `path` is visible to it."""
+    def command(self, program: Program) -> list[str]:
+        """What starts the program."""
         directory = self.directory(program.name)
-        visible = [*self._visible, *needed_by(program.argv, path)]
+        bound = [("work", WORK), ("home", HOME), *([] if program.inputs is None else [("inputs", INPUTS)])]
         return [
-            self._bwrap, *namespaces(program.network), *system(self._hidden, program.network),
-            "--bind", str(directory / "tmp"), "/tmp", *shown(visible),
-            "--bind", str(directory / "work"), WORK, "--bind", str(directory / "home"), HOME,
+            self._bwrap, *namespaces(program.network), *system(program.network), "--bind", str(directory / "tmp"), "/tmp",
+            *readable([Path(python()).parent.parent, *self._visible, *program.shown]),
+            *(word for name, at in bound for word in ("--bind", str(directory / name), at)),
             "--size", str(min(SHARED_MEMORY_BYTES, program.limits.memory_bytes)), "--tmpfs", "/dev/shm",
             "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK,
             "--", python(), "-I", "-S", "-c", INSIDE.read_text(), CONTROL, first_process(program),
@@ -140,40 +139,49 @@ def namespaces(network: Network) -> list[str]:
     ]  # fmt: skip
 
 
-def system(hidden: list[str], network: Network) -> list[str]:
-    """The system's programs read-only, without what only its owner may read."""
+def system(network: Network) -> list[str]:
+    """The system's programs read-only."""
     options: list[str] = []
     for path in SYSTEM:
         if os.path.islink(path):
             options += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             options += ["--ro-bind", path, path]
-    for path in hidden:
-        options += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else ["--ro-bind", os.devnull, path]
     servers = os.path.realpath(NAME_SERVERS)
     if network == "host" and servers != NAME_SERVERS and os.path.exists(servers):
         options += ["--ro-bind", servers, servers]
     return [*options, "--proc", "/proc", "--dev", "/dev", "--symlink", "/tmp", "/var/tmp"]
 
 
-def shown(visible: list[Path]) -> list[str]:
-    """What is made visible beside the system, and this interpreter. Folders before what is in them."""
-    paths = sorted({str(path) for path in (Path(python()).parent.parent, *visible)})
-    beyond = [path for path in paths if path not in SYSTEM and not path.startswith(tuple(f"{one}/" for one in SYSTEM))]
-    return [word for path in beyond for word in ("--ro-bind", path, path)]
+def readable(shown: Sequence[Path]) -> list[str]:
+    """Shows these besides the system, folders before what is in them, and hides what is private in all of it. What is itself
+    among `shown` is seen in any case."""
+    options: list[str] = []
+    hidden = [path for top in SYSTEM if not os.path.islink(top) for path in private_in(top)]
+    system_hidden = list(hidden)
+    options += _empty(hidden)
+    for path in sorted({str(one) for one in shown}):
+        if _is_below(path, SYSTEM) and not _is_below(path, system_hidden):
+            continue
+        private = private_in(path) if os.path.isdir(path) else ()
+        options += ["--ro-bind", path, path, *_empty(private)]
+        hidden += private
+    return options + [word for path in hidden if os.path.isdir(path) for word in ("--remount-ro", path)]
 
 
-def unreadable(directory: str) -> list[str]:
-    """What below a folder not everybody may read: for root, it would be readable inside too."""
-    found = []
-    for here, folders, files in os.walk(directory):
-        for name in (*folders, *files):
-            path = os.path.join(here, name)
-            mode = os.lstat(path).st_mode
-            if not stat.S_ISLNK(mode) and not mode & stat.S_IROTH:
-                found.append(path)
-        folders[:] = [name for name in folders if os.path.join(here, name) not in found]
-    return found
+def _empty(paths: Sequence[str]) -> list[str]:
+    options: list[str] = []
+    for path in paths:
+        if os.path.isdir(path):
+            options += ["--tmpfs", path]
+        elif os.path.lexists(path):
+            options += ["--ro-bind", os.devnull, path]
+    return options
+
+
+def _is_below(path: str, tops: Sequence[str]) -> bool:
+    """Or is one of them."""
+    return any(path == top or path.startswith(f"{top}/") for top in tops)
 
 
 def first_process(program: Program) -> str:

@@ -14,7 +14,15 @@ import shutil
 from dataclasses import replace
 from urllib.parse import urlsplit, urlunsplit
 
-from atropos_agent_api.sandboxes.bubblewrap import HOME, INSIDE, PROCESS_SHARE, SHARED_MEMORY_BYTES, WORK, port_inside
+from atropos_agent_api.sandboxes.bubblewrap import (
+    HOME,
+    INPUTS,
+    INSIDE,
+    PROCESS_SHARE,
+    SHARED_MEMORY_BYTES,
+    WORK,
+    port_inside,
+)
 from atropos_agent_api.sandboxes.kept import ROLE, KeptSandbox, address, basic_environment, check_program
 from atropos_core.errors import FitError, SandboxError
 from atropos_core.sandboxes import Inside, Network, Program, RunningProgram
@@ -91,7 +99,7 @@ class DockerSandbox(KeptSandbox):
         if network == "api":
             _, port = address(api_url)
             api_url = urlunsplit(urlsplit(api_url)._replace(netloc=f"127.0.0.1:{port_inside(port)}"))
-        return Inside(WORK, HOME, api_url)
+        return Inside(WORK, HOME, api_url, INPUTS)
 
     async def start(self, program: Program) -> RunningProgram:
         check_program(program, self.networks)
@@ -120,7 +128,8 @@ class DockerSandbox(KeptSandbox):
     def command(self, program: Program) -> list[str]:
         """What makes the container."""
         directory, memory = self.directory(program.name), str(program.limits.memory_bytes)
-        mounts = (("work", WORK), ("home", HOME), ("tmp", "/tmp"), ("control", "/agent/control"))
+        mounts = [("work", WORK), ("home", HOME), ("tmp", "/tmp"), ("control", "/agent/control")]
+        mounts += [] if program.inputs is None else [("inputs", INPUTS)]
         told = {
             "port": port_inside(address(program.api_url)[1]) if program.network == "api" else None,
             "processes": None,

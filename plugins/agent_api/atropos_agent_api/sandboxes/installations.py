@@ -22,18 +22,16 @@ PARTS = (
 
 def needed_by(argv: Sequence[str], path: str) -> list[Path]:
     """Folders and files that exist: the installations of the program, and of the interpreters that its first lines name; files
-    that are named by an absolute path among its arguments."""
-    found = [
-        *_installations(argv[0], path),
-        *(Path(word) for word in argv[1:] if os.path.isabs(word) and os.path.isfile(word)),
-    ]
-    return list(dict.fromkeys(found))
+    that are named by an absolute path among its arguments. `argv` has no word that data decides: what is found is shown."""
+    program, *arguments = argv or [""]
+    named = (Path(word) for word in arguments if os.path.isabs(word) and os.path.isfile(word))
+    return list(dict.fromkeys([*_installations(program, path), *named]))
 
 
 def _installations(program: str, path: str, depth: int = 3) -> Iterator[Path]:
     where = shutil.which(program, path=path)
-    if where is None or depth == 0:
-        return  # its start will say so
+    if where is None or depth == 0 or not os.path.isabs(where):
+        return  # it lies in the work directory, or its start will say that there is none
     at = Path(where).absolute()
     while True:
         yield from _prefix(at)

@@ -102,8 +102,10 @@ class Keeper:
         self._has_directory = True
         for name in ("work", "home", "tmp", "control"):
             os.mkdir(os.path.join(directory, name), 0o700)
-        if self._job["copy"] is not None:
-            copy_tree(self._job["copy"], os.path.join(directory, "work"), self._limits["disk_bytes"])
+        if self._job["inputs"] is not None:
+            inputs = os.path.join(directory, "inputs")
+            os.mkdir(inputs, 0o700)
+            copy_tree(self._job["inputs"], inputs, self._limits["disk_bytes"])
         *files, self._stdin = self._contents
         for name, content in zip(self._job["files"], files, strict=True):
             write_file(directory, name, content)

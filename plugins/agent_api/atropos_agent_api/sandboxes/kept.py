@@ -27,7 +27,7 @@ from atropos_agent_api.sandboxes.keeper import CLOSE
 from atropos_agent_api.sandboxes.keeper import CONTROL as CONTROL
 from atropos_agent_api.sandboxes.trees import remove_tree
 from atropos_core.errors import ConfigError, SandboxError
-from atropos_core.sandboxes import Exit, Network, Program, RunningProgram, Sandbox
+from atropos_core.sandboxes import Exit, Inside, Network, Program, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 
 ROLE = "sandbox"
@@ -66,6 +66,11 @@ class KeptSandbox(Sandbox):
             raise ConfigError(f"a program in a sandbox cannot be named {name!r}: letters, digits, - and _ alone.")
         return self.folder() / name
 
+    def inside_directory(self, name: str, api_url: str) -> Inside:
+        """For a program that sees this machine's disk."""
+        directory = self.directory(name)
+        return Inside(str(directory / "work"), str(directory / "home"), api_url, str(directory / "inputs"))
+
     async def keep(
         self,
         program: Program,
@@ -90,7 +95,7 @@ class KeptSandbox(Sandbox):
             "stdout": str(program.stdout.absolute()),
             "stderr": str(program.stderr.absolute()),
             "limits": asdict(program.limits),
-            "copy": None if program.work is None else str(program.work.absolute()),
+            "inputs": None if program.inputs is None else str(program.inputs.absolute()),
             "files": [*(f"work/{name}" for name in program.files), *(f"home/{name}" for name in program.home_files)],
             "api": address(program.api_url) if program.network == "api" else None,
             "kind": kind,

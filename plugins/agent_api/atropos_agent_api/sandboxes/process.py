@@ -24,8 +24,7 @@ class ProcessSandbox(KeptSandbox):
             )
 
     def inside(self, name: str, api_url: str, network: Network) -> Inside:
-        directory = self.directory(name)
-        return Inside(str(directory / "work"), str(directory / "home"), api_url)
+        return self.inside_directory(name, api_url)
 
     async def start(self, program: Program) -> RunningProgram:
         check_program(program, self.networks)
