@@ -308,6 +308,11 @@ class Trainer(ABC):
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """As Engine.logprobs, by the trainer's own forward pass."""
 
+    async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
+        """By how many nats rounding alone may move a logprob of these sequences, as measured: what engine and trainer may differ
+        by. None where this trainer cannot tell."""
+        return None
+
     async def token_values(self) -> Mapping[str, Floats]:
         """What the last `step` knows of each token of its batch, for whoever records it: by name [N], NaN where it has
         none. `advantages` as the loss took them; `trainer_logprobs` and `entropy` of the policy before the update. Empty

@@ -125,8 +125,8 @@ class TrainingSection(Section):
     max_logprob_diff: float | None = Field(
         None,
         gt=0,
-        description="engine against trainer, in nats; beyond it the run stops. Unset: 1e-4 for float32 weights, 0.5 for "
-        "16-bit ones",
+        description="engine against trainer, in nats; beyond it the run stops. Unset: 1e-4 for float32 weights, or 4 "
+        "times the model's own rounding where that is more; 0.5 for 16-bit ones",
     )
 
 

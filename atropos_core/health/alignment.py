@@ -39,11 +39,17 @@ PLAUSIBLE_NATS, PLAUSIBLE_RATIO = 1.0, 10.0  # a token's mean |d|: so much, and 
 EXPECTED_NATS, EXPECTED_RATIO = 0.2, 3.0  # the same, of what health still finds usual
 ROUNDING_NATS = {"float32": 1e-4, "float64": 1e-4}
 ROUNDING_NATS_16_BIT = 0.5
+TIMES_ROUNDING = 4.0  # that a model's own rounding, as measured once, is exceeded by other tokens and other kernels
 
 
 def largest_rounding(dtype: str) -> float:
     """By how many nats two ways of computing a logprob with the same weights of this type may differ."""
     return ROUNDING_NATS.get(dtype, ROUNDING_NATS_16_BIT)
+
+
+def bound_of(rounding: float | None, dtype: str) -> float:
+    """Nats by which engine and trainer may differ where the model's own rounding is measured: never more than 16 bits have."""
+    return min(max(largest_rounding(dtype), TIMES_ROUNDING * (rounding or 0.0)), ROUNDING_NATS_16_BIT)
 
 
 def compare(batch: Batch, recomputed: Floats, compared: Bools, exact: Bools, entropy: Floats | None = None) -> Metrics:

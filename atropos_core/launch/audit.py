@@ -19,7 +19,7 @@ import numpy as np
 from atropos_core.config.resolve import resolve_component
 from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import CheckpointError, DataError
-from atropos_core.health.alignment import largest_rounding
+from atropos_core.health.alignment import bound_of, largest_rounding
 from atropos_core.health.record_checks import Expected, Fault, check_step, version_before
 from atropos_core.interfaces import Trainer, Transport
 from atropos_core.launch.assemble import Plan, trainer_alone
@@ -180,7 +180,8 @@ async def _compare(
             say(
                 f"scoring {len({(one.step, one.number) for one in claims[version]})} sequences with the weights of version {version}"
             )
-            await _compare_one(trainer, version, claims[version], records, found)
+            dtype = info.dtype if chosen is None else None
+            await _compare_one(trainer, version, claims[version], records, dtype, found)
             found.versions.append(version)
     if gone := sorted(claims.keys() - set(at_hand)):
         tokens = sum(one.count for version in gone for one in claims[version])
@@ -210,8 +211,9 @@ def _by_version(checkpoints: Checkpoints, found: Audit) -> Mapping[int, Checkpoi
 
 
 async def _compare_one(
-    trainer: Trainer, version: int, claims: Sequence[_Claim], records: RunRecords, found: Audit
+    trainer: Trainer, version: int, claims: Sequence[_Claim], records: RunRecords, dtype: str | None, found: Audit
 ) -> None:
+    """`dtype` of the weights, where the tolerance is the default."""
     differences: list[Fault] = []
     for number, of_step in groupby(claims, lambda claim: claim.step):
         step = records.step(number)
@@ -223,6 +225,8 @@ async def _compare_one(
             for (claim, tokens), score in zip(part, scores, strict=True):
                 values, there = claim.values(tokens)
                 apart = np.where(there, np.abs(score.astype(np.float64) - values), 0.0)
+                if dtype is not None and found.tolerance < apart.max(initial=0.0) < np.inf:
+                    await _allow_for_rounding(trainer, tokens, dtype, found)
                 found.compared += claim.count
                 found.largest = max(found.largest, float(apart.max(initial=0.0)))
                 for position in np.flatnonzero(~(apart <= found.tolerance)):
@@ -234,6 +238,14 @@ async def _compare_one(
                     differences.append(Fault(number, says, task, claim.number, int(position), recorded, again, version))
     found.faults += differences[:MOST_DIFFERENCES]
     found.unlisted += max(0, len(differences) - MOST_DIFFERENCES)
+
+
+async def _allow_for_rounding(trainer: Trainer, tokens: SequenceTokens, dtype: str, found: Audit) -> None:
+    """Raise the tolerance, as the run does with its bound, if this model rounds by more."""
+    rounding = await trainer.rounding([tokens.ids], tokens.temperature or 1.0)
+    if rounding is not None and (bound := bound_of(rounding, dtype)) > found.tolerance:
+        found.tolerance = bound
+        found.why_tolerance = f"rounding alone moves logprobs of this model by {rounding:.2g}, as measured"
 
 
 def _parts(file: TokenFile, claims: Iterable[_Claim]) -> Iterator[list[tuple[_Claim, SequenceTokens]]]:

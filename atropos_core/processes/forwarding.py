@@ -78,6 +78,9 @@ class ForwardingTrainer(Forwarding, Trainer):
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         return await self.forward(Trainer.logprobs, list(sequences), temperature)
 
+    async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
+        return await self.forward(Trainer.rounding, list(sequences), temperature)
+
     async def save(self, directory: Path) -> None:
         await self.forward(Trainer.save, directory)
 

@@ -25,7 +25,9 @@ DEADLINES_S = {  # of a call; `sample` brings its own
     "pause": CALL_DEADLINE_S,
     "resume": CALL_DEADLINE_S,
     "release_cache": CALL_DEADLINE_S,
-    **dict.fromkeys(("logprobs", "top_logprobs", "step", "token_values", "save", "restore"), STEP_DEADLINE_S),
+    **dict.fromkeys(
+        ("logprobs", "top_logprobs", "rounding", "step", "token_values", "save", "restore"), STEP_DEADLINE_S
+    ),
 }
 
 

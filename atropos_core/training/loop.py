@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,7 +19,7 @@ from atropos_core.advantages import is_flat
 from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion, PluginError, RunPaused
 from atropos_core.guards.opens import in_one_line
-from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, largest_rounding, moved_column, owner
+from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, bound_of, largest_rounding, moved_column, owner
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.health.watch import Health
 from atropos_core.interfaces import ModelInfo, Outcome, SettledGroup, StepRecord
@@ -29,7 +30,14 @@ from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import Lease, Source
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints, seconds_between
 from atropos_core.training.batch import to_batch
-from atropos_core.training.metrics import group_metrics, rescoring_difference, rescoring_gap, staleness, versions
+from atropos_core.training.metrics import (
+    group_metrics,
+    rescoring_difference,
+    rescoring_gap,
+    rounding_of,
+    staleness,
+    versions,
+)
 from atropos_core.training.parts import Parts
 from atropos_core.training.probe import Probe
 from atropos_core.training.step_state import Boundary, forget_evaluations_after, take_up
@@ -133,6 +141,7 @@ class Loop:
         self._saved_at: float | None = None  # of the event loop's clock; None: not in this process yet
         self._saving_s = 0.0  # and how long it took
         self._engines_at = 0  # the version that the engines sample from
+        self._dtype = model.dtype
         self._max_diff = config.training.max_logprob_diff or largest_rounding(model.dtype)
         self._sampling = config.sampling.record()
         self._profile = parts.profile
@@ -252,7 +261,7 @@ class Loop:
         if self._parts.workers is not None:
             metrics |= self._parts.workers.step_ended(metrics)
         await self._look_and_record(gathered, metrics)
-        self._check_alignment(metrics, worst)
+        await self._check_alignment(metrics, gathered.raw, worst)
 
     async def _train(self, gathered: _Gathered) -> Metrics:
         """The update, and its publication; without groups there is neither."""
@@ -459,7 +468,7 @@ class Loop:
             "tokens/s": evaluation.tokens / evaluation.seconds,
         }
         await self._record(StepRecord(0, metrics, []))
-        self._check_alignment(metrics)
+        await self._check_alignment(metrics, evaluation.groups)
 
     async def _evaluate(self) -> Evaluation:
         evaluation = await evaluate(
@@ -471,8 +480,10 @@ class Loop:
 
     # -- what must hold
 
-    def _check_alignment(self, metrics: Metrics, worst: Mapping[str, str] | None = None) -> None:
-        """`worst`: whose sequence differs most."""
+    async def _check_alignment(
+        self, metrics: Metrics, groups: Sequence[ScoredGroup], worst: Mapping[str, str] | None = None
+    ) -> None:
+        """`worst`: whose sequence of `groups` differs most."""
         worst = worst or {}
         impossible = metrics.get("alignment/impossible_nats", 0.0)
         if not impossible <= EVIDENCE_NATS:
@@ -484,16 +495,16 @@ class Loop:
                 "top_p that it does not say, or made-up numbers. Logprobs that are not known are better left out.",
             )
         difference = metrics.get("alignment/max_abs_logprob_diff")
+        excess = metrics.get("alignment/truncated_excess_nats", 0.0)
+        await self._allow_for_rounding(max(difference or 0.0, excess), groups)
         if difference is not None and not difference <= self._max_diff:
             raise Misaligned(
                 f"step {self.progress.step}: the engine does not sample from the weights that the trainer published. Their "
                 f"logprobs of the same tokens differ by up to {difference:.3g} nats; the bound is {self._max_diff:g}."
                 + (f" The most is in {where}." if (where := worst.get("alignment/worst_fresh")) else ""),
-                remedy="Look at the bridge first, and with workers elsewhere at who sent it. If the difference is rounding "
-                "(16-bit weights), raise training.max_logprob_diff.",
+                remedy="Look at the bridge first, and with workers elsewhere at who sent it. If the difference is rounding, raise "
+                "training.max_logprob_diff.",
             )
-
-        excess = metrics.get("alignment/truncated_excess_nats", 0.0)
         if not excess <= self._max_diff:
             where = worst.get("alignment/worst_truncated", "a rollout")
             raise Misaligned(
@@ -501,6 +512,20 @@ class Loop:
                 f"top_p or top_k, which only raise the logprobs of what they keep, and one of its tokens has {excess:.3g} nats less "
                 f"than the trainer's own logprob; the bound is {self._max_diff:g}.",
                 remedy="Look at the bridge first, and with workers elsewhere at who sent it.",
+            )
+
+    async def _allow_for_rounding(self, difference: float, groups: Sequence[ScoredGroup]) -> None:
+        """Raise the bound if it is the default and this model rounds by more. Measured once a difference is beyond it."""
+        given = self._config.training.max_logprob_diff is not None
+        if given or difference <= self._max_diff or not math.isfinite(difference):
+            return
+        rounding = await rounding_of(groups, self._parts.trainer)
+        bound = bound_of(rounding, self._dtype)
+        if rounding is not None and bound > self._max_diff:
+            self._max_diff = bound
+            console.say(
+                f"step {self.progress.step}: engine and trainer may differ by {bound:.2g} nats from here on, since rounding alone "
+                f"moves this model's logprobs by {rounding:.2g} as measured (training.max_logprob_diff is not set)"
             )
 
     def _check_one_version(self, groups: Sequence[ScoredGroup]) -> None:

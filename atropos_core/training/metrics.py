@@ -31,6 +31,19 @@ async def rescoring_difference(groups: Sequence[ScoredGroup], trainer: Trainer) 
     return float(np.concatenate(differences).max(initial=0.0)) if differences else None
 
 
+async def rounding_of(groups: Sequence[ScoredGroup], trainer: Trainer) -> float | None:
+    """By how many nats rounding alone may move a logprob of these groups, under the trainer's present weights; None where it
+    cannot tell."""
+    by_temperature: dict[float, list[Rollout]] = defaultdict(list)
+    for rollout in _rollouts(groups):
+        by_temperature[rollout.temperature or 1.0].append(rollout)
+    measured = [
+        await trainer.rounding([one.tokens for one in rollouts], temperature)
+        for temperature, rollouts in by_temperature.items()
+    ]
+    return max((one for one in measured if one is not None), default=None)
+
+
 async def rescoring_gap(groups: Sequence[ScoredGroup], engine: Engine, trainer: Trainer) -> float | None:
     """The largest difference between engine and trainer when both score the same tokens now, in nats: proof that they
     hold the same weights where no token of a batch was sampled under them. None where the engine cannot score."""

@@ -27,6 +27,7 @@ from atropos_core.health.alignment import compare
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.models.cpu_warmup import settle
 from atropos_core.models.devices import refuse_missing
+from atropos_core.models.rounding import measured_rounding
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -88,6 +89,11 @@ class GepaTrainer(Trainer):
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         return await asyncio.to_thread(lambda: [self._logprobs(one, temperature or 1.0) for one in sequences])
+
+    async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
+        import torch
+
+        return await measured_rounding(torch, self._model, lambda: self.logprobs(sequences, temperature))
 
     async def save(self, directory: Path) -> None:
         """The model as it is, with the best prompt beside it."""

@@ -27,6 +27,7 @@ from atropos_core.health.alignment import compare
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.models.cpu_warmup import settle
 from atropos_core.models.devices import refuse_missing
+from atropos_core.models.rounding import measured_rounding
 from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_es.generation import fitness_of, noise, reward_of
@@ -89,6 +90,9 @@ class EsTrainer(Trainer):
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         return await asyncio.to_thread(lambda: [self._logprobs(one, temperature or 1.0) for one in sequences])
+
+    async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
+        return await measured_rounding(torch, self.model, lambda: self.logprobs(sequences, temperature))
 
     async def save(self, directory: Path) -> None:
         """The policy itself as a model directory, whatever member is sampled from."""

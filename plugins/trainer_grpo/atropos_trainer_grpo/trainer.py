@@ -26,6 +26,7 @@ from atropos_core.health.alignment import ROUNDING_NATS, largest_rounding
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.models.cpu_warmup import settle
 from atropos_core.models.devices import refuse_missing
+from atropos_core.models.rounding import measured_rounding
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_grpo import checkpointing, parts, saving
 from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
@@ -136,6 +137,9 @@ class GrpoTrainer(Trainer):
         made = await self._run(lambda: self._logprobs(sequences, temperature or 1.0))
         await self._give_back()
         return made
+
+    async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
+        return await measured_rounding(torch, self._policy, lambda: self.logprobs(sequences, temperature))
 
     async def save(self, directory: Path) -> None:
         optimizer = self._ready()

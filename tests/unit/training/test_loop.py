@@ -136,6 +136,53 @@ def test_an_alignment_that_is_beyond_its_bound_or_no_number_ends_the_run(metric,
         virtual_time.run(main())
 
 
+@pytest.mark.parametrize(
+    ("difference", "rounding", "given", "ends"),
+    [
+        (1.84e-4, 2.4e-4, None, False),  # a float32 model that rounds so
+        (9e-4, 2.4e-4, None, False),
+        (2e-3, 2.4e-4, None, True),  # more than its rounding explains
+        (1.84e-4, 3e-5, None, True),
+        (1.84e-4, None, None, True),  # a trainer that cannot tell
+        (1.84e-4, float("nan"), None, True),
+        (0.6, 10.0, None, True),  # a model that computes nothing
+        (1.84e-4, 2.4e-4, 1e-4, True),  # the user's own bound holds
+    ],
+)
+@pytest.mark.parametrize("metric", ["alignment/max_abs_logprob_diff", "alignment/truncated_excess_nats"])
+def test_a_difference_that_the_models_own_rounding_explains_ends_no_run(
+    metric, difference, rounding, given, ends, tmp_path, capsys
+):
+    measured = []
+
+    async def main() -> None:
+        one = life(weather(), tmp_path)
+        config, loop = one.loop._config, one.loop
+        loop._config = config.model_copy(
+            update={"training": config.training.model_copy(update={"max_logprob_diff": given})}
+        )
+        loop._dtype, loop._max_diff = "float32", given or 1e-4  # of numbers, which have no type
+        step = one.trainer.step
+
+        async def tells(*arguments: Any) -> dict[str, float]:
+            return {**await step(*arguments), metric: difference, "alignment/fresh_tokens": 8.0}
+
+        async def rounds(sequences: Any, temperature: float = 1.0) -> float | None:
+            measured.append(len(sequences))
+            return rounding
+
+        one.trainer.step, one.trainer.rounding = tells, rounds  # type: ignore[method-assign]
+        await one.run(None)
+
+    if ends:
+        with pytest.raises(Misaligned):
+            virtual_time.run(main())
+    else:
+        virtual_time.run(main())
+        assert measured == measured[:1], "once: the bound is known from then on"
+        assert "0.00096 nats from here on" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize("allowed", [0, 1])
 def test_before_the_trainer_of_an_on_policy_run_computes_engines_may_give_memory_back(tmp_path, allowed):
     async def main() -> list[str]:
