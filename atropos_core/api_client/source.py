@@ -19,7 +19,7 @@ from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
 from atropos_core.observe.profile import Profile
 from atropos_core.rollouts.policy_versions import sampled_after, without_versions_after
 from atropos_core.rollouts.producer import PATIENCE, no_progress, refuse_no_draws
-from atropos_core.rollouts.source import Lease, Source
+from atropos_core.rollouts.source import Lease, Source, say_other_tasks, size_has_changed
 from atropos_core.storage.atomic import write_whole
 from atropos_core.types import Draw, ScoredGroup
 
@@ -53,6 +53,11 @@ class ApiSource(Source):
         assert config.api is not None, "the run file has a section [api]"
         training = config.training
         self._section: ApiSection = config.api
+        self._other_tasks = config.checkpoint.other_tasks
+        self._tasks: dict[
+            str, tuple[int, list[str]]
+        ] = {}  # of each environment drawn from: how many, and their digests
+        self._resuming = False
         self._named = {name: environment.weight for name, environment in config.environment.items()}
         self._spec = SessionSpec(
             holder=_holder(directory),
@@ -90,6 +95,8 @@ class ApiSource(Source):
         """Open the session and wait for workers: of each environment that the run file names, or of any. Raises
         DeadlineExceeded where they do not come."""
         state = state or {}
+        self._tasks = {name: (size, digests) for name, (size, digests) in state.get("tasks", {}).items()}
+        self._resuming = bool(self._tasks)
         self._version, self._ahead = state.get("version", 0), set(state.get("ahead", ()))
         self._session = await TrainerSession.open(
             self._api,
@@ -101,6 +108,7 @@ class ApiSource(Source):
         self._suspects = set(self._session.draws_in_progress)
         with console.waiting("workers", said=True) as wait:
             await self._await_workers(self._session, wait)
+        self._resuming = False
 
     async def add_engine(self, url: str) -> None:
         """Workers may sample from the engine behind this URL."""
@@ -157,6 +165,7 @@ class ApiSource(Source):
             "hub_id": self._here.hub_id,
             "version": self._version,
             "ahead": sorted(self._ahead),
+            "tasks": self._tasks,
         }
 
     async def commit(self) -> None:
@@ -209,6 +218,8 @@ class ApiSource(Source):
             for name, entry in sorted(found.items())
             if entry["workers"] and entry["tasks"] and (name in self._named or not self._named)
         }
+        for name, source in sources.items():
+            self._look_at_tasks(name, source.size, found[name].get("digests", ()))  # older servers say none
         if sources == self._sources:
             return
         for name in self._sources.keys() - sources.keys():
@@ -221,6 +232,19 @@ class ApiSource(Source):
         if any(source.weight > 0 for source in sources.values()):
             with in_one_line("the curriculum could not open"):
                 self.curriculum.open(sources)
+
+    def _look_at_tasks(self, name: str, size: int, digests: Sequence[str]) -> None:
+        """Warn of a worker with other tasks than the run has drawn from. Raises CheckpointError for it when a run is resumed."""
+        had_size, known = self._tasks.get(name, (size, []))
+        if had_size != size:
+            console.warn(size_has_changed(name, size, had_size))
+        for digest in digests:
+            if known and had_size == size and digest not in known:
+                fact = (
+                    f"a worker of environment {name!r} has other training tasks than those that the run has drawn from."
+                )
+                say_other_tasks(fact, allowed=self._other_tasks or not self._resuming)
+        self._tasks[name] = (size, sorted({*known, *digests}))
 
     async def _offer(self, wanted: int) -> None:
         """As many open draws as are wanted; those of environments that have no worker at present do not count."""

@@ -56,6 +56,7 @@ class WorkerSpec:
     group_size: int = 0  # 0: whatever the trainer says
     tokenizer: str = ""  # fingerprint
     vocabulary: int = 0
+    digest: str = ""  # of its training tasks; "" if they are made as they are read
 
 
 class Worker:

@@ -179,6 +179,9 @@ class CheckpointSection(Section):
         "much more seldom as keeps saving at a twentieth of the time",
     )
     keep: int = Field(2, ge=1, description="newest checkpoints that stay on disk")
+    other_tasks: bool = Field(
+        False, description="resume although training tasks are not those that the checkpoint was saved with"
+    )
 
     def interval(self, steps: int) -> int:
         """In steps, for another framework's trainer, which knows no time."""

@@ -41,7 +41,7 @@ from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.runner import RolloutRunner
-from atropos_core.rollouts.source import LocalSource, Source
+from atropos_core.rollouts.source import LocalSource, Source, refuse_other_tasks
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.atomic import WRITABLE, size_bytes, write_whole
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
@@ -271,6 +271,9 @@ async def _prepare(
     settings = dict(flatten(plan.resolved())) | plan.code()
     plan = _with_workers(plan, parts)
     config = plan.config
+    if checkpoint is not None and config.api is None:  # before a model is loaded
+        state = checkpoint.state.get("source", {})
+        await refuse_other_tasks(parts.environments, state, allowed=config.checkpoint.other_tasks)
     model, engines, *_ = await asyncio.gather(
         _open_model("trainer", parts.trainer),
         asyncio.gather(*(_open_model(one.label, part) for one, part in zip(plan.engines, parts.engines, strict=True))),

@@ -20,6 +20,7 @@ from atropos_core.interfaces import Environment
 from atropos_core.rollouts.engine_policy import ScheduleKey
 from atropos_core.rollouts.evaluation_statistics import pass_at_k, wilson
 from atropos_core.rollouts.runner import RolloutRunner, task_count
+from atropos_core.rollouts.task_digests import digest_of
 from atropos_core.seeds import derive
 from atropos_core.storage.atomic import json_bytes, write_whole
 from atropos_core.types import Draw, Episode, Metrics, Sampling, ScoredGroup
@@ -60,6 +61,18 @@ def require_test_tasks(tasks: int) -> None:
         )
 
 
+async def evaluated_tasks(environments: Mapping[str, Environment], section: EvaluationSection) -> dict[str, str]:
+    """A digest of the tasks that `evaluate` runs, by environment; "" for tasks that are made as they are read."""
+    return {
+        name: await digest_of(environment.tasks("test"), _share_of(section, environments))
+        for name, environment in environments.items()
+    }
+
+
+def _share_of(section: EvaluationSection, environments: Mapping[str, Environment]) -> int:
+    return -(-section.problems // len(environments))
+
+
 async def evaluate(
     runner: RolloutRunner,
     environments: Mapping[str, Environment],
@@ -72,7 +85,7 @@ async def evaluate(
     times. `sampling` is the run's, for what the section leaves open. A rollout that failed counts as wrong. Raises
     DataError where there is nothing to evaluate, or all of it failed."""
     start = perf_counter()
-    share = -(-section.problems // len(environments))
+    share = _share_of(section, environments)
     draws: list[Draw] = []
     for name, environment in environments.items():
         for index in range(min(share, task_count(name, environment, "test"))):

@@ -11,12 +11,13 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.config.run_file import RunConfig
-from atropos_core.errors import DeadlineExceeded, NoProgress
+from atropos_core.errors import CheckpointError, DeadlineExceeded, NoProgress
 from atropos_core.guards.opens import in_one_line
 from atropos_core.hub.hub import GroupRecord, Hub, Limits, Want
-from atropos_core.interfaces import Curriculum, Outcome, TaskSource
+from atropos_core.interfaces import Curriculum, Environment, Outcome, TaskSource
 from atropos_core.rollouts.producer import PATIENCE, Producer
 from atropos_core.rollouts.runner import RolloutRunner, check_named_tasks, task_count
+from atropos_core.rollouts.task_digests import changes, digests_of
 from atropos_core.types import Draw, ScoredGroup
 
 MOST_DROPPED = 32  # groups of a step that are kept for its record though nobody trains them
@@ -129,6 +130,37 @@ class Source(ABC):
             self._ended.append((draw, "stale" if cause == "stale" else "dropped", group))
 
 
+async def refuse_other_tasks(
+    environments: Mapping[str, Environment], state: Mapping[str, Any], *, allowed: bool
+) -> None:
+    """Raises CheckpointError if training tasks are not those that `state` of a LocalSource was saved with. `allowed`: warn instead."""
+    for name, had in state.get("digests", {}).items():
+        if name in environments and had is not None:
+            found = await changes(had, environments[name].tasks("train"))
+            if found:
+                say_other_tasks(
+                    f"the training tasks of environment {name!r} have changed since the checkpoint: {found}.",
+                    allowed=allowed,
+                )
+
+
+def size_has_changed(name: str, has: int, had: int) -> str:
+    return (
+        f"environment {name!r} has {has:,} training tasks, and had {had:,} when the checkpoint was saved: "
+        "epochs have another length from here on, and a task's number may mean another task."
+    )
+
+
+def say_other_tasks(fact: str, *, allowed: bool) -> None:
+    """Raises CheckpointError unless that is `allowed`."""
+    if not allowed:
+        raise CheckpointError(
+            f"{fact} The curriculum knows tasks by their numbers, so that it would take one task for another.",
+            remedy="Bring the old tasks back, begin a new run, or resume all the same: --set checkpoint.other_tasks=true",
+        )
+    console.warn(f"{fact} What the curriculum knows of a number is of the old task.")
+
+
 class LocalSource(Source):
     """Rollouts in this process, into a hub in this process. What is not committed when the run dies was never trained, as
     far as its resumed self knows, and its draws are rolled out again."""
@@ -139,6 +171,7 @@ class LocalSource(Source):
         self._weights = {name: environment.weight for name, environment in config.environment.items()}
         self._runner = runner
         self._sizes: dict[str, int] = {}  # training tasks, by environment
+        self._digests: dict[str, dict[str, Any] | None] = {}  # of the same; None: they are made as they are read
         self._wanted = 0
         self._version = 0  # that was leased for last
         self._stale_in_a_row = 0  # since then: what is sampled for a lease is not stale for it, so only leftovers are
@@ -164,14 +197,12 @@ class LocalSource(Source):
         self._sizes = {name: task_count(name, e, "train") for name, e in self._runner.environments.items()}
         for name, environment in self._runner.environments.items():
             check_named_tasks(name, environment, "train")
+            self._digests[name] = await digests_of(environment.tasks("train"))
         if state:
             self._hub.load(state)
             for name, had in state.get("tasks", {}).items():
                 if (has := self._sizes.get(name, had)) != had:
-                    console.warn(
-                        f"environment {name!r} has {has:,} training tasks, and had {had:,} when the checkpoint was saved: "
-                        "epochs have another length from here on, and a task's number may mean another task."
-                    )
+                    console.warn(size_has_changed(name, has, had))
         environments = self._runner.environments
         sources = {
             name: TaskSource(size, self._weights[name], environments[name].tasks("train"))
@@ -200,7 +231,7 @@ class LocalSource(Source):
         self._session.trained(ids)
 
     def state(self) -> Mapping[str, Any]:
-        return {**self._hub.state(), "tasks": self._sizes}
+        return {**self._hub.state(), "tasks": self._sizes, "digests": self._digests}
 
     async def commit(self) -> None:
         self._session.commit()

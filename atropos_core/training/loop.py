@@ -23,7 +23,7 @@ from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, bound_of, larges
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.health.watch import Health
 from atropos_core.interfaces import ModelInfo, Outcome, SettledGroup, StepRecord
-from atropos_core.rollouts.evaluation import Evaluation, evaluate
+from atropos_core.rollouts.evaluation import Evaluation, evaluate, evaluated_tasks
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.rollouts.producer import PATIENCE
 from atropos_core.rollouts.runner import RolloutRunner
@@ -46,6 +46,10 @@ from atropos_core.types import Batch, Episode, Metrics, ScoredGroup, offsets_of
 T = TypeVar("T")
 
 KINDS_OF_FAILURE_SAID = 5  # of rollouts, in a run
+OF_EVALUATION = frozenset(
+    {*(f"evaluation.{name}" for name in ("problems", "samples", "temperature", "top_p", "top_k", "max_tokens"))}
+    | {"sampling.max_tokens", "sampling.stop"}
+)
 EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn from
 
 
@@ -142,6 +146,7 @@ class Loop:
         self._saving_s = 0.0  # and how long it took
         self._engines_at = 0  # the version that the engines sample from
         self._dtype = model.dtype
+        self._evaluated: Mapping[str, str] | None = None  # digests of the tasks that are evaluated; None: not known yet
         self._max_diff = config.training.max_logprob_diff or largest_rounding(model.dtype)
         self._sampling = config.sampling.record()
         self._profile = parts.profile
@@ -215,6 +220,7 @@ class Loop:
         with self._profile.span("checkpoint"):
             state = self._boundary.state() | {
                 "settings": self._settings,
+                "evaluated": await self._evaluated_tasks(),
                 "probe": probe,
                 "health": self._health.state(),
                 "profile": self._profile.state(),
@@ -229,6 +235,11 @@ class Loop:
         """Take up where `checkpoint` left off. Called before `run`, once everything is connected and open."""
         state: Mapping[str, Any] = checkpoint.state
         self.progress = Progress(**state["progress"])
+        if self.progress.first and (change := await self._change_of_evaluation(state)):
+            console.warn(
+                f"{change} since the evaluation before the first step: it is not compared with those from here on."
+            )
+            self.progress.first = {}
         self._saved_step = self.progress.step
         self._probe = Probe.from_state(state["probe"]) if state["probe"] else None
         self._health.load(state.get("health", {"checks": {}}), checkpoint.step)
@@ -478,6 +489,27 @@ class Loop:
         evaluation.write(self._directory / "rollouts" / f"eval-{self.progress.step:06d}.jsonl")
         return evaluation
 
+    async def _evaluated_tasks(self) -> Mapping[str, str]:
+        if self._evaluated is None:
+            given = self._parts.environments if self._evaluates else {}
+            self._evaluated = await evaluated_tasks(given, self._config.evaluation)
+        return self._evaluated
+
+    async def _change_of_evaluation(self, state: Mapping[str, Any]) -> str:
+        """Say what makes an accuracy of this run differ in meaning from one before `state` was saved; "" for nothing."""
+        had, now = state.get("settings") or {}, self._settings
+        for path in sorted(had.keys() | now.keys()) if had and now else ():
+            was, is_ = had.get(path), now.get(path)
+            is_new = not (path in had and path in now)  # with another version of a component
+            same = was == is_ or _are_places(was, is_) or (is_new and not path.endswith(".use"))
+            if _is_of_evaluation(path) and not same:
+                return f"{path} has changed"
+        known = state.get("evaluated", {})
+        for name, digest in (await self._evaluated_tasks()).items():
+            if digest and known.get(name, digest) != digest:
+                return f"the held-out tasks of environment {name!r} have changed"
+        return ""
+
     # -- what must hold
 
     async def _check_alignment(
@@ -596,6 +628,19 @@ def _check_advantages(group: ScoredGroup, transform: str) -> None:
             f"{np.shape(group.advantages)}, and it has {wanted[0]} episodes.",
             remedy=f"Give one advantage for each episode, shape {wanted}: group.with_advantages(...).",
         )
+
+
+def _is_of_evaluation(path: str) -> bool:
+    """Whether a setting of a run decides what its evaluations measure."""
+    section, _, name = path.partition(".")
+    if section in ("environment", "reward"):
+        return not name.endswith(".weight") or section == "reward"
+    return path in OF_EVALUATION
+
+
+def _are_places(*values: Any) -> bool:
+    """Files may be moved: what is in them is compared by itself."""
+    return all(isinstance(value, str) and value.startswith("/") and ":" not in value for value in values)
 
 
 def _tokens(episode: Episode) -> int:

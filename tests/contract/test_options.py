@@ -758,6 +758,8 @@ plugins/distillation_self/tests/test_teacher.py::test_what_does_not_come_within_
   teacher self: deadline_s
 tests/unit/storage/test_checkpoint.py::test_the_last_few_stay
   run: checkpoint.keep
+tests/e2e/test_resume.py::test_a_resume_on_other_rows_is_refused_and_says_which_they_are
+  run: checkpoint.other_tasks
 tests/unit/hub/test_hub.py::test_a_hub_too_small_for_a_step_says_so_instead_of_waiting
   run: hub.size_mb
 tests/unit/rollouts/test_evaluation.py::test_each_problem_is_run_with_seeds_of_its_own_and_the_evaluations_own_sampling

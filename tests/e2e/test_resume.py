@@ -139,6 +139,58 @@ def test_other_tasks_under_a_resumed_run_are_reported(atropos, sevens, tmp_path)
     assert "environment 'sevens' has 12 training tasks, and had 16 when the checkpoint was saved" in ended.err
 
 
+def rows(tmp_path: Path, name: str, first: int, count: int = 16) -> None:
+    lines = [json.dumps({"prompt": f"say {n}", "answer": n % 10}) + "\n" for n in range(first, first + count)]
+    (tmp_path / name).write_text("".join(lines))
+
+
+@pytest.fixture
+def own_rows(tmp_path: Path) -> tuple[str, ...]:
+    rows(tmp_path, "train.jsonl", 0)
+    rows(tmp_path, "test.jsonl", 100)
+    return (*TOY, "--env", "dataset:train.jsonl", "--set", "environment.train.test_tasks=test.jsonl", "--dir", "run")
+
+
+def test_a_resume_on_other_rows_is_refused_and_says_which_they_are(atropos, own_rows, tmp_path):
+    assert atropos(*own_rows, "--steps", "2").code == 0
+    rows(tmp_path, "train.jsonl", 500)
+    ended = atropos("resume", "run", "--steps", "3")
+    assert ended.code == 1
+    assert "16 of 16 are others: the first is number 1, with the id '1'" in " ".join(ended.err.split())
+    rows(tmp_path, "train.jsonl", 0, 20)  # the first 16 are the same
+    ended = atropos("resume", "run", "--steps", "3")
+    assert ended.code == 0, ended.err
+    assert "has 20 training tasks, and had 16" in " ".join(ended.err.split())
+    assert "held-out accuracy" in ended.out
+    rows(tmp_path, "train.jsonl", 500, 20)
+    ended = atropos("resume", "run", "--steps", "4", "--set", "checkpoint.other_tasks=true")
+    assert ended.code == 0, ended.err
+    assert "20 of 20 are others" in " ".join(ended.err.split())
+    assert "held-out accuracy" in ended.out, "the held-out rows are the same"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ((), "the held-out tasks of environment 'train' have changed"),
+        (("--set", "evaluation.problems=3"), "evaluation.problems has changed"),
+        (("--set", "environment.train.score=exact"), "environment.train.score has changed"),
+        (("--set", "sampling.max_tokens=9"), "sampling.max_tokens has changed"),
+        (("--set", "curriculum.use=sequential", "--set", "sampling.top_k=7"), ""),
+    ],
+)
+def test_an_evaluation_of_something_else_is_not_compared_with_the_first(change, says, atropos, own_rows, tmp_path):
+    assert atropos(*own_rows, "--steps", "2").code == 0
+    if not change:
+        rows(tmp_path, "test.jsonl", 300)
+    ended = atropos("resume", "run", "--steps", "3", *change)
+    assert ended.code == 0, ended.err
+    assert ("held-out accuracy" in ended.out) == (not says)
+    if says:
+        assert f"{says} since the evaluation before the first step: it is not compared" in " ".join(ended.err.split())
+        assert json.loads((tmp_path / "run/summary.json").read_text())["before"] == {}
+
+
 def test_a_curriculum_that_cannot_take_up_the_state_says_so(atropos, sevens, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", in_front(plant_ledger(tmp_path)))
     assert atropos(*TOY, "--env", sevens, "--dir", "run", "--steps", "2").code == 0

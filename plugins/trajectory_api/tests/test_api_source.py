@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from atropos_core.api_client.client import Api, SessionSpec, TrainerSession, Wor
 from atropos_core.api_client.source import ApiSource
 from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.config.run_file import RunConfig
-from atropos_core.errors import ApiError, DeadlineExceeded, LeaseLost, NoProgress
+from atropos_core.errors import ApiError, CheckpointError, DeadlineExceeded, LeaseLost, NoProgress
 from atropos_core.guards.patience import Patience
 from atropos_core.interfaces import ModelInfo
 from atropos_core.rollouts.producer import PATIENCE
@@ -34,9 +35,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @asynccontextmanager
-async def worker(server: Server, environment: str = "words", tasks: int = 1000) -> AsyncIterator[Worker]:
+async def worker(
+    server: Server, environment: str = "words", tasks: int = 1000, digest: str = ""
+) -> AsyncIterator[Worker]:
     api = Api(server.url)
-    made = await Worker.register(api, WorkerSpec("one", environment, tasks, tokenizer="print"))
+    made = await Worker.register(api, WorkerSpec("one", environment, tasks, tokenizer="print", digest=digest))
     try:
         yield made
     finally:
@@ -458,3 +461,31 @@ async def test_a_session_gives_a_server_that_is_away_up_at_the_bound_of_its_pati
     finally:
         await session.close()
         await api.close()
+
+
+async def test_a_run_is_not_resumed_with_workers_of_other_tasks_and_one_that_comes_later_is_named(
+    server, tmp_path, capsys
+):
+    async with worker(server, digest="aa"), run(server, tmp_path) as one:
+        async with worker(server, digest="bb"):
+            await one.source._look(await one.source._here.fetch_environments())
+            await one.source._look(await one.source._here.fetch_environments())
+        assert (
+            " ".join(capsys.readouterr().err.split()).count(
+                "has other training tasks than those that the run has drawn"
+            )
+            == 1
+        )
+        state = json.loads(json.dumps(one.source.state()))
+    for digest, ends in (("aa", True), ("cc", False), ("", True)):
+        async with worker(server, digest=digest):
+            if ends:
+                async with run(server, tmp_path, state=state):
+                    pass
+                continue
+            with pytest.raises(CheckpointError, match=r"other training tasks(.|\n)*checkpoint.other_tasks=true"):
+                async with run(server, tmp_path, state=state):
+                    pass
+    del state["tasks"]  # of a checkpoint from before there was a digest
+    async with worker(server, digest="cc"), run(server, tmp_path, state=state):
+        pass

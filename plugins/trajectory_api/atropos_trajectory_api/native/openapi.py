@@ -23,7 +23,7 @@ _NEWS = "version, engines, policy"
 NATIVE: tuple[tuple[str, str, str, str | None, str], ...] = (
     ("get", "/v1", "What is this server?", None, "protocol, frames, version, policy, same_host"),
     ("post", "/v1/workers", "A worker registers",
-     "name, environment, tasks, weight, minimum, group_size, tokenizer, vocabulary, playing", f"worker, heartbeat_s, {_NEWS}"),
+     "name, environment, tasks, weight, minimum, group_size, tokenizer, vocabulary, digest, playing", f"worker, heartbeat_s, {_NEWS}"),
     ("delete", "/v1/workers/{worker}", "It has ended: its draws go to others", None, ""),
     ("post", "/v1/workers/{worker}/heartbeat", "It lives", "draining, returned", _NEWS),
     ("post", "/v1/workers/{worker}/draws", "Draws to run; waits for some", "n, playing, wait_s",

@@ -47,6 +47,7 @@ class WorkerState:
     group_size: int
     tokenizer: str
     vocabulary: int
+    digest: str
     seen: float
     draining: bool = False
     running: set[int] = field(default_factory=set)
@@ -73,6 +74,7 @@ class Workers:
             group_size=_given(wanted, "group_size", int, 0),
             tokenizer=_given(wanted, "tokenizer", str, ""),
             vocabulary=_given(wanted, "vocabulary", int, 0),
+            digest=_given(wanted, "digest", str, ""),
             seen=self._clock(),
             running=numbers(wanted.get("playing", ())),
         )
@@ -104,12 +106,16 @@ class Workers:
         return {number: worker.id for worker in self._workers.values() for number in worker.running}
 
     def environments(self) -> dict[str, dict[str, Any]]:
-        """What can be run now: tasks, weight, group size, and by how many workers that are not leaving."""
+        """Return what can be run now: tasks, weight, how many workers are not leaving, and the digests of their tasks."""
         found: dict[str, dict[str, Any]] = {}
         for worker in self._workers.values():
-            entry = found.setdefault(worker.environment, {"tasks": worker.tasks, "weight": worker.weight, "workers": 0})
+            entry = found.setdefault(
+                worker.environment, {"tasks": worker.tasks, "weight": worker.weight, "workers": 0, "digests": []}
+            )
             entry["tasks"] = max(entry["tasks"], worker.tasks)
             entry["workers"] += not worker.draining
+            if worker.digest and not worker.draining and worker.digest not in entry["digests"]:
+                entry["digests"].append(worker.digest)
         return found
 
     def has(self, environment: str) -> bool:

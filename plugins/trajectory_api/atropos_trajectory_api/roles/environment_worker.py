@@ -27,6 +27,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.launch.assemble import Plan, build_for_evaluation
 from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
 from atropos_core.rollouts.runner import RolloutRunner, check_named_tasks, failed_by, task_count
+from atropos_core.rollouts.task_digests import digest_of
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.training.parts import EvaluationParts
@@ -105,6 +106,7 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
                     minimum=options.minimum,
                     tokenizer=tokenizer.fingerprint,
                     vocabulary=tokenizer.vocabulary,
+                    digest=await digest_of(environment.tasks("train")),
                 ),
             )
             console.facts(
