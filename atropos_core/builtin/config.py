@@ -16,7 +16,12 @@ class ExactOptions(Options):
 
 
 class NumericOptions(Options):
-    tolerance: float = Field(1e-6, ge=0, description="relative to the answer, or absolute where that is below 1")
+    tolerance: float | None = Field(
+        None,
+        ge=0,
+        description="relative to the answer, or absolute if that is below 1. Unset, whole numbers are compared exactly and others within a "
+        "millionth",
+    )
 
 
 class FormatOptions(Options):

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from atropos_core.builtin.config import ExactOptions, FormatOptions, LengthOptions, NumericOptions
+from atropos_core.builtin.numbers import answer_value, is_same, last_value
+from atropos_core.builtin.numbers import last_number as last_number  # plugins import it from here
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Reward
 from atropos_core.types import Episode, Floats, Task
-
-NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 
 
 class EnvironmentReward(Reward):
@@ -38,17 +38,22 @@ class ExactReward(Reward):
 
 
 class NumericReward(Reward):
-    """1 where the last number of the last reply is the last number of the task's answer; else 0."""
+    """1 if the last number of the last reply is the number of the task's answer; else 0."""
 
     def __init__(self, options: NumericOptions) -> None:
         self._tolerance = options.tolerance
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
-        wanted = last_number(_answer(task))
-        if wanted is None:
-            raise DataError(f"the answer of task {task.id!r} has no number in it: {_answer(task)!r}")
-        found = [last_number(last_reply(episode)) for episode in episodes]
-        return np.array([same_number(number, wanted, self._tolerance) for number in found], np.float32)
+        answer = _answer(task)
+        try:
+            wanted = answer_value(answer)
+        except ValueError as error:
+            raise DataError(
+                f"the answer of task {task.id!r} {error}: {answer!r:.80}",
+                remedy="Leave one number there, or end the answer in `#### 12`. The reward exact compares texts.",
+            ) from None
+        found = [last_value(last_reply(episode)) for episode in episodes]
+        return np.array([is_same(number, wanted, self._tolerance) for number in found], np.float32)
 
 
 class FormatReward(Reward):
@@ -81,16 +86,6 @@ def last_reply(episode: Episode) -> str:
         if message.get("role") == "assistant":
             return str(message.get("content") or "")
     return ""
-
-
-def last_number(text: str) -> float | None:
-    found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "").replace("$", "")) if found else None
-
-
-def same_number(number: float | None, wanted: float, tolerance: float) -> bool:
-    """Within `tolerance`, relative to `wanted`, or absolute where that is below 1."""
-    return number is not None and abs(number - wanted) <= tolerance * max(1.0, abs(wanted))
 
 
 def _answer(task: Task) -> str:

@@ -8,7 +8,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import blake2b
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +67,14 @@ def task_of(row: Row, where: str, number: int, columns: Columns = Columns()) -> 
     return Task(
         id=str(number if row.get("id") is None else row["id"]),
         messages=tuple(_messages(row, where, columns)),
-        answer=None if answer is None else str(answer),
+        answer=None if answer is None else _written(answer),
         data={name: value for name, value in row.items() if name not in meant} | ({"tools": tools} if tools else {}),
     )
+
+
+def _written(answer: str | int | float) -> str:
+    """As text. A float has no exponent, so that it reads as people and policies write it: 0.00001, not 1e-05."""
+    return f"{Decimal(repr(answer)):f}" if isinstance(answer, float) and isfinite(answer) else str(answer)
 
 
 def split_tasks(

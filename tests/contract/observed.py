@@ -200,7 +200,7 @@ async def graded(name: str, options: Any, provider: Provider[Any]) -> Seen:
     try:
         scores = [
             (await one.score(task, {"role": "assistant", "content": message})).value
-            for message in ("I think that it is 7.", "\\boxed{14/2}")  # the latter by a process of the grader's
+            for message in ("I think that it is 7.", "\\boxed{2^3 - 1}")  # the latter by a process of the grader's
         ]
     finally:
         await one.close()

@@ -35,7 +35,7 @@ class DatasetOptions(Options):
     instruction: str = Field("", description="the system message of rows that have none of their own")
     score: str = Field(
         "numeric",
-        description="1 for a right reply, else 0: numeric compares the last numbers of reply and answer, exact the texts, math "
+        description="1 for a right reply, else 0: numeric compares the reply's last number with the answer, exact the texts, math "
         "the expressions (math-verify). Or a function of yours, ./grade.py:score",
     )
     pattern: str | None = Field(

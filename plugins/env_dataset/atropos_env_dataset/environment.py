@@ -31,7 +31,7 @@ class Dataset(Environment):
         options = self._options
         files: dict[Split, Path | None] = {"train": options.tasks, "test": options.test_tasks or options.tasks}
         for split, file in files.items():
-            self._scorer.check(self._tasks[split], str(file or options.hub))
+            await self._scorer.check(self._tasks[split], str(file or options.hub))
 
     async def close(self) -> None:
         await self._scorer.close()

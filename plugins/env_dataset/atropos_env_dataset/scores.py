@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from inspect import Parameter, isawaitable, signature
 from typing import Any
 
-from atropos_core.builtin.rewards import last_number, same_number
+from atropos_core.builtin.numbers import answer_value, is_same, last_value
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Score
 from atropos_core.plugins.references import load_reference
@@ -18,15 +18,16 @@ from atropos_core.rollouts.row_files import value_at
 from atropos_core.types import Message, Task
 from atropos_env_dataset.config import DatasetOptions
 
-TOLERANCE = 1e-6  # of numbers
 OF_TRLS_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
+STARTING_S = 60.0  # for the first answer, which waits for sympy
+DIGITS = re.compile(r"-?\d{1,300}(?:\.\d{1,300})?")  # which math-verify can read
 MATH = "atropos_env_dataset.math_answers:equal"
 
 
 class Scorer:
-    def check(self, tasks: Iterable[Task], source: str) -> None:
-        """Raises DataError for the first whose answer cannot be compared with anything. `source`: the file that they are of."""
+    async def check(self, tasks: Iterable[Task], source: str) -> None:
+        """Raises DataError if answers cannot be compared with anything. `source`: the file that the tasks are of."""
 
     async def score(self, task: Task, reply: Message) -> Score:
         raise NotImplementedError
@@ -59,13 +60,18 @@ class Numeric(Compared):
     def __init__(self, pattern: str | None) -> None:
         super().__init__(same_last_number, pattern)
 
-    def check(self, tasks: Iterable[Task], source: str) -> None:
+    async def check(self, tasks: Iterable[Task], source: str) -> None:
+        wrong = []
         for task in tasks:
-            if last_number(task.answer or "") is None:
-                raise DataError(
-                    f"{source}: the answer of task {task.id} has no number in it: {task.answer!r:.80}.",
-                    remedy='score = "exact" compares texts, score = "math" expressions.',
-                )
+            try:
+                answer_value(task.answer or "")
+            except ValueError as error:
+                wrong.append((task, str(error)))
+        refuse(
+            wrong,
+            source,
+            'Leave one number there, or end the answer in "#### 12". score = "math" compares expressions, score = "exact" texts.',
+        )
 
 
 class Math(Scorer):
@@ -80,18 +86,45 @@ class Math(Scorer):
         self._worker = Worker(MATH)
         self._deadline_s = deadline_s
 
+    async def check(self, tasks: Iterable[Task], source: str) -> None:
+        said: dict[str, str | bool] = {}
+        wrong = []
+        for task in tasks:
+            answer = task.answer or ""
+            if answer not in said:
+                said[answer] = DIGITS.fullmatch(answer) is not None or await self._read(answer)
+            if said[answer] is not True:
+                wrong.append((task, str(said[answer])))
+        refuse(
+            wrong,
+            source,
+            r"Leave the expression alone there, in LaTeX, or put it in \boxed{} and words in \text{}; else leave the row out.",
+        )
+
+    async def _read(self, answer: str) -> str | bool:
+        try:
+            read: str | bool = await self._worker.call(answer, None, deadline_s=max(self._deadline_s, STARTING_S))
+        except DeadlineExceeded:
+            return "takes too long to compute"
+        return read
+
     async def score(self, task: Task, reply: Message) -> Score:
         text = str(reply.get("content") or "")[-LONGEST:]
         try:
-            correct = await self._worker.call(text, task.answer, deadline_s=self._deadline_s)
+            correct = await self._worker.call(task.answer or "", text, deadline_s=self._deadline_s)
         except DeadlineExceeded:
             return Score(0.0, correct=False, metrics={"math_timeouts": 1.0})
-        if correct is None:
-            raise DataError(f"dataset: math-verify cannot read the answer of task {task.id}: {task.answer!r:.80}")
-        return Score(float(correct), correct=bool(correct), metrics={"math_timeouts": 0.0})
+        if isinstance(correct, str):
+            raise DataError(f"dataset: the answer of task {task.id} {correct}: {task.answer!r:.80}")
+        return Score(float(correct), correct=correct, metrics={"math_timeouts": 0.0})
 
-    async def close(self) -> None:
-        await self._worker.close()
+
+def refuse(wrong: Sequence[tuple[Task, str]], source: str, remedy: str) -> None:
+    """Raises DataError for tasks and what their answers are instead, if there are any."""
+    if wrong:
+        task, what = wrong[0]
+        others = f" {len(wrong) - 1} others cannot be compared either." if len(wrong) > 1 else ""
+        raise DataError(f"{source}: the answer of task {task.id} {what}: {task.answer!r:.80}.{others}", remedy=remedy)
 
 
 class Yours(Scorer):
@@ -162,8 +195,7 @@ def scorer(options: DatasetOptions) -> Scorer:
 
 
 def same_last_number(said: str, answer: str) -> bool:
-    wanted = last_number(answer)
-    return wanted is not None and same_number(last_number(said), wanted, TOLERANCE)
+    return is_same(last_value(said), answer_value(answer))
 
 
 def same_text(said: str, answer: str) -> bool:

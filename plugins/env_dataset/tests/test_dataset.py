@@ -17,6 +17,7 @@ from atropos_core.testing.scripted import ScriptedPolicy
 from atropos_core.types import Task
 from atropos_env_dataset.config import DatasetOptions
 from atropos_env_dataset.environment import Dataset
+from tests.tricky_answers import NOT_ONE_NUMBER, NUMBERS
 
 LABEL = "environment.mine"
 TASK = Task("1", ({"role": "user", "content": "?"},), "the answer is 1,250.50")
@@ -177,10 +178,106 @@ async def test_expressions_are_compared_by_math_verify():
     half = Task("1", TASK.messages, "$\\frac{1}{2}$")
     assert (await value("It is $\\boxed{0.5}$.", half, score="math")).value == 1.0
     assert (await value("It is $\\boxed{0.25}$.", half, score="math")).value == 0.0
-    assert (await value("(1,2)", Task("1", (), "(1,2)"), score="math")).value == 0.0, "no expression in the reply"
-    assert (await value("$(1, 2)$", Task("1", (), "(1,2)"), score="math")).value == 1.0
-    with pytest.raises(DataError, match="math-verify cannot read the answer of task 1: ''"):
+    with pytest.raises(DataError, match="the answer of task 1 is not an expression that math-verify can read: ''"):
         await value("1", Task("1", (), ""), score="math")
+
+
+RAW_LATEX = [  # an answer as verl's files of MATH have it, replies that are right, and replies that are wrong
+    ("2^{10}", [r"\boxed{1024}", "1024", "2^{10}"], [r"\boxed{2}", "10", r"\boxed{10}"]),
+    (
+        r"2\sqrt{3}",
+        [r"\boxed{\sqrt{12}}", r"The answer is $2\sqrt{3}$.", r"So it is 2\sqrt{3}."],
+        [r"\boxed{2}", "3", r"\boxed{3}"],
+    ),
+    (r"3\pi", [r"\boxed{3\pi}"], [r"\boxed{3}", "3"]),
+    (r"5\frac{1}{2}", [r"\boxed{5.5}", r"\boxed{\frac{11}{2}}", r"\boxed{5½}"], [r"\boxed{\frac{1}{2}}", "2"]),
+    (r"x \leq 3", [r"\boxed{x \le 3}", r"\boxed{3 \geq x}"], [r"\boxed{3}", r"\boxed{x < 3}"]),
+    ("y = 2x + 1", [r"\boxed{y = 1 + 2x}", "y = 2x + 1"], [r"\boxed{1}", "1", r"\boxed{y = 2x - 1}"]),
+    (r"(-\infty, 3]", [r"\boxed{(-\infty,3]}"], [r"\boxed{3}", r"\boxed{(-\infty,3)}"]),
+    (r"\{1, 2\}", [r"\boxed{\{2, 1\}}"], [r"\boxed{2}", r"\boxed{1.2}"]),
+    ("(1,2)", [r"\boxed{(1, 2)}", "(1,2)"], [r"\boxed{(2,1)}", r"\boxed{2}"]),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", [r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}"], [r"\boxed{2}"]),
+    (r"\text{(B)}", [r"\boxed{B}", r"\boxed{(B)}", r"\boxed{\text{B}}"], [r"\boxed{C}"]),
+    ("no solution", [r"\boxed{\text{No solution}}", "no solution"], [r"\boxed{0}", r"\boxed{\text{one solution}}"]),
+    (r"12\text{ cm}", [r"\boxed{12}", "12 cm"], [r"\boxed{1}"]),
+    (r"\$18.90", [r"\boxed{18.9}"], [r"\boxed{18}"]),
+    (r"10\%", [r"\boxed{10\%}", r"\boxed{0.1}"], [r"\boxed{0.01}"]),
+    (r"0.\overline{3}", [r"\boxed{\frac{1}{3}}", r"\boxed{0.\overline{3}}"], [r"\boxed{0.3}", "0"]),
+    (r"\boxed{72}", ["72"], ["2"]),
+    ("$x + 1$", [r"\boxed{1 + x}"], ["1"]),
+    ("48 / 2 = 24, so\n#### 24", [r"\boxed{24}", "24"], [r"\boxed{2}"]),
+    ("1e-05", [r"\boxed{0.00001}", "1e-5"], ["-5", r"\boxed{0}", "0.00002"]),
+]
+
+
+@pytest.mark.parametrize(("answer", "right", "wrong"), RAW_LATEX)
+def test_an_answer_in_raw_latex_is_read_whole(answer, right, wrong):
+    pytest.importorskip("math_verify")
+    from atropos_env_dataset.math_answers import equal
+
+    assert [equal(answer, reply) for reply in right] == [True] * len(right)
+    assert [equal(answer, reply) for reply in wrong] == [False] * len(wrong)
+    assert equal(answer, answer), "a reply that is the answer as it stands"
+
+
+def test_numbers_are_compared_by_math_verify_as_by_the_other_graders():
+    pytest.importorskip("math_verify")
+    from atropos_env_dataset.math_answers import equal
+
+    assert [(a, b, equal(a, b[:10_000])) for a, b, _ in NUMBERS] == NUMBERS
+
+
+async def test_answers_that_math_verify_cannot_read_are_refused_by_row(tmp_path):
+    pytest.importorskip("math_verify")
+    from atropos_env_dataset.math_answers import equal
+
+    refused = {
+        "2024-05-03": "is a date",
+        "June 20": "has words in it",
+        "The answer is 5": "has words in it",
+        "\\frac{1}{": "is not an expression",
+        "1/0": "is not an expression",
+        "???": "is not an expression",
+        "nan": "is a missing value",
+        " ": "is not an expression",
+    }
+    assert [str(equal(answer, None)).startswith(says) for answer, says in refused.items()] == [True] * len(refused)
+    rows = [{"id": f"odd {n}", "prompt": "?", "answer": answer} for n, answer in enumerate(refused)]
+    file = lines(tmp_path / "rows.jsonl", *sums(0, 5), {"prompt": "?", "answer": "2^{10}"}, *rows)
+    made = dataset(tasks=file, score="math", held_out=0.0)
+    with pytest.raises(DataError, match="rows.jsonl: the answer of task odd 0 is a date.* 7 others cannot") as raised:
+        await made.open()
+    await made.close()
+    assert "in LaTeX" in raised.value.remedy
+
+
+@pytest.mark.parametrize("answer", NOT_ONE_NUMBER)
+async def test_an_answer_that_is_not_one_number_is_refused_by_row(tmp_path, answer):
+    file = lines(tmp_path / "rows.jsonl", *sums(0, 5), *({"id": n, "prompt": "?", "answer": answer} for n in "ab"))
+    with pytest.raises(DataError, match="the answer of task a (has|is) .*1 others cannot") as raised:
+        await dataset(tasks=file, held_out=0.0).open()
+    assert 'score = "math"' in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("written", "text", "right", "wrong"),
+    [
+        ("0.00001", "0.00001", "1e-5", "It is -5"),
+        ("1e-7", "0.0000001", "0.0000001", "0"),
+        ("1e17", "100000000000000000", "100000000000000000", "17"),
+        ("-0.5", "-0.5", "−½", "5"),
+        ("5.0", "5.0", "5", "0"),
+        ("18446744073709551617", "18446744073709551617", "18446744073709551617", "18446744073709551616"),
+    ],
+)
+async def test_a_number_of_a_file_is_compared_as_a_number(tmp_path, written, text, right, wrong):
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "?", "answer": {written}}}\n')
+    made = dataset(tasks=tmp_path / "rows.jsonl", held_out=0.0)
+    await made.open()
+    [task] = made.tasks("train")
+    assert task.answer == text
+    assert (await made.score(task, {"role": "assistant", "content": right})).value == 1.0
+    assert (await made.score(task, {"role": "assistant", "content": wrong})).value == 0.0
 
 
 async def test_what_is_not_compared_in_time_is_wrong_and_counted():

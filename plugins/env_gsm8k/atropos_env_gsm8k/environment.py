@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from atropos_core.builtin.numbers import stated_answer
 from atropos_core.interfaces import Environment, Score
 from atropos_core.types import Message, Split, Task
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.data import load
-from atropos_env_gsm8k.grading import Grader, lenient_answer, strict_answer
+from atropos_env_gsm8k.grading import Grader, lenient_answer
 
 
 class Gsm8k(Environment):
@@ -40,7 +41,7 @@ class Gsm8k(Environment):
     async def score(self, task: Task, reply: Message) -> Score:
         text = str(reply.get("content") or "")
         gold = task.data["number"]
-        strict = await self._grader.equals(strict_answer(text), gold)
+        strict = await self._grader.equals(stated_answer(text), gold)
         lenient = strict or await self._grader.equals(lenient_answer(text), gold)
         correct = strict if self._options.grading == "strict" else lenient
         return Score(

@@ -1,57 +1,34 @@
 """Grading: what a reply answers, strictly and leniently, and whether that equals the gold answer.
 
 Strict: the content of the last `\\boxed{}`, or what follows the last `####`. Lenient: that, or else the last number in
-the text. Plain numbers are compared here, exactly; any other expression is compared by math-verify, in a process of its
-own under a deadline (sympy may take for ever).
+the text. One number, in whatever form (`atropos_core.builtin.numbers`), is compared here, exactly; any other expression is
+compared by math-verify, in a process of its own under a deadline (sympy may take for ever).
 """
 
 from __future__ import annotations
 
-import re
-from fractions import Fraction
-
+from atropos_core.builtin.numbers import answer_value, is_same, last_value, only_value, stated_answer
 from atropos_core.errors import DataError, DeadlineExceeded, RemoteError
 from atropos_core.processes.function_worker import Worker
 
-_PLAIN = re.compile(r"[-+]?\d+(?:\.\d*)?|[-+]?\.\d+")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_LAST_NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?|-?\.\d+")
-_BOXED = "\\boxed{"
 LONGEST = 200  # characters of an answer; a longer one is no answer
 
 WORKER = "atropos_env_gsm8k.verify:equal"
 
 
-def strict_answer(text: str) -> str | None:
-    """What the reply states as its answer, by either mark, whichever comes last."""
-    boxed, hashed = text.rfind(_BOXED), text.rfind("####")
-    if boxed > hashed:
-        return _braced(text[boxed + len(_BOXED) :])
-    if hashed >= 0:
-        lines = text[hashed + 4 :].strip().splitlines()
-        return lines[0].strip() if lines and lines[0].strip() else None
-    return None
-
-
 def lenient_answer(text: str) -> str | None:
-    """The strict answer where it has a number in it, or else the last number of the text."""
-    stated = strict_answer(text)
+    """The stated answer where it has a number in it, or else the last number of the text."""
+    stated = stated_answer(text)
     if stated is not None and any(letter.isdigit() for letter in stated):
         return stated
-    found = _LAST_NUMBER.findall(text)
-    return found[-1] if found else None
-
-
-def plain_number(text: str) -> Fraction | None:
-    """`$1,250.00` -> 1250; None for what is more than a number with its currency, unit sign or full stop."""
-    bare = _THOUSANDS.sub("", text.strip().strip("$").rstrip(".%$ ").replace("\\$", "").replace("\\%", "").strip())
-    return Fraction(bare) if len(bare) <= LONGEST and _PLAIN.fullmatch(bare) else None
+    value = last_value(text)
+    return None if value is None else str(value)
 
 
 def gold_number(answer: str, name: str) -> str:
     """The number after `####` of a gold answer. Raises DataError where there is none."""
-    stated = strict_answer(answer)
-    if stated is None or plain_number(stated) is None:
+    stated = stated_answer(answer)
+    if stated is None or only_value(stated) is None:
         raise DataError(f"gsm8k: the answer of problem {name} does not end in `#### number`: {answer[-60:]!r}")
     return stated
 
@@ -68,8 +45,8 @@ class Grader:
         """Whether they are the same number. What cannot be compared in time is not."""
         if stated is None or len(stated) > LONGEST:
             return False
-        if (number := plain_number(stated)) is not None:
-            return number == plain_number(gold)
+        if (number := only_value(stated)) is not None:
+            return is_same(number, answer_value(gold))
         if not any(letter.isdigit() for letter in stated):
             return False
         try:
@@ -82,13 +59,3 @@ class Grader:
 
     async def close(self) -> None:
         await self._worker.close()
-
-
-def _braced(text: str) -> str | None:
-    """The text up to the brace that closes the one before it; None where it is never closed."""
-    depth = 1
-    for at, letter in enumerate(text):
-        depth += (letter == "{") - (letter == "}")
-        if depth == 0:
-            return text[:at].strip() or None
-    return None

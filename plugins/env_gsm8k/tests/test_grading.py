@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from atropos_core.builtin.numbers import only_value, stated_answer
 from atropos_core.errors import DataError
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.environment import Gsm8k
-from atropos_env_gsm8k.grading import Grader, lenient_answer, plain_number, strict_answer
+from atropos_env_gsm8k.grading import Grader, lenient_answer
+from tests.tricky_answers import NUMBERS
 
 REAL = Path(__file__).parents[4] / "shared/data/gsm8k"
 
@@ -31,7 +33,8 @@ async def grader() -> AsyncIterator[Grader]:
         ("\\boxed{\\frac{14}{2}} and done", "\\frac{14}{2}", "\\frac{14}{2}"),
         ("#### 6\nno: \\boxed{7}", "7", "7"),
         ("\\boxed{6}\n#### 7", "7", "7"),
-        ("the answer is 1,234.", None, "1,234"),
+        ("the answer is 1,234.", None, "1234"),
+        ("it is 3\\pi", None, None),
         ("it is 3 or 7", None, "7"),
         ("#### ", None, None),
         ("\\boxed{7", None, "7"),
@@ -40,25 +43,21 @@ async def grader() -> AsyncIterator[Grader]:
     ],
 )
 def test_answers_are_found_strictly_and_leniently(text, strict, lenient):
-    assert strict_answer(text) == strict
+    assert stated_answer(text) == strict
     assert lenient_answer(text) == lenient
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("7", 7),
-        ("$1,250.00", 1250),
-        ("-3.", -3),
-        (".5", 0.5),
-        ("7 apples", None),
-        ("1,2", None),
-        ("x", None),
-        ("9" * 500, None),
-    ],
-)
-def test_plain_numbers_are_read_exactly(text, number):
-    assert plain_number(text) == number
+async def test_answers_of_the_table_of_tricky_pairs_are_graded_right(grader):
+    graded = [
+        (
+            answer,
+            reply,
+            await grader.equals(stated_answer(f"#### {reply}"), answer),
+            await grader.equals(lenient_answer(reply), answer),
+        )
+        for answer, reply, _ in NUMBERS
+    ]
+    assert graded == [(answer, reply, right, right) for answer, reply, right in NUMBERS]
 
 
 async def test_expressions_go_to_math_verify(grader):
@@ -66,16 +65,19 @@ async def test_expressions_go_to_math_verify(grader):
     assert await grader.equals("x = 7", "7")
     assert not await grader.equals("\\frac{15}{2}", "7")
     assert not await grader.equals("7 or 8 or 9+", "4")
+    assert await grader.equals("7²", "49")
+    assert await grader.equals("3-5 = -2", "-2")
+    assert not await grader.equals("72 or 73", "72"), "one answer, not two"
 
 
 async def test_an_expression_that_takes_for_ever_is_wrong_at_its_deadline_and_the_next_one_is_graded():
     grader = Grader(deadline_s=1.0)
     try:
-        assert await grader.equals("14/2", "7")
+        assert await grader.equals("2^3 - 1", "7")
         began = time.monotonic()
         assert not await grader.equals("9^{9^{9^{9}}} - 9^{9^{9^{9}}} + 1", "7")
         assert time.monotonic() - began < 6
-        assert await grader.equals("14/2", "7")
+        assert await grader.equals("2^3 - 1", "7")
     finally:
         await grader.close()
 
@@ -88,7 +90,7 @@ async def test_every_problem_of_gsm8k_grades_its_own_answer_right_and_the_number
     tasks = [task for split in ("train", "test") for task in environment.tasks(split)]
     assert len(tasks) == 8792
     for task in tasks:
-        number = plain_number(task.data["number"])
+        number = only_value(task.data["number"])
         right = await environment.score(task, {"role": "assistant", "content": task.answer})
         worked = task.answer.rpartition("####")[0]
         wrong = await environment.score(task, {"role": "assistant", "content": f"{worked}#### {number + 1}"})

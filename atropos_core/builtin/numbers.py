@@ -1,0 +1,226 @@
+r"""The reader of numbers in text, which all graders share.
+
+One number is a sign (hyphen, U+2212, en dash), digits of any script, and a decimal point. It may have thousands groups (`1,234`, `1 234`,
+`1'234`, `1_234`, `1{,}234`), an exponent (`1e-5`, `1.5 \times 10^{3}`), a currency or a unit. Fractions (`3/4`, `\frac{3}{4}`, `½`) and
+mixed numbers (`3 1/2`) are numbers too. Digits in a word (`H2O`, `x_1`, `cm^2`) are part of the word. Other digits side by side are not
+one number: `1,2`, `3-5`, `3:45`, `2024-05-03`, `1.2.3`, `2^{10}`, `2\sqrt{3}`, `3\pi`, `5x`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple
+
+LONGEST = 300  # characters of a number, with its exponent written out: a longer one is not read
+MILLIONTH = Fraction(1, 10**6)
+
+_REPLACED = {
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63", "-"),
+    **dict.fromkeys("\u00a0\u2007\u2008\u2009\u200a\u202f\u3000", " "),
+    **dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff", ""),
+    **dict.fromkeys("\u2044\u2215", "/"),
+    "\u2019": "'",
+}
+_RAISED = re.compile("[\u207a\u207b]?[\u00b2\u00b3\u00b9\u2070\u2074-\u2079]+")
+_LOWERED = re.compile("[\u2080-\u2089]+")
+_VULGAR = re.compile("(?:(\\d) ?)?([\u00bc-\u00be\u2150-\u215e\u2189])")
+
+# These rewrite plain text, so that a number has one form: 1234567.8 or 3/4.
+_GROUPS = re.compile(r"(?<![\w.,'])[1-9]\d{0,2}(,|\{,\}|,\\!|\\[, !]|['_ ~])\d{3}(?:\1\d{3})*+(?!\d)")
+_PART = r"(?:\{ ?([-+]?\d+(?:\.\d+)?) ?\}|(\d))"
+_LATEX_FRACTION = re.compile(rf"(?:(\w) ?)?\\[dtc]?frac ?{_PART} ?{_PART}")
+_TIMES_TEN = re.compile(
+    r"(?<![\w.])(?:(\d++(?:\.\d++)?) ?(?:\\times|\\cdot|[x×·*]) ?)?10(?:\^|\*\*)(?:\{([-+]?\d++)\}|([-+]?\d++))(?!\w)"
+)
+_EXPONENT = re.compile(r"(?<![\w.])(\d++(?:\.\d++)?|\.\d++)[eE]([-+]?\d++)(?![\d^])()")
+_MIXED = re.compile(r"(?<![\w.,])(\d++) (\d++) ?/ ?(\d++)(?![\w/.,]*\d)")
+_UNIT_POWER = re.compile(r"(?<=\d)( ?(?:[cdkmn]?m|ft|in|yd|mi))(?:\^?\{[23]\}|\^?[23])(?!\w)")
+
+_TOKEN = re.compile(
+    r"""
+    (?P<root>(?:(?:\\|(?<![a-zA-Z]))(?:sqrt|pm|mp|ln|log|exp|sin|cos|tan)(?![a-zA-Z])|[√±∓]|\}\{|[)\]}]\^)(?:_\w|\[\d+\])?[ {(]*)?
+    (?P<sign>(?<![^\W_])(?<![)\]}%-])[-+]|(?<==)-\ ?|(?<==\ )-\ ?)?
+    (?:\\?[$€£¥₹₩]\ ?(?P<later_sign>-?))?
+    (?P<body>
+        (?:\d++\ \d++\ ?/\ ?\d++|\d++|(?<![\w.])\.\d++)
+        (?:(?:[-.,:/'_~^]{1,3}\{?[-+]?|\*\*[-+]?|\ ?/\ ?|[a-zA-Z]++[-+]?)\d++)*+
+    )
+    (?P<variable>
+        [a-zA-Z](?<![mghslLdAVWNJCFK])(?![a-zA-Z])
+      | \^\{?(?!\{|\\|(?:st|nd|rd|th)\b)
+      | (?=\ ?(?:\\(?:pi|sqrt|infty|theta)(?![a-zA-Z])|[π√]))
+    )?
+  | (?P<command>
+        \\(?!(?:boxed|[a-z]*box|text[a-z]*|math[a-z]*|emph|underline|bf|rm|begin|end)\b)
+        [a-zA-Z]+(?:\[[^\[\]]*+\])?(?:\ ?\{(?:[^{}]|\{[^{}]*+\})*+\})++
+    )
+  | \\[a-zA-Z]++
+  | [a-zA-Z]++(?:\d\w*+(?:\.\d++)*+|[_^](?:\{[^{}\s]*+\}|-?\w++))*+          # a word
+    """,
+    re.VERBOSE,
+)
+_DECIMAL = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+_FRACTION = re.compile(r"(\d+) ?/ ?(\d+)")
+
+_DRESS = re.compile(r"</?\w+>|\*\*|__|\^\{?(?:\\circ|st|nd|rd|th)\b")
+_EXPRESSION = re.compile(
+    r"[<>≤≥≠±∓∞√π!^|]|[-+*] ?[a-zA-Z]\b|\b[a-zA-Z] ?[-+*]|\\(?:pi|infty|leq?|geq?|neq?|lt|gt|pm|mp|cup|cap|in|sqrt)(?![a-zA-Z])"
+)
+
+
+class Number(NamedTuple):
+    """Digits in a text. `value` is None if they are not one number."""
+
+    text: str
+    value: Fraction | None
+
+
+def numbers(text: str) -> list[Number]:
+    """All of a text, in their order. The time is linear in the text's length."""
+    return [_number(found) for found in _TOKEN.finditer(_rewritten(text)) if _has_digits(found)]
+
+
+def last_value(text: str) -> Fraction | None:
+    """The last number of a text. None if it has none, or if its last digits are not one number."""
+    found = numbers(text)
+    return found[-1].value if found else None
+
+
+def last_number(text: str) -> int | float | None:
+    """The last number of a text: an int if it is whole, else a float. None if there is none, or if the last digits are not one number."""
+    value = last_value(text)
+    return None if value is None else value.numerator if value.denominator == 1 else float(value)
+
+
+def answer_value(answer: str) -> Fraction:
+    """The one number that an answer gives, in what it states (`stated_answer`), or else in all of it. Raises ValueError that says what it
+    has instead."""
+    stated = stated_answer(answer)
+    text = _rewritten(answer if stated is None else stated)
+    found = numbers(text)
+    if not found:
+        raise ValueError("has no number in it")
+    if len(found) > 1:
+        raise ValueError("has more than one number in it")
+    [(written, value)] = found
+    if value is None or _EXPRESSION.search(_DRESS.sub("", text).replace(written, "", 1)):
+        raise ValueError("is not one number")
+    return value
+
+
+def only_value(text: str) -> Fraction | None:
+    """The number of a text that has this one only, and no other mathematics."""
+    try:
+        return answer_value(text)
+    except ValueError:
+        return None
+
+
+def stated_answer(text: str) -> str | None:
+    r"""What a text marks as its answer: the rest of the line after its last `####`, or the content of its last `\boxed{}`, whichever
+    comes last."""
+    boxed, hashed = text.rfind(_BOXED), text.rfind("####")
+    if boxed > hashed:
+        return _braced(text[boxed + len(_BOXED) :])
+    if hashed >= 0:
+        lines = text[hashed + 4 :].strip().splitlines()
+        return lines[0].strip() if lines and lines[0].strip() else None
+    return None
+
+
+def is_same(number: Fraction | None, wanted: Fraction, tolerance: float | None = None) -> bool:
+    """Whether a reply's number is the answer's. Without a tolerance, a whole answer is compared exactly and another within a millionth of
+    itself. A tolerance is relative to the answer, or absolute if that is below 1."""
+    if number is None or number == wanted:
+        return number is not None
+    if tolerance is None:
+        return wanted.denominator > 1 and abs(number - wanted) <= abs(wanted) * MILLIONTH
+    return abs(number - wanted) <= Fraction(tolerance) * max(Fraction(1), abs(wanted))
+
+
+def plain(text: str) -> str:
+    """The text with ASCII for digits of any script, dashes, spaces and fractions: `−½` is `-1/2`. A raised 2 is `^{2}`, as in LaTeX."""
+    if text.isascii():
+        return text
+    text = _RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
+    text = _LOWERED.sub(lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}", text)
+    text = _VULGAR.sub(lambda found: _after(found[1], unicodedata.normalize("NFKC", found[2])), text)
+    return "".join(map(_ascii, text))
+
+
+def written_out(text: str) -> str:
+    """The plain text with `1,234` as 1234, `1e-5` and `1 \\times 10^{-5}` as 0.00001, and `3 1/2` as 7/2."""
+    text = _GROUPS.sub(lambda found: re.sub(r"\D", "", found[0]), plain(text))
+    return _MIXED.sub(_improper, _EXPONENT.sub(_positional, _TIMES_TEN.sub(_positional, text)))
+
+
+_BOXED = "\\boxed{"
+
+
+def _ascii(character: str) -> str:
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
+    if "\uff01" <= character <= "\uff5e":  # full width
+        return chr(ord(character) - 0xFEE0)
+    return _REPLACED.get(character, character)
+
+
+def _after(before: str | None, fraction: str) -> str:
+    return f"{before} {fraction}" if before else fraction
+
+
+def _rewritten(text: str) -> str:
+    text = _LATEX_FRACTION.sub(
+        lambda found: _after(found[1], f"{found[2] or found[3]}/{found[4] or found[5]}"), written_out(text)
+    )
+    return _MIXED.sub(_improper, _UNIT_POWER.sub(r"\1", text))
+
+
+def _positional(found: re.Match[str]) -> str:
+    digits, exponent = found[1] or "1", found[2] or found[3]
+    if len(found[0]) > LONGEST or abs(int(exponent)) > LONGEST:
+        return found[0]
+    written = f"{Decimal(f'{digits}e{exponent}'):f}"
+    return written if len(written) <= LONGEST else found[0]
+
+
+def _improper(found: re.Match[str]) -> str:
+    if len(found[0]) > LONGEST or not int(found[2]) < int(found[3]):
+        return found[0]
+    whole, over, under = map(int, found.groups())
+    return f"{whole * under + over}/{under}"
+
+
+def _has_digits(found: re.Match[str]) -> bool:
+    return found["body"] is not None or any(map(str.isdigit, found["command"] or ""))
+
+
+def _number(found: re.Match[str]) -> Number:
+    body = found["body"]
+    value = (
+        None if body is None or found["root"] or found["variable"] is not None or len(body) > LONGEST else _value(body)
+    )
+    negative = (found["sign"] or "").startswith("-") != bool(found["later_sign"])
+    return Number(found[0], -value if value is not None and negative else value)
+
+
+def _value(body: str) -> Fraction | None:
+    if _DECIMAL.fullmatch(body):
+        return Fraction(body)
+    if fraction := _FRACTION.fullmatch(body):
+        over, under = map(int, fraction.groups())
+        return Fraction(over, under) if under else None
+    return None
+
+
+def _braced(text: str) -> str | None:
+    """The text up to the brace that closes the one before it; None if it is never closed."""
+    depth = 1
+    for at, letter in enumerate(text):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return text[:at].strip() or None
+    return None
