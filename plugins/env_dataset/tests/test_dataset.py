@@ -176,10 +176,14 @@ async def test_a_reply_is_compared_with_the_answer(reply, options, expected):
 async def test_expressions_are_compared_by_math_verify():
     pytest.importorskip("math_verify")
     half = Task("1", TASK.messages, "$\\frac{1}{2}$")
-    assert (await value("It is $\\boxed{0.5}$.", half, score="math")).value == 1.0
-    assert (await value("It is $\\boxed{0.25}$.", half, score="math")).value == 0.0
-    with pytest.raises(DataError, match="the answer of task 1 is not an expression that math-verify can read: ''"):
-        await value("1", Task("1", (), ""), score="math")
+    made = dataset(tasks="rows.jsonl", score="math")
+    try:
+        assert (await made.score(half, {"role": "assistant", "content": "It is $\\boxed{0.5}$."})).value == 1.0
+        assert (await made.score(half, {"role": "assistant", "content": "It is $\\boxed{0.25}$."})).value == 0.0
+        with pytest.raises(DataError, match="the answer of task 1 is not an expression that math-verify can read: ''"):
+            await made.score(Task("1", (), ""), {"role": "assistant", "content": "1"})
+    finally:
+        await made.close()
 
 
 RAW_LATEX = [  # an answer as verl's files of MATH have it, replies that are right, and replies that are wrong
