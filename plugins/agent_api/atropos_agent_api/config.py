@@ -72,7 +72,14 @@ class RewardOptions(Options):
         None, description="reads the case as JSON at its standard input, prints a score as its last line"
     )
     plugin: NamedComponent | None = Field(None, description="any reward that is installed")
-    deadline_s: float = Field(60.0, gt=0, description="seconds for scoring one episode")
+    deadline_s: float = Field(
+        60.0, gt=0, description="seconds for scoring one episode; copying what its program left may take half as many"
+    )
+    worst: float = Field(
+        0.0,
+        allow_inf_nan=False,
+        description="score of an episode whose program left what cannot be graded; lower where the reward has given less",
+    )
 
     @model_validator(mode="after")
     def _one_of_three(self) -> RewardOptions:

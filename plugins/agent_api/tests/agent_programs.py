@@ -107,6 +107,19 @@ def never_ends() -> None:
     time.sleep(600)
 
 
+def leaves_much() -> None:
+    """Files that take no room on the disk, and together are too large to be copied."""
+    once()
+    for name in "abc":
+        os.truncate(os.open(name, os.O_CREAT | os.O_WRONLY), 900_000)
+
+
+def leaves_links() -> None:
+    once()
+    for number in range(3000):
+        os.symlink(f"{number - 1}" if number else "answer.txt", str(number))
+
+
 def prints() -> None:
     once()
     while True:

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from atropos_agent_api.config import AgentOptions
+from atropos_agent_api.config import AgentOptions, LimitOptions
 from atropos_agent_api.environment.agent import Agent
 from atropos_agent_api.environment.build import build
 from atropos_agent_api.server.running import open_agent_server
@@ -302,6 +302,37 @@ async def test_a_reward_that_is_late_fails_the_rollout(made: Made) -> None:
             await one(agent)
 
 
+GRADES = """
+def by_answer(case):
+    return {"4": -1.0, "6": 1.0}[case.task.answer]
+"""
+
+
+@pytest.mark.parametrize("worst", [0.0, -3.0])
+async def test_a_program_that_makes_grading_fail_gets_the_worst_score_and_why_is_recorded(
+    made: Made, tmp_path: Path, worst: float
+) -> None:
+    (tmp_path / "grade.py").write_text(GRADES)
+    reward = {"function": f"{tmp_path}/grade.py:by_answer", "worst": worst}
+    async with made("leaves_much", reward=reward, limits={"disk_mb": 1}) as agent:
+        first = await one(agent, at=1)
+    async with made("once", reward=reward) as agent:
+        low = await one(agent)
+        agent._options = agent._options.model_copy(
+            update={"command": ("{python}", "-S", str(PROGRAMS), "leaves_much"), "limits": LimitOptions(disk_mb=1)}
+        )
+        second = await one(agent, at=1)
+    assert (first.score, low.score, second.score) == (worst, -1.0, min(worst, -1.0)), "no way out of a bad score"
+    assert (first.correct, first.metrics["agent/not_graded"], low.metrics["agent/not_graded"]) == (False, 1.0, 0.0)
+    account = json.loads((streams(tmp_path)[0] / "account.json").read_text())
+    assert account["not_graded"] == "it left more than 1 MB, its limit of the disk"
+
+
+async def test_chained_links_are_graded(made: Made) -> None:
+    async with made("leaves_links", reward={"command": ["{python}", str(GRADERS), "file"]}) as agent:
+        assert (await one(agent)).correct is True
+
+
 async def test_the_answer_is_the_last_reply_or_what_was_printed(made: Made) -> None:
     async with made("fails", answer="stdout", reward={"plugin": "exact"}) as agent:
         assert (await one(agent)).score == 1.0
@@ -444,7 +475,6 @@ async def test_a_task_with_half_a_surrogate_pair_reaches_its_program_with_a_mark
     made: Made, tmp_path: Path
 ) -> None:
     tasks = tasks_file(tmp_path, "odd.jsonl", word="half \ud800")
-    tasks.write_text(tasks.read_text().replace("two and two", "half \\ud800"))
     options = {
         "command": ["{python}", "-S", str(PROGRAMS), "repeats", "{task.word}"],
         "env": {"WORD": "{task.word}"},
@@ -452,7 +482,7 @@ async def test_a_task_with_half_a_surrogate_pair_reaches_its_program_with_a_mark
     }
     async with made(tasks=str(tasks), **options) as agent:
         await one(agent)
-    assert json.loads((streams(tmp_path)[0] / "stdout.txt").read_text()) == ["half \ufffd"] * 4
+    assert json.loads((streams(tmp_path)[0] / "stdout.txt").read_text()) == ["half \ufffd"] * 3 + [TASKS[0]]
 
 
 async def test_a_task_with_a_zero_character_is_given_to_programs_that_read_it_from_a_file(

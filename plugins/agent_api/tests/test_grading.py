@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from atropos_agent_api.grading import Case
+from atropos_agent_api.grading import Case, left_files
 from atropos_agent_api.grading.case import read_score
 from atropos_agent_api.grading.graders import EnvironmentGrader, FunctionGrader, PluginGrader
-from atropos_agent_api.grading.left_files import copy_left
+from atropos_agent_api.grading.left_files import LeftFiles, NotGradable, copy_left
 from atropos_core.builtin.config import ExactOptions
 from atropos_core.builtin.rewards import ExactReward
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, PluginError, RemoteError
@@ -154,6 +154,10 @@ def test_what_is_no_score_is_refused(given: Any, message: str) -> None:
         read_score(given, "the reward")
 
 
+def copied(work: Path, target: Path, most_bytes: int = 1 << 20, within_s: float = 20.0) -> LeftFiles:
+    return copy_left(work, target, most_bytes, within_s)
+
+
 def test_a_copy_has_files_and_inner_links_and_nothing_else(tmp_path: Path) -> None:
     work = tmp_path / "work"
     (work / "deep" / "er").mkdir(parents=True)
@@ -167,26 +171,90 @@ def test_a_copy_has_files_and_inner_links_and_nothing_else(tmp_path: Path) -> No
         "way": "deep/er", "through": "way/../../../secret",
     }.items():  # fmt: skip
         (work / name).symlink_to(target)
-    found = copy_left(work, tmp_path / "copy", 1 << 20)
+    found = copied(work, tmp_path / "copy")
     left = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*")}
-    assert left == {"deep", "deep/er", "deep/er/file", "run.sh", "inner", "gone", "way"}
+    assert left == {"deep", "deep/er", "deep/er/file", "run.sh", "inner", "way"}
     assert (tmp_path / "copy" / "inner").read_text() == "text"
     assert (tmp_path / "copy" / "run.sh").stat().st_mode & 0o7777 == 0o700
-    assert (found.files, found.size_bytes, found.left_out) == (2, 14, 5)
+    assert (found.files, found.size_bytes, found.left_out) == (2, 14, 6)
 
 
-def test_more_than_the_limit_is_refused_and_not_copied(tmp_path: Path) -> None:
-    work = tmp_path / "work"
+def chain(work: Path) -> None:
+    (work / "0").write_text("end")
+    for number in range(1, 3000):
+        (work / str(number)).symlink_to(str(number - 1))
+
+
+def crossed_chains(work: Path) -> None:
+    """Each link of one chain leads through all of the one before."""
+    for deep in range(60):
+        (work / f"c{deep}_0").symlink_to("." if deep == 0 else f"c{deep - 1}_29")
+        for number in range(1, 30):
+            (work / f"c{deep}_{number}").symlink_to(f"c{deep}_{number - 1}/c{max(deep - 1, 0)}_{number}")
+
+
+def loops(work: Path) -> None:
+    (work / "self").symlink_to("self")
+    (work / "a").symlink_to("b")
+    (work / "b").symlink_to("a")
+    (work / "up").symlink_to("up/up")
+
+
+def odd_names(work: Path) -> None:
+    for name in (b"\xff\xfe", b"new\nline", b"a" * 255, b"-rf", b"\xe2\x80\xae"):
+        (Path(os.fsdecode(os.fsencode(work) + b"/" + name))).write_text("x")
+
+
+@pytest.mark.parametrize("leave", [chain, crossed_chains, loops, odd_names])
+def test_links_and_names_of_any_kind_are_copied_or_left_out_in_time(
+    tmp_path: Path, leave: Callable[[Path], None]
+) -> None:
+    work, copy = tmp_path / "work", tmp_path / "copy"
     work.mkdir()
+    leave(work)
+    began = time.monotonic()
+    found = copied(work, copy)
+    assert time.monotonic() - began < 10.0
+    assert found.left_out + len(os.listdir(copy)) == len(os.listdir(work))
+    for path in copy.iterdir():
+        assert path.resolve().is_relative_to(copy.resolve())
+    assert found.left_out == {"chain": 2959, "loops": 4, "odd_names": 0}.get(leave.__name__, found.left_out)
+
+
+def deep(work: Path) -> None:
+    os.makedirs(work / "/".join(["d"] * 80))
+
+
+def long_path(work: Path) -> None:
+    os.makedirs(work / "/".join(["d" * 200] * 12))
+
+
+def many(work: Path) -> None:
+    for number in range(50):
+        (work / str(number)).touch()
+
+
+def sparse(work: Path) -> None:
     with (work / "holes").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(DataError, match="more than 1 MB"):
-        copy_left(work, tmp_path / "copy", 1 << 20)
-    deep = tmp_path / "deep"
-    deep.mkdir()
-    here = deep
-    for _ in range(80):
-        here = here / "d"
-        here.mkdir()
-    with pytest.raises(DataError, match="64 directories"):
-        copy_left(deep, tmp_path / "other", 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("leave", "message"),
+    [(deep, "64 folders"), (long_path, "2,048 bytes"), (many, "more than 40 files"), (sparse, "more than 1 MB")],
+)
+def test_more_than_a_reward_can_read_is_the_programs_doing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: Callable[[Path], None], message: str
+) -> None:
+    monkeypatch.setattr(left_files, "MOST_ENTRIES", 100 if leave is deep else 40)
+    (work := tmp_path / "work").mkdir()
+    leave(work)
+    with pytest.raises(NotGradable, match=message):
+        copied(work, tmp_path / "copy")
+
+
+def test_copying_ends_at_its_deadline(tmp_path: Path) -> None:
+    (work := tmp_path / "work").mkdir()
+    many(work)
+    with pytest.raises(NotGradable, match="takes too long"):
+        copied(work, tmp_path / "copy", within_s=0.0)

@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from atropos_agent_api.config import AgentOptions
 from atropos_agent_api.environment import poisoned
@@ -20,7 +21,7 @@ from atropos_agent_api.environment.program import MODEL, Files, program_of, show
 from atropos_agent_api.environment.streams import KeptStreams, tail
 from atropos_agent_api.grading.case import Case
 from atropos_agent_api.grading.graders import Grader
-from atropos_agent_api.grading.left_files import copy_left
+from atropos_agent_api.grading.left_files import NotGradable, copy_left
 from atropos_agent_api.sandboxes.external import ExternalSandbox
 from atropos_agent_api.sandboxes.preloaded import PreloadedSandbox
 from atropos_agent_api.sandboxes.process import ProcessSandbox
@@ -75,6 +76,7 @@ class Agent(Environment):
         self._baseline = baseline
         self._streams = streams
         self._files = Files(options.files)
+        self._worst = 0.0 if options.reward is None else options.reward.worst  # or the lowest score so far
         self._sessions = Sessions()
         self._server: RunningServer | None = None
         self._split: dict[Split, list[Task]] | None = None
@@ -204,9 +206,10 @@ class Agent(Environment):
             ended = await running.wait()
             self._sessions.end(session, "its program has ended")
             record = session.record()
-            (folder / "account.json").write_text(_account(task, record, ended))
+            account = _account(task, record, ended)
+            (folder / "account.json").write_text(json.dumps(account, indent=1, default=str))
             self._check(session, record, ended, folder)
-            return await self._scored(task, record, ended, running, folder)
+            return await self._scored(task, record, ended, running, folder, account)
         finally:
             await running.close()
 
@@ -221,7 +224,13 @@ class Agent(Environment):
             raise DataError(f"the program failed: {_how(ended, folder)}.", remedy=_where(folder))
 
     async def _scored(
-        self, task: Task, record: SessionRecord, ended: Exit, running: RunningProgram, folder: Path
+        self,
+        task: Task,
+        record: SessionRecord,
+        ended: Exit,
+        running: RunningProgram,
+        folder: Path,
+        account: dict[str, Any],
     ) -> Episode:
         episode = Episode(
             rollouts=record.rollouts,
@@ -236,13 +245,20 @@ class Agent(Environment):
             messages=record.messages,
             finish=record.finish,
         )
-        score = await self._score(task, episode, ended, running, folder)
+        why_not = ""
+        try:
+            score = await self._score(task, episode, ended, running, folder)
+            self._worst = min(self._worst, score.value)
+        except (NotGradable, RecursionError) as error:  # its program's doing: a failed rollout would be a way out
+            why_not = str(error)
+            score = Score(self._worst, correct=False)
+            (folder / "account.json").write_text(json.dumps({**account, "not_graded": why_not}, indent=1, default=str))
         return replace(
             episode,
             score=score.value,
             correct=score.correct,
             parts=dict(score.parts),
-            metrics={**episode.metrics, **score.metrics},
+            metrics={**episode.metrics, **score.metrics, "agent/not_graded": float(bool(why_not))},
         )
 
     async def _score(self, task: Task, episode: Episode, ended: Exit, running: RunningProgram, folder: Path) -> Score:
@@ -253,9 +269,9 @@ class Agent(Environment):
             episode = replace(episode, messages=(*episode.messages, said))
         with tempfile.TemporaryDirectory(prefix=owned_prefix(GRADING)) as directory:
             work = Path(directory) / "work"
-            if self._grader.reads_files:
-                most = int(self._options.limits.disk_mb * 2**20)
-                await asyncio.to_thread(copy_left, await running.work(), work, most)
+            if self._grader.reads_files and (reward := self._options.reward) is not None:
+                most, within_s = int(self._options.limits.disk_mb * 2**20), reward.deadline_s / 2
+                await asyncio.to_thread(copy_left, await running.work(), work, most, within_s)
             case = Case(task, episode.messages, answer, ended.code, ended.limit or "", work)
             return await self._grader.score(case, episode)
 
@@ -312,9 +328,9 @@ class Agent(Environment):
         return poisoned.Ran(score, account["exit"]["limit"] or "", calls, tail(folder / "stdout.txt"))
 
 
-def _account(task: Task, record: SessionRecord, ended: Exit) -> str:
+def _account(task: Task, record: SessionRecord, ended: Exit) -> dict[str, Any]:
     """What became of each token, for people and for audits."""
-    return json.dumps({"task": task.id, "exit": asdict(ended), **record.as_json()}, indent=1, default=str)
+    return {"task": task.id, "exit": asdict(ended), **record.as_json()}
 
 
 def _how(ended: Exit, folder: Path) -> str:

@@ -89,7 +89,9 @@ def _grader(
         own = LocalSandbox()
     elif isinstance(sandbox, PreloadedSandbox):  # which starts the agent's function, whatever the command
         own = ProcessSandbox()
-    return CommandGrader(reward.command, sandbox if own is None else own, options.here, reward.deadline_s, own)
+    size_bytes = int(options.limits.disk_mb * 2**20)
+    runs_in = sandbox if own is None else own
+    return CommandGrader(reward.command, runs_in, options.here, reward.deadline_s, own, size_bytes)
 
 
 def _reward(options: RewardOptions, component: Component, context: RunContext, label: str) -> Reward:

@@ -41,13 +41,23 @@ class CommandGrader(Grader):
     reads_files = True
 
     def __init__(
-        self, command: Sequence[str], sandbox: Sandbox, here: Path, deadline_s: float, own: Sandbox | None = None
+        self,
+        command: Sequence[str],
+        sandbox: Sandbox,
+        here: Path,
+        deadline_s: float,
+        own: Sandbox | None = None,
+        inputs_bytes: int = 0,
     ) -> None:
+        """`inputs_bytes`: of what a program may leave at most."""
         self._command = command
         self._sandbox = sandbox
         self._here = here
         self._deadline_s = deadline_s
         self._own = own
+        self._limits = Limits(
+            wall_time_s=deadline_s, output_bytes=OUTPUT_BYTES, disk_bytes=inputs_bytes + Limits().disk_bytes
+        )
         self._digests: dict[Path, str] = {}
         self._fixed: list[str] = []  # the words of the command that are the same in each episode; "" for the others
 
@@ -103,7 +113,7 @@ class CommandGrader(Grader):
                     inputs=case.work,
                     shown=needed_by(self._fixed, os.environ.get("PATH", os.defpath)),
                     network=network,
-                    limits=Limits(wall_time_s=self._deadline_s, output_bytes=OUTPUT_BYTES),
+                    limits=self._limits,
                 )
             )
             try:

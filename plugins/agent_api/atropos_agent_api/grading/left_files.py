@@ -6,16 +6,23 @@ copy has directories, regular files, and links that stay inside; `LeftFiles` say
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from atropos_core.errors import DataError
-
 MOST_ENTRIES = 100_000
 DEEPEST = 64  # directories inside one another
+LONGEST = (
+    2048  # bytes of a path below the work directory: whatever it is copied to, the system's own bound is not reached
+)
+PIECE = 1 << 20
+
+
+class NotGradable(Exception):
+    """A program left what no reward can read: its own doing, and not a failure of the reward."""
 
 
 @dataclass
@@ -24,63 +31,107 @@ class LeftFiles:
 
     files: int = 0
     size_bytes: int = 0
-    left_out: int = 0  # pipes, sockets, devices, links that lead elsewhere, what could not be read
+    left_out: int = 0  # pipes, sockets, devices, links that lead elsewhere or nowhere, what could not be read
 
 
-def copy_left(source: Path, target: Path, most_bytes: int) -> LeftFiles:
-    """Fill `target`, which is made here. Raises DataError where there is more than can be copied."""
-    found, links = LeftFiles(), []
-    target.mkdir(mode=0o700)
-    waiting = [(source, target, 0)]
-    entries = 0
-    while waiting:
-        here, there, depth = waiting.pop()
+def copy_left(source: Path, target: Path, most_bytes: int, within_s: float) -> LeftFiles:
+    """Fill `target`, which is made here. Raises NotGradable for more than can be copied, or not in this time."""
+    return _Copy(source, target, most_bytes, time.monotonic() + within_s).run()
+
+
+class _Copy:
+    def __init__(self, source: Path, target: Path, most_bytes: int, until: float) -> None:
+        self._source = source
+        self._target = target
+        self._most_bytes = most_bytes
+        self._until = until
+        self._entries = 0
+        self._found = LeftFiles()
+        self._links: list[str] = []  # below the source
+        self._made: set[tuple[int, int]] = set()  # device and inode of each file and folder of the copy
+
+    def run(self) -> LeftFiles:
+        waiting = [""]
+        while waiting:
+            folder = waiting.pop()
+            self._make_folder(folder)
+            for entry in self._listed(folder):
+                path = os.path.join(folder, entry.name)
+                if entry.is_symlink():
+                    self._links.append(path)
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+                else:
+                    self._copy_file(path)
+        self._copy_links()
+        return self._found
+
+    def _make_folder(self, folder: str) -> None:
+        there = self._target / folder
+        os.mkdir(there, 0o700)
+        self._add(os.stat(there))
+
+    def _listed(self, folder: str) -> list[os.DirEntry[str]]:
+        """Stops where there is too much: a folder may have more names than memory holds."""
+        listed: list[os.DirEntry[str]] = []
+        if folder.count(os.sep) >= DEEPEST:
+            raise NotGradable(f"it left more than {DEEPEST} folders inside one another")
         try:
-            listed = list(os.scandir(here))
+            with os.scandir(self._source / folder) as entries:
+                for entry in entries:
+                    listed.append(entry)
+                    self._entries += 1
+                    self._check(os.path.join(folder, entry.name))
         except OSError:
-            found.left_out += 1
-            continue
-        entries += len(listed)
-        if entries > MOST_ENTRIES or depth > DEEPEST:
-            raise DataError(
-                f"the program left more than {MOST_ENTRIES:,} files, or more than {DEEPEST} directories inside one another."
-            )
-        for entry in listed:
-            if entry.is_symlink():
-                links.append((Path(entry.path), there / entry.name))
-            elif entry.is_dir(follow_symlinks=False):
-                (there / entry.name).mkdir(mode=0o700)
-                waiting.append((Path(entry.path), there / entry.name, depth + 1))
-            else:
-                _copy_file(Path(entry.path), there / entry.name, most_bytes, found)
-    for link, there in links:
-        os.symlink(os.readlink(link), there)
-    inside = f"{os.path.realpath(target)}{os.sep}"
-    for _, there in links:  # once all are there: one may lead through another
-        if not f"{os.path.realpath(there)}{os.sep}".startswith(inside):
-            there.unlink()
-            found.left_out += 1
-    return found
+            self._found.left_out += 1
+        return listed
 
+    def _check(self, path: str) -> None:
+        if self._entries > MOST_ENTRIES:
+            raise NotGradable(f"it left more than {MOST_ENTRIES:,} files")
+        if len(os.fsencode(path)) > LONGEST:
+            raise NotGradable(f"it left a path of more than {LONGEST:,} bytes")
+        if time.monotonic() > self._until:
+            raise NotGradable("what it left takes too long to copy")
 
-def _copy_file(path: Path, target: Path, most_bytes: int, found: LeftFiles) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe opens at once
-    except OSError:
-        found.left_out += 1
-        return
-    with open(descriptor, "rb") as file:
-        seen = os.fstat(descriptor)
-        if not stat.S_ISREG(seen.st_mode):
-            found.left_out += 1
+    def _copy_file(self, path: str) -> None:
+        try:
+            reading = os.open(self._source / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe opens at once
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.EIO):
+                raise  # of this machine, not of the program
+            self._found.left_out += 1
             return
-        if found.size_bytes + seen.st_size > most_bytes:
-            raise DataError(
-                f"the program left more than {most_bytes / 2**20:,.0f} MB.",
-                remedy="Raise limits.disk_mb where that is right.",
-            )
-        with target.open("wb") as copy:
-            shutil.copyfileobj(file, copy)
-        target.chmod(0o600 | (seen.st_mode & 0o100))
-    found.files += 1
-    found.size_bytes += seen.st_size
+        with open(reading, "rb", buffering=0) as file:
+            seen = os.fstat(reading)
+            if not stat.S_ISREG(seen.st_mode):
+                self._found.left_out += 1
+                return
+            self._found.size_bytes += seen.st_size
+            if self._found.size_bytes > self._most_bytes:
+                raise NotGradable(f"it left more than {self._most_bytes / 2**20:,.0f} MB, its limit of the disk")
+            with open(self._target / path, "xb") as copy:
+                while piece := file.read(PIECE):
+                    copy.write(piece)
+                    self._check(path)
+                os.fchmod(copy.fileno(), 0o600 | (seen.st_mode & 0o100))
+                self._add(os.fstat(copy.fileno()))
+        self._found.files += 1
+
+    def _copy_links(self) -> None:
+        """Those that end at a file or folder of the copy. The kernel follows each, and gives up after 40."""
+        for path in self._links:
+            os.symlink(os.readlink(self._source / path), self._target / path)
+        for path in self._links:  # once all are there: one may lead through another
+            self._check(path)
+            try:
+                end = os.stat(self._target / path)
+                is_inside = (end.st_dev, end.st_ino) in self._made
+            except OSError:  # it leads nowhere, or in circles
+                is_inside = False
+            if not is_inside:
+                os.unlink(self._target / path)
+                self._found.left_out += 1
+
+    def _add(self, made: os.stat_result) -> None:
+        self._made.add((made.st_dev, made.st_ino))

@@ -128,7 +128,14 @@ def _files(given: Mapping[str, Any]) -> dict[PurePosixPath, bytes]:
 def _path(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     fits = len(path.parts) <= DEEPEST and all(len(part.encode()) <= 255 for part in path.parts)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or not fits or len(name) > 2048:
+    if (
+        path.is_absolute()
+        or ".." in path.parts
+        or not path.parts
+        or "\0" in name
+        or not fits
+        or len(name.encode()) > 2048
+    ):
         raise CallRefused(
             f"the file {shown(name)} does not lie in the work directory: give a relative path.",
             field="files",
