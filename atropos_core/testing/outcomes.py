@@ -8,7 +8,7 @@ import numpy as np
 
 from atropos_core.interfaces import NO_COROUTINE
 from atropos_core.testing.attempts import Outcome, was_given, wrong_with
-from atropos_core.testing.replies import stands_in
+from atropos_core.testing.replies import is_answer_by_chance
 from atropos_core.testing.report import Report, brief
 from atropos_core.testing.scripted import END, OTHER, OtherIds
 
@@ -111,7 +111,7 @@ def check_cheap(report: Report, name: str, outcomes: Sequence[Outcome], oracle: 
     tested = 0
     for outcome in outcomes:
         task, reply = outcome.task, outcome.script.reply(outcome.task, outcome.seed)
-        by_chance = outcome.script.innocent and task.answer is not None and stands_in(task.answer, reply)
+        by_chance = outcome.script.innocent and task.answer is not None and is_answer_by_chance(task.answer, reply)
         if outcome.episode is None or task.id not in best or task.answer is None or by_chance:
             continue
         tested += 1

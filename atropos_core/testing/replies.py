@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import re
 import string
+import unicodedata
 from collections.abc import Sequence
+from fractions import Fraction
 
-from atropos_core.builtin.rewards import last_number
+from atropos_core.builtin.numbers import last_number, numbers, only_value
 from atropos_core.testing.scripted import Script
 from atropos_core.types import Task
 
+_DIGITS = re.compile(r"(?<!\d)\d{1,300}(?!\d)(?:\.\d{1,300})?")
 _NOISE = string.ascii_letters + string.digits + " .,:;<>/{}[]()\n"
 
 
@@ -84,13 +87,26 @@ def hedges(answers: Sequence[str]) -> list[Script]:
 
 
 def same(one: str, other: str) -> bool:
-    if is_number(one) and is_number(other):
-        return float(one.replace(",", "")) == float(other.replace(",", ""))
-    return one.strip().casefold() == other.strip().casefold()
+    value = only_value(one)
+    return (value is not None and value == only_value(other)) or one.strip().casefold() == other.strip().casefold()
 
 
 def is_number(text: str) -> bool:
     return re.fullmatch(r"\s*-?\d[\d,]*(\.\d+)?\s*", text) is not None and len(text) < 300
+
+
+def is_answer_by_chance(answer: str, reply: str) -> bool:
+    """Whether a reply that was made without looking at the task has its answer in it, in any way of writing it: 9 in 𝟗, 0.5 in ½, 8 in Ⅷ,
+    and 400 in 1e400, for a grader that reads no exponents."""
+    normal = unicodedata.normalize("NFKC", reply)
+    if stands_in(answer, reply) or stands_in(unicodedata.normalize("NFKC", answer), normal):
+        return True
+    wanted = only_value(answer)
+    if wanted is None:
+        return False
+    read = {number.value for number in numbers(reply)} | {Fraction(digits) for digits in _DIGITS.findall(normal)}
+    read |= {Fraction(unicodedata.numeric(letter)).limit_denominator(100) for letter in reply if letter.isnumeric()}
+    return not {wanted, -wanted}.isdisjoint(read)
 
 
 def stands_in(answer: str, text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from atropos_core.config.run_file import parse_flag
 from atropos_core.errors import ConfigError
 from atropos_core.testing.answers_in_prompts import check_leaks
-from atropos_core.testing.replies import hedges, stands_in
+from atropos_core.testing.replies import ADVERSARIAL, hedges, is_answer_by_chance, stands_in
 from atropos_core.testing.report import Report
 from atropos_core.testing.samples import make_task
 from atropos_core.testing.scripted import END, Script, ScriptedPolicy, to_ids, to_text
@@ -141,6 +142,44 @@ def test_a_prompt_that_says_its_answer_leaks_it(give_away: str) -> None:
 def test_a_leak_in_one_task_of_ten_is_found() -> None:
     tasks = [asks(f"{a} times {a}? {'answer: ' + str(a * a) if a % 10 == 0 else ''}", a * a, a) for a in range(11, 111)]
     assert leaks(tasks)
+
+
+def by_chance(answer: str) -> list[str]:
+    return [one.name for one in ADVERSARIAL if is_answer_by_chance(answer, one.reply(make_task(answer), 0))]
+
+
+@pytest.mark.parametrize(
+    "answer", ["9", "9.0", "so\n#### 9", "3", "2", "½", "0.5", "\\frac{1}{2}", "8", "VIII", "答案", "É"]
+)
+def test_an_answer_that_a_hostile_reply_has_in_other_digits_is_there_by_chance(answer: str) -> None:
+    assert "unicode" in by_chance(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [
+        ("400", ["infinity", "minus infinity"]),
+        ("-400", ["infinity", "minus infinity"]),
+        ("999999999", ["huge fraction"]),
+        ("42", []),
+        ("yes", []),
+        ("NaN", ["not a number", "boxed not a number"]),
+    ],
+)
+def test_an_answer_that_a_hostile_reply_has_as_part_of_a_number_is_there_by_chance(
+    answer: str, names: list[str]
+) -> None:
+    assert by_chance(answer) == names
+
+
+@pytest.mark.parametrize("answer", ["9", "0.5"])
+def test_right_rows_are_not_called_broken_for_what_a_hostile_reply_says(
+    atropos: Callable[..., Any], tmp_path: Path, answer: str
+) -> None:
+    rows = [json.dumps({"prompt": f"What is question {number}?", "answer": answer}) for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    said = atropos("check", "dataset:rows.jsonl")
+    assert said.code == 0, said.out
 
 
 def test_every_hedge_holds_the_answer_and_neither_begins_nor_ends_with_it() -> None:
