@@ -11,17 +11,17 @@ from atropos_core.types import Bools, Floats
 
 def with_divergence(
     advantages: Floats, divergence: Floats, trained: Bools, offsets: NDArray[np.int64], coefficient: float
-) -> Floats:
+) -> NDArray[np.float64]:
     """A_t - coefficient * sum over s >= t of divergence_s, over the trained tokens of each episode: the return where every
     token's reward is -coefficient * k1 and nothing is discounted (REINFORCE++, arXiv 2501.03262, eq. 4). All [N], but for
-    `offsets` [E + 1], the episodes'."""
+    `offsets` [E + 1], the episodes'. In float64, since whitening may take a mean from them that is much larger than what is left."""
     penalty = np.where(trained, divergence, 0.0).astype(np.float64)
     upto = np.concatenate([[0.0], np.cumsum(penalty)])  # [N + 1]
     ahead = np.repeat(upto[offsets[1:]], np.diff(offsets)) - upto[:-1]
-    return np.where(trained, advantages - coefficient * ahead, 0.0).astype(np.float32)
+    return np.where(trained, advantages - coefficient * ahead, 0.0)
 
 
-def whitened(advantages: Floats, trained: Bools) -> Floats:
+def whitened(advantages: Floats | NDArray[np.float64], trained: Bools) -> Floats:
     """(A - mean) / std over all trained tokens of the batch, the standard deviation Bessel-corrected as verl's masked
     whitening does it. Exactly 0 where the advantages are equal up to noise. [N]"""
     values = advantages[trained].astype(np.float64)

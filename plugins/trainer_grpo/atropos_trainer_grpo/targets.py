@@ -58,10 +58,11 @@ class Targets:
         if in_reward:
             assert options.kl is not None and self.reference is not None
             offsets = self._passes.episodes.token_offsets(np.arange(batch.sequences))
-            self.advantages = with_divergence(
+            paid = with_divergence(
                 self.advantages, self.old - self.reference, columns.trained, offsets, options.kl.coefficient
             )
-        if options.whiten_advantages:
+            self.advantages = whitened(paid, columns.trained) if options.whiten_advantages else paid.astype(np.float32)
+        elif options.whiten_advantages:
             self.advantages = whitened(self.advantages, columns.trained)
         if options.distillation is not None and options.distillation.kind == "reverse":
             self._learn_in_reverse(options.distillation, comparison)

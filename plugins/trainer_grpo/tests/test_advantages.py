@@ -20,7 +20,7 @@ def test_each_token_pays_for_the_divergence_from_it_on(seed):
     advantages, divergence = random.normal(size=(2, total)).astype(np.float32)
     trained = random.random(total) < 0.7
     made = with_divergence(advantages, divergence, trained, offsets, 0.3)
-    assert made.dtype == np.float32
+    assert made.dtype == np.float64
     for first, last in pairwise(offsets):
         for t in range(first, last):
             ahead = sum(float(divergence[s]) for s in range(t, last) if trained[s])
@@ -50,3 +50,13 @@ def test_what_is_equal_up_to_noise_becomes_0_and_not_noise(values):
 def test_what_is_apart_by_more_than_rounding_counts_however_large_all_are():
     made = whitened(np.array([1000.0, 1000.05], np.float32), np.ones(2, np.bool_))
     assert made.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
+def test_a_mean_that_is_far_larger_than_the_deviation_costs_no_precision():
+    random = np.random.default_rng(0)
+    advantages = np.full(64, 450.0, np.float32)
+    divergence = random.normal(size=64).astype(np.float32)
+    trained, offsets = np.ones(64, np.bool_), np.arange(65)
+    made = whitened(with_divergence(advantages, divergence, trained, offsets, 1.0), trained)
+    values = 450.0 - divergence.astype(np.float64)
+    np.testing.assert_allclose(made, (values - values.mean()) / values.std(ddof=1), atol=2e-7)
