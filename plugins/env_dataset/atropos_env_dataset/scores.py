@@ -118,6 +118,9 @@ class Math(Scorer):
             raise DataError(f"dataset: the answer of task {task.id} {correct}: {task.answer!r:.80}")
         return Score(float(correct), correct=correct, metrics={"math_timeouts": 0.0})
 
+    async def close(self) -> None:
+        await self._worker.close()
+
 
 def refuse(wrong: Sequence[tuple[Task, str]], source: str, remedy: str) -> None:
     """Raises DataError for tasks and what their answers are instead, if there are any."""

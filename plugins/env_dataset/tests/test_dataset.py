@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,8 @@ async def test_expressions_are_compared_by_math_verify():
             await made.score(Task("1", (), ""), {"role": "assistant", "content": "1"})
     finally:
         await made.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "the process has ended"
 
 
 RAW_LATEX = [  # an answer as verl's files of MATH have it, replies that are right, and replies that are wrong
