@@ -155,13 +155,15 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
 def _say_memory(plan: Plan, directory: Path) -> None:
     """What each part will hold, and how many tasks there are. Raises FitError where it cannot, DataError for what is missing."""
     import asyncio
+    from functools import partial
 
     from atropos_core import console
     from atropos_core.launch.assemble import tasks_of
     from atropos_core.launch.memory_plan import plan_memory, table
-    from atropos_core.launch.model_checks import check_disk, check_model
+    from atropos_core.launch.model_checks import check_disk, check_model, say_long_prompts
     from atropos_core.plugins.provider import PROMPT_TOKENS
     from atropos_core.plugins.requirements import cuda_devices
+    from atropos_core.rollouts.tokenizer import ChatTokenizer
 
     check_model(plan, directory)
     made = plan_memory(plan, directory)
@@ -175,7 +177,8 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     present = {f"cuda:{index}" for index in range(cuda_devices())}
     if absent := sorted({one for row in made.rows if (one := row.holding.device).startswith("cuda:")} - present):
         console.warn(f"this machine has no {', '.join(absent)}: a run here would end as its processes start.")
-    for name, sizes in asyncio.run(tasks_of(plan, directory)).items():
+    look = partial(say_long_prompts, plan, ChatTokenizer(plan.model.directory))
+    for name, sizes in asyncio.run(tasks_of(plan, directory, look)).items():
         held_out = f", {sizes['test']:,} held out" if "test" in sizes else ""
         console.say(f"environment {name}: {sizes['train']:,} tasks to train on{held_out}")
 

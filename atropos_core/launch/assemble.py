@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -315,11 +315,21 @@ def environments(plan: Plan, directory: Path) -> dict[str, Environment]:
     return _Builder(plan, directory).environments()
 
 
-async def tasks_of(plan: Plan, directory: Path) -> dict[str, dict[Split, int]]:
-    """How many tasks each environment of a plan has, by split, with nothing else of it built. Raises DataError, ConfigError."""
+async def tasks_of(
+    plan: Plan, directory: Path, look: Callable[[str, Environment], None] = lambda name, environment: None
+) -> dict[str, dict[Split, int]]:
+    """How many tasks each environment of a plan has, by split, with nothing else of it built; `look` is called with each of them, open.
+    Raises DataError, ConfigError."""
     builder = _Builder(plan, directory)
     made = builder.environments()
-    sizes = await _or_end(builder, builder.opened_environments(made))
+
+    async def opened() -> dict[str, dict[Split, int]]:
+        sizes = await builder.opened_environments(made)
+        for name, environment in made.items():
+            look(name, environment)
+        return sizes
+
+    sizes = await _or_end(builder, opened())
     await asyncio.gather(
         *(within(one.close(), CLOSE_DEADLINE_S, f"environment {n!r}: close()") for n, one in made.items())
     )

@@ -8,18 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atropos_core import console
 from atropos_core.errors import ConfigError, FitError, TokenizerMismatch
 from atropos_core.health.alignment import largest_rounding
 from atropos_core.interfaces import Environment
 from atropos_core.launch.memory_plan import workloads
+from atropos_core.models.model_size import context_tokens
 from atropos_core.rollouts.chat_template import ChatTemplate
+from atropos_core.rollouts.prompt_lengths import long_prompts
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
     from atropos_core.launch.assemble import Plan
     from atropos_core.plugins.provider import Workload
+    from atropos_core.types import Split
 
+LOOK_S = 20.0  # at the prompts of one split
 SHARED_MEMORY = ("posix_shm", "cuda_ipc")
 
 
@@ -122,6 +127,36 @@ def _check_shape(plan: Plan, tokenizer: ChatTokenizer) -> None:
                 f"{longest} positions (max_position_embeddings in its config.json).",
                 remedy=f"--set {section}.max_tokens={longest // 2}, or a model with a longer context.",
             )
+
+
+def say_long_prompts(plan: Plan, tokenizer: ChatTokenizer, name: str, environment: Environment) -> None:
+    """Warn of tasks of an open environment whose prompt leaves no room for a reply, as far as LOOK_S seconds suffice. Raises FitError if
+    there is room for none of them."""
+    longest, config = context_tokens(plan.model.directory), plan.config
+    if not longest or not _is_usual(type(environment)):
+        return  # one that renders its prompts itself
+    options = getattr(plan.named["environment"][name], "options", None)
+    evaluated = config.evaluation.max_tokens
+    splits: list[tuple[Split, str, int]] = [("train", "sampling", config.sampling.max_tokens)]
+    if config.evaluation.problems:
+        is_own = evaluated is not None
+        splits.append(("test", "evaluation" if is_own else "sampling", evaluated or config.sampling.max_tokens))
+    for split, section, max_tokens in splits:
+        tasks = environment.tasks(split)
+        found = long_prompts(tasks, tokenizer, longest - max_tokens, environment.tools_of, deadline_s=LOOK_S)
+        if not found.tokens:
+            continue
+        named = ", ".join(f"{tasks[at].id!r:.40} ({count:,} tokens)" for at, count in list(found.tokens.items())[:5])
+        fact = (
+            f"environment {name!r}: {len(found.tokens):,} of {found.looked_at:,} tasks of the {split} split have a prompt of more than "
+            f"{found.most:,} tokens: {named}{', ...' if len(found.tokens) > 5 else ''}. With {section}.max_tokens = {max_tokens} that is "
+            f"more than the model's {longest:,} positions, so that their rollouts fail."
+        )
+        drop = f"Leave them out: --set environment.{name}.max_prompt_tokens={found.most}; or lower"
+        remedy = f"{drop if hasattr(options, 'max_prompt_tokens') else 'Lower'} {section}.max_tokens."
+        if len(found.tokens) == len(tasks):
+            raise FitError(fact, remedy=f"Lower {section}.max_tokens, or use a model with a longer context.")
+        console.warn(f"{fact} {remedy}")
 
 
 def _shape(directory: Path) -> dict[str, Any]:

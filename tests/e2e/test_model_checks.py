@@ -137,3 +137,25 @@ def test_a_checkpoint_is_as_large_as_was_said(atropos, tmp_path):
     [checkpoint] = (tmp_path / "run/checkpoints").iterdir()
     size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
     assert size == pytest.approx(3 * 4 * 766_080, rel=0.02), "weights and two moments in float32"
+
+
+def test_prompts_that_are_too_long_are_counted_named_and_left_out_by_an_option(atropos, tmp_path):
+    rows = [{"prompt": f"{n} + 7?" + " and so on" * (400 if n % 10 == 3 else 0), "answer": n + 7} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dry = ("run", "--model", "tiny", "--env", "dataset:rows.jsonl", "--dry-run", "--set", "sampling.max_tokens=100")
+    dry += ("--set", "evaluation.max_tokens=100")
+    ended = atropos(*dry, "--set", "environment.rows.held_out=0.4")
+    assert ended.code == 0, ended.err
+    said = " ".join(ended.err.split())
+    counts = [
+        int(count)
+        for count in re.findall(r"(\d+) of \d+ tasks of the \w+ split have a prompt of more than 924 tokens", said)
+    ]
+    assert sum(counts) == 6 and len(counts) == 2, said
+    assert "'4' (" in said and "--set environment.rows.max_prompt_tokens=924; or lower" in said
+    ended = atropos(*dry, "--set", "environment.rows.max_prompt_tokens=924", "--set", "environment.rows.held_out=0.4")
+    assert "more than 924 tokens" not in ended.err
+    assert "6 of 60 rows have more than 924 tokens, and are left out" in " ".join(ended.out.split())
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[3::10]))
+    ended = atropos(*dry, "--set", "environment.rows.held_out=0.4")
+    assert ended.code == 2 and "so that their rollouts fail" in " ".join(ended.err.split())

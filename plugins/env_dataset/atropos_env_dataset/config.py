@@ -32,6 +32,11 @@ class DatasetOptions(Options):
     )
     prompt: str = Field("prompt", description="the column with the prompt: text, or messages. A dot leads into a table")
     answer: str = Field("answer", description="the column with the answer; empty where a score of your own needs none")
+    max_prompt_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="rows whose prompt has more tokens, with the chat template, are left out; unset: none is",
+    )
     instruction: str = Field("", description="the system message of rows that have none of their own")
     score: str = Field(
         "numeric",

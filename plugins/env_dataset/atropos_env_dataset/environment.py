@@ -10,16 +10,18 @@ from typing import Any
 from atropos_core.interfaces import Environment, Score
 from atropos_core.types import Message, Split, Task
 from atropos_env_dataset.config import DatasetOptions
-from atropos_env_dataset.rows import load
+from atropos_env_dataset.rows import load, tools_of
 from atropos_env_dataset.scores import scorer
 
 
 class Dataset(Environment):
     """Scores 1 for a right reply and 0 for any other, or what a function of the user says."""
 
-    def __init__(self, options: DatasetOptions, label: str) -> None:
+    def __init__(self, options: DatasetOptions, label: str, model: Path | None = None) -> None:
+        """`model`: the directory of the policy, whose tokenizer counts the tokens of prompts."""
         self._options = options
         self._label = label  # where its options stand, for errors that name one
+        self._model = model
         self._tasks: dict[Split, Sequence[Task]] | None = None
         self._scorer = scorer(options)
 
@@ -27,7 +29,7 @@ class Dataset(Environment):
         return str(self._options.tasks or f"{self._options.hub} from the hub")
 
     async def open(self) -> None:
-        self._tasks = await asyncio.to_thread(load, self._options, self._label)
+        self._tasks = await asyncio.to_thread(load, self._options, self._label, self._model)
         options = self._options
         files: dict[Split, Path | None] = {"train": options.tasks, "test": options.test_tasks or options.tasks}
         for split, file in files.items():
@@ -38,12 +40,11 @@ class Dataset(Environment):
 
     def tasks(self, split: Split) -> Sequence[Task]:
         if self._tasks is None:
-            self._tasks = load(self._options, self._label)
+            self._tasks = load(self._options, self._label, self._model)
         return self._tasks[split]
 
     def tools_of(self, task: Task) -> Sequence[Mapping[str, Any]]:
-        given = task.data.get("tools")
-        return [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+        return tools_of(task)
 
     async def score(self, task: Task, reply: Message) -> Score:
         return await self._scorer.score(task, reply)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def build(options: DatasetOptions, context: RunContext) -> Environment:
     from atropos_env_dataset.environment import Dataset
 
-    return Dataset(options, context.label)
+    return Dataset(options, context.label, context.model)
 
 
 @hookimpl

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from atropos_core import console
 from atropos_core.errors import DataError
+from atropos_core.rollouts.prompt_lengths import long_prompts
 from atropos_core.rollouts.row_files import Row, columns_in, plain_row, read_rows, value_at
 from atropos_core.rollouts.task_files import Columns, split_tasks, tasks_of
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Split, Task
 from atropos_env_dataset.config import SCORES, DatasetOptions
 
@@ -20,11 +24,16 @@ ANSWERS = (
 )  # fmt: skip
 
 
-def load(options: DatasetOptions, label: str) -> dict[Split, Sequence[Task]]:
+def tools_of(task: Task) -> list[Mapping[str, Any]]:
+    given = task.data.get("tools")
+    return [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+
+
+def load(options: DatasetOptions, label: str, model: Path | None = None) -> dict[Split, Sequence[Task]]:
     """Raises DataError that names file and row. The first load from the hub may take minutes."""
-    train = _tasks(options, options.tasks, options.split, label)
+    train = _tasks(options, options.tasks, options.split, label, model)
     if options.test_tasks is not None or options.test_split is not None:
-        return {"train": train, "test": _tasks(options, options.test_tasks, options.test_split or "", label)}
+        return {"train": train, "test": _tasks(options, options.test_tasks, options.test_split or "", label, model)}
     # rows with the same prompt are on the same side
     found = split_tasks(train, options.held_out, key=lambda task: json.dumps(task.messages, sort_keys=True))
     for split, size in (("train", len(found["train"])), ("test", len(found["test"]))):
@@ -36,7 +45,7 @@ def load(options: DatasetOptions, label: str) -> dict[Split, Sequence[Task]]:
     return {"train": found["train"], "test": found["test"]}
 
 
-def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str) -> list[Task]:
+def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str, model: Path | None) -> list[Task]:
     columns = Columns(options.prompt, options.answer, options.instruction, whole_row=options.score not in SCORES)
     rows, source = (
         (read_rows(path, options.prompt), str(path))
@@ -56,7 +65,24 @@ def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str) -
                 f"Its other columns: {_columns(task.data)}.",
                 remedy=f"Name the column, as --set {_option(label, 'answer')}={_likely(task.data, ANSWERS)}, or a score of your own.",
             )
-    return tasks
+    return (
+        tasks if options.max_prompt_tokens is None else _short_enough(tasks, options.max_prompt_tokens, source, model)
+    )
+
+
+def _short_enough(tasks: list[Task], most: int, source: str, model: Path | None) -> list[Task]:
+    assert model is not None, "a run has a model"
+    found = long_prompts(tasks, ChatTokenizer(model), most, tools_of)
+    if len(found.tokens) == len(tasks):
+        raise DataError(
+            f"{source}: the prompts of all {len(tasks):,} rows have more than {most:,} tokens (max_prompt_tokens).",
+            remedy="Raise it, or leave it out.",
+        )
+    if found.tokens:
+        console.say(
+            f"{source}: {len(found.tokens):,} of {len(tasks):,} rows have more than {most:,} tokens, and are left out"
+        )
+    return [task for number, task in enumerate(tasks) if number not in found.tokens]
 
 
 def _option(label: str, name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Score
 from atropos_core.plugins.manager import load_plugins
@@ -150,6 +151,18 @@ async def test_tools_of_a_row_are_shown_to_the_policy(tmp_path):
     for task in made.tasks("train"):
         assert (await made.rollout(task, Shown(ORACLE, task), seed=0)).correct
     assert shown == [[add], None]
+
+
+async def test_rows_with_long_prompts_are_left_out_by_their_tokens_and_keep_their_numbers(tmp_path, capsys):
+    file = lines(tmp_path / "rows.jsonl", *({"prompt": "a" * n, "answer": n} for n in range(1, 41)))
+    made = Dataset(DatasetOptions(tasks=file, held_out=0.0, max_prompt_tokens=22), LABEL, TOY_MODEL)
+    await made.open()
+    assert [task.id for task in made.tasks("train")] == [str(n) for n in range(1, 21)], (
+        "a token a letter, and two around them"
+    )
+    assert "20 of 40 rows have more than 22 tokens" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(DataError, match="the prompts of all 40 rows have more than 2 tokens"):
+        await Dataset(DatasetOptions(tasks=file, held_out=0.0, max_prompt_tokens=2), LABEL, TOY_MODEL).open()
 
 
 @pytest.mark.parametrize(
