@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from inspect import Parameter, isawaitable, signature
 from typing import Any
 
-from atropos_core.builtin.numbers import answer_value, is_same, last_value
+from atropos_core.builtin.numbers import answer_value, is_same, last_value, stated_answer
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Score
 from atropos_core.plugins.references import load_reference
@@ -21,7 +21,7 @@ from atropos_env_dataset.config import DatasetOptions
 OF_TRLS_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
 STARTING_S = 60.0  # for the first answer, which waits for sympy
-DIGITS = re.compile(r"-?\d{1,300}(?:\.\d{1,300})?")  # which math-verify can read
+DIGITS = re.compile(r"-?[\d,]{1,300}(?:\.\d{1,300})?", re.ASCII)  # which math-verify can read
 MATH = "atropos_env_dataset.math_answers:equal"
 
 
@@ -92,7 +92,7 @@ class Math(Scorer):
         for task in tasks:
             answer = task.answer or ""
             if answer not in said:
-                said[answer] = DIGITS.fullmatch(answer) is not None or await self._read(answer)
+                said[answer] = DIGITS.fullmatch(stated_answer(answer) or answer) is not None or await self._read(answer)
             if said[answer] is not True:
                 wrong.append((task, str(said[answer])))
         refuse(

@@ -175,7 +175,7 @@ class JudgeOptions(Options):
     )
     system: str = Field("", description="system message; empty for none")
     score: str = Field(
-        r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?)",
+        r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)",
         description="regular expression that finds the number in its answer: its one group is the number, and the last "
         "match counts",
     )

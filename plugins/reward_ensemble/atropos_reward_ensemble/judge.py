@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core.builtin.numbers import plain
 from atropos_core.builtin.rewards import last_reply
 from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.guards.deadlines import within
@@ -54,7 +55,7 @@ class Judge(Reward):
 
     def read(self, text: str) -> float:
         """The score in a judge's answer, 0 to 1. Raises ValueError where there is none."""
-        found = self._score.findall(text)
+        found = self._score.findall(plain(text))  # a colon, digits and a minus sign of any script
         if not found:
             raise ValueError(f"its answer has no score in it: {text[-200:]!r}")
         try:

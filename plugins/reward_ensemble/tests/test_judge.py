@@ -124,6 +124,14 @@ async def test_scores_are_scaled_and_the_last_one_counts(judge, server):
     assert (await judge(low=-10)(*question("the first")))[0] == pytest.approx(0.625)
 
 
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [("Score: 8", 0.9), ("Score：８", 0.9), ("score = −5", 0.25), ("Score: 1e-1", 0.505), ("Score: 5e", 0.75)],
+)
+def test_a_score_is_read_in_digits_and_signs_of_any_script(judge, said, score):
+    assert judge(low=-10).read(said) == pytest.approx(score)
+
+
 async def test_the_model_is_shown_the_question_and_the_reply_and_nothing_is_filled_in_twice(judge, server):
     await judge(prompt="Q {question} R {reply} A {answer} {low}-{high}", system="Be strict.")(*question("say {answer}"))
     [request] = server.seen
