@@ -479,7 +479,9 @@ def held_out(metrics: Mapping[str, float]) -> str:
     else:
         return ""
     problems = metrics["eval/problems"]
-    return f"held-out {figure} on {problems:.0f} problem{'s' * (problems != 1)}{_failed(metrics)}"
+    cut = metrics.get("eval/cut_off_lowest", 0)
+    said = f", {cut:.0%} of the replies were cut off at max_tokens and earned least" if cut > 0.5 else ""
+    return f"held-out {figure} on {problems:.0f} problem{'s' * (problems != 1)}{_failed(metrics)}{said}"
 
 
 def _failed(metrics: Mapping[str, float]) -> str:

@@ -186,6 +186,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
 def _report(summary: Summary) -> None:
     """What a finished run says: accuracy or reward before and after, where the time went, where things lie."""
     from atropos_core import console
+    from atropos_core.health.watch import still_ill
     from atropos_core.launch import picture
 
     console.say()
@@ -209,6 +210,10 @@ def _report(summary: Summary) -> None:
         ]
     )
     directory = summary.directory
+    for change in still_ill(directory):
+        console.warn(
+            f"at the end health.{change.check} was ill, since step {change.since}: {change.says}.\n  {change.remedy}"
+        )
     written = (
         ("policy", f"checkpoints/step-{summary.steps:06d}/policy"),
         ("metrics", "metrics.jsonl"),

@@ -87,6 +87,20 @@ class Length(Check):
     )
 
 
+class CutOff(AtOnce):
+    share: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="the part of the rollouts, from 0 to 1, that is cut off and has the step's lowest reward, beyond which it looks wrong",
+    )
+
+
+class Collapse(Soon):
+    fall: float = Field(0.5, gt=0, description="the part of the usual mean reward that must be lost")
+    nats: float = Field(1.0, gt=0, description="that the last three updates must have moved a logprob of the probe by")
+
+
 class SlowDisk(Check):
     share: float = Field(
         0.3, gt=0, lt=1, description="the part of the wall time, from 0 to 1, beyond which it looks wrong"
@@ -100,8 +114,8 @@ class Throughput(Check):
 
 
 class Silence(AtOnce):
-    after_s: float = Field(120.0, gt=0, description="seconds without the groups of a step, and")
-    ratio: float = Field(10.0, ge=1, description="times what waiting for them usually takes")
+    after_s: float = Field(120.0, gt=0, description="seconds in which no rollout, reply or reward ends, and")
+    ratio: float = Field(10.0, ge=1, description="times what waiting for the groups of a step usually takes")
 
 
 class HealthSection(NoBooleanIsANumber):
@@ -138,6 +152,10 @@ class HealthSection(NoBooleanIsANumber):
     length: Length = Field(
         Length(), description="rollouts are much longer or shorter than usual, or more of them are cut off"
     )
+    cut_off: CutOff = Field(CutOff(), description="most rollouts are cut off at max_tokens, and earn least")
+    policy_collapse: Collapse = Field(
+        Collapse(), description="the mean reward fell after updates that moved the policy far: a learning rate too high"
+    )
     dead_gradients: Soon = Field(Soon(), description="groups were trained and the gradient is exactly 0")
     frozen_weights: Check = Field(Check(), description="updates are made and the logprobs of the probe do not move")
     not_finite: AtOnce = Field(AtOnce(), description="a metric is NaN or infinite")
@@ -153,7 +171,9 @@ class HealthSection(NoBooleanIsANumber):
     throughput: Throughput = Field(
         Throughput(), description="a step takes much longer than usual, at correspondingly fewer tokens a second"
     )
-    silence: Silence = Field(Silence(), description="no groups come; reported by a timer, before any deadline")
+    silence: Silence = Field(
+        Silence(), description="nothing that a step waits for ends; reported by a timer, before any deadline"
+    )
 
     def action_of(self, name: str) -> Action:
         check: Check = getattr(self, name)

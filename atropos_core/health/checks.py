@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import ClassVar
 
 from atropos_core.config import health_options as options
@@ -173,7 +174,53 @@ class Length(Check[options.Length]):
         self.usual_too.add(seen["rollouts/cut_off"])
 
 
+class CutOff(Check[options.CutOff]):
+    name = "cut_off"
+    needs = ("rollouts/cut_off", "rollouts/cut_off_lowest")
+    remedy = (
+        "Such a reply ends before its answer: raise sampling.max_tokens, to twice as many first, or have the prompt ask for "
+        "shorter replies."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        if seen["rollouts/cut_off_lowest"] <= self.options.share:
+            return None
+        return f"{seen['rollouts/cut_off']:.0%} of the rollouts are cut off at sampling.max_tokens, most of them with the lowest reward"
+
+
 # -- trainer
+
+
+class PolicyCollapse(Check[options.Collapse]):
+    """`usual` are mean rewards, `usual_too` how far the probe was after each of the last updates."""
+
+    name = "policy_collapse"
+    needs = ("reward/mean", "policy/probe_shift_nats", "learning_rate")
+    remedy = (
+        "The updates break the policy: lower trainer.learning_rate, to a tenth of it first. To go back, move the newer of "
+        "checkpoints/ away: `atropos resume` takes the newest that is left."
+    )
+
+    def applies(self, seen: Numbers) -> bool:
+        return all(name in seen for name in self.needs[:2])  # a step without an update has no rate
+
+    def wrong(self, seen: Numbers) -> str | None:
+        shifts = self.usual_too.values or [0.0]  # before the first update
+        moved = max(shifts) - min(shifts)
+        self.usual_too.values = [*shifts[-3:], seen["policy/probe_shift_nats"]]
+        if not self.usual.values:
+            return None
+        usual, reward = statistics.median(self.usual.values), seen["reward/mean"]
+        if usual - reward <= self.options.fall * abs(usual) or (moved <= self.options.nats and self.state == "ok"):
+            return None
+        rate = f"; the learning rate is {seen['learning_rate']:g}" if "learning_rate" in seen else ""
+        return (
+            f"the mean reward fell to {reward:.3g}, from {usual:.3g}, after updates that moved logprobs of the policy by up to "
+            f"{moved:.3g} nats{rate}"
+        )
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen["reward/mean"])
 
 
 class DeadGradients(Check[options.Soon]):
@@ -328,28 +375,32 @@ class Throughput(Check[options.Throughput]):
 
 
 class Silence(Check[options.Silence]):
-    """Reported by a timer and not by the numbers of a step, which may never come."""
+    """Reported by a timer, and well again with the step: groups that came late were no silence, and are what is usual from then on."""
 
     name = "silence"
-    needs = ("time/waiting_s",)
+    needs = ()
     remedy = "Is a rollout, a reward or a worker hanging? rollout_deadline_s ends the wait at last; logs/ has the output of its processes."
 
     def patience_s(self) -> float:
-        """How long a step may be waited for."""
-        return max(self.options.after_s, self.options.ratio * (self.usual.value or 0.0))
+        """How long nothing may end while a step is waited for."""
+        usual = self.usual.value or max(self.usual.values, default=0.0)
+        return max(self.options.after_s, self.options.ratio * usual)
 
     def wrong(self, seen: Numbers) -> str | None:
-        if seen["time/waiting_s"] <= self.patience_s():
+        silent = seen.get("silence/silent_s", 0.0)
+        if silent <= self.patience_s():
             return None
-        return f"no groups for {seen['time/waiting_s']:.0f} s; {self.usual.value or 0:.1f} s are usual"
+        usual = f"; {self.usual.value:.1f} s are usual for all groups of a step" if self.usual.value else ""
+        return f"no rollout, reply or reward has ended for {silent:.0f} s{usual}"
 
     def learn(self, seen: Numbers) -> None:
-        self.usual.add(seen["time/waiting_s"])
+        if "time/waiting_s" in seen:
+            self.usual.add(seen["time/waiting_s"])
 
 
 CHECKS: tuple[type[Check], ...] = (  # type: ignore[type-arg] # of different options
     RewardDeterminism, RewardDrift, RewardCollapse, RewardExplosion, FailedRewards, FailedRollouts, PartialGroups, StaleShare,
-    Advantages, Entropy, Length, DeadGradients, FrozenWeights, NotFinite, LogprobDrift, SampledAsClaimed, Unchecked,
+    Advantages, Entropy, Length, CutOff, PolicyCollapse, DeadGradients, FrozenWeights, NotFinite, LogprobDrift, SampledAsClaimed, Unchecked,
     ClaimedLogprobs, SlowDisk, Throughput, Silence,
 )  # fmt: skip
 

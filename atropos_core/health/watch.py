@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from atropos_core import console
 from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import RunIll, RunPaused
 from atropos_core.health.check import LEVELS, Change
-from atropos_core.health.checks import Silence, checks
+from atropos_core.health.checks import CutOff, PolicyCollapse, Silence, checks
 from atropos_core.health.measure import causes, measure
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.storage.atomic import append_lines, unwritable, write_whole
-from atropos_core.storage.run_records import HEALTH, health_rows
+from atropos_core.storage.run_records import HEALTH, HealthChange, RunRecords, health_rows
 from atropos_core.types import Metrics, ScoredGroup
 
 
@@ -68,20 +68,26 @@ class Health:
             remedy=f"{due.remedy} Then: atropos resume {console.quoted(self._directory)}",
         )
 
+    def blamed(self) -> Change | None:
+        """Why rewards may all be equal, as far as a check has noticed."""
+        for check in self._checks:
+            if isinstance(check, PolicyCollapse | CutOff) and check.state != "ok":
+                return Change(check.since, check.name, check.state, check.since, check.says, check.remedy)
+        return None
+
     @contextmanager
-    def waiting(self, step: int) -> Iterator[None]:
-        """While the groups of a step are awaited: whoever hangs is named before any deadline comes."""
+    def waiting(self, step: int, ended: Callable[[], int]) -> Iterator[None]:
+        """While the groups of a step are awaited: what hangs is named before any deadline comes. `ended`: how many rollouts, replies
+        and rewards have ended so far."""
         silence = self._silence
         if silence is None:
             yield
             return
-        loop = asyncio.get_running_loop()
-        patience = silence.patience_s()
-        timer = loop.call_later(patience, self._silent, step, silence, patience)
+        watching = asyncio.ensure_future(self._watch(step, silence, ended))
         try:
             yield
         finally:
-            timer.cancel()
+            watching.cancel()
 
     def state(self) -> Mapping[str, Any]:
         saved: dict[str, Any] = {"checks": {check.name: check.save() for check in self._checks}}
@@ -96,8 +102,11 @@ class Health:
             self._rescoring.load(state["rescoring"])
         forget_after(step, self._directory)
 
-    def _silent(self, step: int, silence: Silence, waited_s: float) -> None:
-        if (change := silence.look(step, {"time/waiting_s": waited_s + 1e-3})) is not None:
+    async def _watch(self, step: int, silence: Silence, ended: Callable[[], int]) -> None:
+        patience, before = silence.patience_s(), -1
+        while before != (before := ended()):  # noqa: ASYNC110 # calls end in many places
+            await asyncio.sleep(patience)
+        if (change := silence.look(step, {"silence/silent_s": patience + 1e-3})) is not None:
             self._notify(change)
 
     def _notify(self, change: Change) -> None:
@@ -116,6 +125,12 @@ def write(directory: Path, row: Mapping[str, Any]) -> None:
         append_lines(directory / HEALTH, [json.dumps(row)])
     except OSError as error:
         raise unwritable(directory / HEALTH, error) from error
+
+
+def still_ill(directory: Path) -> list[HealthChange]:
+    """The checks that a run ended with, as health.jsonl has them."""
+    last = {change.check: change for change in RunRecords(directory).health()}
+    return [change for change in last.values() if change.state == "ill" and change.check != "run"]
 
 
 def note_end(directory: Path, error: Exception) -> None:

@@ -136,6 +136,11 @@ class Profile:
         wall, now = self.wall_s or 1.0, self._clock()
         return {role: max(0.0, 1.0 - self._busy(role, now) / wall) for role in self._roles()}
 
+    def ended(self, *names: str) -> int:
+        """How many calls of these names have ended, of whatever part: "engine/sample" is a "sample"."""
+        of = (timed for name, timed in self._timed.items() if timed.kind == "call" and name.rpartition("/")[2] in names)
+        return sum(timed.latency.count for timed in of)
+
     def step(self) -> Metrics:
         """Seconds since the last call of this, by stage and call; and who was idle for what share of them."""
         now = self._clock()

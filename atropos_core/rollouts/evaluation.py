@@ -191,8 +191,20 @@ def _means(groups: Sequence[ScoredGroup], shares: Mapping[str, Share]) -> Metric
     means = {name: float(np.mean(entries)) for name, entries in values.items() if entries and name not in shares}
     return means | {
         "eval/problems": float(len(groups)),
+        "eval/cut_off_lowest": cut_off_lowest(groups),
         "eval/failed": float(sum(len(group.failed) for group in groups)),
     }
+
+
+def cut_off_lowest(groups: Sequence[ScoredGroup]) -> float:
+    """The share of the episodes that were cut off at max_tokens, are not correct, and earned little or no more than the lowest reward."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    if not episodes:
+        return 0.0
+    rewards = np.concatenate([group.rewards for group in groups])
+    low = rewards <= rewards.min() + 0.1 * (rewards.max() - rewards.min())
+    cut = [episode.finish == "length" and episode.correct is not True for episode in episodes]
+    return float((low & np.array(cut)).mean())
 
 
 def _row(group: ScoredGroup) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -387,7 +388,8 @@ class Loop:
         training, found = self._config.training, []
         self._source.want(n + training.max_staleness * training.groups_per_step)
         leasing = self._source.lease(n, version, 2 * training.rollout_deadline_s + 60)
-        with self._profile.span("waiting", n), self._health.waiting(self.progress.step + 1):
+        ended = partial(self._profile.ended, "sample", "play", "score")
+        with self._profile.span("waiting", n), self._health.waiting(self.progress.step + 1, ended):
             new = await self._unless_stopped(leasing)
         for lease in new:
             try:
@@ -570,12 +572,16 @@ class Loop:
             )
 
     def _check_progress(self) -> None:
-        if self.progress.empty_steps >= EMPTY_STEPS:
-            raise NoProgress(
-                f"no group of the last {EMPTY_STEPS} steps was left to train on: the transforms dropped all of them. "
-                "Most often every rollout of a task gets the same reward.",
-                remedy="Look at rollouts/ in the run directory: easier or harder tasks, a larger group_size or a finer reward help.",
-            )
+        if self.progress.empty_steps < EMPTY_STEPS:
+            return
+        says = "Most often every rollout of a task gets the same reward"
+        remedy = "Look at rollouts/ in the run directory: easier or harder tasks, a larger group_size or a finer reward help."
+        if (blamed := self._health.blamed()) is not None:
+            says, remedy = f"Since step {blamed.since}, {blamed.says}", blamed.remedy
+        raise NoProgress(
+            f"no group of the last {EMPTY_STEPS} steps was left to train on: the transforms dropped all of them. {says}.",
+            remedy=remedy,
+        )
 
     async def _unless_broken(self, work: Awaitable[T]) -> T:
         return await _first(work, self._source.broken)

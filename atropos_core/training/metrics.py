@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from atropos_core.interfaces import Engine, Trainer
+from atropos_core.rollouts.evaluation import cut_off_lowest
 from atropos_core.types import UNKNOWN_VERSION, Floats, Metrics, Rollout, ScoredGroup
 
 RESCORED_GROUPS = 32
@@ -97,6 +98,7 @@ def group_metrics(groups: Sequence[ScoredGroup], failed: Sequence[ScoredGroup] =
         "rollouts/count": float(len(episodes)),
         "rollouts/failed": float(sum(len(group.failed) for group in [*groups, *failed])),
         "rollouts/cut_off": float(np.mean([episode.finish == "length" for episode in episodes])),
+        "rollouts/cut_off_lowest": cut_off_lowest(groups),
         "tokens/sampled": float(sampled),
         "tokens/mean": sampled / len(episodes),
     }

@@ -80,7 +80,7 @@ def test_where_scores_do_not_say_what_is_right_the_held_out_reward_is_shown(atro
     ended = atropos(*TOY, "--env", "./ungraded.py:Sevens", "--steps", "2", "--set", "evaluation.every=1")
     assert ended.code == 0, ended.err
     evaluated = [line["eval/reward"] for line in metrics_of(tmp_path / "run")]
-    assert f"before training: held-out reward {evaluated[0]:.3f} on 4 problems\n" in ended.out
+    assert f"before training: held-out reward {evaluated[0]:.3f} on 4 problems" in ended.out
     assert f"after step 1: held-out reward {evaluated[1]:.3f} on 4 problems\n" in ended.out
     gain = evaluated[2] - evaluated[0]
     assert f"held-out reward {evaluated[0]:.3f} -> {evaluated[2]:.3f} ({gain:+.3f}, 4 problems)\n" in ended.out

@@ -17,13 +17,16 @@ from atropos_core.config.run_file import RunConfig
 from atropos_core.health.checks import CHECKS, checks
 from atropos_core.health.measure import causes, measure
 from atropos_core.health.rescoring import Rescoring
+from atropos_core.health.watch import Health
 from atropos_core.rollouts.runner import WeightedReward
 from atropos_core.types import Failed, ScoredGroup
+from tests.unit import virtual_time
 from tests.unit.parts import group
 
 HEALTHY = {
     "reward/std": 0.4, "reward/mean": 0.5, "rollouts/count": 64.0, "reward/max_abs": 1.0, "rollouts/failed_reward": 0.0,
     "rollouts/failed_play": 0.0, "rollouts/failed": 0.0, "groups/partial": 0.0, "groups/stale": 0.0, "groups/trained": 8.0,
+    "rollouts/cut_off_lowest": 0.05, "learning_rate": 1e-6,
     "groups/flat": 0.0, "groups/dropped": 0.0, "advantage/max_abs": 2.0, "entropy/sampled": 1.0, "tokens/mean": 100.0,
     "rollouts/cut_off": 0.1, "grad_norm": 0.5, "alignment/max_abs_logprob_diff": 1e-6,
     "alignment/surprise_z": 1.0, "alignment/surprise_nats": 0.01, "alignment/unchecked_share": 0.1, "alignment/unexplained_nats": 2.0,
@@ -42,6 +45,8 @@ SICK: dict[str, dict[str, float]] = {
     "advantages": {"advantage/max_abs": 21.0},
     "entropy": {"entropy/sampled": 0.05},
     "length": {"tokens/mean": 260.0},
+    "cut_off": {"rollouts/cut_off": 0.94, "rollouts/cut_off_lowest": 0.9},
+    "policy_collapse": {"reward/mean": 0.0, "policy/probe_shift_nats": 30.0},
     "dead_gradients": {"grad_norm": 0.0},
     "frozen_weights": {"policy/probe_shift_nats": 0.1},
     "not_finite": {"loss": math.nan},
@@ -51,7 +56,7 @@ SICK: dict[str, dict[str, float]] = {
     "claimed_logprobs": {"alignment/unexplained_nats": 12.0},
     "slow_disk": {"time/disk_s": 2.0},
     "throughput": {"time/step_s": 9.0, "tokens/s": 200.0},
-    "silence": {"time/waiting_s": 130.0},
+    "silence": {"silence/silent_s": 130.0},
 }
 
 
@@ -75,7 +80,9 @@ def test_each_check_falls_ill_by_its_own_numbers_and_gets_well_again(name):
     changes = [check.look(step, healthy(0) | SICK[name]) for step in range(7, 12)]
     ill = [change for change in changes if change is not None and change.state == "ill"]
     assert len(ill) == 1, "reported once"
-    first = 7 if name != "frozen_weights" else 8  # the first step with that shift has moved
+    first = (
+        8 if name in ("frozen_weights", "policy_collapse") else 7
+    )  # the first step with that shift has moved, after its rewards
     assert (ill[0].since, ill[0].step) == (first, first + check.options.steps - 1)
     well = [check.look(step, healthy(step)) for step in range(12, 12 + check.options.steps)]
     assert well[:-1] == [None] * (check.options.steps - 1)
@@ -104,6 +111,37 @@ def test_tokens_that_are_compared_on_one_side_do_not_count_as_unchecked(truncate
     [check] = [check for check in checks(HealthSection()) if check.name == "unchecked"]
     check.look(1, healthy(1) | {"alignment/unchecked_share": 0.9, "alignment/truncated_share": truncated})
     assert check.state == state
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shifts", "named"),
+    [
+        ([0.47, 0.0, 0.0], [35.0, 35.0, 35.0], True),  # one update at a learning rate of 1
+        ([0.47, 0.4, 0.0, 0.0, 0.0], [0.1, 20.0, 20.0, 20.0, 20.0], True),
+        ([-1.0, -3.0, -3.0], [35.0, 60.0, 80.0], True),
+        ([0.47, 0.0, 0.0], [0.01, 0.02, 0.03], False),  # harder tasks
+        ([0.0, 0.0, 0.0], [35.0, 70.0, 90.0], False),  # nothing to lose
+        ([0.4, 0.45, 0.5, 0.6], [3.0, 6.0, 9.0, 12.0], False),  # it learns fast
+        ([0.4, 0.1, 0.4, 0.1, 0.4], [3.0, 6.0, 9.0, 12.0, 15.0], False),  # tasks differ
+    ],
+)
+def test_a_reward_that_falls_after_an_update_that_moved_the_policy_far_is_a_collapse(rewards, shifts, named):
+    [check] = [check for check in checks(HealthSection()) if check.name == "policy_collapse"]
+    changes = [
+        check.look(step, {"reward/mean": reward, "policy/probe_shift_nats": shift, "learning_rate": 1.0})
+        for step, (reward, shift) in enumerate(zip(rewards, shifts, strict=True), 1)
+    ]
+    ill = [change for change in changes if change is not None and change.state == "ill"]
+    assert bool(ill) == named
+    if named:
+        assert f"fell to {rewards[-1]:.3g}, from" in ill[0].says and "lower trainer.learning_rate" in ill[0].remedy
+
+
+def test_steps_that_take_longer_than_silence_may_last_are_learned_from_and_are_none():
+    [check] = [check for check in checks(HealthSection()) if check.name == "silence"]
+    for step in range(1, 6):
+        assert check.look(step, healthy(step) | {"time/waiting_s": 150.0}) is None
+    assert check.patience_s() == 1500.0
 
 
 def test_wrong_steps_with_right_ones_between_them_make_no_run_ill():
@@ -244,3 +282,20 @@ async def test_a_reward_that_is_slow_to_answer_is_called_again_only_when_that_is
 
 async def test_the_environment_reward_says_the_same_again():
     assert await rescorer(EnvironmentReward()).look(1, [scored(1)]) == {"rescore/difference": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("ends_every_s", "reported"),
+    [(50.0, False), (119.0, False), (1e9, True)],
+)
+def test_silence_is_reported_only_while_nothing_ends(tmp_path, ends_every_s, reported):
+    """Of a first step that takes an hour."""
+    health = Health(HealthSection(), tmp_path)
+
+    async def main() -> None:
+        began = asyncio.get_running_loop().time()
+        with health.waiting(1, lambda: int((asyncio.get_running_loop().time() - began) / ends_every_s)):
+            await asyncio.sleep(3600)
+
+    virtual_time.run(main())
+    assert (tmp_path / "health.jsonl").exists() == reported

@@ -88,6 +88,7 @@ async def test_means_are_taken_over_what_there_is():
         "eval/steps": 10.5,
         "eval/problems": 4.0,
         "eval/failed": 0.0,
+        "eval/cut_off_lowest": 0.0,
     }
 
 

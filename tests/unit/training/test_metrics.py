@@ -37,6 +37,27 @@ async def test_the_largest_difference_is_over_sampled_tokens_of_all_rollouts(tra
     assert await rescoring_difference([*groups, *of(cool)], trainer) == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "finishes", "correct", "share"),
+    [
+        ((0, 0, 0, 0), "lllb", None, 0.75),  # nothing is rewarded
+        ((0, 0, 1, 0), "llbl", None, 0.75),
+        ((0, 0.05, 1, 0), "llbl", None, 0.75),
+        ((1, 1, 1, 1), "llll", True, 0.0),  # all solved
+        ((0.2, 0.9, 0.5, 0.7), "llll", None, 0.25),  # of a length that all have
+    ],
+)
+def test_replies_that_were_cut_off_and_earned_least_are_counted(rewards, finishes, correct, share):
+    made = group(0, rewards)
+    ends = {"l": "length", "b": "stop"}
+    episodes = [
+        replace(one, finish=ends[how], correct=correct) for one, how in zip(made.episodes, finishes, strict=True)
+    ]
+    metrics = group_metrics([replace(made, episodes=tuple(episodes))])
+    assert metrics["rollouts/cut_off_lowest"] == share
+    assert metrics["rollouts/cut_off"] == finishes.count("l") / 4
+
+
 async def test_what_cannot_be_compared_is_left_out(trainer):
     assert await rescoring_difference([], trainer) is None
     assert await rescoring_difference(of(rollout(logprobs=None), rollout(logprob=9.0, truncated=True)), trainer) is None
