@@ -96,8 +96,8 @@ def last_number(text: str) -> int | float | None:
 
 
 def answer_value(answer: str) -> Fraction:
-    """The one number that an answer gives, in what it states (`stated_answer`), or else in all of it. Raises ValueError that says what it
-    has instead."""
+    """Return the one number that an answer gives: in what it states (`stated_answer`), or else in all of it. Raises ValueError, which says
+    what the answer has instead."""
     stated = stated_answer(answer)
     text = _rewritten(answer if stated is None else stated)
     found = numbers(text)
@@ -112,7 +112,7 @@ def answer_value(answer: str) -> Fraction:
 
 
 def only_value(text: str) -> Fraction | None:
-    """The number of a text that has this one only, and no other mathematics."""
+    """The number of a text that has one number and no other mathematics, else None."""
     try:
         return answer_value(text)
     except ValueError:
@@ -132,7 +132,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def is_same(number: Fraction | None, wanted: Fraction, tolerance: float | None = None) -> bool:
-    """Whether a reply's number is the answer's. Without a tolerance, a whole answer is compared exactly and another within a millionth of
+    """Compare a reply's number with the answer's. Without a tolerance, a whole answer is compared exactly and another within a millionth of
     itself. A tolerance is relative to the answer, or absolute if that is below 1."""
     if number is None or number == wanted:
         return number is not None

@@ -96,7 +96,7 @@ def is_number(text: str) -> bool:
 
 
 def is_answer_by_chance(answer: str, reply: str) -> bool:
-    """Whether a reply that was made without looking at the task has its answer in it, in any way of writing it: 9 in 𝟗, 0.5 in ½, 8 in Ⅷ,
+    """Look for a task's answer in a reply that was made without looking at the task, in any way of writing it: 9 in 𝟗, 0.5 in ½, 8 in Ⅷ,
     and 400 in 1e400, for a grader that reads no exponents."""
     normal = unicodedata.normalize("NFKC", reply)
     if stands_in(answer, reply) or stands_in(unicodedata.normalize("NFKC", answer), normal):

@@ -34,11 +34,14 @@ _PROSE = re.compile(r"[a-zA-Z]{4,}|[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")
 
 
 def equal(answer: str, reply: str | None) -> bool | str:
-    """Whether the reply's last expression has the value of the answer's. A text says why the answer cannot be compared with anything,
-    which is all that is looked at without a reply."""
+    """Compare the value of the reply's last expression with the answer's. Without a reply, try whether the answer can be compared with
+    anything. Returns text if it cannot: the reason."""
     gold, rounding = _gold(answer)
-    if isinstance(gold, str) or reply is None:
-        return gold if isinstance(gold, str) else True
+    if isinstance(gold, str):
+        return gold
+    if reply is None:
+        _same(gold, parse(_boxed("0"), _LATEX, parsing_timeout=None), rounding)  # returns if the answer can be computed
+        return True
     return reply.strip() == answer.strip() or _same(gold, _found(_latex(reply)), rounding)
 
 

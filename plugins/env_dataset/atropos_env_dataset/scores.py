@@ -20,7 +20,6 @@ from atropos_env_dataset.config import DatasetOptions
 
 OF_TRLS_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
-STARTING_S = 60.0  # for the first answer, which waits for sympy
 DIGITS = re.compile(r"-?[\d,]{1,300}(?:\.\d{1,300})?", re.ASCII)  # which math-verify can read
 MATH = "atropos_env_dataset.math_answers:equal"
 
@@ -98,12 +97,12 @@ class Math(Scorer):
         refuse(
             wrong,
             source,
-            r"Leave the expression alone there, in LaTeX, or put it in \boxed{} and words in \text{}; else leave the row out.",
+            r"Leave only the expression there, in LaTeX, or put it in \boxed{} and words in \text{}; else leave the row out.",
         )
 
     async def _read(self, answer: str) -> str | bool:
         try:
-            read: str | bool = await self._worker.call(answer, None, deadline_s=max(self._deadline_s, STARTING_S))
+            read: str | bool = await self._worker.call(answer, None, deadline_s=self._deadline_s)
         except DeadlineExceeded:
             return "takes too long to compute"
         return read

@@ -263,9 +263,10 @@ async def test_answers_that_math_verify_cannot_read_are_refused_by_row(tmp_path)
     }
     assert [str(equal(answer, None)).startswith(says) for answer, says in refused.items()] == [True] * len(refused)
     rows = [{"id": f"odd {n}", "prompt": "?", "answer": answer} for n, answer in enumerate(refused)]
-    file = lines(tmp_path / "rows.jsonl", *sums(0, 5), {"prompt": "?", "answer": "2^{10}"}, *rows)
-    made = dataset(tasks=file, score="math", held_out=0.0)
-    with pytest.raises(DataError, match="rows.jsonl: the answer of task odd 0 is a date.* 7 others cannot") as raised:
+    endless = {"id": "endless", "prompt": "?", "answer": "9^{9^{9}}"}
+    file = lines(tmp_path / "rows.jsonl", *sums(0, 5), {"prompt": "?", "answer": "2^{10}"}, *rows, endless)
+    made = dataset(tasks=file, score="math", held_out=0.0, math_deadline_s=3.0)
+    with pytest.raises(DataError, match="rows.jsonl: the answer of task odd 0 is a date.* 8 others cannot") as raised:
         await made.open()
     await made.close()
     assert "in LaTeX" in raised.value.remedy

@@ -1,8 +1,8 @@
 """Grading: what a reply answers, strictly and leniently, and whether that equals the gold answer.
 
 Strict: the content of the last `\\boxed{}`, or what follows the last `####`. Lenient: that, or else the last number in
-the text. One number, in whatever form (`atropos_core.builtin.numbers`), is compared here, exactly; any other expression is
-compared by math-verify, in a process of its own under a deadline (sympy may take for ever).
+the text. A stated answer that has one number in it is compared here (`atropos_core.builtin.numbers`). Any other expression is
+compared by math-verify, in its own process under a deadline (sympy may take for ever).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WORKER = "atropos_env_gsm8k.verify:equal"
 
 
 def lenient_answer(text: str) -> str | None:
-    """The stated answer where it has a number in it, or else the last number of the text."""
+    """The stated answer if it has a number in it, or else the last number of the text."""
     stated = stated_answer(text)
     if stated is not None and any(letter.isdigit() for letter in stated):
         return stated
