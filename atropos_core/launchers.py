@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atropos_core.errors import FitError
 from atropos_core.types import Metrics
 
 
@@ -37,6 +39,17 @@ class PlannedRun:
     roles: Mapping[str, Sequence[str]]  # the devices of each process that a launcher will start
     environments: Sequence[str] = ()
     has_api: bool = False  # workers elsewhere run its environments
+
+
+def refuse_unprintable(values: Mapping[str, str]) -> None:
+    """For what becomes part of a script or manifest: raises FitError for a value that has a line break, another control character or
+    bytes that are not UTF-8. Keys name the values for the message."""
+    for name, value in values.items():
+        if any(unicodedata.category(one) in ("Cc", "Cs", "Zl", "Zp") for one in value):
+            raise FitError(
+                f"{name} is {value!a}: a scheduler's file cannot hold a line break, another control character or bytes that are not UTF-8.",
+                remedy="Choose a name without them.",
+            )
 
 
 def section_of(role: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from atropos_core.plugins.provider import Options
 
@@ -13,13 +14,44 @@ POD_ADDRESS = "ATROPOS_POD_ADDRESS"  # the same: the address of the pod
 ENDED = "ended"  # a file in the run directory: written when the run is over, so that what still waits for it ends
 
 
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # of RFC 1123
+_SUBDOMAIN = rf"(?=[^/]{{1,253}}(/|$)){_LABEL}(\.{_LABEL})*"
+_CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+
+
+def _of_form(form: str, says: str) -> AfterValidator:
+    """For what Kubernetes would refuse only once the manifests are there."""
+    known = re.compile(form)
+
+    def check(text: str) -> str:
+        if text and known.fullmatch(text) is None:
+            raise ValueError(f"{text!r} is not {says}")
+        return text
+
+    return AfterValidator(check)
+
+
+Label = Annotated[str, _of_form(_LABEL, "a name of Kubernetes: at most 63 of a-z, 0-9 and -, not - at an end")]
+Subdomain = Annotated[str, _of_form(_SUBDOMAIN, "a name of Kubernetes: at most 253 of a-z, 0-9, - and .")]
+Qualified = Annotated[
+    str,
+    Field(min_length=1),
+    _of_form(rf"({_SUBDOMAIN}/)?{_NAME}", "a name of Kubernetes, as nvidia.com/gpu or pool"),
+]
+Value = Annotated[str, _of_form(_NAME, "a label's value: at most 63 of letters, digits, -, _ and .")]
+Text = Annotated[str, _of_form(r"[!-~]+", "a word without spaces, control characters and letters beyond ASCII")]
+Place = Annotated[str, _of_form(rf"/[^:{_CONTROL}]+", "an absolute path without : and control characters")]
+Printable = Annotated[str, Field(min_length=1), _of_form(rf"[^{_CONTROL}]+", "free of control characters")]
+
+
 class Pod(Options):
     """What a pod asks for."""
 
-    cpus: float = Field(1.0, gt=0, description="CPU cores")
+    cpus: float = Field(1.0, ge=0.001, description="CPU cores")
     gpus: int = Field(0, ge=0, description="GPUs, which it sees as cuda:0, cuda:1 and so on")
     memory_gb: float = Field(0.0, ge=0, description="gigabytes of memory; 0: no bound")
-    node_selector: dict[str, str] = Field(default_factory=dict, description="labels that its node must have")
+    node_selector: dict[Qualified, Value] = Field(default_factory=dict, description="labels that its node must have")
 
 
 class Workers(Pod):
@@ -32,14 +64,14 @@ class Workers(Pod):
 class KubernetesOptions(Options):
     """Options of the launcher "kubernetes"."""
 
-    image: str = Field("", description="image of every pod, with Atropos and the run's plugins in it")
-    claim: str = Field(
+    image: Text = Field("", description="image of every pod, with Atropos and the run's plugins in it")
+    claim: Subdomain = Field(
         "", description="PersistentVolumeClaim that all pods share (ReadWriteMany): run directory, models"
     )
-    mount: Annotated[str, Field(pattern="^/.")] = Field("/shared", description="where it is mounted")
-    python: str = Field("python", description="Python of the image")
-    namespace: str = Field("", description="namespace; unset: that of your context")
-    gpu: str = Field("nvidia.com/gpu", description="the cluster's name for a GPU")
+    mount: Annotated[Place, Field(min_length=2)] = Field("/shared", description="where it is mounted")
+    python: Printable = Field("python", description="Python of the image")
+    namespace: Label = Field("", description="namespace; unset: that of your context")
+    gpu: Qualified = Field("nvidia.com/gpu", description="the cluster's name for a GPU")
     loop: Pod = Field(Pod(cpus=2), description="the pod of the run itself: rollouts, hub, sinks")
     roles: dict[str, Pod] = Field(
         default_factory=dict,

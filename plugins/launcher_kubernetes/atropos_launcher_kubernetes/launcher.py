@@ -20,6 +20,7 @@ from atropos_core.processes.dialing import SECRET, Listener
 from atropos_core.processes.local import how_ended
 from atropos_core.processes.rpc import Peer
 from atropos_launcher_kubernetes.config import POD_ADDRESS, SECRETS, KubernetesOptions
+from atropos_launcher_kubernetes.manifests import label
 
 START_DEADLINE_S = 120.0  # of a process in a pod that has connected
 CALL_DEADLINE_S = 30.0
@@ -160,7 +161,7 @@ class KubernetesLauncher(Launcher):
             if time.monotonic() > until:
                 raise FitError(
                     f"no pod of {' and '.join(missing)} has connected within {self._options.wait_s:g} s.",
-                    remedy=f"`kubectl get pods -l atropos/role={missing[0].lower()}` says whether there is one, and "
+                    remedy=f"`kubectl get pods -l atropos/role={label(missing[0])}` says whether there is one, and "
                     "`kubectl describe` what it waits for.",
                 )
             if time.monotonic() > say_at:

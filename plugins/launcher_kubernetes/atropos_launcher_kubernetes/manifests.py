@@ -6,13 +6,16 @@ Core Kubernetes alone (1.31 or later): nothing has to be installed in the cluste
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import FitError
-from atropos_core.launchers import PlannedRun, SchedulerFiles, section_of
+from atropos_core.launchers import PlannedRun, SchedulerFiles, refuse_unprintable, section_of
 from atropos_core.processes.dialing import SECRET
 from atropos_launcher_kubernetes.config import POD_ADDRESS, SECRETS, KubernetesOptions, Pod, Workers
 from atropos_launcher_kubernetes.yaml_text import dump
@@ -24,6 +27,9 @@ SERVER_TOKEN = "token"
 TRIES = 6  # of a pod that fails by itself
 SAVED, KILLED = 130, (137, 143)  # exit codes after which the run goes on in a new pod
 PACKAGE = "atropos_launcher_kubernetes"
+KEY = re.compile(r"[A-Za-z0-9_.-]{1,253}")  # of a Secret
+LABEL_CHARACTERS = 63
+RUN_CHARACTERS = 40  # of the name of a run, so that its objects can be named after it
 
 
 def files(options: KubernetesOptions, run: PlannedRun) -> SchedulerFiles:
@@ -40,10 +46,19 @@ def files(options: KubernetesOptions, run: PlannedRun) -> SchedulerFiles:
         ),
         f"{FOLDER}/secrets.yaml": _documents([made.secrets()]),
     }
-    return SchedulerFiles(text, ("kubectl", "apply", "-f", str(run.directory / FOLDER)), options.submit)
+    return SchedulerFiles(text, ("kubectl", "apply", "-f", _file_name(run.directory / FOLDER)), options.submit)
 
 
 def _check(options: KubernetesOptions, run: PlannedRun) -> None:
+    named = {"the name of a process": "".join(run.roles), "the name of an environment": "".join(options.workers)}
+    refuse_unprintable({"the run directory": str(run.directory), **named})
+    for role in run.roles:
+        if KEY.fullmatch(role) is None:
+            raise FitError(
+                f"{section_of(role)} cannot have a pod: its secret is under {role!r}, and Kubernetes takes at most 253 of letters, digits, "
+                "-, _ and . for that.",
+                remedy="Choose a name of these.",
+            )
     for name, why in (("image", "of what the pods are made"), ("claim", "on which all pods have the run directory")):
         if not getattr(options, name):
             raise FitError(f"launcher.{name} is not set, {why}.", remedy=f'Say launcher.{name} = "...".')
@@ -82,7 +97,7 @@ class _Manifests:
     def __init__(self, options: KubernetesOptions, run: PlannedRun) -> None:
         self.options = options
         self.run = run
-        self.name = _label(run.directory.name)[:40].strip("-") or "run"
+        self.name = label(run.directory.name, RUN_CHARACTERS)
         self.directory = f"{options.mount.rstrip('/')}/runs/{run.directory.name}"
 
     def run_file(self) -> Mapping[str, Any]:
@@ -159,8 +174,8 @@ class _Manifests:
         """Beside the run, and ended with it."""
         port = self.options.server_port
         serve = (
-            f"umask 077; cat {SECRETS_FOLDER}/{SERVER_TOKEN} > /tmp/token; exec {self.options.python} -m atropos_core serve "
-            f"--host 0.0.0.0 --port {port} --dir {self.directory}/api --token-file /tmp/token"
+            f"umask 077; cat {SECRETS_FOLDER}/{SERVER_TOKEN} > /tmp/token; exec {shlex.quote(self.options.python)} -m atropos_core serve "
+            f"--host 0.0.0.0 --port {port} --dir {shlex.quote(f'{self.directory}/api')} --token-file /tmp/token"
         )
         made = self._container("server", ["sh", "-c", serve], Pod()) | {
             "restartPolicy": "Always",
@@ -183,8 +198,8 @@ class _Manifests:
         token = f"{SECRETS_FOLDER}/{SERVER_TOKEN}"
         command = [
             self.options.python, "-m", f"{PACKAGE}.until_end", self.directory,
-            self.options.python, "-m", "atropos_core", "env", name, "--api", f"http://{self.name}:{self.options.server_port}",
-            "--token-file", token, "--file", RUN_FILE, "--concurrency", str(workers.concurrency),
+            self.options.python, "-m", "atropos_core", "env", "--api", f"http://{self.name}:{self.options.server_port}",
+            "--token-file", token, "--file", RUN_FILE, "--concurrency", str(workers.concurrency), "--", name,
         ]  # fmt: skip
         container = self._container("worker", command, workers)
         container["volumeMounts"] += [
@@ -222,16 +237,16 @@ class _Manifests:
         }
 
     def _container(self, name: str, command: Sequence[str], requested: Pod) -> dict[str, Any]:
-        wanted: dict[str, Any] = {"cpu": f"{requested.cpus:g}"}
+        wanted: dict[str, Any] = {"cpu": f"{round(requested.cpus, 3)!r}".removesuffix(".0")}
         bounds: dict[str, Any] = {}
         if requested.memory_gb:
-            wanted["memory"] = bounds["memory"] = f"{requested.memory_gb * 1000:.0f}M"
+            wanted["memory"] = bounds["memory"] = f"{max(1, round(requested.memory_gb * 1000))}M"
         if requested.gpus:
             wanted[self.options.gpu] = bounds[self.options.gpu] = str(requested.gpus)
         return {
             "name": name,
             "image": self.options.image,
-            "command": list(command),
+            "command": [word.replace("$", "$$") for word in command],  # else $(NAME) is a variable's value
             "resources": {"requests": wanted, **({"limits": bounds} if bounds else {})},
             "volumeMounts": [
                 {"name": "shared", "mountPath": self.options.mount},
@@ -240,19 +255,32 @@ class _Manifests:
         }
 
     def _metadata(self, role: str) -> Mapping[str, Any]:
-        named = {"name": _label(f"{self.name}-{role}")[:63]}
+        named = {"name": f"{self.name}-{label(role, LABEL_CHARACTERS - len(self.name) - 1)}" if role else self.name}
         where = {"namespace": self.options.namespace} if self.options.namespace else {}
         return {**named, **where, "labels": self._labels(role)}
 
     def _labels(self, role: str) -> Mapping[str, str]:
         return {"app.kubernetes.io/part-of": "atropos", "atropos/run": self.name} | (
-            {"atropos/role": _label(role)[:63]} if role else {}
+            {"atropos/role": label(role)} if role else {}
         )
 
 
-def _label(text: str) -> str:
-    """Of RFC 1123: what names of objects and hosts are made of."""
-    return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+def label(text: str, most: int = LABEL_CHARACTERS) -> str:
+    """What names of objects and hosts are made of: a-z, 0-9 and -, beginning with a letter (RFC 1035). A text that had to be changed
+    ends in a digest of itself, so that two texts never have one name."""
+    made = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not made[:1].isalpha():
+        made = f"run-{made}".strip("-")
+    if made == text and len(made) <= most:
+        return made
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{made[: most - len(digest) - 1].strip('-')}-{digest}"
+
+
+def _file_name(path: Path) -> str:
+    """As `kubectl -f` reads it: a list of names in the form of CSV."""
+    text = str(path)
+    return '"' + text.replace('"', '""') + '"' if re.search('[,"]', text) else text
 
 
 def _documents(made: Sequence[Mapping[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")  # of a key
 BLOCK = re.compile(r"[!-~][\n -~]*[!-~]\n")  # whose indentation a reader finds out, and whose end is one newline
+ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 WORDS = frozenset(
     {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 )  # that some readers take for something else
@@ -40,7 +41,8 @@ def _is_nested(value: Any) -> bool:
 
 
 def _scalar(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)  # an empty mapping or list as well
+    """An empty mapping or list as well. Escaped is what YAML does not take as it is, or takes for a line break."""
+    return ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _key(key: str) -> str:

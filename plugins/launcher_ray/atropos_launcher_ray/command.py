@@ -18,7 +18,7 @@ from atropos_core.processes.child_main import end_with_parent
 from atropos_core.processes.dialing import dial
 
 COMMAND = "ATROPOS_LAUNCHER_RAY_COMMAND"
-HOST = "{host}"  # in an argument: the address of the machine that it runs on
+HOST = "{host}"  # an argument: the address of the machine that it runs on
 FINISH = b"."  # on the connection: end, once what is being done is finished
 TWICE_S = 0.6  # the second of two signals that are so far apart ends a worker at once
 END_S = 5.0
@@ -40,7 +40,7 @@ def main() -> None:
     except OSError as error:
         console.warn(f"{directory}, where the run was started, is not on {socket.gethostname()}: {error.strerror}.")
     threading.Thread(target=_end_on_request, args=(connection,), daemon=True).start()
-    sys.argv = ["atropos", *(argument.replace(HOST, connection.getsockname()[0]) for argument in arguments)]
+    sys.argv = ["atropos", *(connection.getsockname()[0] if argument == HOST else argument for argument in arguments)]
     atropos()
 
 

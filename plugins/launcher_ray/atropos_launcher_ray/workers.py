@@ -54,8 +54,8 @@ def refuse(workers: Iterable[str], run: PlannedRun) -> None:
 def command(environment: str, workers: Workers, url: str, directory: Path) -> list[str]:
     """What a worker runs, as it is under every launcher."""
     return [
-        "env", environment, "--api", url, "--token-file", str(directory / TOKEN), "--file", str(directory / "config.toml"),
-        "--concurrency", str(workers.concurrency),
+        "env", "--api", url, "--token-file", str(directory / TOKEN), "--file", str(directory / "config.toml"),
+        "--concurrency", str(workers.concurrency), "--", environment,
     ]  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_what_a_worker_is_started_with() -> None:
     several = Workers(count=4, concurrency=7, cpus=2, gpus=0.5, memory_gb=3, other={"disk": 1})
     assert several.bundle() == {"CPU": 2.0, "GPU": 0.5, "memory": 3e9, "disk": 1.0}
     assert command("gsm8k", several, "http://h:1", Path("/run")) == [
-        "env", "gsm8k", "--api", "http://h:1", "--token-file", "/run/api/token", "--file", "/run/config.toml", "--concurrency", "7"
+        "env", "--api", "http://h:1", "--token-file", "/run/api/token", "--file", "/run/config.toml", "--concurrency", "7", "--", "gsm8k"
     ]  # fmt: skip
 
 

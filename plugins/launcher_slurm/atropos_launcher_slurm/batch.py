@@ -3,18 +3,23 @@ is started."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 import sys
 from pathlib import Path
 
 from atropos_core.errors import FitError
-from atropos_core.launchers import PlannedRun, SchedulerFiles, section_of
-from atropos_launcher_slurm.config import Resources, SlurmOptions, Workers
+from atropos_core.launchers import PlannedRun, SchedulerFiles, refuse_unprintable, section_of
+from atropos_launcher_slurm.config import Resources, SlurmOptions, Workers, megabytes
 from atropos_launcher_slurm.placing import ANY_MEMORY, Node, place
 
 FOLDER = "job"  # in the run directory: the scripts, and what they print
 SCRIPT = f"{FOLDER}/run.sbatch"
+PLAIN = re.compile(r"[A-Za-z0-9@%+=:,./_-]*")  # of an argument that sbatch reads as it is
+WORDS = re.compile(
+    "(het|pack)(job)", re.IGNORECASE
+)  # which sbatch takes for a separator of jobs, wherever they are in a line
 
 SIGNALS = """\
 signal="" run=""
@@ -36,19 +41,20 @@ exit "$code"
 """
 SERVER = """\
 # The server that workers send to: its port is one that the kernel gives.
+log={log}
 node=$(scontrol show node -o "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')
 address=$(getent ahostsv4 "${{node:-$(hostname)}}" | awk 'NR == 1 {{ print $1 }}')
-: > {log}
-{python} -m atropos_core serve --host "$address" --port 0 --dir {api} --token-file {token} >> {log} 2>&1 &
+: > "$log"
+{python} -m atropos_core serve --host "$address" --port 0 --dir {api} --token-file {token} >> "$log" 2>&1 &
 server=$!
 trap 'kill -TERM "$server" 2> /dev/null; [ -z "${{workers:-}}" ] || scancel $workers' EXIT
 for _ in $(seq 600); do
-  url=$(sed -n 's/^listening on \\([^ ]*\\) .*/\\1/p' {log})
+  url=$(sed -n 's/^listening on \\([^ ]*\\) .*/\\1/p' "$log")
   [ -z "$url" ] || break
-  kill -0 "$server" 2> /dev/null || {{ cat {log}; exit 1; }}
+  kill -0 "$server" 2> /dev/null || {{ cat "$log"; exit 1; }}
   sleep 0.1
 done
-[ -n "$url" ] || {{ echo "the server did not listen within 60 s: {log}"; exit 1; }}
+[ -n "$url" ] || {{ echo "the server did not listen within 60 s: $log"; exit 1; }}
 """
 
 
@@ -67,6 +73,19 @@ def files(options: SlurmOptions, run: PlannedRun) -> SchedulerFiles:
 
 
 def _check(options: SlurmOptions, run: PlannedRun) -> None:
+    paths = {
+        "the run directory": str(run.directory),
+        "this directory": str(Path.cwd()),
+        "the Python of this run": sys.executable,
+    }
+    refuse_unprintable(
+        paths | {"the name of a process": "".join(run.roles), "the name of an environment": "".join(options.workers)}
+    )
+    if "\\" in str(run.directory):
+        raise FitError(
+            f"the run directory is {run.directory}: Slurm drops the backslash from the path of a job's output.",
+            remedy="Choose another with --dir.",
+        )
     for role, devices in run.roles.items():
         gpus = options.roles.get(role, Resources()).gpus
         on_gpus = sum(device.startswith("cuda") for device in devices)
@@ -102,7 +121,7 @@ def _script(options: SlurmOptions, run: PlannedRun) -> str:
         "--requeue",
         f"--signal=B:USR1@{options.save_s}",
         "--open-mode=append",
-        f"--output={job}/slurm-%j.out",
+        f"--output={_unexpanded(job)}/slurm-%j.out",
     ]
     command = f"{_python()} -m atropos_core resume {shlex.quote(str(run.directory))}"
     before = ""
@@ -125,6 +144,11 @@ def _workers(name: str, workers: Workers, options: SlurmOptions, run: PlannedRun
             f"launcher.workers.{name} has no effect: the run has no such environment.",
             remedy=f"There is: {', '.join(run.environments) or 'none'}.",
         )
+    if "/" in name or "\\" in name:
+        raise FitError(
+            f"environment {name!r} cannot have workers under Slurm: its script and its output are files of that name.",
+            remedy="Choose a name without / and \\.",
+        )
     lines = [
         f"--job-name={run.directory.name}-{name}",
         f"--array=0-{workers.count - 1}",
@@ -133,17 +157,17 @@ def _workers(name: str, workers: Workers, options: SlurmOptions, run: PlannedRun
         *_of_both(options, workers.partition, workers.memory_gb),
         "--no-requeue",
         "--open-mode=append",
-        f"--output={run.directory / FOLDER}/{name}-%a.out",
+        f"--output={_unexpanded(run.directory / FOLDER)}/{_unexpanded(name)}-%a.out",
     ]
     config, token = (shlex.quote(str(run.directory / path)) for path in ("config.toml", f"{FOLDER}/token"))
     return _head(lines, options) + (
-        f'exec {_python()} -m atropos_core env {shlex.quote(name)} --api "$1" --token-file {token} --file {config} '
-        f"--concurrency {workers.concurrency}\n"
+        f'exec {_python()} -m atropos_core env --api "$1" --token-file {token} --file {config} '
+        f"--concurrency {workers.concurrency} -- {shlex.quote(name)}\n"
     )
 
 
 def _head(lines: list[str], options: SlurmOptions) -> str:
-    further = [f"#SBATCH {line}\n" for line in (*lines, *options.sbatch)]
+    further = [f"#SBATCH {_argument(line)}\n" for line in (*lines, *options.sbatch)]
     return "".join(
         [
             "#!/bin/bash\n",
@@ -155,8 +179,20 @@ def _head(lines: list[str], options: SlurmOptions) -> str:
     )
 
 
+def _argument(text: str) -> str:
+    """One argument, as sbatch reads it from a line of a script: a backslash takes any next character as it is."""
+    if not PLAIN.fullmatch(text):
+        text = '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+    return WORDS.sub(r"\1\\\2", text)
+
+
+def _unexpanded(path: Path | str) -> str:
+    """Of a file name in which Slurm puts the job's number for %j."""
+    return str(path).replace("%", "%%")
+
+
 def _of_both(options: SlurmOptions, partition: str, memory_gb: float) -> list[str]:
-    named = {"partition": partition, "account": options.account, "mem": f"{memory_gb * 1000:.0f}M" if memory_gb else ""}
+    named = {"partition": partition, "account": options.account, "mem": megabytes(memory_gb) if memory_gb else ""}
     return [f"--{name}={value}" for name, value in named.items() if value]
 
 

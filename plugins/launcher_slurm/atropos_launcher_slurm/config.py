@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from atropos_core.plugins.provider import Options
 
-Line = Annotated[str, Field(pattern=r"^[^\n]*$")]
+
+def _line(text: str) -> str:
+    if any((ord(one) < 0x20 and one != "\t") or ord(one) == 0x7F for one in text):
+        raise ValueError("a line of a script has no line break and no other control character")
+    return text
+
+
+def _option(text: str) -> str:
+    if not re.match(r"--[a-z][a-z-]*(=|$)", text):
+        raise ValueError("an option of sbatch is written as --name or --name=value, one in each text")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_line)]
+SbatchOption = Annotated[str, AfterValidator(_line), AfterValidator(_option)]
 
 
 class Resources(Options):
@@ -51,7 +66,7 @@ class SlurmOptions(Options):
     time: Line = Field("", description="time limit, as 12:00:00; unset: the partition's")
     partition: Line = Field("", description="partition; unset: the cluster's default")
     account: Line = Field("", description="account; unset: your default")
-    sbatch: tuple[Line, ...] = Field((), description='further options of sbatch, as "--constraint=h100"')
+    sbatch: tuple[SbatchOption, ...] = Field((), description='further options of sbatch, each as "--constraint=h100"')
     setup: tuple[Line, ...] = Field((), description='lines of bash that each script begins with, as "module load cuda"')
     save_s: int = Field(300, ge=10, description="seconds before the time limit at which the run saves and queues again")
     host: str = Field(
@@ -61,3 +76,8 @@ class SlurmOptions(Options):
         60.0, description="seconds to wait for srun to start a process"
     )
     submit: bool = Field(False, description="hand the files over with sbatch, rather than say how")
+
+
+def megabytes(memory_gb: float) -> str:
+    """As Slurm reads it. 0M would mean all memory of the node."""
+    return f"{max(1, round(memory_gb * 1000))}M"

@@ -15,12 +15,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from atropos_core import console
 from atropos_core.errors import AtroposError, DeadlineExceeded, FitError, ProcessDied, RunDirectoryError
 from atropos_core.launchers import Launcher, Machine, StartedProcess
 from atropos_core.processes.dialing import SECRET, Listener
 from atropos_core.processes.local import how_ended
 from atropos_launcher_slurm.batch import SCRIPT
-from atropos_launcher_slurm.config import Resources, SlurmOptions
+from atropos_launcher_slurm.config import Resources, SlurmOptions, megabytes
 from atropos_launcher_slurm.placing import ANY_MEMORY, Node, place
 
 ASK_DEADLINE_S = 30.0  # of scontrol and squeue
@@ -86,7 +87,7 @@ class SlurmLauncher(Launcher):
             script = self._directory / SCRIPT
             raise FitError(
                 "launcher 'slurm' starts processes inside a job, and this is none.",
-                remedy=f"sbatch {script}"
+                remedy=f"sbatch {console.quoted(script)}"
                 if script.is_file()
                 else "`atropos run` with it writes what sbatch takes; or type this inside salloc.",
             )
@@ -164,7 +165,7 @@ class SlurmLauncher(Launcher):
         node = self._places.get(role) or (await self._nodes())[0].name
         command = [
             "srun", "--nodes=1", "--ntasks=1", "--exact", f"--nodelist={node}", f"--cpus-per-task={wanted.cpus}", f"--gpus={wanted.gpus}",
-            f"--mem={wanted.memory_gb * 1000:.0f}M" if wanted.memory_gb else "--mem=0", f"--job-name={name}", "--unbuffered",
+            f"--mem={megabytes(wanted.memory_gb)}" if wanted.memory_gb else "--mem=0", f"--job-name={name}", "--unbuffered",
             f"--immediate={max(1, round(self._options.room_deadline_s))}", "--export=ALL", "--kill-on-bad-exit=1", "--input=none",
             sys.executable, "-m", program, self._listener.address, role,
         ]  # fmt: skip
