@@ -175,6 +175,8 @@ class Length(Check[options.Length]):
 
 
 class CutOff(Check[options.CutOff]):
+    """Of replies that were cut off from the first step on. Where they become longer, `length` says so, or `policy_collapse`."""
+
     name = "cut_off"
     needs = ("rollouts/cut_off", "rollouts/cut_off_lowest")
     remedy = (
@@ -183,9 +185,12 @@ class CutOff(Check[options.CutOff]):
     )
 
     def wrong(self, seen: Numbers) -> str | None:
-        if seen["rollouts/cut_off_lowest"] <= self.options.share:
+        if seen["rollouts/cut_off_lowest"] <= self.options.share or self.usual.values:
             return None
         return f"{seen['rollouts/cut_off']:.0%} of the rollouts are cut off at sampling.max_tokens, most of them with the lowest reward"
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen["rollouts/cut_off_lowest"])
 
 
 # -- trainer

@@ -71,7 +71,7 @@ class Health:
     def blamed(self) -> Change | None:
         """Why rewards may all be equal, as far as a check has noticed."""
         for check in self._checks:
-            if isinstance(check, PolicyCollapse | CutOff) and check.state != "ok":
+            if isinstance(check, CutOff | PolicyCollapse) and check.state != "ok":
                 return Change(check.since, check.name, check.state, check.since, check.says, check.remedy)
         return None
 

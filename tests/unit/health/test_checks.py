@@ -77,6 +77,8 @@ def test_each_check_falls_ill_by_its_own_numbers_and_gets_well_again(name):
     for step in range(1, 7):
         assert [check.look(step, healthy(step)) for check in every] == [None] * len(every)
     [check] = [check for check in every if check.name == name]
+    if name == "cut_off":  # it speaks of what was so from the first step on
+        check.usual.values = []
     changes = [check.look(step, healthy(0) | SICK[name]) for step in range(7, 12)]
     ill = [change for change in changes if change is not None and change.state == "ill"]
     assert len(ill) == 1, "reported once"
@@ -135,6 +137,12 @@ def test_a_reward_that_falls_after_an_update_that_moved_the_policy_far_is_a_coll
     assert bool(ill) == named
     if named:
         assert f"fell to {rewards[-1]:.3g}, from" in ill[0].says and "lower trainer.learning_rate" in ill[0].remedy
+
+
+def test_a_policy_that_an_update_broke_is_not_told_to_write_longer_replies():
+    [check] = [check for check in checks(HealthSection()) if check.name == "cut_off"]
+    check.look(1, healthy(1))
+    assert check.look(2, healthy(2) | SICK["cut_off"]) is None
 
 
 def test_steps_that_take_longer_than_silence_may_last_are_learned_from_and_are_none():
