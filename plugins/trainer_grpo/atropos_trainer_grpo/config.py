@@ -11,7 +11,7 @@ from atropos_core.plugins.provider import Options
 
 Average = Literal["sequence", "token", "constant", "sum"]
 Correction = Literal["tis", "mis", "icepop", "kpop", "sequence_tis", "sequence_mis", "geometric_mis"]
-Estimator = Literal["k1", "k2", "k3"]
+Estimator = Literal["k1", "k2", "k3", "k3_ratio"]
 Source = Literal["auto", "rollout", "recompute"]
 CLIPS = {"grpo": 3, "dr_grpo": 3, "dapo": 3, "gspo": 3, "cispo": 2, "reinforce": 0}  # of clip_low, clip_high, dual_clip
 CLIPS |= {"sapo": 0, "vespo": 0, "luspo": 3, "kpop": 0}
@@ -69,7 +69,10 @@ class KlOptions(Options):
     coefficient: float = Field(
         0.04, gt=0, allow_inf_nan=False, description="times the divergence, in the loss or in the advantages"
     )
-    estimator: Estimator = Field("k3", description="k2 alone has the gradient of KL(policy || reference): README.md")
+    estimator: Estimator = Field(
+        "k3",
+        description="k3_ratio, k3 times the ratio as TRL has it by default, and k2 have the gradient of KL(policy || reference): README.md",
+    )
     place: Literal["loss", "reward"] = Field(
         "loss", description="beside the loss; or, with k1, taken from the advantages of each token and those before it"
     )
@@ -81,7 +84,9 @@ class KlOptions(Options):
                 'place = "reward" is for estimator = "k1": it is the one whose sum is the divergence itself'
             )
         if self.place == "loss" and self.estimator == "k1":
-            raise ValueError('estimator = "k1" has no gradient on average as a loss: use k2 or k3, or place = "reward"')
+            raise ValueError(
+                'estimator = "k1" has no gradient on average as a loss: use k2, k3 or k3_ratio, or place = "reward"'
+            )
         return self
 
 

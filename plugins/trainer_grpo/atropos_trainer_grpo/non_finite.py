@@ -34,7 +34,7 @@ def against_old(options: GrpoOptions) -> str:
 
 def against_reference(options: GrpoOptions) -> str:
     """What to do about ratios to the reference that are too large."""
-    k3 = options.kl is not None and options.kl.estimator == "k3"
+    k3 = options.kl is not None and options.kl.estimator in ("k3", "k3_ratio")
     other = ', or set trainer.kl.estimator = "k2", whose gradient grows with the log-ratio alone' if k3 else ""
     return f"Look at the reference logprobs, where groups bring their own (ref_logprobs){other}."
 

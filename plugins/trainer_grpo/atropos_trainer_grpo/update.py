@@ -212,7 +212,7 @@ class Update:
             sums |= {"correction": correction.values.sum(), "corrected": correction.touched.sum(), "gap": gap}
         if targets.reference is not None and options.kl is not None:
             reference = tensor(targets.reference[positions])
-            apart = divergence(options.kl.estimator, new, reference)
+            apart = divergence(options.kl.estimator, new, reference, rows.old)
             sums["reference"] = divergence("k3", new.detach(), reference).sum()
             if options.kl.place == "loss":
                 values = values + options.kl.coefficient * apart

@@ -49,6 +49,33 @@ def test_as_a_loss_k3_has_the_gradient_of_kl_from_reference_to_policy():
     assert (expected_gradient("k3") - exact_gradient("policy||reference")).abs().max() > 0.05
 
 
+@pytest.mark.parametrize("sampled_from", ["the policy", "an older one"])
+def test_as_a_loss_k3_ratio_has_the_gradient_of_kl_from_policy_to_reference_whoever_sampled(sampled_from):
+    old = LOGITS if sampled_from == "the policy" else torch.tensor([0.9, 0.2, -0.3], dtype=torch.float64)
+    old = old.log_softmax(0)
+    total = torch.zeros(3, dtype=torch.float64)
+    for token in range(3):
+        logits = LOGITS.clone().requires_grad_()
+        value = divergence("k3_ratio", logits.log_softmax(0)[token], REFERENCE[token], old[token])
+        total += old[token].exp() * torch.autograd.grad(value, logits)[0]
+    torch.testing.assert_close(total, exact_gradient("policy||reference"), rtol=0, atol=1e-12)
+
+
+def test_k3_ratio_is_trls_k3_with_its_bias_correction():
+    """As GRPOTrainer._compute_loss of TRL 1.16 writes it, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    new, old, reference = (-3 * torch.rand(200, generator=generator, dtype=torch.float64) for _ in range(3))
+    ours, theirs = new.clone().requires_grad_(), new.clone().requires_grad_()
+    divergence("k3_ratio", ours, reference, old).sum().backward()
+    kl = (torch.exp(reference - theirs) - (reference - theirs) - 1) * torch.exp(theirs - old)
+    kl.sum().backward()
+    torch.testing.assert_close(divergence("k3_ratio", new, reference, old), kl.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
+    one = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
+    divergence("k3_ratio", one, one.detach() - 0.5, one.detach()).backward()
+    assert float(one.grad) == pytest.approx(0.5, abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("estimator", "formula"),
     [("k1", lambda d: d), ("k2", lambda d: d * d / 2), ("k3", lambda d: np.exp(-d) + d - 1)],
