@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from atropos_core.plugins.provider import Provider as Provider
     from atropos_core.plugins.spec import hookimpl as hookimpl
     from atropos_core.plugins.spec import hookspec as hookspec
+    from atropos_core.rollouts.replies import whole_reply as whole_reply
     from atropos_core.scripting.commands import check as check
     from atropos_core.scripting.commands import doctor as doctor
     from atropos_core.scripting.commands import evaluate as evaluate
@@ -47,6 +48,7 @@ _HOME = {  # what environments and plugins are written with, and the commands as
     "Task": "types",
     "hookimpl": "plugins.spec",
     "hookspec": "plugins.spec",
+    "whole_reply": "rollouts.replies",
     **dict.fromkeys(
         (
             "Adapter",

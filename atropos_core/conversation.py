@@ -10,7 +10,7 @@ import numpy as np
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Policy, Score
 from atropos_core.seeds import derive
-from atropos_core.types import Completion, Episode, Message, Rollout, Sampling, Tokens
+from atropos_core.types import ABSTAINED, Completion, Episode, Message, Rollout, Sampling, Tokens
 
 
 class Conversation:
@@ -56,7 +56,7 @@ class Conversation:
         self._ids += [rendered, completion.tokens]
         self._sampled += [None, completion]
         self.finish = completion.finish
-        answer = await self._policy.parse(completion.tokens)
+        answer = await self._policy.parse(completion.tokens, prompt=prompt)
         self.messages += [*messages, answer]
         return answer
 
@@ -76,7 +76,7 @@ class Conversation:
             score=score.value,  # `rollouts.checked` makes it a plain number, and refuses what is none
             correct=score.correct,
             parts=dict(score.parts),
-            metrics=dict(score.metrics),
+            metrics={**score.metrics, ABSTAINED: 1.0} if score.abstains else dict(score.metrics),
             messages=tuple(self.messages),
             finish=self.finish,
         )

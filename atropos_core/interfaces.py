@@ -67,8 +67,9 @@ class Policy(Protocol):
     ) -> list[Completion]:
         """`n` continuations; with no `sampling`, the run's own."""
 
-    async def parse(self, tokens: Tokens) -> Message:
-        """The assistant message that these sampled ids are: content, reasoning, tool calls, with arguments as dicts."""
+    async def parse(self, tokens: Tokens, *, prompt: Tokens | None = None) -> Message:
+        """The assistant message that these sampled ids are: content, reasoning_content, tool_calls with arguments as dicts.
+        Give the `prompt` that they continue: if it ends in an open `<think>`, the reply begins as reasoning."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ class Score:
     correct: bool | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    abstains: bool = (
+        False  # there is no score, and `value` is 0: other rewards decide, and without any it is not trained
+    )
 
 
 NO_COROUTINE = "begin it with `async def`, and return the score"

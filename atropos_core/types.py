@@ -24,6 +24,7 @@ Versions = NDArray[np.int32]
 Message = Mapping[str, Any]  # OpenAI chat form: role, content, and whatever the template knows
 Metrics = dict[str, float]
 
+ABSTAINED = "abstained"  # the metric of an episode that its environment gave no score (`Score.abstains`): 1
 UNKNOWN_VERSION = -1  # of a token whose client did not say what it was sampled from
 
 Split = Literal["train", "test"]

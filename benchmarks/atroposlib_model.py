@@ -73,8 +73,8 @@ class Scripted(Policy):
     async def render(self, messages: Sequence[Message], **more: Any) -> Tokens:
         return self._tokenizer.render(messages)
 
-    async def parse(self, tokens: Tokens) -> Message:
-        return self._tokenizer.parse(tokens)
+    async def parse(self, tokens: Tokens, *, prompt: Tokens | None = None) -> Message:
+        return self._tokenizer.parse(tokens, prompt)
 
     async def sample(self, prompt: Tokens, *, n: int = 1, seed: int, **more: Any) -> list[Completion]:
         return [

@@ -98,14 +98,16 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def write(name: str, directory: Path) -> Path:
-    """The family's tokenizer as a model directory has it. Returns the directory."""
+def write(name: str, directory: Path, more_special: tuple[str, ...] = ()) -> Path:
+    """The family's tokenizer as a model directory has it, with further special tokens. Returns the directory."""
     family = FAMILIES[name]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (*family.special, *more_special)]
+    )
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in family.added])
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -116,7 +116,7 @@ class ChatModel(Engine):
     ) -> Tokens:
         return self._add(_Part(tuple(messages), tools))
 
-    def parse(self, ids: Tokens) -> Message:
+    def parse(self, ids: Tokens, prompt: Tokens | None = None) -> Message:
         """Raises DataError for anything but a reply of this model."""
         messages = self._part(int(ids[0]) if len(ids) else 0).messages
         if len(messages) != 1 or messages[0]["role"] != "assistant":

@@ -26,7 +26,8 @@ class NumericOptions(Options):
 
 class FormatOptions(Options):
     patterns: tuple[str, ...] = Field(
-        (r"\\boxed\{[^{}]+\}|####\s*\S",), description="regular expressions, searched in the last reply"
+        (r"\\boxed\{[^{}]+\}|####\s*\S",),
+        description="regular expressions, searched in the last reply: in its reasoning too, if they name a thinking tag such as <think>",
     )
 
 

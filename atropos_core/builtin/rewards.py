@@ -12,11 +12,14 @@ from atropos_core.builtin.numbers import answer_value, is_same, last_value
 from atropos_core.builtin.numbers import last_number as last_number  # plugins import it from here
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Reward
-from atropos_core.types import Episode, Floats, Task
+from atropos_core.rollouts.replies import searched
+from atropos_core.types import Episode, Floats, Message, Task
 
 
 class EnvironmentReward(Reward):
     """The score that the environment gave each episode."""
+
+    of_environment = True  # so that an episode without one has no reward
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
         return np.array([episode.score for episode in episodes], np.float32)
@@ -57,14 +60,16 @@ class NumericReward(Reward):
 
 
 class FormatReward(Reward):
-    """The share of the patterns that the last reply has in it."""
+    """The share of the patterns that the last reply has in it. Those that name a thinking tag are searched in the whole reply, the
+    others in the reply without its reasoning (`replies.searched`)."""
 
     def __init__(self, options: FormatOptions) -> None:
         self._patterns = [re.compile(pattern, re.DOTALL) for pattern in options.patterns]
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
-        replies = [last_reply(episode) for episode in episodes]
-        return np.array([np.mean([bool(of.search(reply)) for of in self._patterns]) for reply in replies], np.float32)
+        replies = [last_message(episode) for episode in episodes]
+        found = [[bool(of.search(searched(reply, of.pattern))) for of in self._patterns] for reply in replies]
+        return np.array([np.mean(one) for one in found], np.float32)
 
 
 class LengthReward(Reward):
@@ -80,12 +85,14 @@ class LengthReward(Reward):
         return np.asarray(-np.clip(over, 0.0, 1.0), np.float32)
 
 
+def last_message(episode: Episode) -> Message:
+    """The last assistant message, empty where there is none."""
+    return next((one for one in reversed(episode.messages) if one.get("role") == "assistant"), {})
+
+
 def last_reply(episode: Episode) -> str:
-    """The content of the last assistant message, empty where there is none."""
-    for message in reversed(episode.messages):
-        if message.get("role") == "assistant":
-            return str(message.get("content") or "")
-    return ""
+    """The content of the last assistant message, without its reasoning and tool calls; empty where there is none."""
+    return str(last_message(episode).get("content") or "")
 
 
 def _answer(task: Task) -> str:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atropos_core.rollouts.replies import AS_SAMPLED
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.run_records import EpisodeRecord, RecordedStep
 from atropos_core.storage.token_file import SequenceTokens, TokenFile
-from atropos_core.types import UNKNOWN_VERSION, Bools, Message
+from atropos_core.types import UNKNOWN_VERSION, Bools, Message, Tokens
 
 MOST_OF_ONE_KIND = 100  # faults of a step: what is wrong everywhere needs no list
 SINGLE = 1e-4  # relative: sums in float32, in another order
@@ -179,7 +180,7 @@ def _texts(
     yield from _prompt(step, one, tokens, spans[0].message, spans[0].start, tokenizer)
     for span in spans:
         ids = tokens.ids[span.start : span.end]
-        if not _is_said(one.messages[span.message], ids, tokenizer):
+        if not _is_said(one.messages[span.message], ids, tokens.ids[: span.start], tokenizer):
             said, text = str(one.messages[span.message].get("content")), tokenizer.decode(ids)
             at = next(
                 (n for n, (a, b) in enumerate(zip(said, text, strict=False)) if a != b), min(len(said), len(text))
@@ -210,9 +211,9 @@ def _prompt(
             yield Fault(step.step, says, one.task, one.sequences[0])
 
 
-def _is_said(message: Message, ids: NDArray[np.int32], tokenizer: ChatTokenizer) -> bool:
-    parsed = tokenizer.parse(ids)
-    if all(message.get(name) == value for name, value in parsed.items()):
+def _is_said(message: Message, ids: Tokens, prompt: Tokens, tokenizer: ChatTokenizer) -> bool:
+    parsed = tokenizer.parse(ids, prompt)
+    if all(message.get(name) == value for name, value in parsed.items() if name not in AS_SAMPLED):
         return True
     content = message.get("content")  # of an agent that has another format, or an environment that keeps less
     return isinstance(content, str) and bool(content.strip()) and content.strip() in tokenizer.decode(ids)

@@ -63,7 +63,7 @@ class ChatFormat(Protocol):
     def extend(
         self, messages: Sequence[Message], history: Tokens, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Tokens: ...
-    def parse(self, ids: Tokens) -> Message: ...
+    def parse(self, ids: Tokens, prompt: Tokens | None = None) -> Message: ...
 
 
 class EnginePolicy(Policy):
@@ -119,5 +119,5 @@ class EnginePolicy(Policy):
             "the engine: sample()",
         )
 
-    async def parse(self, tokens: Tokens) -> Message:
-        return self._tokenizer.parse(tokens)
+    async def parse(self, tokens: Tokens, *, prompt: Tokens | None = None) -> Message:
+        return self._tokenizer.parse(tokens, prompt)

@@ -23,7 +23,7 @@ from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.rollouts.task_digests import digest_of
 from atropos_core.seeds import derive
 from atropos_core.storage.atomic import json_bytes, write_whole
-from atropos_core.types import Draw, Episode, Metrics, Sampling, ScoredGroup
+from atropos_core.types import ABSTAINED, Draw, Episode, Metrics, Sampling, ScoredGroup
 
 IN_FLIGHT = 1024  # rollouts at once: what waits for an engine spends its own deadline
 VERDICT = "accuracy_"  # an environment's metric of this name, 0 or 1, is a further grader's accuracy
@@ -184,10 +184,12 @@ def _means(groups: Sequence[ScoredGroup], shares: Mapping[str, Share]) -> Metric
     several = len(_names(groups)) > 1
     for group in groups:
         for prefix in ("eval", f"eval/{group.draw.environment}") if several else ("eval",):
-            values[f"{prefix}/reward"] += group.rewards.tolist()
+            scored = [ABSTAINED not in episode.metrics for episode in group.episodes]
+            values[f"{prefix}/reward"] += group.rewards[scored].tolist()
             for episode in group.episodes:
                 for name, value in episode.metrics.items():
-                    values[f"{prefix}/{name}"].append(float(value))
+                    if name != ABSTAINED:
+                        values[f"{prefix}/{name}"].append(float(value))
     means = {name: float(np.mean(entries)) for name, entries in values.items() if entries and name not in shares}
     return means | {
         "eval/problems": float(len(groups)),

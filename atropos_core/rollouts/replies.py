@@ -11,11 +11,31 @@ from typing import Any
 from atropos_core.types import Message
 
 SENTINEL = "\u2063reply\u2063"
+# The tags between which models write their reasoning: of DeepSeek, Qwen, GLM and most others; Hunyuan 3; Gemma 4; Magistral;
+# Seed-OSS; Command A; Kimi-VL; Apertus; EXAONE Deep.
+THINKING = {
+    "<think>": "</think>",
+    "<think:opensource>": "</think:opensource>",
+    "<|channel>thought": "<channel|>",
+    "[THINK]": "[/THINK]",
+    "<seed:think>": "</seed:think>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "\u25c1think\u25b7": "\u25c1/think\u25b7",
+    "<|inner_prefix|>": "<|inner_suffix|>",
+    "<thought>": "</thought>",
+}
+TOOL_CALL = ("<tool_call>", "</tool_call>")
 # What `message_of` reads: such a token is part of the text, though some tokenizers call it special.
-READ = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+READ = frozenset({*THINKING, *THINKING.values(), *TOOL_CALL, "<|channel>"})
+# Text of messages that is not marked (`control_tokens`): a history says what a reply said.
+IN_HISTORIES = frozenset({"<think>", "</think>", *TOOL_CALL})
+AS_SAMPLED = ("text", "opening")  # keys of a message that only rewards read
 NAME_CHARACTERS = 256  # of a tool, at most
-_THINK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
-_TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_READ_TAG = re.compile(
+    r"<tool_call>\s*(?P<call>\{.*?\})\s*</tool_call>|"
+    + "|".join(re.escape(tag) for tag in (*THINKING, *THINKING.values())),
+    re.DOTALL,
+)
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
@@ -27,27 +47,89 @@ def end_of_turn(conversation: str, added: Iterable[str]) -> str:
     return max(begins, key=len, default="")
 
 
-def message_of(text: str) -> Message:
-    """The assistant message that a sampled text is. `<think>` and `<tool_call>` blocks become `reasoning_content` and
-    `tool_calls`. Each call has a name, a str, and arguments, a dict; one that cannot be read so stays in the content."""
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if found := _THINK.match(text):
-        message["reasoning_content"] = found[1].strip()
-        text = text[found.end() :]
-    calls: list[dict[str, Any]] = []
+def opening_of(prompt: str) -> str:
+    """The thinking tag that a rendered prompt ends with, so that the reply begins as reasoning; empty if there is none."""
+    return next((tag for tag in THINKING if prompt.rstrip().endswith(tag)), "")
 
-    def taken(found: re.Match[str]) -> str:
-        function = _function_of(found[1])
-        if function is None:
-            return found[0]
-        calls.append({"type": "function", "function": function})
-        return ""
 
-    text = _TOOL_CALL.sub(taken, text)
+def message_of(text: str, opening: str | None = None) -> Message:
+    """The assistant message that a sampled text is. `opening`: the thinking tag that its prompt ends with (`opening_of`); None if
+    the prompt is not known.
+
+    Reasoning becomes `reasoning_content`: what stands between thinking tags, and what follows a tag that is not closed. If the prompt
+    is not known, a closing tag without an opening one ends reasoning that the prompt began. Calls become `tool_calls`: each has a
+    name, a str, and arguments, a dict; one that cannot be read so stays in the content. If that leaves a content other than `text`,
+    the message also has `text`, and `opening` if there is one (`whole_reply`).
+    """
+    content, thoughts, calls = _parts(text, opening)
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thought.strip() for thought in thoughts)
     if calls:
         message["tool_calls"] = calls
-    message["content"] = text.strip() if calls or "reasoning_content" in message else text
+    if message["content"] != text:
+        message["text"] = text
+        if opening:
+            message["opening"] = opening
     return message
+
+
+def _parts(text: str, opening: str | None, *, keep_calls: bool = False) -> tuple[str, list[str], list[dict[str, Any]]]:
+    """Content, reasoning and calls of a sampled text; with `keep_calls`, calls stay in the content as well."""
+    rest = text if not opening or text.lstrip().startswith(opening) else opening + text
+    content: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    kept = at = 0  # what is before has been read; where to look further
+    while found := _READ_TAG.search(rest, at):
+        start, at = found.span()
+        if close := THINKING.get(found[0]):
+            before, end = rest[kept:start], rest.find(close, at)
+            content += [before, "\n"] if before.strip() else [before]
+            thoughts.append(rest[at:end] if end >= 0 else rest[at:])
+            kept = at = end + len(close) if end >= 0 else len(rest)
+        elif found["call"]:
+            if (function := _function_of(found["call"])) is not None:
+                calls.append({"type": "function", "function": function})
+                if not keep_calls:
+                    content.append(rest[kept:start])
+                    kept = at
+        elif opening is None and not thoughts and not calls:
+            thoughts.append(rest[:start])
+            kept = at
+    content.append(rest[kept:])
+    said = "".join(content)
+    return said.strip() if calls or thoughts else said, thoughts, calls
+
+
+def whole_reply(message: Message, *, opening: bool = False) -> str:
+    """The text of an assistant message as the policy sampled it, reasoning and tool calls included, without special tokens. With
+    `opening`, after the thinking tag that the prompt ended with. If only the parts of a message are known, as of an agent's API, the
+    text is composed of them."""
+    if (text := message.get("text")) is not None:
+        return str(message.get("opening", "") if opening else "") + str(text)
+    reasoning, calls = message.get("reasoning_content"), message.get("tool_calls") or ()
+    parts = [f"<think>\n{reasoning}\n</think>"] if reasoning else []
+    parts += [str(message["content"])] if message.get("content") else []
+    parts += [f"<tool_call>\n{json.dumps(_call_of(one), ensure_ascii=False)}\n</tool_call>" for one in calls]
+    return "\n".join(parts)
+
+
+def searched(message: Message, pattern: str) -> str:
+    """The text of a reply in which a regular expression of the user is searched: the reply with its tool calls and without its
+    reasoning, so that a reply that is cut off as it thinks is not taken for one that answers. If the pattern names a thinking tag:
+    the whole reply, after the tag that the prompt ended with."""
+    plain = pattern.replace("\\", "").replace("?", "")
+    if "reasoning_content" not in message or any(tag in plain for tag in (*THINKING, *THINKING.values())):
+        return whole_reply(message, opening=True)
+    if (text := message.get("text")) is not None:
+        return _parts(str(text), message.get("opening"), keep_calls=True)[0]
+    return whole_reply({name: value for name, value in message.items() if name != "reasoning_content"})
+
+
+def _call_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function", call)
+    return {"name": function.get("name"), "arguments": function.get("arguments", {})}
 
 
 def _function_of(call: str) -> dict[str, Any] | None:

@@ -18,9 +18,10 @@ from atropos_core.guards.exits import contained, file_and_line
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.observe.profile import Profile, timed
 from atropos_core.rollouts.engine_policy import ChatFormat, EnginePolicy, ScheduleKey, Turnstile
+from atropos_core.rollouts.replies import AS_SAMPLED
 from atropos_core.rollouts.tool_sets import Tools, ToolSets
 from atropos_core.seeds import derive
-from atropos_core.types import Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
+from atropos_core.types import ABSTAINED, Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
 
 FATAL = (ProcessDied,)  # no rollout can go on after these: they end the run, under their own name
 
@@ -140,7 +141,7 @@ class RolloutRunner:
                 self.let_in += environment.at_once is not None
                 with contained("rollout()"):
                     results = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
-                    return checked(results, self._vocabulary)
+                return self._checked(environment, task, results)
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
@@ -166,7 +167,7 @@ class RolloutRunner:
                 if isinstance(one, FATAL):
                     raise one
             return [
-                failed_by(one, "rollout") if isinstance(one, BaseException) else checked(one, self._vocabulary)
+                failed_by(one, "rollout") if isinstance(one, BaseException) else self._checked(environment, task, one)
                 for one in results
             ]
         except FATAL:
@@ -176,6 +177,14 @@ class RolloutRunner:
         finally:
             self._tool_sets.note((id(environment), task.id), policy.tools)
             self._leave(key)
+
+    def _checked(self, environment: Environment, task: Task, results: Episode | Failed) -> Episode | Failed:
+        """Raises DataError that names the environment and the task."""
+        try:
+            return checked(results, self._vocabulary)
+        except DataError as error:
+            name = next(name for name, one in self.environments.items() if one is environment)
+            raise DataError(f"environment {name!r}, task {task.id!r}: {Exception.__str__(error)}") from error
 
     async def _score(self, draw: Draw, task: Task, results: Sequence[Episode | Failed]) -> ScoredGroup:
         episodes = tuple(one for one in results if isinstance(one, Episode))
@@ -187,6 +196,9 @@ class RolloutRunner:
             every = (*failed, *[failed_by(error, "reward")] * len(episodes))
             return ScoredGroup(draw, task, (), np.zeros(0, np.float32), {}, every)
 
+        if all(getattr(of.reward, "of_environment", False) for of in self._rewards):
+            scored = tuple(one for one in episodes if ABSTAINED not in one.metrics)
+            episodes = scored or episodes  # a group without any score is flat
         total = np.zeros(len(episodes), np.float64)
         parts: dict[str, Floats] = {}
         try:
@@ -200,6 +212,7 @@ class RolloutRunner:
             total += of.weight * rewards.astype(np.float64)
         if not (np.abs(total) <= LARGEST_REWARD).all():
             return lost(DataError(f"the rewards of task {task.id!r} times their weights make {total.tolist()!r:.200}"))
+        episodes = tuple(_as_recorded(one) for one in episodes)
         return ScoredGroup(draw, task, episodes, total.astype(np.float32), parts, failed)
 
     async def _call_reward(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
@@ -211,7 +224,9 @@ class RolloutRunner:
         except (*FATAL, ConfigError, DeadlineExceeded):
             raise
         except (Exception, EventLoopBlocked) as error:
-            raise DataError(f"reward {of.name!r} raised {type(error).__name__}: {error}") from error
+            raise DataError(
+                f"reward {of.name!r} raised {type(error).__name__} for task {task.id!r}: {error}"
+            ) from error
         if given.dtype.kind not in "biuf":  # numpy would read numbers out of text
             raise DataError(f"reward {of.name!r} gave {given.tolist()!r:.200} for task {task.id!r}: not all numbers")
         if given.shape != (len(episodes),):
@@ -315,6 +330,14 @@ def unplayed(group: ScoredGroup, error: BaseException, where: str) -> ScoredGrou
     """Of the same draw and task, with every rollout failed by this error."""
     failed = (*group.failed, *[failed_by(error, where)] * max(len(group.episodes), 1))
     return ScoredGroup(group.draw, group.task, (), np.zeros(0, np.float32), failed=failed)
+
+
+def _as_recorded(episode: Episode) -> Episode:
+    """Without what only rewards read of its replies: its tokens say the same."""
+    if not any(name in message for message in episode.messages for name in AS_SAMPLED):
+        return episode
+    kept = [{name: value for name, value in one.items() if name not in AS_SAMPLED} for one in episode.messages]
+    return replace(episode, messages=tuple(kept))
 
 
 def _plain(value: Any) -> Any:

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.rollouts.replies import READ, SENTINEL, ReplyReader, end_of_turn, message_of
+from atropos_core.rollouts.replies import (
+    IN_HISTORIES,
+    SENTINEL,
+    ReplyReader,
+    end_of_turn,
+    message_of,
+    opening_of,
+)
 from atropos_core.types import Message, Tokens
 
 if TYPE_CHECKING:
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from atropos_core.rollouts.control_tokens import ControlTokens
 
 _LONGEST_TOKEN = 256  # characters, of those that are looked at
+_PROMPTS_END = 16  # tokens of a prompt, among which reasoning may be opened
 _MOST_KEPT = 64  # sets of stop texts, whose ids are kept
 USED = ("default", "tool_use")  # of a model's chat templates: the second one for conversations with tools
 _NAMED = re.compile(r"(bos|eos|pad|unk|sep|cls|mask)_token")
@@ -126,7 +134,7 @@ class ChatTokenizer:
             with contextlib.suppress(ConfigError, DataError):
                 framed = self._render(said, None, prompt=True)
                 texts |= {text for text in others if text in framed}
-        return ControlTokens(texts - READ, _read(self.directory / "tokenizer.json"))
+        return ControlTokens(texts - IN_HISTORIES, _read(self.directory / "tokenizer.json"))
 
     def _end_of_turn(self, added: Sequence[str]) -> str:
         said = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
@@ -204,9 +212,13 @@ class ChatTokenizer:
             tail = tail.lstrip().removeprefix(end)  # the policy has sampled it already
         return self.encode_marked(tail)
 
-    def parse(self, ids: Tokens) -> Message:
-        """The assistant message that these sampled ids are."""
-        return message_of(self.decode(ids))
+    def parse(self, ids: Tokens, prompt: Tokens | None = None) -> Message:
+        """The assistant message that these sampled ids are. `prompt`: what they continue, which may end in an open `<think>`."""
+        return message_of(self.decode(ids), None if prompt is None else self.opening(prompt))
+
+    def opening(self, prompt: Tokens) -> str:
+        """The thinking tag that these ids end with, or nothing."""
+        return opening_of(self._decode(prompt[-_PROMPTS_END:].tolist()))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool) -> str:
         with_tools = bool(tools) and "tool_use" in self._sources

@@ -15,7 +15,7 @@ import numpy as np
 
 from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.interfaces import Policy
-from atropos_core.rollouts.replies import message_of
+from atropos_core.rollouts.replies import message_of, opening_of
 from atropos_core.seeds import derive, of_replies
 from atropos_core.types import Completion, Finish, Message, Sampling, Task, Tokens
 
@@ -78,8 +78,8 @@ class ScriptedPolicy(Policy):
     async def _before_replying(self, seed: int) -> None:
         await asyncio.sleep(self._spread_s * (derive(seed, "spread") % 1024) / 1024)
 
-    async def parse(self, tokens: Tokens) -> Message:
-        return message_of(to_text(tokens))
+    async def parse(self, tokens: Tokens, *, prompt: Tokens | None = None) -> Message:
+        return message_of(to_text(tokens), None if prompt is None else opening_of(to_text(prompt)))
 
     def _completion(self, text: str, sampling: Sampling) -> Completion:
         ids = to_ids(text) if self._script.finish == "length" else np.append(to_ids(text), END).astype(np.int32)
@@ -106,9 +106,9 @@ class OtherIds(ScriptedPolicy):
         self.prompts.append(np.asarray(prompt, np.int32))
         return await super().sample(prompt, **keywords)
 
-    async def parse(self, tokens: Tokens) -> Message:
+    async def parse(self, tokens: Tokens, *, prompt: Tokens | None = None) -> Message:
         ids = np.asarray(tokens)
-        return await super().parse(np.where(ids >= OTHER, ids - OTHER, ids))
+        return await super().parse(np.where(ids >= OTHER, ids - OTHER, ids), prompt=prompt)
 
     def _completion(self, text: str, sampling: Sampling) -> Completion:
         made = super()._completion(text, sampling)

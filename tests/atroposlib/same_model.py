@@ -53,8 +53,8 @@ class ScriptedPolicy(Policy):
     async def render(self, messages: Sequence[Message], **more: Any) -> Tokens:
         return self._script.tokenizer.render(messages)
 
-    async def parse(self, tokens: Tokens) -> Message:
-        return self._script.tokenizer.parse(tokens)
+    async def parse(self, tokens: Tokens, *, prompt: Tokens | None = None) -> Message:
+        return self._script.tokenizer.parse(tokens, prompt)
 
     async def sample(self, prompt: Tokens, *, n: int = 1, **more: Any) -> list[Completion]:
         made = self._script.replies(prompt, n)

@@ -12,7 +12,7 @@ from atropos_core.errors import DataError
 from atropos_core.interfaces import Score
 from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.seeds import derive
-from atropos_core.types import Completion, Sampling, tokens
+from atropos_core.types import ABSTAINED, Completion, Sampling, tokens
 from tests.unit.parts import ASSISTANT, END, TOKENIZER, USER, SayingEngine, ids
 
 
@@ -74,6 +74,13 @@ async def test_finish_is_that_of_the_last_reply():
     cut = talk(SayingEngine(finish="length"))
     await cut.reply(user("1"))
     assert cut.finish == "length"
+
+
+async def test_a_score_that_abstains_is_a_metric_of_the_episode():
+    conversation = talk(SayingEngine())
+    await conversation.reply(user("1"))
+    assert conversation.episode(Score(0.0, metrics={"b": 2.0}, abstains=True)).metrics == {"b": 2.0, ABSTAINED: 1.0}
+    assert conversation.episode(Score(0.0)).metrics == {}
 
 
 async def test_what_was_sampled_is_never_encoded_again():

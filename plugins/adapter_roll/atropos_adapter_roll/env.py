@@ -24,7 +24,7 @@ from atropos_core.errors import AtroposError, DataError
 from atropos_core.interfaces import Environment, Policy
 from atropos_core.rollouts.runner import failed_by, runs_groups
 from atropos_core.seeds import derive
-from atropos_core.types import Episode, Failed, Split, Task, Tokens
+from atropos_core.types import ABSTAINED, Episode, Failed, Split, Task, Tokens
 
 ENV_ID = "atropos"
 log = logging.getLogger(__name__)
@@ -199,6 +199,8 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         return shown.observation, 0.0, False, False, {**info, "use_tool": True} if shown.tool else info
 
     def _finish(self, episode: Episode, record: Record) -> Step:
+        if ABSTAINED in episode.metrics:
+            return self._fail(Failed("the environment abstained: it gave the episode no score"))
         record.ended, record.score, record.correct = True, episode.score, episode.correct
         record.parts = parts_of(self.options.reward, episode, record.replies)
         return self._ended(environment={**episode.parts, **episode.metrics})

@@ -17,7 +17,9 @@ from typing import Any
 from atropos_adapter_roll import env as env  # registers
 from atropos_adapter_roll.replies import reader_of
 from atropos_core.errors import ConfigError, FitError
+from atropos_core.rollouts.replies import opening_of
 
+PROMPTS_END = 16  # tokens of a prompt, among which reasoning may be opened
 FILTER = "atropos_adapter_roll.group.GroupFilter"
 _PACKAGE = "roll.pipeline.agentic.env_manager."
 BASES = {
@@ -51,12 +53,15 @@ def adapted(base: type, observation: str) -> type:
             self._reader = reader_of(self.tokenizer)
 
         def step(self, llm_output: Any) -> Any:
-            """ROLL decodes a reply with its special tokens; the environment reads it without."""
+            """ROLL decodes a reply with its special tokens; the environment reads it without, and with the `<think>` that its
+            prompt may end in."""
             responses = responses_of(llm_output)
             if responses is None:  # the prompt left no room for a reply
                 return super().step(SimpleNamespace(batch=None))
             decoded = self.tokenizer.batch_decode(responses, skip_special_tokens=False)[0]
-            self.env.read_as(decoded, self._reader.text(responses[0].tolist()))
+            prompt = list(self.rollout_cache.history[-1]["prompt_ids"])[-PROMPTS_END:]
+            opening = opening_of(str(self.tokenizer.decode(prompt, skip_special_tokens=False)))
+            self.env.read_as(decoded, opening + self._reader.text(responses[0].tolist()))
             return super().step(llm_output)
 
         def formulate_rollouts(self, rollout_cache: Any) -> Any:

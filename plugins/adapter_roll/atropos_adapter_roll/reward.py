@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from atropos_adapter_roll.config import LengthBonus, RewardOptions
+from atropos_core.rollouts.replies import message_of, searched
 from atropos_core.types import Episode
 
 _TAG = re.compile(r"<(\w+)>")
@@ -43,7 +44,8 @@ def parts_of(options: RewardOptions, episode: Episode, replies: Sequence[str]) -
 
 
 def has_marker(text: str, marker: str) -> bool:
-    """Whether the text has the mark, as `FormatBonus.markers` describes one."""
+    """Return whether a reply has the mark, as `FormatBonus.markers` describes one: in its reasoning only if the mark is a thinking tag."""
+    text = searched(message_of(text), marker)
     if tag := _TAG.fullmatch(marker):
         pattern = rf"<{tag[1]}>\s*(?!</{tag[1]}>)\S.*?</{tag[1]}>"
     elif command := _COMMAND.fullmatch(marker):

@@ -160,7 +160,7 @@ class AskingPolicy(Policy):
         limit_s = self._deadline_s if deadline_s is None else min(deadline_s, self._deadline_s)
         return [completion(await within(pending.answer, limit_s, "the trainer"), sampling or self.sampling)]
 
-    async def parse(self, tokens: Tokens) -> Message:
+    async def parse(self, tokens: Tokens, *, prompt: Tokens | None = None) -> Message:
         return message_of(texts.to_text(tokens[tokens < texts.MESSAGE_START]))
 
 

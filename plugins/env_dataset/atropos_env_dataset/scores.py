@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from inspect import Parameter, isawaitable, signature
@@ -14,10 +16,12 @@ from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Score
 from atropos_core.plugins.references import load_reference
 from atropos_core.processes.function_worker import Worker
+from atropos_core.rollouts.replies import searched, whole_reply
 from atropos_core.rollouts.row_files import value_at
 from atropos_core.types import Message, Task
 from atropos_env_dataset.config import DatasetOptions
 
+NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # of a row, in TRL
 OF_TRLS_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
 DIGITS = re.compile(r"-?[\d,]{1,300}(?:\.\d{1,300})?", re.ASCII)  # which math-verify can read
@@ -43,15 +47,15 @@ class Compared(Scorer):
         self._pattern = re.compile(pattern, re.DOTALL) if pattern else None
 
     async def score(self, task: Task, reply: Message) -> Score:
-        said = self._said(str(reply.get("content") or ""))
+        said = self._said(reply)
         correct = said is not None and self._same(said, task.answer or "")
         metrics = {} if self._pattern is None else {"answered": float(said is not None)}
         return Score(float(correct), correct=correct, metrics=metrics)
 
-    def _said(self, text: str) -> str | None:
+    def _said(self, reply: Message) -> str | None:
         if self._pattern is None:
-            return text
-        *_, last = [None, *self._pattern.finditer(text)]
+            return str(reply.get("content") or "")
+        *_, last = [None, *self._pattern.finditer(searched(reply, self._pattern.pattern))]
         return None if last is None else last[1 if self._pattern.groups else 0] or ""
 
 
@@ -152,15 +156,28 @@ class Yours(Scorer):
     async def score(self, task: Task, reply: Message) -> Score:
         made = self._call(self._function, task, reply)
         given = await made if isawaitable(made) else made
-        if isinstance(given, list) and len(given) == 1:  # of TRL: one for each completion
-            [given] = given
-        if isinstance(given, dict) and "score" in given:  # of verl
-            return Score(float(given["score"]), correct=bool(given["acc"]) if "acc" in given else None)
-        if isinstance(given, Score):
-            return given
-        if given is None or isinstance(given, list | dict | str):
-            raise DataError(f"dataset: {self._name} gave {given!r:.80} for task {task.id}, which is no score.")
-        return Score(float(given))
+        try:
+            return as_score(given)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(
+                f"dataset: {self._name} gave {given!r:.80} for task {task.id}, which is not a score.",
+                remedy="Return a finite number. A function in TRL's form leaves a reply unscored with None in its list.",
+            ) from error
+
+
+def as_score(given: Any) -> Score:
+    """A score in any of the forms: a number, a Score, TRL's list of one (None abstains), verl's table. Raises TypeError, ValueError or
+    OverflowError for anything else."""
+    if hasattr(given, "__len__") and not isinstance(given, dict | str) and getattr(given, "ndim", True):
+        [given] = given
+        if given is None:
+            return Score(0.0, abstains=True)
+    if isinstance(given, dict) and "score" in given:
+        given = Score(given["score"], correct=bool(given["acc"]) if "acc" in given else None)
+    score = given if isinstance(given, Score) else Score(given)
+    if isinstance(score.value, str) or not math.isfinite(value := float(score.value)):
+        raise ValueError("it is not a finite number")
+    return replace(score, value=value)
 
 
 def of_ours(function: Callable[..., Any], task: Task, reply: Message) -> Any:
@@ -169,22 +186,23 @@ def of_ours(function: Callable[..., Any], task: Task, reply: Message) -> Any:
 
 def of_trl(prompt: str, function: Callable[..., Any], task: Task, reply: Message) -> Any:
     """TRL's reward functions take lists, here of one each: of texts where the row's prompt is one, else of messages; and the row's other
-    columns."""
+    columns. As from TRL's trainer without `tools`, a completion is the whole reply, reasoning and tool calls included."""
     is_text = isinstance(value_at(task.data, prompt), str)
     given = value_at(task.data, prompt) if is_text else list(task.messages)
-    completion = str(reply.get("content") or "") if is_text else [reply]
-    columns = {name: [value] for name, value in task.data.items() if name not in (prompt, "prompt", "completion")}
+    text = whole_reply(reply)
+    completion = text if is_text else [{"role": "assistant", "content": text}]
+    columns = {name: [value] for name, value in task.data.items() if name not in NOT_COLUMNS}
     return function(prompts=[given], completions=[completion], **columns)
 
 
 def of_verl(function: Callable[..., Any], task: Task, reply: Message) -> Any:
-    """verl's `compute_score` takes a row's data_source, reward_model.ground_truth and extra_info."""
-    truth = value_at(task.data, "reward_model.ground_truth")
+    """verl's `compute_score` takes the whole reply, and a row's data_source, reward_model.ground_truth and extra_info."""
+    truth, extra = value_at(task.data, "reward_model.ground_truth"), task.data.get("extra_info")
     return function(
         data_source=task.data.get("data_source"),
-        solution_str=str(reply.get("content") or ""),
+        solution_str=whole_reply(reply),
         ground_truth=task.answer if truth is None else truth,
-        extra_info=task.data.get("extra_info"),
+        extra_info={} if extra is None else extra,
     )
 
 

@@ -14,6 +14,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Score
 from atropos_core.plugins.manager import load_plugins
+from atropos_core.rollouts.replies import message_of
 from atropos_core.testing.replies import ORACLE
 from atropos_core.testing.scripted import ScriptedPolicy
 from atropos_core.types import Task
@@ -381,11 +382,112 @@ def test_what_only_trls_trainer_can_give_a_function_is_named(tmp_path):
         dataset(tasks=file, score=f"{tmp_path}/theirs.py:f", held_out=0.0)
 
 
-async def test_what_is_no_score_is_named(tmp_path):
+REASONED = "<think>\n2 and 2 is 4\n</think>\n4"
+CALLED = 'I ask. <tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+WHOLE = r"""
+import re
+
+
+def seen(prompts, completions, q=None, **kwargs):
+    want = [{"role": "assistant", "content": TEXT}]
+    return [float(one == (TEXT if isinstance(prompt, str) else want)) for prompt, one in zip(prompts, completions)]
+
+
+def thinks(completions, **kwargs):
+    return [1.0 if re.match(r"^<think>.+?</think>\s*\S", one[0]["content"], re.DOTALL) else 0.0 for one in completions]
+
+
+def column(completions, q, **kwargs):
+    return [float(len(of)) for of in q]
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str == TEXT and extra_info.get("turns") is None)
+
+
+def ours(task, reply):
+    from atropos_core import whole_reply
+
+    return float(whole_reply(reply) == TEXT)
+"""
+
+
+@pytest.mark.parametrize("text", ["4", REASONED, CALLED, "<think>that might be 4", "2 and 2\n</think>\n4", " 4\n"])
+@pytest.mark.parametrize("prompt", ["2 + 2?", [{"role": "user", "content": "2 + 2?"}]])
+async def test_functions_for_trl_and_verl_are_given_the_whole_reply(tmp_path, prompt, text):
+    (tmp_path / "theirs.py").write_text(f"TEXT = {text!r}\n{WHOLE}")
+    file = lines(tmp_path / "rows.jsonl", *({"q": prompt, "answer": "4", "id": n} for n in range(9)))
+    for function in ("seen", "compute_score", "ours"):
+        made = dataset(tasks=file, score=f"{tmp_path}/theirs.py:{function}", held_out=0.0, prompt="q")
+        task = made.tasks("train")[0]
+        assert (await made.score(task, message_of(text))).value == 1.0, function
+
+
+async def test_a_reward_for_trl_finds_reasoning_and_the_column_that_the_prompt_is_of(tmp_path):
+    (tmp_path / "theirs.py").write_text(WHOLE)
+    file = lines(tmp_path / "rows.jsonl", *({"q": [{"role": "user", "content": "?"}], "id": n} for n in range(9)))
+    for function, expected in (("thinks", 1.0), ("column", 1.0)):
+        made = dataset(tasks=file, score=f"{tmp_path}/theirs.py:{function}", held_out=0.0, prompt="q")
+        assert (await made.score(made.tasks("train")[0], message_of(REASONED))).value == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "opening", "options", "expected"),
+    [
+        ("2 and 2 is 4\n</think>\n4", "<think>", {"score": "exact"}, 1.0),
+        ("2 and 2 is 4\n</think>\n5", "<think>", {}, 0.0),
+        ("2 and 2, that might be 4", "<think>", {}, 0.0),
+        ("<think>\nFirst, 2 and 2, that might be 4", "", {}, 0.0),
+        ("<think>\nFirst, 2 and 2, that might be 4", "", {"pattern": r"might be (\d)"}, 0.0),
+        ("<think>5</think>4", "", {"score": "exact", "pattern": r"</think>\s*(.+)"}, 1.0),
+        ("5</think>4", "<think>", {"score": "exact", "pattern": r"<think>.*</think>\s*(.+)"}, 1.0),
+        ("<think>4", "", {"score": "exact", "pattern": r"</think>\s*(.+)"}, 0.0),
+    ],
+)
+async def test_what_a_reply_thinks_is_not_compared_unless_a_pattern_looks_for_it(text, opening, options, expected):
+    task = Task("1", ({"role": "user", "content": "2 + 2?"},), "4")
+    made = dataset(tasks="rows.jsonl", **options)
+    assert (await made.score(task, message_of(text, opening))).value == expected
+
+
+GIVES = """
+import math
+
+
+def trl(completions, **kwargs):
+    return VALUE
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return VALUE
+
+
+def ours(task, reply):
+    return VALUE
+"""
+
+
+@pytest.mark.parametrize("function", ["trl", "compute_score", "ours"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "math.nan", "[math.nan]", "math.inf", "[-math.inf]", "None", "'1'", "['1']", "[1.0, 0.0]", "[]", "{}", "10**400",
+        "{'score': math.nan}", "{'score': None}", "[[1.0]]",
+    ],
+)  # fmt: skip
+async def test_what_is_no_score_is_named_with_its_function_and_its_row(tmp_path, function, value):
+    (tmp_path / "theirs.py").write_text(GIVES.replace("VALUE", value))
+    file = lines(tmp_path / "rows.jsonl", *({"id": f"row-{n}", "prompt": f"{n}?"} for n in range(9)))
+    made = dataset(tasks=file, score=f"{tmp_path}/theirs.py:{function}", held_out=0.0)
+    with pytest.raises(DataError, match=f"theirs.py:{function} gave .* for task row-3, which is not a score"):
+        await made.score(made.tasks("train")[3], {"role": "assistant", "content": ""})
+
+
+async def test_none_of_a_function_for_trl_abstains(tmp_path):
     (tmp_path / "theirs.py").write_text(TRL)
     made = dataset(tasks=lines(tmp_path / "rows.jsonl", *sums(0, 9)), score=f"{tmp_path}/theirs.py:none", held_out=0.0)
-    with pytest.raises(DataError, match=r"theirs.py:none gave None for task 1, which is no score"):
-        await made.score(made.tasks("train")[0], {"role": "assistant", "content": ""})
+    scored = await made.score(made.tasks("train")[0], {"role": "assistant", "content": ""})
+    assert (scored.value, scored.correct, scored.abstains) == (0.0, None, True)
 
 
 def test_a_score_that_is_not_there_or_is_no_function_is_named(tmp_path):

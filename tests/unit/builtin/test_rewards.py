@@ -22,6 +22,7 @@ from atropos_core.builtin.rewards import (
 )
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Reward
+from atropos_core.rollouts.replies import message_of
 from atropos_core.types import Task
 from tests.unit.parts import episode, rollout
 
@@ -119,6 +120,40 @@ async def test_format_is_the_share_of_patterns_found():
 async def test_format_wants_a_final_answer_by_default():
     reward = FormatReward(FormatOptions())
     assert await of(reward, None, "#### 5", "\\boxed{5}", "5", "####", "\\boxed{}") == [1, 1, 0, 0, 0]
+
+
+FORMAT = FormatReward(FormatOptions(patterns=("<think>.+</think>", "^<think>", "<tool_call>")))
+
+
+@pytest.mark.parametrize(
+    ("text", "opening", "wanted"),
+    [
+        ("<think>2 and 2</think>4", "", 2 / 3),
+        ("2 and 2</think>4", "<think>", 2 / 3),
+        ("2 and 2</think>4", "", 0.0),
+        ("2 and 2, that might be", "<think>", 1 / 3),
+        ('<think>so</think><tool_call>{"name": "add", "arguments": {}}</tool_call>', "", 1.0),
+        ("4", "", 0.0),
+    ],
+)
+async def test_format_is_looked_for_in_the_whole_reply(text, opening, wanted):
+    made = await FORMAT(task(None), [replace(episode(0.0), messages=(message_of(text, opening),))])
+    assert made.tolist() == [np.float32(wanted)]
+
+
+async def test_format_does_not_look_at_thoughts_for_a_final_answer():
+    texts = ("<think>\\boxed{5}", "<think>no</think>\\boxed{5}", "<think>#### 5</think>So", "\\boxed{5} <think>or")
+    episodes = [replace(episode(0.0), messages=(message_of(text),)) for text in texts]
+    assert (await FormatReward(FormatOptions())(task(None), episodes)).tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("opening", ["", "<think>"])
+async def test_a_reply_that_is_cut_off_as_it_thinks_is_not_scored_by_its_thoughts(opening):
+    text = "2 and 2, that might be 4" if opening else "<think>2 and 2, that might be 4"
+    cut_off = replace(episode(0.0), messages=(message_of(text, opening),), finish="length")
+    patterns = FormatReward(FormatOptions(patterns=("[0-9]", "</think>")))
+    for reward in (NumericReward(NumericOptions()), ExactReward(ExactOptions()), patterns):
+        assert (await reward(task("4"), [cut_off])).tolist() == [0.0]
 
 
 # -- length

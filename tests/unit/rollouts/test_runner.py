@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.errors import DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, Environment
+from atropos_core.rollouts.replies import whole_reply
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward, sound
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
-from atropos_core.types import Episode, Failed, Sampling, ScoredGroup, Task
+from atropos_core.types import ABSTAINED, Episode, Failed, Sampling, ScoredGroup, Task
 from tests.unit.parts import TOKENIZER, SayingEngine, SilentEngine, Words, draw, episode
 from tests.wrong_groups import EPISODES, VALUES
 from tests.wrong_groups import VOCABULARY as WRONG_VOCABULARY
@@ -104,6 +109,54 @@ async def test_a_group_has_its_task_its_episodes_and_their_scores():
     assert group.advantages is None
 
 
+async def test_a_reward_sees_the_whole_reply_and_the_group_keeps_its_parts(tmp_path):
+    shutil.copytree(TOKENIZER.directory, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+    )
+    said: list[Any] = []
+
+    async def seen(task: Any, episodes: Sequence[Episode]) -> Any:
+        said.extend(whole_reply(one.messages[-1]) for one in episodes)
+        return np.zeros(len(episodes), np.float32)
+
+    engine = SayingEngine(lambda prompt, seed: "hm 4\n</think>\n5")
+    runner = RolloutRunner(
+        {"words": Words()},
+        [score(), WeightedReward("seen", seen, 1.0, 10.0)],
+        engine,
+        ChatTokenizer(tmp_path / "model"),
+        deadline_s=30.0,
+        deterministic=False,
+    )
+    group = await run_one(runner, n=2)
+    assert group.failed == ()
+    assert group.rewards.tolist() == [1.0, 1.0], "the length of the content"
+    assert said == ["hm 4\n</think>\n5"] * 2
+    assert group.episodes[0].messages[-1] == {"role": "assistant", "content": "5", "reasoning_content": "hm 4"}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "4"])
+async def test_a_score_that_is_no_number_is_named_with_its_environment_and_task(value):
+    group = await run_one(rollout_runner(Scripted(lambda member: replace(episode(0.0), score=value))))
+    assert {one.cause.partition(" is ")[0] for one in group.failed} == {
+        "DataError: environment 'words', task 'train-3': episode.score"
+    }
+
+
+async def test_an_episode_that_abstains_is_left_to_the_other_rewards_or_out_of_its_group():
+    def how(member: int) -> Episode:
+        return replace(episode(0.0), metrics={ABSTAINED: 1.0}) if member < 2 else episode(float(member))
+
+    own = WeightedReward("environment", EnvironmentReward(), 1.0, 10.0)
+    group = await run_one(rollout_runner(Scripted(how), own))
+    assert (group.rewards.tolist(), group.failed) == ([2.0, 3.0], ()), "neither a failure nor a part of the mean"
+    group = await run_one(rollout_runner(Scripted(how), own, reward(lambda episodes: np.ones(len(episodes)))))
+    assert group.rewards.tolist() == [1.0, 1.0, 3.0, 4.0]
+    group = await run_one(rollout_runner(Scripted(lambda member: replace(episode(0.0), metrics={ABSTAINED: 1.0})), own))
+    assert (group.rewards.tolist(), group.failed) == ([0.0] * 4, ()), "flat: nothing is trained"
+
+
 async def test_the_seeds_of_a_group_derive_from_its_draw_alone():
     async def seeds() -> list[int]:
         engine = SayingEngine()
@@ -154,23 +207,23 @@ async def test_a_rollout_that_says_itself_that_it_failed_is_kept_as_it_is():
 @pytest.mark.parametrize(
     ("made", "wanted"),
     [
-        (None, "DataError: rollout() must return an Episode, not NoneType"),
-        (1.0, "DataError: rollout() must return an Episode, not float"),
-        (episode(float("nan")), "DataError: episode.score is nan: must be a number from -1e+09 to 1e+09"),
-        (episode(float("-inf")), "DataError: episode.score is -inf: must be a number from -1e+09 to 1e+09"),
+        (None, "rollout() must return an Episode, not NoneType"),
+        (1.0, "rollout() must return an Episode, not float"),
+        (episode(float("nan")), "episode.score is nan: must be a number from -1e+09 to 1e+09"),
+        (episode(float("-inf")), "episode.score is -inf: must be a number from -1e+09 to 1e+09"),
         (
             replace(episode(1.0), parts={"form": float("nan")}),
-            "DataError: episode.parts['form'] is nan: must be a number from -1e+09 to 1e+09",
+            "episode.parts['form'] is nan: must be a number from -1e+09 to 1e+09",
         ),
         (
             replace(episode(1.0), metrics={"turns": np.float32("inf")}),
-            "DataError: episode.metrics['turns'] is inf: must be a number from -1e+30 to 1e+30",
+            "episode.metrics['turns'] is inf: must be a number from -1e+30 to 1e+30",
         ),
     ],
 )
 async def test_what_is_no_scored_episode_is_a_failure_that_says_so(made, wanted):
     group = await run_one(rollout_runner(Scripted(lambda member: made)), 1)
-    assert [one.cause for one in group.failed] == [wanted]
+    assert [one.cause for one in group.failed] == [f"DataError: environment 'words', task 'train-3': {wanted}"]
 
 
 async def test_a_rollout_past_its_deadline_is_cancelled_and_the_others_are_kept():
@@ -386,7 +439,7 @@ def _raises(episodes: Sequence[Episode]) -> Any:
 @pytest.mark.parametrize(
     ("answer", "wanted"),
     [
-        (_raises, "DataError: reward 'other' raised ZeroDivisionError: by nothing"),
+        (_raises, "DataError: reward 'other' raised ZeroDivisionError for task 'train-3': by nothing"),
         (lambda episodes: [1.0], "DataError: reward 'other' gave shape (1,) for 2 episodes"),
         (lambda episodes: 1.0, "DataError: reward 'other' gave shape () for 2 episodes"),
         (lambda episodes: [1.0, float("nan")], "DataError: reward 'other' gave [1.0, nan] for task 'train-3'"),

@@ -25,7 +25,7 @@ async def end_after_one_call(tokens: Tokens, parse: Parse) -> int:
 def without_stop(message: Message, stop: str) -> Message:
     """The message as it stands before the stop text."""
     shown = dict(message)
-    for name in ("reasoning_content", "content"):
+    for name in ("reasoning_content", "content", "text"):
         if stop and stop in (said := str(shown.get(name) or "")):
             shown[name] = said[: said.index(stop)]
     return shown

@@ -12,6 +12,7 @@ from atropos_agent_api.sessions.prompts import Prompt
 from atropos_agent_api.tokens.canonical import digest, units_of
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.token_tree import Reply, Turn
+from atropos_core.rollouts.replies import AS_SAMPLED
 from atropos_core.rollouts.stop_texts import end_at_stop
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Message, Tokens
@@ -36,6 +37,7 @@ async def reply_of(call: Call, turn: Turn, prompt: Prompt, sampled: Completion, 
     calls = message.pop("tool_calls", None) or []
     if call.tool_choice == "none" and calls:
         message["content"], calls = await format.text(tokens), []
+        message = {name: value for name, value in message.items() if name not in AS_SAMPLED}
     if calls:
         message["tool_calls"] = [
             {"id": f"call_{derive(turn.seed, at, number):016x}", **one} for number, one in enumerate(calls)

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from atropos_core.rollouts.replies import AS_SAMPLED
 from atropos_core.types import Message
 
 _THINK = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
@@ -147,6 +148,8 @@ def _canonical(value: Any) -> Any:
 
 def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     both = {**first, **second, "content": first["content"] + second["content"]}
+    for name in AS_SAMPLED:
+        both.pop(name, None)  # of one of the two
     if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
         both["tool_calls"] = calls
     if reasoning := first.get("reasoning_content", "") + second.get("reasoning_content", ""):

@@ -13,12 +13,10 @@ import numpy as np
 
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Policy
-from atropos_core.rollouts.replies import message_of
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens
 
 Tools = Sequence[Mapping[str, Any]]
-_TAIL = 16  # tokens at the end of a prompt, among which reasoning may be opened
 
 
 class ChatFormat(Protocol):
@@ -70,9 +68,7 @@ class TemplateFormat(ChatFormat):
             return None
 
     async def parse(self, prompt: Tokens, sampled: Tokens, tools: Tools) -> Message:
-        if self._tokenizer is not None and self._tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith("<think>"):
-            return message_of("<think>" + self._tokenizer.decode(sampled))
-        return await self._policy.parse(sampled)
+        return await self._policy.parse(sampled, prompt=prompt)
 
     async def text(self, ids: Tokens) -> str:
         if self._tokenizer is None:

@@ -64,8 +64,11 @@ class RendererFormat(ChatFormat):
             )
         except FAULTS:
             self.unparsed += 1
-            return {"role": "assistant", "content": self._tokenizer.decode(sampled)}
-        return _message(parsed)
+            return self._tokenizer.parse(sampled, prompt)
+        message, text = _message(parsed), self._tokenizer.decode(sampled)
+        if message["content"] != text:
+            message |= {"text": text, "opening": self._tokenizer.opening(prompt)}
+        return message
 
     def _since_last_turn(self, prompt: Tokens) -> list[int]:
         """All that a renderer reads of a prompt: how the reply's turn begins. The rest would be copied at each turn."""
@@ -139,7 +142,7 @@ class _Tokenizer:
         return self._known[tokens]
 
 
-def _message(parsed: ParsedResponse) -> Message:
+def _message(parsed: ParsedResponse) -> dict[str, Any]:
     """A call that could not be read stays in the content, as it was sampled."""
     from renderers import ToolCallParseStatus as Status
 
