@@ -81,7 +81,7 @@ def test_plain_text_is_ascii_as_latex_has_it():
 )  # fmt: skip
 def test_reading_takes_a_time_that_is_linear_in_the_length(part):
     began = time.process_time()
-    text = part * (200_000 // len(part))
+    text = part * (50_000 // len(part))
     last_value(text)
     only_value(text)
-    assert time.process_time() - began < 10, "0.1 to 1 s; a quadratic reader takes minutes"
+    assert time.process_time() - began < 5, "up to 0.3 s; a quadratic reader takes minutes"
