@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+from atropos_agent_api.sandboxes.keeper import SPARE_TASKS, most_tasks
 from atropos_agent_api.sandboxes.kept import CONTROL, KeptSandbox, address, basic_environment, check_program
 from atropos_agent_api.sandboxes.private_files import private_in
 from atropos_core.errors import FitError, SandboxError
@@ -29,7 +30,6 @@ NAME_SERVERS = "/etc/resolv.conf"  # often a link to a folder that is not shown
 WORK, HOME, INPUTS = "/agent/work", "/agent/home", "/agent/inputs"
 USER = 1000  # inside; outside it is whoever started the run
 SHARED_MEMORY_BYTES = 256 << 20  # of /dev/shm
-PROCESS_SHARE = 8  # threads that RLIMIT_NPROC grants for each process: looks count processes, the kernel counts threads
 FIRST_VERSION = (0, 8)  # with --disable-userns and --size
 COUNTS_BY_NAMESPACE = (5, 14)  # the Linux whose RLIMIT_NPROC counts inside a user namespace alone
 PROBE_S = 20.0
@@ -188,7 +188,7 @@ def first_process(program: Program) -> str:
     """What inside.py is told."""
     port = port_inside(address(program.api_url)[1]) if program.network == "api" else None
     newer = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= COUNTS_BY_NAMESPACE
-    processes = max(1024, PROCESS_SHARE * program.limits.processes) if newer else None
+    processes = most_tasks(program.limits.processes) + SPARE_TASKS if newer else None
     return json.dumps({"port": port, "processes": processes, "most": None, "argv": list(program.argv)})
 
 

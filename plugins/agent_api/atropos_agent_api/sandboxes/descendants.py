@@ -18,6 +18,7 @@ HAS_PROC = os.path.exists("/proc/self/stat")
 HAS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # a kernel may be built without
 PAGE = os.sysconf("SC_PAGE_SIZE")
 END_DEADLINE_S = 10.0
+IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/")  # names of files that no disk has
 
 
 class Process(NamedTuple):
@@ -25,6 +26,15 @@ class Process(NamedTuple):
     parent: int
     state: str  # "Z": ended, and not waited for
     resident_bytes: int
+    threads: int = 1
+
+
+class Deleted(NamedTuple):
+    """What is in files that have no name any more."""
+
+    disk_bytes: int
+    memory_bytes: int
+    descriptors: int  # open in all processes; counting ends above a bound
 
 
 def descendants(group: int | None = None) -> list[Process]:
@@ -67,10 +77,14 @@ def end_descendants(group: int | None, statuses: dict[int, int]) -> bool:
     return False
 
 
-def resident_bytes(processes: list[Process], bound: int) -> int:
-    """What they hold in memory. Pages that they share count once where the simple sum is above `bound`."""
-    total = sum(one.resident_bytes for one in processes)
-    return total if total <= bound or not HAS_PROC else sum(map(_proportional_bytes, processes))
+def memory_bytes(processes: list[Process], files_bytes: int, bound: int) -> int:
+    """What they hold in memory, with files there that have no name (`files_bytes`). Pages that they share, or that are of such a
+    file, count once where the simple sum is above `bound`."""
+    total = sum(one.resident_bytes for one in processes) + files_bytes
+    if total <= bound or not HAS_PROC:
+        return total
+    shares = [_proportional_bytes(one) for one in processes]
+    return sum(all_ for all_, _ in shares) + max(files_bytes - sum(of_files for _, of_files in shares), 0)
 
 
 def stat(pid: int) -> Process | None:
@@ -78,31 +92,57 @@ def stat(pid: int) -> Process | None:
     if not text:
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold anything
-    return Process(pid, int(fields[1]), fields[0].decode(), int(fields[21]) * PAGE)
+    return Process(pid, int(fields[1]), fields[0].decode(), int(fields[21]) * PAGE, int(fields[17]))
 
 
-def deleted_files_bytes(processes: list[Process]) -> tuple[int, int]:
-    """What is in files that they hold open and that have no name any more: on disks, and in memory (memfd_create)."""
+def deleted_files(processes: list[Process], most_descriptors: int) -> Deleted:
+    """Of those that they hold open, or have mapped. A file that is mapped only can be measured by root alone."""
     sizes: dict[tuple[int, int], tuple[bool, int]] = {}
+    descriptors = 0
     for one in processes:
-        for number in _numbers(f"/proc/{one.pid}/fd"):
-            path = f"/proc/{one.pid}/fd/{number}"
-            try:
-                found = os.stat(path)
-                if found.st_nlink == 0 and S_ISREG(found.st_mode):
-                    in_memory = os.readlink(path).startswith("/memfd:")
-                    sizes[found.st_dev, found.st_ino] = in_memory, found.st_blocks * 512
-            except OSError:
-                continue
+        numbers = _numbers(f"/proc/{one.pid}/fd")
+        descriptors += len(numbers)
+        if descriptors > most_descriptors:
+            break
+        for number in numbers:
+            _measure(f"/proc/{one.pid}/fd/{number}", sizes)
+        for where in _deleted_mappings(one.pid):
+            _measure(f"/proc/{one.pid}/map_files/{where}", sizes)
     on_disk, memory = (sum(size for of, size in sizes.values() if of is kind) for kind in (False, True))
-    return on_disk, memory
+    return Deleted(on_disk, memory, descriptors)
 
 
-def _proportional_bytes(process: Process) -> int:
+def _measure(path: str, sizes: dict[tuple[int, int], tuple[bool, int]]) -> None:
+    try:
+        found = os.stat(path)
+        if found.st_nlink == 0 and S_ISREG(found.st_mode):
+            sizes[found.st_dev, found.st_ino] = os.readlink(path).startswith(IN_MEMORY), found.st_blocks * 512
+    except OSError:
+        pass
+
+
+def _deleted_mappings(pid: int) -> list[str]:
+    """The addresses of one mapping of each file that has no name any more."""
+    found: dict[bytes, bytes] = {}
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as lines:
+            for line in lines:
+                if line.endswith(b" (deleted)\n"):
+                    where, _, _, device, inode, *_ = line.split(None, 5)
+                    found.setdefault(device + b" " + inode, where)
+    except OSError:
+        pass
+    return ["-".join(f"{int(end, 16):x}" for end in where.split(b"-")) for where in found.values()]
+
+
+def _proportional_bytes(process: Process) -> tuple[int, int]:
+    """Of all its memory, and of that in files in memory."""
+    found = {}
     for line in _read(f"/proc/{process.pid}/smaps_rollup").splitlines():
-        if line.startswith(b"Pss:"):
-            return int(line.split()[1]) * 1024
-    return process.resident_bytes
+        name, _, value = line.partition(b":")
+        if name in (b"Pss", b"Pss_Shmem"):
+            found[name] = int(value.split()[0]) * 1024
+    return found.get(b"Pss", process.resident_bytes), found.get(b"Pss_Shmem", 0)
 
 
 def _send(process: Process, number: signal.Signals) -> None:

@@ -18,11 +18,11 @@ from atropos_agent_api.sandboxes.bubblewrap import (
     HOME,
     INPUTS,
     INSIDE,
-    PROCESS_SHARE,
     SHARED_MEMORY_BYTES,
     WORK,
     port_inside,
 )
+from atropos_agent_api.sandboxes.keeper import most_tasks
 from atropos_agent_api.sandboxes.kept import ROLE, KeptSandbox, address, basic_environment, check_program
 from atropos_core.errors import FitError, SandboxError
 from atropos_core.sandboxes import Inside, Network, Program, RunningProgram
@@ -141,7 +141,7 @@ class DockerSandbox(KeptSandbox):
             "--interactive", "--pull", "never", "--log-driver", "none", "--workdir", WORK, "--hostname", "sandbox",
             "--network", "host" if program.network == "host" else "none",
             "--user", f"{os.getuid()}:{os.getgid()}", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only",
-            "--memory", memory, "--memory-swap", memory, "--pids-limit", str(PROCESS_SHARE * program.limits.processes),
+            "--memory", memory, "--memory-swap", memory, "--pids-limit", str(most_tasks(program.limits.processes)),
             "--shm-size", str(min(SHARED_MEMORY_BYTES, program.limits.memory_bytes)),
             *(word for name, at in mounts for word in ("--mount", f"type=bind,src={directory / name},dst={at}")),
             "--entrypoint", self._python, self._image,

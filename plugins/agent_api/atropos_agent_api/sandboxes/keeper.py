@@ -18,14 +18,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from atropos_agent_api.sandboxes.cgroups import Groups
 from atropos_agent_api.sandboxes.descendants import (
     HAS_PROC,
-    deleted_files_bytes,
+    deleted_files,
     descendants,
     end_descendants,
-    resident_bytes,
+    memory_bytes,
 )
 from atropos_agent_api.sandboxes.forwarder import PIECE, Forwarder
 from atropos_agent_api.sandboxes.trees import TooMuch, copy_tree, remove_tree, size_bytes, write_file
@@ -36,6 +37,11 @@ START_S = 50.0  # until the first process inside has started the program
 COMMAND_S = 60.0  # for what is run before and after a program
 LOOK_S = 0.1  # between two looks at what the program uses
 LOOK_SHARE = 20  # and at least as many times as long as a look takes
+LONGEST_LOOK_S = 1.0  # but no longer than this
+OPEN_FILES = 4096  # of one process
+MOST_DESCRIPTORS = 16_384  # of all: a look counts them
+PROCESS_SHARE, LEAST_TASKS = 8, 256  # threads for each process that is granted; and at least so many
+SPARE_TASKS = 16  # that the kernel grants beyond what a look ends a program for
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -64,6 +70,8 @@ class Keeper:
         self._has_directory = False
         self._has_after = False  # something is to be run afterwards
         self._statuses: dict[int, int] = {}  # of children that were waited for
+        self._groups = Groups(job["groups"])
+        self._tasks = most_tasks(self._limits["processes"])
         self._disk = 0
         self._disk_at = 0.0  # when it is measured next
         self._free_bytes = 0  # of the disk, when it was measured
@@ -109,6 +117,7 @@ class Keeper:
         *files, self._stdin = self._contents
         for name, content in zip(self._job["files"], files, strict=True):
             write_file(directory, name, content)
+        self._groups.make(self._limits["memory_bytes"], self._tasks + SPARE_TASKS)
         for argv in self._job["before"]:
             self._has_after = True
             if why := self._run(argv):
@@ -162,10 +171,12 @@ class Keeper:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             for number, descriptor in pipes.items():
                 os.dup2(descriptor, number)
-            for number in (signal.SIGPIPE, signal.SIGCHLD):
+            for number in (signal.SIGPIPE, signal.SIGCHLD, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
+            self._groups.join()
             bounds = (
                 (resource.RLIMIT_CORE, 0),
+                (resource.RLIMIT_NOFILE, OPEN_FILES),
                 (resource.RLIMIT_FSIZE, self._limits["disk_bytes"]),
                 (resource.RLIMIT_DATA, 2 * self._limits["memory_bytes"]),  # of each process: what looks could miss
             )
@@ -208,7 +219,7 @@ class Keeper:
                 break
             if now >= look_at:
                 self._look()
-                look_at = now + max(LOOK_S, LOOK_SHARE * (time.monotonic() - now))
+                look_at = now + max(LOOK_S, min(LOOK_SHARE * (time.monotonic() - now), LONGEST_LOOK_S))
             else:
                 for key, events in self._selector.select(min(until, look_at) - now):
                     key.data(events)
@@ -226,6 +237,7 @@ class Keeper:
         left = self._left_running()
         assert self._child is not None
         is_whole = end_descendants(self._child, self._statuses)
+        self._limit = self._limit or self._groups.limit()
         while self._files and self._take_all():
             pass
         if self._kind != "process":
@@ -269,14 +281,22 @@ class Keeper:
 
     def _look(self) -> None:
         alive = [one for one in descendants(self._child) if one.state != "Z"] if self._kind != "container" else []
-        deleted_bytes, in_memory_bytes = deleted_files_bytes(alive)
         own = 2 if self._kind == "namespaces" else 0  # bwrap, and the first process inside
-        if len(alive) - own > self._limits["processes"]:
+        if len(alive) - own > self._limits["processes"] or sum(one.threads for one in alive) - own > self._tasks:
             self._limit = "processes"
-        elif resident_bytes(alive, self._limits["memory_bytes"]) + in_memory_bytes > self._limits["memory_bytes"]:
+            return
+        most = self._limits["memory_bytes"]
+        if memory_bytes(alive, 0, most) > most:
             self._limit = "memory"
-        elif self._disk_is_due() and self._disk_bytes() + deleted_bytes > self._limits["disk_bytes"]:
+            return
+        deleted = deleted_files(alive, MOST_DESCRIPTORS)
+        if deleted.descriptors > MOST_DESCRIPTORS:
+            self._limit = "processes"
+        elif deleted.memory_bytes and memory_bytes(alive, deleted.memory_bytes, most) > most:
+            self._limit = "memory"
+        elif self._disk_is_due() and self._disk_bytes() + deleted.disk_bytes > self._limits["disk_bytes"]:
             self._limit = "disk"
+        self._limit = self._limit or self._groups.limit()
 
     def _disk_is_due(self) -> bool:
         """A walk through many files takes long: it is taken every so often, and at once where the disk has filled meanwhile."""
@@ -384,9 +404,8 @@ class Keeper:
             if self._control in self._selector.get_map():
                 self._selector.unregister(self._control)
             return
-        if descriptors and self._forwarder is None and not self._has_started:
-            listener = socket.socket(fileno=descriptors[0])
-            self._forwarder = Forwarder(self._selector, listener, tuple(self._job["api"]))
+        if descriptors:
+            self._take_listener(descriptors[0])
         *lines, self._heard = (self._heard + data)[-4096:].split(b"\n")
         for event in map(_event, lines):
             if event.get("event") == "started" and not self._has_started:
@@ -394,12 +413,27 @@ class Keeper:
                 self._started = time.monotonic()
                 self.say({"event": "started"})
             elif event.get("event") == "not_started" and not self._has_started:
-                self.not_started = str(event.get("why"))
+                self.not_started = str(event.get("why"))[:1000].encode(errors="replace").decode()
             elif event.get("event") == "processes":
                 self._limit = "processes"
-            elif event.get("event") == "ended" and isinstance(event.get("status"), int):
+            elif event.get("event") == "ended" and _is_count(event.get("status"), -64, 255):
                 left = event.get("left_running")
-                self._reported = {"status": event["status"], "left_running": left if isinstance(left, int) else None}
+                is_right = _is_count(left, 0, 1 << 22)
+                self._reported = {"status": event["status"], "left_running": left if is_right else None}
+
+    def _take_listener(self, descriptor: int) -> None:
+        """The API's, made inside. Whatever else is sent is closed."""
+        is_wanted = self._forwarder is None and not self._has_started and self._job["api"] is not None
+        try:
+            listener = socket.socket(fileno=descriptor)
+            listens = listener.getsockopt(socket.SOL_SOCKET, getattr(socket, "SO_ACCEPTCONN", 30))
+        except OSError:  # no socket at all
+            os.close(descriptor)
+            return
+        if is_wanted and listens and listener.family == socket.AF_INET:
+            self._forwarder = Forwarder(self._selector, listener, tuple(self._job["api"]))
+        else:
+            listener.close()
 
     def _said(self) -> str:
         """The end of what went to its standard error: why bwrap itself did not start, where that is so."""
@@ -415,6 +449,7 @@ class Keeper:
             pass  # it has gone: what is read next says so
 
     def close(self) -> None:
+        self._groups.remove()
         self._after()
         if self._has_directory:
             remove_tree(self._job["directory"])
@@ -425,12 +460,21 @@ class Keeper:
                 pass
 
 
+def most_tasks(processes: int) -> int:
+    """Threads of all processes of a program together, of which so many are granted."""
+    return max(PROCESS_SHARE * processes, LEAST_TASKS)
+
+
 def _event(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _is_count(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _free_bytes(directory: str) -> int:
@@ -454,16 +498,48 @@ def main() -> None:
 
 
 def keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any], list[bytes]], Keeper]) -> None:
-    """Do the job that `supervisor` says, until it closes the socket."""
+    """Do the job that `supervisor` says, until it closes the socket. It is done in a fork of this process, which waits above it and
+    ends what that leaves if it is killed: a daemon of the program may have neither mark nor parent by then."""
     supervisor.set_inheritable(False)
+    _adopt_orphans()
+    guard, worker = os.getpid(), os.fork()
+    if worker:
+        supervisor.close()
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(worker, signal.SIGTERM))
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not waited for yet, the number was surely its own
+        end_descendants(None, {})
+        return
+    _adopt_orphans()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+    if os.getppid() != guard:
+        os._exit(1)
+    _keep(supervisor, kind)
+
+
+def _adopt_orphans() -> None:
+    """What a process below this one leaves behind becomes a child of this one."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any], list[bytes]], Keeper]) -> None:
+    signal.signal(signal.SIGHUP, lambda *_: os._exit(1))
     try:
         job = json.loads(read_exactly(supervisor, int.from_bytes(read_exactly(supervisor, 8), "big")))
         contents = [read_exactly(supervisor, size) for size in job["sizes"]]
     except EOFError:
         return  # it was killed before it had said what it wants
     keeper = kind(supervisor, job, contents)
+
+    def end_all(*_: object) -> NoReturn:
+        """The guard was killed: as if this process had been."""
+        end_descendants(None, {})
+        keeper.close()
+        os._exit(1)
+
+    signal.signal(signal.SIGHUP, end_all)
     try:
         keeper.run()
         while not keeper.is_done:

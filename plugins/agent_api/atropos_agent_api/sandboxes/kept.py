@@ -23,17 +23,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from atropos_agent_api.sandboxes.cgroups import CONTROLLERS, Groups, parents
+from atropos_agent_api.sandboxes.cgroups import sweep as sweep_groups
 from atropos_agent_api.sandboxes.keeper import CLOSE
 from atropos_agent_api.sandboxes.keeper import CONTROL as CONTROL
 from atropos_agent_api.sandboxes.trees import remove_tree
+from atropos_core import console
 from atropos_core.errors import ConfigError, SandboxError
 from atropos_core.sandboxes import Exit, Inside, Network, Program, RunningProgram, Sandbox
-from atropos_core.storage.tempdirs import owned_prefix, sweep
+from atropos_core.storage.tempdirs import owned_prefix, sweep, was_left
 
 ROLE = "sandbox"
 PACKAGES = Path(__file__).parent.parent.parent
 BOOT = "import sys; sys.path.insert(0, {!r}); from atropos_agent_api.sandboxes.keeper import main; main()"
 START_DEADLINE_S = 60.0  # of a keeper and its program, on a machine where hundreds start at once
+GUARD_S = 3.0  # for the process above a keeper that was killed, to end what that left
 END_DEADLINE_S = 30.0  # after its wall time, for a keeper to have ended its program
 OWN = ("HOME", "TMPDIR", "ATROPOS_SANDBOX")  # variables that a sandbox sets
 NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -54,6 +58,7 @@ class KeptSandbox(Sandbox):
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._running: set[KeptProgram] = set()
+        self._group_parents: dict[str, str] | None = None  # once the first program starts
 
     def folder(self) -> Path:
         if self._folder is None:
@@ -87,8 +92,12 @@ class KeptSandbox(Sandbox):
         directory = self.directory(program.name)
         if directory.exists():
             raise ConfigError(f"there is a program named {program.name!r} in this sandbox already.")
+        if self._group_parents is None:
+            self._group_parents = await asyncio.to_thread(found_groups)
+        parents = self._group_parents.values() if kind != "container" else ()
         job = {
             "directory": str(directory),
+            "groups": [os.path.join(parent, f"{self.folder().name}.{program.name}") for parent in set(parents)],
             "argv": list(argv),
             "environment": {**environment, "ATROPOS_SANDBOX": secrets.token_hex(16)},
             "cwd": cwd,
@@ -231,9 +240,10 @@ class KeptProgram(RunningProgram):
 
     async def _end_keeper(self) -> None:
         """And, where it is gone without having ended its program, what carries the program's mark."""
-        if self._keeper is not None and not await self._has_gone(1.0):
+        if self._keeper is not None and not await self._has_gone(GUARD_S):
             os.killpg(self._keeper.pid, signal.SIGKILL)
             await self._has_gone(END_DEADLINE_S)
+        await asyncio.to_thread(Groups(self._job["groups"]).remove)
         await asyncio.to_thread(end_marked, self._job["environment"]["ATROPOS_SANDBOX"])
 
     async def _has_gone(self, within_s: float) -> bool:
@@ -244,6 +254,18 @@ class KeptProgram(RunningProgram):
                 return False
             await asyncio.sleep(0.002)
         return True
+
+
+def found_groups() -> dict[str, str]:
+    """`cgroups.parents`, and a line that says what holds the limits. Removes what killed runs left there."""
+    found = parents()
+    sweep_groups(list(set(found.values())), lambda name: was_left(name, ROLE))
+    held = " and ".join({"memory": "memory", "pids": "processes"}[one] for one in CONTROLLERS if one in found)
+    looked = " and ".join({"memory": "memory", "pids": "processes"}[one] for one in CONTROLLERS if one not in found)
+    by_kernel = f"{held} by the kernel (cgroups)" if held else ""
+    by_looks = f"{looked} by looks ten times a second" if looked else ""
+    console.say(f"limits of programs in sandboxes: {', '.join(filter(None, (by_kernel, by_looks)))}; the disk by looks")
+    return found
 
 
 def end_marked(mark: str) -> None:
