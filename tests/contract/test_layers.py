@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,14 +39,20 @@ def lint(where: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@dataclass(frozen=True)
+class Copy:
     """Core and all plugins in one folder, to plant something in."""
+
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     folder = tmp_path_factory.mktemp("copy")
     for package in (CORE, *PACKAGES.values()):
         shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", folder)
-    return folder
+    return Copy(folder)
 
 
 def names_a_plugin(path: Path, own: str = "") -> str | None:
@@ -123,17 +130,17 @@ PLANTED = {
 
 
 def test_the_contracts_hold(copied):
-    ended = lint(copied)
+    ended = lint(copied.folder)
     assert (ended.returncode, "0 broken" in ended.stdout) == (0, True), ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(("where", "line", "broken"), PLANTED.values(), ids=PLANTED)
 def test_an_import_the_other_way_breaks_a_contract(copied, where, line, broken):
-    path = copied / where
+    path = copied.folder / where
     text = path.read_text()
     path.write_text(f"{text}\n{line}\n")
     try:
-        ended = lint(copied)
+        ended = lint(copied.folder)
     finally:
         path.write_text(text)
     assert ended.returncode == 1
