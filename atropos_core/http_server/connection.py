@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import re
 import select
 import struct
 import termios
@@ -35,8 +36,15 @@ BODY_S = 1.0  # that a request may wait for its body before the application is c
 UNTAKEN_BYTES = 1 << 16  # of answers that a client has not taken: with more, its further requests wait
 LOOK_AGAIN_S = 0.005, 0.25  # at what it has taken, at first and at most
 LINGER_S, LINGER_BYTES = 1.0, 1 << 24  # what is still read from who was refused, so that no reset takes the answer away
+HOST = re.compile(
+    rb"(?:[A-Za-z0-9._~%-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?"
+)  # a name or address, and a port
 _END = b"\r\n\r\n"
 _FAILED = whole_answer(500, b"Internal Server Error", [(b"content-type", b"text/plain; charset=utf-8")])
+
+
+class _Ambiguous(Exception):
+    """Ends the parser's work on a head that was refused."""
 
 
 class OneWrite:
@@ -377,6 +385,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         cast(dict[str, Any], self.scope)[SCOPE_KEY] = self
+        self._hosts: list[bytes] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
@@ -384,6 +393,8 @@ class Connection(HttpToolsProtocol):
         name = name.lower()
         if name == b"content-length":
             self._left = int(value)
+        elif name == b"host":
+            self._hosts.append(value)
         elif name == b"transfer-encoding":
             self._chunked = True
         elif name == b"expect":
@@ -393,11 +404,26 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_there()
+        if self._is_ambiguous():
+            self._refuse(
+                400, "malformed", "the request does not name one host: give one Host header, and a path as address"
+            )
+            raise _Ambiguous
         self._in_head = False
         if (answer := self.at_once.get((self.parser.get_method(), self.url))) is not None and self._is_plain:
             self._answer, self._body = answer, b""
         else:
             self._begin()
+
+    def _is_ambiguous(self) -> bool:
+        """Whether a proxy, a check of ours and an application could each take another host for the one that was called (RFC
+        9112, 3.2), or another end of the body for the right one (6.3)."""
+        hosts = self._hosts
+        if len(hosts) != 1:
+            return bool(hosts) or self.parser.get_http_version() != "1.0"
+        is_path = self.url.startswith(b"/") or (self.url == b"*" and self.parser.get_method() == b"OPTIONS")
+        both_ends = self._chunked and any(name == b"content-length" for name, _ in self.headers)
+        return not is_path or both_ends or HOST.fullmatch(hosts[0]) is None
 
     def _begin(self) -> None:
         """The ordinary way: a cycle, and a call of the application."""

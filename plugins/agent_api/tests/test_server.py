@@ -236,3 +236,35 @@ async def test_what_is_refused_in_a_stream_before_it_began_has_its_own_status(qw
         for path, body in CALLS.items():
             answer = await api.post(path, {**body, "stream": True, "nonsense": 1})
             assert answer.status_code == 400 and not data_of(answer.text) and "nonsense" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nhost: a", 200),
+        (b"GET /health HTTP/1.1\r\nHOST: LocalHost.:80", 200),
+        (b"GET /health HTTP/1.1\r\nhost: [::1]:80", 200),
+        (b"GET /health HTTP/1.0", 200),
+        (b"GET /health HTTP/1.1", 400),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b", 400),
+        (b"GET /health HTTP/1.0\r\nhost: a\r\nhost: a", 400),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\n b", 400),
+        (b"GET /health HTTP/1.1\r\nhost:", 400),
+        (b"GET /health HTTP/1.1\r\nhost: a, b", 400),
+        (b"GET /health HTTP/1.1\r\nhost: a@b", 400),
+        (b"GET /health HTTP/1.1\r\nhost: a:80:90", 400),
+        (b"GET /health HTTP/1.1\r\nhost: a/b", 400),
+        (b"GET http://b/health HTTP/1.1\r\nhost: a", 400),
+        (b"GET http://a/health HTTP/1.1\r\nhost: a", 400),
+        (b"CONNECT a:80 HTTP/1.1\r\nhost: a", 400),
+        (b"POST /v1/x HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\ncontent-length: 1", 400),
+        (b"POST /v1/x HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\ntransfer-encoding: chunked", 400),
+        (b"POST /v1/x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\ncontent-length: 0", 400),
+    ],
+)
+async def test_a_request_that_names_two_hosts_or_two_ends_is_refused(qwen: ChatTokenizer, head: bytes, status: int):
+    async with api_of(qwen, says) as api:
+        reader, writer = await raw(api)
+        writer.write(head + b"\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"%d" % status
+        writer.close()

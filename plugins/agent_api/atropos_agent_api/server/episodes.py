@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import re
 from collections.abc import Mapping
 from hmac import compare_digest
 from pathlib import PurePosixPath
@@ -20,15 +19,15 @@ from atropos_agent_api.dialects.fields import Fields, shown
 from atropos_agent_api.dialects.values import a_text, an_integer, an_object, wrong
 from atropos_agent_api.sandboxes.offers import Offer, Offers, Report
 from atropos_agent_api.server.answering import JSON
-from atropos_agent_api.server.requests import key_of, only, value_of
+from atropos_agent_api.server.requests import key_of, only, read
 from atropos_core.http_server.answers import header, send_whole
-from atropos_core.http_server.connection import SCOPE_KEY, Connection
+from atropos_core.http_server.connection import HOST, SCOPE_KEY, Connection
 
 EPISODES = "/episodes/"
 WAIT_S, MOST_WAIT_S = 20, 60
 MOST_FILES = 10_000
+MOST_REPORT_BYTES = 1 << 40  # the server's own bound is the lower one
 DEEPEST = 64  # directories inside one another
-HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 NEXT = Fields(read={"wait_s": f"seconds to wait for an episode, at most {MOST_WAIT_S}; {WAIT_S} where it is left out"})
 END = Fields(
     read={
@@ -68,9 +67,7 @@ class Episodes:
             )
 
     async def _next(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = await value_of(scope, receive, may_be_empty=True)
-        NEXT.check(given)
-        wait_s = an_integer(given, "wait_s", 0, MOST_WAIT_S)
+        wait_s = await read(scope, receive, _wait_of, may_be_empty=True)
         connection: Connection | None = scope.get(SCOPE_KEY)
         gone = asyncio.ensure_future(_gone(receive))
         try:
@@ -91,10 +88,15 @@ class Episodes:
 
     async def _end(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         offer = self._offers.taken(id)
-        report = report_of(await value_of(scope, receive, may_be_empty=True))
+        report = await read(scope, receive, report_of, may_be_empty=True, most_bytes=MOST_REPORT_BYTES)
         self._offers.taken(id)  # it may have ended meanwhile
         limit = self._offers.reported(offer, report)
         await send_whole(send, 200, orjson.dumps({"id": id, "limit": limit}), [JSON])
+
+
+def _wait_of(given: Mapping[str, Any]) -> int | None:
+    NEXT.check(given)
+    return an_integer(given, "wait_s", 0, MOST_WAIT_S)
 
 
 def report_of(given: Mapping[str, Any]) -> Report:
