@@ -24,8 +24,8 @@ from atropos_core.types import Tokens
 
 def ids_of(tokenizer: Tokenizer, text: str) -> Tokens:
     """Raises UnicodeEncodeError for text that nothing can write down: half of a surrogate pair."""
-    try:
-        return np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+    try:  # a batch of one: other threads go on meanwhile, as with `encode` they do not
+        return np.asarray(tokenizer.encode_batch([text], add_special_tokens=False)[0].ids, np.int32)
     except TypeError:
         text.encode()  # which says what is wrong, and where
         raise

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from atropos_core.errors import DataError
+from atropos_core.guards.apart import apart_if_long
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, Policy
 from atropos_core.seeds import of_replies
@@ -96,8 +97,8 @@ class EnginePolicy(Policy):
     ) -> Tokens:
         self.tools = tools or self.tools
         if after is not None:
-            return self._tokenizer.extend(messages, after, tools)
-        return self._tokenizer.render(messages, tools)
+            return await apart_if_long((messages, tools), self._tokenizer.extend, messages, after, tools)
+        return await apart_if_long((messages, tools), self._tokenizer.render, messages, tools)
 
     async def sample(
         self,

@@ -31,6 +31,7 @@ READ = frozenset({*THINKING, *THINKING.values(), *TOOL_CALL, "<|channel>"})
 IN_HISTORIES = frozenset({"<think>", "</think>", *TOOL_CALL})
 AS_SAMPLED = ("text", "opening")  # keys of a message that only rewards read
 NAME_CHARACTERS = 256  # of a tool, at most
+DEEPEST = 100  # values in values of a call's arguments: what every template and every client can write down
 _READ_TAG = re.compile(
     r"<tool_call>\s*(?P<call>\{.*?\})\s*</tool_call>|"
     + "|".join(re.escape(tag) for tag in (*THINKING, *THINKING.values())),
@@ -143,7 +144,25 @@ def _function_of(call: str) -> dict[str, Any] | None:
         return None
     if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS or not isinstance(arguments, dict):
         return None
+    if not is_shallow(arguments):
+        return None
     return {"name": name, "arguments": arguments}
+
+
+def is_shallow(value: Any) -> bool:
+    """Whether values in values go no deeper than DEEPEST."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return True
+    return False
 
 
 @dataclass(frozen=True)

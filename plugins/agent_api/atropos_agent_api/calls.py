@@ -6,11 +6,17 @@ A dialect (`dialects/`) turns a request's JSON into a `Call` and an `Answer` int
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import orjson
+
+from atropos_core.rollouts.replies import DEEPEST, is_shallow
 from atropos_core.types import Floats, Message, Tokens
+
+MOST_ARGUMENTS = 100_000  # objects, lists and separators in the text of arguments that is read as JSON
 
 Dialect = Literal["chat", "completions", "responses", "messages"]
 Finish = Literal["stop", "length", "tool_calls"]
@@ -77,3 +83,22 @@ class CallRefused(Exception):
         self.status = status
         self.field = field
         self.code = code
+
+
+def read_arguments(text: str) -> Any:
+    """The JSON that a text is, for the arguments of a call. None where it is none, or has more or deeper values than everyone
+    that it goes to can write: then it stays text."""
+    if "\\u" not in text:
+        marks = text.count("{") + text.count("[")
+        if marks <= DEEPEST and text.count(",") <= MOST_ARGUMENTS:
+            try:
+                return json.loads(text)
+            except (ValueError, RecursionError):
+                return None
+    if text.count("{") + text.count("[") + text.count(",") > MOST_ARGUMENTS:
+        return None
+    try:
+        value = orjson.loads(text)  # refuses halves of characters, and what is very deep
+    except orjson.JSONDecodeError:
+        return None
+    return json.loads(text) if is_shallow(value) else None  # whose numbers may be as large as they like

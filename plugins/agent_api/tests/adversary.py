@@ -114,10 +114,8 @@ class Client:
         if thread.call is None:
             return
         call = replace(thread.call, hints=thread.hints)
-        first = await self.call(call)
-        if first is not None:
-            answered = await self.ask(thread, replace(call, hints={**thread.hints, "retry": "1"}))
-            self.unsee(first, unsure=not answered)  # the session ended before or after the retry reached it
+        if await self.call(call) is not None:
+            await self.ask(thread, replace(call, hints={**thread.hints, "retry": "1"}))
 
     async def go_away(self, thread: Thread, threads: list[Thread]) -> None:
         """The client closes its connection while it waits; then it tries again, says so or not, or does something else."""

@@ -89,7 +89,7 @@ async def identical(agent: Agent) -> None:
 
 
 async def retried(agent: Agent) -> None:
-    await agent.ask("plan")  # the answer was lost on its way, and nobody knows but the client
+    await agent.ask("plan")
     plan = await agent.ask("plan", hints={"retry": "1"})
     await agent.ask("plan", plan, "go on")
 
@@ -150,7 +150,7 @@ SCENARIOS: Mapping[str, tuple[Scenario, dict[str, Any]]] = {
     "Two continuations are two branches": (forked, {}),
     "Sub-agents have roots of their own": (sub_agents, {}),
     "Two identical calls at once are two branches": (identical, {}),
-    "A retry leaves an orphan": (retried, {}),
+    "A header makes no orphan": (retried, {}),
     "A client that goes away leaves an orphan": (gone, {}),
     "What was shown counts, though the stream broke": (cut_stream, {}),
     "A compaction begins anew": (compacted, {}),

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from atropos_agent_api.dialects import chat, completions, messages, responses, values
-from atropos_agent_api.server import app, hints, running
+from atropos_agent_api.server import app, hints, requests, running
+from atropos_agent_api.sessions import limits
 from atropos_core.http_server import gate
 from tests.conftest import REPOSITORY
 from tools.make_agent_api_tables import page
@@ -32,6 +33,9 @@ def test_every_call_is_in_the_first_table_and_no_other():
         (r"(\d+) kB and \d+ lines of\s+head", gate.HEAD_BYTES / 1024),
         (r"\d+ kB and (\d+) lines of\s+head", gate.HEAD_LINES),
         (r"(\d+) connections", running.CONNECTIONS),
+        (r"and a call (\d+) MB", requests.CALL_BYTES / 1e6),
+        (r"more than (\d+) characters for each token", limits.TOKEN_CHARACTERS),
+        (r"and (\d+) values in values", requests.MOST_DEPTH),
         (r"(\d+) MB for all bodies", running.IN_FLIGHT_BYTES / 1e6),
         (r"go (\d+) deep", values.DEEPEST),
         (r"(\d+) characters of each", hints.MOST_CHARACTERS),

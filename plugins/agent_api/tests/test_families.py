@@ -147,17 +147,13 @@ async def test_any_ids_at_all_are_read_and_never_changed(formats: dict[str, Rend
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_an_opening_begins_a_call_or_there_is_none(formats: dict[str, RendererFormat], name: str):
     format = formats[name]
-    opening = await opening_of(format, ["weather"], [TOOL])
+    opening = await opening_of(format, ["weather"])
     if name in NO_OPENING:
         assert opening is None
         return
     assert opening is not None
     assert "weather" in format._tokenizer.decode(opening, keep_special=True)
-    other = {
-        "type": "function",
-        "function": {"name": "clock", "description": "Time.", "parameters": {"type": "object"}},
-    }
-    any_tool = await opening_of(format, ["weather", "clock"], [TOOL, other])
+    any_tool = await opening_of(format, ["weather", "clock"])
     if any_tool is not None:
         text = format._tokenizer.decode(any_tool, keep_special=True)
         assert "weather" not in text and "clock" not in text

@@ -98,7 +98,7 @@ async def test_a_beginning_that_text_may_have_too_is_no_opening(tmp_path: Path):
 {% endif %}"""
     formats = ModelFormats(write("qwen3", tmp_path, template).directory)
     policy = policy_of(LedgerEngine(formats.tokenizer, lambda prompt, seed: "ok"), formats.tokenizer)
-    assert await opening_of(await formats.of(policy), ["clock"], [CLOCK]) is None
+    assert await opening_of(await formats.of(policy), ["clock"]) is None
 
 
 async def test_ids_that_a_format_samples_are_written_down_again_whatever_the_client_calls_them(tmp_path: Path):

@@ -13,12 +13,12 @@ from atropos_agent_api.dialects.values import (
     a_text,
     an_object,
     arguments_of,
-    is_shallow,
     is_writable,
     text_of,
     writable,
     wrong,
 )
+from atropos_core.rollouts.replies import is_shallow
 from atropos_core.types import Message
 
 CACHE = {"cache_control": "the session knows its own history"}

@@ -27,7 +27,6 @@ from atropos_agent_api.dialects.values import (
     writable,
     wrong,
 )
-from atropos_core.types import Message
 
 HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")  # run by OpenAI
 OF_ALL = {"status": "of an item of ours", "internal_chat_message_metadata_passthrough": "codex's own"}
@@ -58,6 +57,7 @@ class Tools:
     """What the model sees, and under which names a client knows it."""
 
     seen: list[dict[str, Any]] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)  # by the flat name
 
@@ -84,9 +84,9 @@ def tools_of(given: list[Any]) -> Tools:
     return tools
 
 
-def messages_of(items: list[Any]) -> list[Message]:
+def messages_of(items: list[Any]) -> list[dict[str, Any]]:
     """What the assistant said between two others' items is one message."""
-    messages: list[Message] = []
+    messages: list[dict[str, Any]] = []
     for at, one in enumerate(items):
         path = f"input[{at}]"
         item = an_object(one, path)
@@ -156,8 +156,9 @@ def _add(tools: Tools, namespace: str, value: Any, path: str) -> None:
         flat = flat_name(namespace, tool["function"]["name"])
         tools.namespaces[flat] = (namespace, tool["function"]["name"])
         tool["function"]["name"] = flat
-    if any(tool["function"]["name"] == other["function"]["name"] for other in tools.seen):
+    if tool["function"]["name"] in tools.names:
         raise CallRefused(f"{path} has the name of another tool.", field=path)
+    tools.names.add(tool["function"]["name"])
     tools.seen.append(tool)
     if (strict := strictness([given])) and strict[0] not in tools.left_out:
         tools.left_out += strict
@@ -171,7 +172,7 @@ def _no_such_tool(path: str, kind: Any) -> CallRefused:
     )
 
 
-def _of_others(item: Mapping[str, Any], path: str) -> Message:
+def _of_others(item: Mapping[str, Any], path: str) -> dict[str, Any]:
     role = item.get("role")
     role = ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ("system", "user"):
@@ -196,9 +197,9 @@ def _of_assistant(kind: str, item: Mapping[str, Any], path: str) -> dict[str, An
     return {"tool_calls": [call]}
 
 
-def _add_to_assistant(messages: list[Message], said: dict[str, Any]) -> None:
+def _add_to_assistant(messages: list[dict[str, Any]], said: dict[str, Any]) -> None:
     """To the message before, where that is the assistant's and this can come after it in one reply."""
-    last = messages[-1] if messages else {"role": ""}
+    last: dict[str, Any] = messages[-1] if messages else {"role": ""}
     follows = {
         "reasoning_content": (),
         "content": ("reasoning_content",),
@@ -206,8 +207,10 @@ def _add_to_assistant(messages: list[Message], said: dict[str, Any]) -> None:
     }
     [(name, value)] = said.items()
     if last["role"] == "assistant" and {key for key in last if key != "role" and last[key]} <= {*follows[name]}:
-        more = [*last.get(name, ()), *value] if name == "tool_calls" else value
-        messages[-1] = {**last, name: more}
+        if name == "tool_calls":
+            last.setdefault(name, []).extend(value)
+        else:
+            last[name] = value
     else:
         messages.append({"role": "assistant", "content": "", **said})
 

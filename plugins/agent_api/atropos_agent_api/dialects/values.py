@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from atropos_agent_api.calls import CallRefused
+from atropos_agent_api.calls import CallRefused, read_arguments
 from atropos_agent_api.dialects.fields import Wish, shown, unsupported
-from atropos_core.rollouts.replies import NAME_CHARACTERS
+from atropos_core.rollouts.replies import DEEPEST, NAME_CHARACTERS, is_shallow
 
 OF_PARTS = {
     "type",
@@ -26,7 +26,6 @@ OF_PARTS = {
 MOST_TOKENS = 2**31 - 1
 MOST_CHOICES = 128
 MOST_STOPS = 16
-DEEPEST = 100  # of values in values that a client may make up: schemas, arguments
 
 
 def wrong(path: str, expected: str) -> CallRefused:
@@ -148,38 +147,8 @@ def arguments_of(text: Any, path: str) -> Any:
         return a_schema(text, path)
     if text is None or text == "":
         return {}
-    if "\\u" in a_text(text, path) or text.count("{") + text.count("[") > DEEPEST:
-        return text if not _is_plain(text) else json.loads(text)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    value = read_arguments(a_text(text, path))
     return value if isinstance(value, dict) else text
-
-
-def _is_plain(text: str) -> bool:
-    """Whether it is an object that is not deeper than others must be able to write, and without halves of characters."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return False
-    return isinstance(value, dict) and is_shallow(value)
-
-
-def is_shallow(value: Any) -> bool:
-    """Whether values in values go no deeper than DEEPEST."""
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return True
-    return False
 
 
 def a_schema(value: Any, path: str) -> dict[str, Any]:

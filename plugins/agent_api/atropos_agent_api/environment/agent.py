@@ -205,9 +205,9 @@ class Agent(Environment):
         try:
             ended = await running.wait()
             self._sessions.end(session, "its program has ended")
-            record = session.record()
+            record = await asyncio.to_thread(session.record)
             account = _account(task, record, ended)
-            (folder / "account.json").write_text(json.dumps(account, indent=1, default=str))
+            await asyncio.to_thread(_write, account, folder / "account.json")
             self._check(session, record, ended, folder)
             return await self._scored(task, record, ended, running, folder, account)
         finally:
@@ -331,6 +331,10 @@ class Agent(Environment):
 def _account(task: Task, record: SessionRecord, ended: Exit) -> dict[str, Any]:
     """What became of each token, for people and for audits."""
     return {"task": task.id, "exit": asdict(ended), **record.as_json()}
+
+
+def _write(account: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(account, indent=1, default=str))
 
 
 def _how(ended: Exit, folder: Path) -> str:

@@ -75,7 +75,6 @@ class BaselineSession(Session):
         self._sampling_of_run = policy.sampling
         self._render = format.render
         self._most_calls = options.max_calls
-        self._calls = 0
         self._said: tuple[Message, ...] = ()
         self._ids: Tokens = np.zeros(0, np.int32)
         self._finish = "stop"

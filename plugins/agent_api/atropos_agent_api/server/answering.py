@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Callable
 
 import orjson
 from starlette.types import Scope, Send
@@ -18,10 +18,11 @@ from atropos_agent_api.calls import Answer, CallRefused
 from atropos_agent_api.dialects.dialect import Dialect, Request
 from atropos_agent_api.sessions.session import Session
 from atropos_core import console
+from atropos_core.guards.apart import apart
 from atropos_core.http_server.answers import Headers, send_whole
 from atropos_core.http_server.connection import SCOPE_KEY, Connection
 
-ARRIVES_S = 10.0  # that a client's machine has to take an answer
+LONG_TOKENS = 2_000  # of an answer that is written apart from the event loop
 KEEP_ALIVE = b": keep-alive\n\n"
 JSON = (b"content-type", b"application/json")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -35,7 +36,9 @@ async def answer_whole(scope: Scope, send: Send, dialect: Dialect, request: Requ
     """Raises CallRefused before anything was sent."""
     answer = await _answered(session, request)
     headers: Headers = [JSON, (dialect.request_id, answer.id.encode())]
-    await _delivered(scope, session, answer, send_whole(send, 200, orjson.dumps(request.body(answer)), headers))
+    body = await _written(answer, lambda: orjson.dumps(request.body(answer)))
+    if _is_there(scope, session, answer):
+        await send_whole(send, 200, body, headers)
 
 
 async def answer_in_events(
@@ -56,17 +59,19 @@ async def answer_in_events(
         answering.cancel()  # of no effect once it is done
     if not has_begun:
         answer = answering.result()
-        data = b"".join(request.events(answer))
+        data = await _written(answer, lambda: b"".join(request.events(answer)))
         headers: Headers = [*EVENTS, (dialect.request_id, answer.id.encode())]
-        await _delivered(scope, session, answer, send_whole(send, 200, data, headers))
+        if _is_there(scope, session, answer):
+            await send_whole(send, 200, data, headers)
         return
     try:
         answer = answering.result()
     except CallRefused as refused:
         await send({"type": "http.response.body", "body": b"".join(dialect.error_events(refused))})
         return
-    last = send({"type": "http.response.body", "body": b"".join(request.events(answer))})
-    await _delivered(scope, session, answer, last)
+    data = await _written(answer, lambda: b"".join(request.events(answer)))
+    if _is_there(scope, session, answer):
+        await send({"type": "http.response.body", "body": data})
 
 
 async def refuse(scope: Scope, send: Send, dialect: Dialect, refused: CallRefused, headers: Headers = ()) -> None:
@@ -86,27 +91,15 @@ async def _answered(session: Session, request: Request) -> Answer:
         ) from error
 
 
-_watching: set[asyncio.Task[None]] = set()
+async def _written(answer: Answer, write: Callable[[], bytes]) -> bytes:
+    return await apart(write) if answer.completion_tokens > LONG_TOKENS else write()
 
 
-async def _delivered(scope: Scope, session: Session, answer: Answer, sending: Awaitable[None]) -> None:
-    """Send it, and say to the session when it did not reach the client: a retry will come for it. Of a connection that we
-    close behind the answer, as the client wanted, nothing more is known than that the client was there."""
+def _is_there(scope: Scope, session: Session, answer: Answer) -> bool:
+    """Whether the client can still read an answer. If not, none of it is sent, and the session hears so. Of an answer that is
+    sent, some may be read whatever becomes of the connection: a client that does not like it cannot have it dropped."""
     connection: Connection | None = scope.get(SCOPE_KEY)
-    was_gone = connection is not None and connection.is_gone
-    is_kept = connection is not None and connection.keeps_alive
-    await sending
-    if was_gone:
-        session.not_delivered(answer.id)
-    elif connection is not None and is_kept and not connection.has_all():
-        _watch(connection, session, answer)
-
-
-def _watch(connection: Connection, session: Session, answer: Answer) -> None:
-    async def look() -> None:
-        if not await connection.arrived(ARRIVES_S):
-            session.not_delivered(answer.id)
-
-    task = asyncio.create_task(look())
-    _watching.add(task)
-    task.add_done_callback(_watching.discard)
+    if connection is None or not connection.has_hung_up():
+        return True
+    session.not_delivered(answer.id)
+    return False

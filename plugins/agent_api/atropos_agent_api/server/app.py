@@ -21,7 +21,7 @@ from atropos_agent_api.dialects.responses import Responses
 from atropos_agent_api.server.answering import JSON, answer_in_events, answer_whole, refuse
 from atropos_agent_api.server.episodes import EPISODES, Episodes
 from atropos_agent_api.server.hints import hints_of
-from atropos_agent_api.server.requests import key_of, only, value_of
+from atropos_agent_api.server.requests import key_of, only, read
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_core.errors import AtroposError
@@ -72,7 +72,9 @@ class AgentApi:
             elif path == COUNT:
                 only(scope, "POST")
                 session = self._session(scope, id)
-                call = MESSAGES.call_of(await value_of(scope, receive), hints_of(scope["headers"]))
+                session.arrived()
+                hints = hints_of(scope["headers"])
+                call = await read(scope, receive, lambda value: MESSAGES.call_of(value, hints))
                 counted = orjson.dumps({"input_tokens": await session.count(call)})
                 await send_whole(send, 200, counted, [JSON])
             elif dialect is None:
@@ -89,8 +91,9 @@ class AgentApi:
             await refuse(scope, send, dialect or _dialect_of(scope), refused)
 
     async def _call(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect, session: Session) -> None:
-        value = await value_of(scope, receive)
-        request = dialect.read(value, hints_of(scope["headers"]))
+        session.arrived()
+        hints = hints_of(scope["headers"])
+        request = await read(scope, receive, lambda value: dialect.read(value, hints))
         if request.streams:
             await answer_in_events(scope, send, dialect, request, session, self._keep_alive_s)
         else:

@@ -2,33 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+import numpy as np
 import orjson
 from starlette.types import Receive, Scope
 
 from atropos_agent_api.calls import CallRefused
+from atropos_core.guards.apart import LONG, apart
 from atropos_core.http_server.answers import header
 from atropos_core.http_server.body_limits import SHARE_KEY, Share
 
 BEARER = b"bearer "
+CALL_BYTES = 8_000_000  # of the body of a call; reports of episodes bring files, and may have more
+MOST_VALUES = 100_000  # texts, objects and lists in a body: a conversation of 5,000 messages has some 50,000
+MOST_NUMBERS = 1_000_000  # separators: a prompt may come as ids
+MOST_DEPTH = 120  # values in values; schemas and arguments may go DEEPEST deep inside their calls
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_STEPS = bytes({91: 1, 123: 1, 93: 255, 125: 255}.get(one, 0) for one in range(256))  # into a value, and out of it
+_NO_STEPS = bytes(one for one in range(256) if not _STEPS[one])
+
+T = TypeVar("T")
 
 
-async def value_of(scope: Scope, receive: Receive, *, may_be_empty: bool = False) -> dict[str, Any]:
-    """The body, which `Limits` passes on whole. Raises CallRefused for what is no object of JSON."""
+async def read(
+    scope: Scope,
+    receive: Receive,
+    reader: Callable[[Mapping[str, Any]], T],
+    *,
+    may_be_empty: bool = False,
+    most_bytes: int = CALL_BYTES,
+) -> T:
+    """What `reader` makes of the body, which `Limits` passes on whole. A long one is read apart from the event loop. Raises
+    CallRefused for a body that is not an object of JSON, or that has too much in it, and what `reader` raises."""
     body = (await receive()).get("body", b"")
-    if may_be_empty and not body:
-        return {}
+    if len(body) > most_bytes:
+        raise CallRefused(
+            f"the body has {len(body) / 1e6:.1f} MB, and that of a call may have {most_bytes / 1e6:g}: send less.",
+            status=413,
+            code="request_too_large",
+        )
+
+    def given() -> T:
+        return reader({} if may_be_empty and not body else object_of(body))
+
+    found = await apart(given) if len(body) > LONG else given()
+    share: Share | None = scope.get(SHARE_KEY)
+    if share is not None:
+        share.read()
+    return found
+
+
+def object_of(body: bytes) -> dict[str, Any]:
+    """Raises CallRefused. Nothing is made of a body with too many values, or too deep ones: that takes longest."""
+    check_size(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise CallRefused(f"the body is not JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise CallRefused("the body must be a JSON object.", code="invalid_json")
-    share: Share | None = scope.get(SHARE_KEY)
-    if share is not None:
-        share.read()
     return value
+
+
+def check_size(body: bytes) -> None:
+    """Raises CallRefused for more values than a conversation has, or deeper ones."""
+    # each text has a quote that is not escaped, and at most two: so these are more than MOST_VALUES texts
+    if body.count(b'"') - body.count(b'\\"') > 2 * MOST_VALUES:
+        raise _too_much(f"more than {MOST_VALUES:,} texts")
+    bare, texts = _STRING.subn(b"", body)
+    steps = np.frombuffer(bare.translate(_STEPS, _NO_STEPS), np.int8)
+    if texts + int(np.count_nonzero(steps == 1)) > MOST_VALUES:
+        raise _too_much(f"more than {MOST_VALUES:,} texts, objects and lists")
+    if bare.count(b",") > MOST_NUMBERS:
+        raise _too_much(f"more than {MOST_NUMBERS:,} values")
+    if len(steps) and int(np.cumsum(steps, dtype=np.int32).max()) > MOST_DEPTH:
+        raise _too_much(f"values in values, more than {MOST_DEPTH} deep")
+
+
+def _too_much(what: str) -> CallRefused:
+    return CallRefused(f"the body has {what}: send a shorter or flatter one.", code="invalid_json")
 
 
 def key_of(scope: Scope, where: str = "the agent's environment has it") -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from atropos_agent_api.calls import Call, CallRefused
 from atropos_agent_api.sessions.options import SessionOptions
+from atropos_core.guards.apart import characters
 from atropos_core.types import Sampling
+
+TOKEN_CHARACTERS = 48  # a token's average in no prompt of any use; VALUE of a message's own count as well
 
 
 def check_call(call: Call) -> None:
@@ -50,9 +54,79 @@ def check_calls(answered: int, options: SessionOptions) -> None:
         )
 
 
-def bounded(call: Call, prompt_tokens: int, sampled: int, run: Sampling, options: SessionOptions) -> Sampling:
-    """The run's sampling with no more tokens than the call, the model's context and the session leave. Raises CallRefused
-    where they leave none. `sampled`: tokens in the session so far."""
+def check_requests(arrived: int, options: SessionOptions) -> None:
+    """Raises CallRefused where too many requests came that were not answered calls. `arrived`: requests of any kind."""
+    if options.max_calls and arrived > 2 * options.max_calls:
+        raise CallRefused(
+            f"this session may have {options.max_calls} calls, and as many requests that are refused or count tokens, and had them.",
+            status=403,
+            code="call_limit",
+        )
+
+
+def check_length(call: Call, options: SessionOptions) -> None:
+    """Raises CallRefused for a prompt that is too long for the context whatever the tokens are, so that it is not rendered."""
+    most = options.context_tokens * TOKEN_CHARACTERS
+    if (
+        most
+        and isinstance(call.prompt, str | None)
+        and characters((call.messages, call.tools, call.prompt), most) > most
+    ):
+        raise CallRefused(
+            f"the prompt has more than {most:,} characters, {TOKEN_CHARACTERS} for each of the {options.context_tokens} tokens of "
+            "the model's context.",
+            field="messages" if call.prompt is None else "prompt",
+            code="context_length_exceeded",
+        )
+
+
+class TokenBudget:
+    """The tokens that a session may sample, 0 for any number. What a call may sample at most is taken before it samples, and
+    what it did not sample is given back after it: calls at once cannot pass the limit together. A call that fails may have
+    sampled all of it, and gives nothing back."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        self._calls = 0  # that have taken some and not given back yet
+        self._changed = asyncio.Event()
+
+    async def take(self, n: int, wanted: int) -> int:
+        """How many tokens each of `n` replies may have, up to `wanted`. Less only where no call is under way that may give some
+        back. Raises CallRefused where not one is left for each."""
+        while self._most:
+            left = (self._most - self._taken) // n
+            if left >= wanted or (not self._calls and left > 0):
+                wanted = min(wanted, left)
+                break
+            if not self._calls:
+                raise CallRefused(
+                    f"this session may have {self._most} sampled tokens, and had {self._taken}: none is left for each of {n} "
+                    "replies.",
+                    status=403,
+                    code="token_limit",
+                )
+            self._changed.clear()
+            await self._changed.wait()  # a call under way ends at its own deadline, if not before
+        self._taken += n * wanted
+        self._calls += 1
+        return wanted
+
+    def give_back(self, tokens: int) -> None:
+        """A call is over, and did not sample so many of what it took."""
+        self._taken -= tokens
+        self._calls -= 1
+        self._changed.set()
+
+    def close(self) -> None:
+        """The session has ended: nobody waits any more."""
+        self._most = 0
+        self._changed.set()
+
+
+def bounded(call: Call, prompt_tokens: int, run: Sampling, options: SessionOptions) -> Sampling:
+    """The run's sampling with no more tokens than the call and the model's context leave. Raises CallRefused where they leave
+    none."""
     bounds = [run.max_tokens]
     if call.max_tokens is not None:
         bounds.append(call.max_tokens)
@@ -63,13 +137,5 @@ def bounded(call: Call, prompt_tokens: int, sampled: int, run: Sampling, options
                 f"the prompt has {prompt_tokens} tokens, and the model's context is {options.context_tokens}.",
                 field="messages" if call.prompt is None else "prompt",
                 code="context_length_exceeded",
-            )
-    if options.max_sampled_tokens:
-        bounds.append(options.max_sampled_tokens - sampled)
-        if bounds[-1] < 1:
-            raise CallRefused(
-                f"this session may have {options.max_sampled_tokens} sampled tokens, and had {sampled}.",
-                status=403,
-                code="token_limit",
             )
     return replace(run, max_tokens=min(bounds))

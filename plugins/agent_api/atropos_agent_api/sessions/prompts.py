@@ -13,6 +13,7 @@ from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.openings import opening_of
 from atropos_agent_api.tokens.token_tree import Beginning, Match, Reply, TokenTree, positions_of
 from atropos_core.errors import DataError
+from atropos_core.guards.apart import apart_if_long
 from atropos_core.types import Message, Tokens
 
 NOTHING: Tokens = np.zeros(0, np.int32)
@@ -58,8 +59,7 @@ class PromptBuilder:
             raise CallRefused(str(error), field=field) from error
 
     async def _of_messages(self, call: Call) -> Prompt:
-        units = tuple(units_of(call.messages))
-        positions = positions_of(units, call.tools)
+        units, positions = await apart_if_long((call.messages, call.tools), _units, call)
         match = self._tree.match(units, positions)
         history, added, match = await self._continued(match, units, call)
         opening = await self._opening(call)
@@ -120,7 +120,8 @@ class PromptBuilder:
         names = {tool["function"]["name"] for tool in call.tools}
         if not names or (name is not None and name not in names):
             raise CallRefused(f"tool_choice is {call.tool_choice!r}, and no such tool is given.", field="tool_choice")
-        opening = await opening_of(self._format, [name] if name is not None else sorted(names), call.tools)
+        # what calls of all have in common, those of the first and the last in order have: their texts begin alike
+        opening = await opening_of(self._format, [name] if name is not None else sorted({min(names), max(names)}))
         if opening is None:
             raise CallRefused(
                 f"tool_choice {call.tool_choice!r} cannot be kept: the format {self._format.name!r} of this model has no "
@@ -129,6 +130,11 @@ class PromptBuilder:
                 code="unsupported_parameter",
             )
         return opening
+
+
+def _units(call: Call) -> tuple[tuple[Unit, ...], list[bytes]]:
+    units = tuple(units_of(call.messages))
+    return units, positions_of(units, call.tools)
 
 
 def _with_stored_ids(match: Match, units: tuple[Unit, ...]) -> list[Message]:

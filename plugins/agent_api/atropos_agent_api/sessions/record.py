@@ -93,6 +93,7 @@ def metrics_of(account: Account, calls: Sequence[CallRecord], *, refused: int, f
         "rollouts": len(account.rollouts),
         "branches": account.branches,
         "orphans": account.orphans,
+        "orphan_tokens": sum(len(one.tokens) for one in account.dropped if one.why == "orphan"),
         "sampled_tokens": sampled,
         "trained_tokens": trained,
         "context_tokens": account.count("context"),

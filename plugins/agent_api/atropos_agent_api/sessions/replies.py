@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -17,19 +18,27 @@ from atropos_core.rollouts.stop_texts import end_at_stop
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Message, Tokens
 
+TOKENS_AT_ONCE = 256  # whose texts are made before others have a turn
+
 
 async def reply_of(call: Call, turn: Turn, prompt: Prompt, sampled: Completion, format: ChatFormat, at: int) -> Reply:
     """The reply number `at` of a turn: cut where the call ends it, its calls with ids that no other reply has."""
+    await asyncio.sleep(0)  # there may be many: others have a turn between two
     given = prompt.ids[: len(prompt.ids) - len(prompt.opening)]
 
+    async def text_of(tokens: Tokens) -> str:
+        await asyncio.sleep(0)
+        return await format.text(tokens)
+
     async def parse(tokens: Tokens) -> Message:
+        await asyncio.sleep(0)
         if call.prompt is not None:
             return {"role": "assistant", "content": await format.text(tokens)}
         return await format.parse(given, np.concatenate([prompt.opening, tokens]), call.tools)
 
     tokens, stop = sampled.tokens, ""
     if call.stop:
-        size, stop = await end_at_stop(tokens, call.stop, format.text)
+        size, stop = await end_at_stop(tokens, call.stop, text_of)
         tokens = tokens[:size]
     if not call.parallel_tool_calls and call.tool_choice != "none":
         tokens = tokens[: await end_after_one_call(tokens, parse)]
@@ -43,20 +52,20 @@ async def reply_of(call: Call, turn: Turn, prompt: Prompt, sampled: Completion, 
             {"id": f"call_{derive(turn.seed, at, number):016x}", **one} for number, one in enumerate(calls)
         ]  # a format that samples ids of its own keeps them: it writes them down again
     position = digest(turn.position, units_of([message])[0].key)
-    text = None
-    if call.prompt is not None:
-        before = turn.parent.text if turn.parent is not None else ""
-        text = f"{before}{turn.messages[0]['content']}{await format.text(tokens)}"
+    text = None if call.prompt is None else await format.text(tokens)
     return Reply(turn, message, position, _first(sampled, len(tokens)), sampled.tokens[len(tokens) :], stop, text)
 
 
 async def choice_of(call: Call, reply: Reply, format: ChatFormat) -> Choice:
     """What the agent is shown of a reply."""
     kept = reply.completion
-    each = range(len(kept.tokens)) if call.logprobs else ()
-    texts = tuple([await format.text(kept.tokens[at : at + 1]) for at in each])
+    texts: list[str] = []
+    for at in range(len(kept.tokens)) if call.logprobs else ():
+        texts.append(await format.text(kept.tokens[at : at + 1]))
+        if at % TOKENS_AT_ONCE == 0:
+            await asyncio.sleep(0)
     finish = "tool_calls" if kept.finish == "stop" and reply.message.get("tool_calls") else kept.finish
-    return Choice(reply.message, finish, kept.tokens, kept.logprobs, texts, reply.stop)
+    return Choice(reply.message, finish, kept.tokens, kept.logprobs, tuple(texts), reply.stop)
 
 
 def _first(sampled: Completion, size: int) -> Completion:

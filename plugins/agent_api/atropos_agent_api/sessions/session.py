@@ -10,9 +10,19 @@ import asyncio
 import secrets
 import time
 from collections import Counter
+from dataclasses import replace
 
 from atropos_agent_api.calls import Answer, Call, CallRefused
-from atropos_agent_api.sessions.limits import bounded, check_call, check_calls, check_sampling, overruled
+from atropos_agent_api.sessions.limits import (
+    TokenBudget,
+    bounded,
+    check_call,
+    check_calls,
+    check_length,
+    check_requests,
+    check_sampling,
+    overruled,
+)
 from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.prompts import Prompt, PromptBuilder
 from atropos_agent_api.sessions.record import SessionRecord, call_records, metrics_of
@@ -45,9 +55,19 @@ class Session:
         self._tree = TokenTree()
         self._prompts = PromptBuilder(format, self._tree, options.history)
         self._repeats: Counter[bytes] = Counter()
-        self._calls = self._sampled_tokens = self._refused = self._failed = 0
+        self._requests = self._calls = self._refused = self._failed = 0
+        self._budget = TokenBudget(options.max_sampled_tokens)
         self._pending: set[asyncio.Task[Answer]] = set()
         self._last: Reply | None = None
+
+    def arrived(self) -> None:
+        """A request is there, and nothing was read of it yet. Raises CallRefused where the session has no call left: those that
+        are refused or count tokens may be as many as those that are answered."""
+        if self.ended:
+            raise self._refused_as_ended()
+        check_calls(self._calls, self._options)
+        self._requests += 1
+        check_requests(self._requests, self._options)
 
     async def answer(self, call: Call) -> Answer:
         """Raises CallRefused. Cancelled, it goes on sampling: what comes is recorded as an answer that nobody saw."""
@@ -77,7 +97,7 @@ class Session:
         return len((await self._prompts.prompt(call)).ids)
 
     def not_delivered(self, answer_id: str) -> None:
-        """The answer was made, and did not reach the agent: an orphan, unless a later call continues it."""
+        """The client had gone before any of this answer was sent: an orphan, unless a later call continues it."""
         for turn in self._tree.turns:
             if name_of(turn) == answer_id:
                 turn.is_delivered = False
@@ -88,6 +108,7 @@ class Session:
             self.ended = reason or "it was closed"
             for task in self._pending:
                 task.cancel()
+            self._budget.close()
 
     def record(self) -> SessionRecord:
         """Of all calls that were answered so far."""
@@ -108,11 +129,23 @@ class Session:
         run = self._policy.sampling
         check_call(call)
         check_sampling(call, run, self._options)
+        check_length(call, self._options)
         check_calls(self._calls, self._options)
+        self._calls += 1  # before anything is awaited, or many at once would pass the limit together
+        try:
+            return await self._begun(call, run)
+        except BaseException:
+            self._calls -= 1
+            raise
+
+    async def _begun(self, call: Call, run: Sampling) -> tuple[Turn, Prompt, Sampling]:
         prompt = await self._prompts.prompt(call)
+        sampling = bounded(call, len(prompt.ids), run, self._options)
+        most = await self._budget.take(call.n, sampling.max_tokens)
         if self.ended:
+            self._budget.give_back(call.n * most)
             raise self._refused_as_ended()
-        sampling = bounded(call, len(prompt.ids), self._sampled_tokens, run, self._options)
+        sampling = replace(sampling, max_tokens=most)
         same = digest(prompt.ids.tobytes(), call.n, list(call.stop), call.max_tokens)
         turn = Turn(
             seed=derive(self._seed, same.hex(), self._repeats[same]),
@@ -129,13 +162,14 @@ class Session:
             overruled=dict(overruled(call, run)),
         )
         self._repeats[same] += 1
-        self._calls += 1
         self._tree.begin(turn)
         return turn, prompt, sampling
 
     async def _sample(self, call: Call, turn: Turn, prompt: Prompt, sampling: Sampling) -> Answer:
+        unused = 0  # where it fails: it may have sampled all that it could
         try:
             completions = await sample_to_stop(self._policy, prompt.ids, call, sampling, turn.seed, self._format)
+            unused = call.n * sampling.max_tokens - sum(len(one.tokens) for one in completions)
             replies = [await reply_of(call, turn, prompt, one, self._format, at) for at, one in enumerate(completions)]
             choices = [await choice_of(call, reply, self._format) for reply in replies]
         except AtroposError as error:
@@ -148,8 +182,9 @@ class Session:
         except asyncio.CancelledError:
             self._tree.remove(turn)
             raise
+        finally:
+            self._budget.give_back(unused)
         self._tree.add(turn, replies)
-        self._sampled_tokens += sum(len(completion.tokens) for completion in completions)
         if turn.is_trained:
             self._last = replies[-1]
         return Answer(

@@ -64,6 +64,7 @@ def account_of(turns: Sequence[Turn]) -> Account:
         if not any(reply.turn.is_trained and reply not in trained_in for reply in path):
             continue
         at = 0
+        first = len(spans)
         kept.update(path)
         for reply in path:
             name, size = name_of(reply.turn), len(reply.completion.tokens)
@@ -72,7 +73,7 @@ def account_of(turns: Sequence[Turn]) -> Account:
             spans.append(Span(len(rollouts), at, added, "context", "rendered", name))
             spans.append(Span(len(rollouts), added, end, fate, why, name))
             at = end
-        rollouts.append(_rollout(path, [span for span in spans if span.rollout == len(rollouts)]))
+        rollouts.append(_rollout(path, spans[first:]))
         conversations.append(tuple(said for reply in path for said in (*reply.turn.messages, reply.message)))
     replies = [reply for turn in turns for reply in turn.replies]
     dropped = [

@@ -12,10 +12,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import orjson
 
+from atropos_agent_api.calls import read_arguments
 from atropos_core.rollouts.replies import AS_SAMPLED
 from atropos_core.types import Message
 
@@ -36,12 +38,9 @@ class Unit:
 
 def units_of(messages: Sequence[Message]) -> list[Unit]:
     merged: list[dict[str, Any]] = []
-    for message in messages:
-        plain = plain_message(message)
-        if merged and plain["role"] == merged[-1]["role"] == "assistant":
-            merged[-1] = _joined(merged[-1], plain)
-        else:
-            merged.append(plain)
+    for by_assistant, some in groupby(map(plain_message, messages), lambda plain: plain["role"] == "assistant"):
+        said = list(some)
+        merged += [_joined(said)] if by_assistant else said
     numbers: dict[str, int] = {}  # of calls, in the order in which they were made: their ids may be renamed
     names: dict[str, str] = {}  # of their tools
     units = []
@@ -131,10 +130,8 @@ def _object(function: Mapping[str, Any]) -> Any:
 def _read(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments.strip()
+    read = read_arguments(arguments)
+    return arguments.strip() if read is None else read
 
 
 def _canonical(value: Any) -> Any:
@@ -146,15 +143,19 @@ def _canonical(value: Any) -> Any:
     return [_canonical(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    both = {**first, **second, "content": first["content"] + second["content"]}
-    for name in AS_SAMPLED:
-        both.pop(name, None)  # of one of the two
-    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
-        both["tool_calls"] = calls
-    if reasoning := first.get("reasoning_content", "") + second.get("reasoning_content", ""):
-        both["reasoning_content"] = reasoning
-    return both
+def _joined(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Messages of the assistant in a row as one."""
+    joined: dict[str, Any] = {}
+    for one in said:
+        joined.update(one)
+    for name in AS_SAMPLED if len(said) > 1 else ():
+        joined.pop(name, None)  # of one of them
+    joined["content"] = "".join(one["content"] for one in said)
+    if calls := [call for one in said for call in one.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
+    if reasoning := "".join(one.get("reasoning_content", "") for one in said):
+        joined["reasoning_content"] = reasoning
+    return joined
 
 
 def _text(content: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from atropos_core.errors import DataError
+from atropos_core.guards.apart import apart_if_long
 from atropos_core.interfaces import Policy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens
@@ -83,7 +84,7 @@ class TemplateFormat(ChatFormat):
     async def encode(self, text: str) -> Tokens:
         if self._tokenizer is None:
             raise DataError("this policy has no tokenizer, so a prompt that is no conversation cannot be encoded.")
-        return self._tokenizer.encode(text)
+        return await apart_if_long(text, self._tokenizer.encode, text)
 
     async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
         if self._tokenizer is None:

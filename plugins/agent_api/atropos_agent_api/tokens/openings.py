@@ -21,8 +21,12 @@ _ARGUMENTS: tuple[dict[str, int], ...] = (
 )  # of which calls have no more in common than their beginning
 
 
-async def opening_of(format: ChatFormat, names: Sequence[str], tools: Tools) -> Tokens | None:
+async def opening_of(format: ChatFormat, names: Sequence[str]) -> Tokens | None:
     """Of a call of any of these tools. None where the format has no beginning that says there will be a call."""
+    empty = {"type": "object", "properties": {}}
+    tools = [
+        {"type": "function", "function": {"name": name, "description": "", "parameters": empty}} for name in names
+    ]  # a schema says nothing of how a call begins
     try:
         start = await format.render([_QUESTION], tools)
         calls = [await format.render([_QUESTION, _call(name, some)], tools) for name in names for some in _ARGUMENTS]

@@ -10,7 +10,8 @@ import numpy as np
 
 from atropos_agent_api.tokens.formats import ChatFormat, Tools
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.rollouts.replies import NAME_CHARACTERS
+from atropos_core.guards.apart import apart_if_long
+from atropos_core.rollouts.replies import NAME_CHARACTERS, is_shallow
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens
 
@@ -33,7 +34,7 @@ class RendererFormat(ChatFormat):
         self._ends = np.array(self._renderer.get_stop_token_ids(), np.int32)
 
     async def render(self, messages: Sequence[Message], tools: Tools) -> Tokens:
-        return self.rendered(messages, tools)
+        return await apart_if_long((messages, tools), self.rendered, messages, tools)
 
     def rendered(self, messages: Sequence[Message], tools: Tools) -> Tokens:
         """As `render`."""
@@ -46,6 +47,9 @@ class RendererFormat(ChatFormat):
         return np.asarray(ids, np.int32)
 
     async def extend(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
+        return await apart_if_long((messages, tools), self._extended, prompt, sampled, messages, tools)
+
+    def _extended(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
         before, after = self._since_last_turn(prompt), sampled.tolist()
         try:
             bridged = self._renderer.bridge_to_next_turn(
@@ -83,7 +87,7 @@ class RendererFormat(ChatFormat):
         return self._tokenizer.decode(ids, keep_special=True)
 
     async def encode(self, text: str) -> Tokens:
-        return self._tokenizer.encode(text)
+        return await apart_if_long(text, self._tokenizer.encode, text)
 
     async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
         return await asyncio.to_thread(self._tokenizer.ids_that_may_complete, texts)
@@ -147,7 +151,11 @@ def _message(parsed: ParsedResponse) -> dict[str, Any]:
     from renderers import ToolCallParseStatus as Status
 
     read = (Status.OK, Status.UNKNOWN_TOOL)
-    made = [call for call in parsed.tool_calls if call.status in read and 0 < len(call.name or "") <= NAME_CHARACTERS]
+    made = [
+        call
+        for call in parsed.tool_calls
+        if call.status in read and 0 < len(call.name or "") <= NAME_CHARACTERS and is_shallow(call.arguments)
+    ]
     broken = [call.raw for call in parsed.tool_calls if call not in made and call.raw not in parsed.content]
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, [parsed.content, *broken]))}
     if parsed.reasoning_content:

@@ -6,7 +6,7 @@ root: those that were rendered and those that were sampled, as they were. docs/a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ class Reply:
     completion: Completion  # of what is kept: tokens past a stop are not in it
     cut: Tokens  # what was sampled past a stop, and is not shown
     stop: str = ""  # the stop text that ended it
-    text: str | None = None  # all that was said up to here, where the prompt was no conversation
+    text: str | None = None  # what it says, where the prompt was no conversation
     children: list[Turn] = field(default_factory=list)
 
     @property
@@ -73,8 +73,7 @@ class Turn:
     hints: Mapping[str, str]
     overruled: Mapping[str, Any]
     replies: list[Reply] = field(default_factory=list)
-    is_delivered: bool = True  # nothing is known that kept the agent from seeing the answer
-    is_superseded: bool = False  # the same call came again, as a retry
+    is_delivered: bool = True  # some of its answer was sent, or will be
 
 
 @dataclass(frozen=True)
@@ -92,55 +91,64 @@ class TokenTree:
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self._replies: dict[bytes, list[Reply]] = {}
-        self._turns: dict[bytes, list[Turn]] = {}
-        self._texts: list[Reply] = []  # to prompts that were no conversation
+        self._texts: list[Turn] = []  # whose prompts were no conversation, and continue none
 
     def match(self, units: Sequence[Unit], positions: Sequence[bytes]) -> Match:
         """The longest conversation that ends in a reply and is repeated by a request; `positions` are of its units, with
         that before the first one ahead."""
-        for size in range(len(units) - 1, 0, -1):
-            echoed = [reply for reply in self._replies.get(positions[size], ()) if _is_echoed(reply, units)]
-            if echoed and not any(unit.by_assistant for unit in units[size:]):
+        size = max(
+            (at for at, unit in enumerate(units, 1) if unit.by_assistant), default=0
+        )  # a reply is the last that it says
+        if 0 < size < len(units):
+            seen: dict[Reply, bool] = {}
+            echoed = [reply for reply in self._replies.get(positions[size], ()) if _is_echoed(reply, units, seen)]
+            if echoed:
                 return Match(_likeliest(echoed, units[size - 1].message), "extended", tuple(units[size:]))
-        return Match(None, "edited" if any(unit.by_assistant for unit in units) else "new", tuple(units))
+        return Match(None, "edited" if size else "new", tuple(units))
 
     def match_text(self, prompt: str) -> tuple[Reply | None, int]:
         """The reply that ends the longest text that `prompt` begins with, and the length of that text."""
-        found = [one for one in self._texts if one.text and prompt != one.text and prompt.startswith(one.text)]
-        reply = max(found, key=lambda one: len(one.text or ""), default=None)
-        return reply, len(reply.text or "") if reply is not None else 0
+
+        def end(reply: Reply, start: int) -> int:
+            said = f"{reply.turn.messages[0]['content']}{reply.text}"
+            return start + len(said) if prompt.startswith(said, start) else 0
+
+        return self._longest(end, len(prompt))
 
     def match_ids(self, prompt: Tokens) -> tuple[Reply | None, int]:
         """The reply with the longest history that `prompt` begins with, and the length of that history."""
+
+        def end(reply: Reply, start: int) -> int:
+            for part in (reply.turn.added, reply.completion.tokens):
+                if not np.array_equal(prompt[start : start + len(part)], part):
+                    return 0
+                start += len(part)
+            return start
+
+        return self._longest(end, len(prompt))
+
+    def _longest(self, end: Callable[[Reply, int], int], size: int) -> tuple[Reply | None, int]:
+        """Of the replies that are said in a prompt of that size, which goes on after them. `end`: of one that begins at a place
+        in it, where it ends; 0 where it is not there."""
         found: tuple[Reply | None, int] = (None, 0)
-        for reply in self._texts:
-            stored = reply.history
-            if found[1] < len(stored) < len(prompt) and np.array_equal(prompt[: len(stored)], stored):
-                found = (reply, len(stored))
+        waiting = [(turn, 0) for turn in self._texts]
+        while waiting:
+            turn, start = waiting.pop()
+            for reply in turn.replies:
+                if not 0 < (stop := end(reply, start)) < size:
+                    continue
+                if stop > found[1]:
+                    found = (reply, stop)
+                waiting += [(child, stop) for child in reply.children]
         return found
 
     def begin(self, turn: Turn) -> None:
-        """Register a turn before it is sampled. One of the same conversation that did not reach its agent is made again by
-        it; where there is none, and the client says that this is a retry, the latest one is."""
-        earlier = self._turns.setdefault(turn.position, [])
-        attempts = [
-            one
-            for one in earlier
-            if not one.is_superseded
-            and not any(reply.children for reply in one.replies)
-            and all(one.hints.get(name) == turn.hints.get(name) for name in ("session", "agent"))
-        ]
-        lost = [one for one in attempts if not one.is_delivered]
-        says_so = turn.hints.get("retry", "0") not in ("", "0")
-        for one in (lost or (attempts if says_so else []))[-1:]:
-            one.is_superseded = True
-        earlier.append(turn)
+        """Register a turn before it is sampled."""
         self.turns.append(turn)
 
     def remove(self, turn: Turn) -> None:
-        """A turn of which nothing was sampled. A retry is of it all the same."""
+        """A turn of which nothing was sampled."""
         self.turns.remove(turn)
-        turn.is_delivered = False
 
     def add(self, turn: Turn, replies: Sequence[Reply]) -> None:
         """What was sampled for a turn. From here on it can be continued."""
@@ -150,8 +158,8 @@ class TokenTree:
         for reply in replies:
             if reply.text is None:
                 self._replies.setdefault(reply.position, []).append(reply)
-            else:
-                self._texts.append(reply)
+        if turn.parent is None and replies and replies[0].text is not None:
+            self._texts.append(turn)
 
 
 def positions_of(units: Sequence[Unit], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
@@ -175,8 +183,8 @@ def paths(turns: Sequence[Turn]) -> Iterator[list[Reply]]:
 
 
 def is_orphan(reply: Reply) -> bool:
-    """An answer that nobody saw: its call was made again, or went away, and nothing continues it."""
-    return not reply.children and (reply.turn.is_superseded or not reply.turn.is_delivered)
+    """An answer that nobody saw: its client had gone before any of it was sent, and nothing continues it."""
+    return not reply.children and not reply.turn.is_delivered
 
 
 def _standing(turns: Sequence[Turn]) -> list[Reply]:
@@ -188,9 +196,14 @@ def _order(turn: Turn) -> tuple[int, int]:
     return turn.units, turn.seed
 
 
-def _is_echoed(reply: Reply, units: Sequence[Unit]) -> bool:
-    """Whether what was sent is what was sampled, all along the chain."""
-    return all(is_same_reply(units[one.turn.units].message, one.message) for one in reply.chain)
+def _is_echoed(reply: Reply, units: Sequence[Unit], seen: dict[Reply, bool]) -> bool:
+    """Whether what was sent is what was sampled, all along the chain. `seen`: of replies that were looked at already."""
+    for one in reply.chain:
+        if one not in seen:
+            seen[one] = is_same_reply(units[one.turn.units].message, one.message)
+        if not seen[one]:
+            return False
+    return True
 
 
 def _likeliest(replies: Sequence[Reply], echoed: Message) -> Reply:
@@ -198,7 +211,6 @@ def _likeliest(replies: Sequence[Reply], echoed: Message) -> Reply:
     sent = call_ids(echoed)
 
     def how_likely(reply: Reply) -> tuple[bool, bool, bool]:
-        seen = reply.turn.is_delivered and not reply.turn.is_superseded
-        return bool(sent) and call_ids(reply.message) == sent, seen, not reply.children
+        return bool(sent) and call_ids(reply.message) == sent, reply.turn.is_delivered, not reply.children
 
     return max(replies, key=how_likely)

@@ -1,0 +1,85 @@
+"""Long calls: they are refused by their size, or read and rendered apart from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from atropos_agent_api.calls import CallRefused
+from atropos_agent_api.server.requests import MOST_DEPTH, MOST_VALUES, check_size
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+from plugins.agent_api.tests.served_api import api_of
+
+USER = {"role": "user", "content": ""}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+SAID = {"role": "assistant", "content": "a word or two"}
+BLOCKED_S = 0.5  # of a machine that others use; each of these took 1 to 30 s
+LONG: dict[str, tuple[str, Any]] = {
+    "messages": ("/v1/chat/completions", {"messages": [USER] * 15_000}),
+    "replies in a row": ("/v1/chat/completions", {"messages": [USER, *[SAID] * 12_000]}),
+    "tools": ("/v1/chat/completions", {"messages": [USER], "tools": [TOOL] * 10_000}),
+    "a choice of tools": (
+        "/v1/chat/completions",
+        {
+            "messages": [USER],
+            "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(300)],
+        },
+    ),
+    "text": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "lorem ipsum " * 50_000}]}),
+    "choices with logprobs": ("/v1/chat/completions", {"messages": [USER], "n": 128, "logprobs": True}),
+    "items": ("/v1/responses", {"input": [{"role": "user", "content": "a"}, *[CALL] * 8_000]}),
+    "blocks": ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 15_000}]}),
+    "text prompt": ("/v1/completions", {"prompt": "lorem ipsum " * 50_000}),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+async def test_a_long_call_does_not_keep_the_event_loop(qwen: ChatTokenizer, what: str):
+    path, body = LONG[what]
+    body = {"model": "m", **body, **({"max_tokens": 9} if path == "/v1/messages" else {})}
+    longest, is_over = 0.0, False
+
+    async def beat() -> None:
+        nonlocal longest
+        while not is_over:
+            since = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.perf_counter() - since)
+
+    data = json.dumps(body).encode()
+    async with api_of(qwen, lambda prompt, seed: "long " * 60) as api:
+        beating = asyncio.create_task(beat())
+        answer = await api.post(path, data)
+        is_over = True
+        await beating
+    assert answer.status_code == 200, answer.text[:300]
+    assert longest < BLOCKED_S
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":[' + b'"",' * MOST_VALUES + b'""]}',
+        b'{"a":[' + b'"\\\\",' * MOST_VALUES + b'""]}',
+        b'{"a":[' + b"[]," * MOST_VALUES + b"[]]}",
+        b'{"a":[' + b"{}," * MOST_VALUES + b"{}]}",
+        b'{"a":[' + b"1," * 1_000_001 + b"1]}",
+        b'{"a":' + b"[" * (MOST_DEPTH + 1) + b"]" * (MOST_DEPTH + 1) + b"}",
+        b'{"a":' * (MOST_DEPTH + 1),
+    ],
+)
+def test_a_body_with_too_much_in_it_is_refused_before_it_is_read(body: bytes):
+    with pytest.raises(CallRefused, match="the body has (more than|values in values)") as refused:
+        check_size(body)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("text", ["[" * 500_000, '{[,"' * 300_000, '\\"' * 400_000, "\\" * 200_001])
+def test_what_stands_in_a_text_is_no_value(text: str):
+    check_size(json.dumps({"a": text, "b": [text]}).encode())
