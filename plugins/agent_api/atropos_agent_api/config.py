@@ -78,7 +78,7 @@ class RewardOptions(Options):
     worst: float = Field(
         0.0,
         allow_inf_nan=False,
-        description="score of an episode whose program left what cannot be graded; lower where the reward has given less",
+        description="score of an episode whose program left what cannot be graded; or the lowest given so far, if less",
     )
 
     @model_validator(mode="after")

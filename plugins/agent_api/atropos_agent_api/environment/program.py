@@ -62,7 +62,7 @@ def argv(options: AgentOptions) -> tuple[str, ...]:
 
 
 def shown_to(options: AgentOptions) -> tuple[Path, ...]:
-    """What a sandbox that hides the disk shows each program: the installation of its command, and files that this names. Only
+    """Return what a sandbox that hides the disk shows each program: the installation of its command, and files that this names. Only
     the options decide it, never a task's text, which could name any file of this machine."""
     values = {"here": str(options.here), "python": sys.executable}
     path = fixed(options.env.get("PATH", ""), values) or os.environ.get("PATH", os.defpath)

@@ -1,7 +1,7 @@
 """A reward by command: a program that reads the case at its standard input and prints the score as its last line.
 
 It starts in an empty directory with an empty HOME. The files that the agent's program left lie elsewhere, and are data: no
-interpreter or tool finds a module, a configuration or a hook of theirs by itself.
+interpreter or tool finds a module, a configuration or a hook there without being told.
 """
 
 from __future__ import annotations

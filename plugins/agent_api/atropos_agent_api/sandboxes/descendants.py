@@ -96,7 +96,7 @@ def stat(pid: int) -> Process | None:
 
 
 def deleted_files(processes: list[Process], most_descriptors: int) -> Deleted:
-    """Of those that they hold open, or have mapped. A file that is mapped only can be measured by root alone."""
+    """Of those that they hold open, or have mapped. Only root can measure a file that is mapped and not open."""
     sizes: dict[tuple[int, int], tuple[bool, int]] = {}
     descriptors = 0
     for one in processes:

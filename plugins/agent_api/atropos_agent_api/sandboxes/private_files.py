@@ -28,9 +28,9 @@ KEY_MARK = b"PRIVATE KEY-----"
 @cache
 def private_in(folder: str) -> tuple[str, ...]:
     """Paths of files and folders below `folder` that others may not read, or that are named or marked as keys are. Looked for
-    once in the life of this process. The folder itself where it has too many, or takes too long to look through.
+    once in the life of this process. The folder itself if it has too many, or takes too long to look through.
 
-    The permissions in a folder that is itself closed to others say nothing: its user closes whatever he makes (umask 077)."""
+    The permissions in a folder that is itself closed to others say nothing: its user closes every file (umask 077)."""
     found: list[str] = []
     try:
         closed_means_private = bool(os.stat(folder).st_mode & stat.S_IROTH)
